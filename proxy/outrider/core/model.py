@@ -1,0 +1,102 @@
+"""The nouns: objects, versions, extents, blocks. Sizes and offsets are `int` bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+Headers = tuple[tuple[str, str], ...]
+"""Header names in lower case, in the order the origin sent them."""
+
+
+class ObjectRef(NamedTuple):
+    """A bucket and a key, percent-decoded; bytes of the key that are no UTF-8 are kept as surrogate escapes."""
+
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Extent:
+    """A run of bytes, half-open `[start, stop)`."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop:
+            raise ValueError(f"not an extent: [{self.start}, {self.stop})")
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """One content of an object. `etag` is strong and quoted; `headers` are what a reply replays."""
+
+    ref: ObjectRef
+    etag: str
+    size: int
+    headers: Headers = ()
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError(f"negative size: {self.size}")
+        if not is_strong_etag(self.etag):
+            raise ValueError(f"not a strong ETag: {self.etag!r}")
+
+
+class BlockKey(NamedTuple):
+    """A block's identity: the version's digest (origin, bucket, key, ETag, size, block size) and the index."""
+
+    version_id: bytes
+    index: int
+
+
+class BlockSlice(NamedTuple):
+    """The part `[start, stop)` of block `index`, offsets within the block."""
+
+    index: int
+    start: int
+    stop: int
+
+
+def is_strong_etag(etag: str | None) -> bool:
+    """A cache needs a strong validator: quoted and not `W/`. Source: RFC 9110 section 8.8.3."""
+    return etag is not None and len(etag) >= 2 and etag[0] == '"' and etag[-1] == '"'
+
+
+def version_id(origin: str, version: ObjectVersion, block_bytes: int) -> bytes:
+    """A 16-byte name for all that makes the blocks of `version` what they are.
+
+    Fields are length-prefixed: no two versions share an input by moving a separator.
+    """
+    digest = blake2b(digest_size=16)
+    for field in (origin, version.ref.bucket, version.ref.key, version.etag, str(version.size), str(block_bytes)):
+        raw = field.encode("utf-8", "surrogateescape")
+        digest.update(len(raw).to_bytes(4, "big"))
+        digest.update(raw)
+    return digest.digest()
+
+
+def block_extent(index: int, size: int, block_bytes: int) -> Extent:
+    """Where block `index` lies in an object of `size` bytes; the last one is cut."""
+    start = index * block_bytes
+    return Extent(start, min(start + block_bytes, size))
+
+
+def blocks_of(extent: Extent, block_bytes: int) -> Iterator[BlockSlice]:
+    """The blocks that `extent` touches, in order, and which part of each."""
+    position = extent.start
+    while position < extent.stop:
+        index, offset = divmod(position, block_bytes)
+        stop = min(block_bytes, offset + extent.stop - position)
+        yield BlockSlice(index, offset, stop)
+        position += stop - offset

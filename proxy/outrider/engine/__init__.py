@@ -1,0 +1,1 @@
+"""The work: reads, fills and writes, carried out through the ports."""

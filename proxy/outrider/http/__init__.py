@@ -1,0 +1,1 @@
+"""The doors that speak HTTP: the S3 port and the admin port."""
