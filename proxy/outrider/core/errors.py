@@ -136,3 +136,7 @@ class VersionChanged(Signal):
 
 class StoreUnavailable(Signal):
     """The block store cannot take or give a block: full, pinned, sick. The origin serves instead."""
+
+
+class OriginBroke(Signal):
+    """The origin gave no reply, or stopped in the middle of one. The text says how, without a secret."""

@@ -1,0 +1,262 @@
+"""The cache directory on disk: its layout, its lock, and the blocking file work that `disk` runs in its threads.
+
+    <dir>/outrider-cache    format of the layout, and the lock: one process per directory
+    <dir>/v1/aa/bb/<name>   one file a block (see core/blockfile); the name is a hash of the block's identity
+    <dir>/tmp/              blocks on their way in
+    <dir>/index             snapshot of the index, there only between a clean stop and the next start
+
+Nothing outside this layout is ever touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from outrider.core import blockfile
+from outrider.core.blockfile import BadBlock, BlockMeta
+from outrider.core.model import BlockKey
+from outrider.ports import Buffer
+
+_LAYOUT = "outrider cache, layout 1\n"
+_NAME = re.compile(r"[0-9a-f]{32}")
+_TMP_NAME = re.compile(r"[0-9a-f]{32}\.[0-9]+")
+_VERIFY_BYTES = 1024 * 1024
+
+
+class UnusableCacheDir(ValueError):
+    """The directory cannot hold a cache; the message says why and what to do."""
+
+
+def file_name(block: BlockKey) -> str:
+    return blake2b(block.version_id + block.index.to_bytes(8, "big"), digest_size=16).hexdigest()
+
+
+class BlockDir:
+    """One cache directory, locked for this process from `open` to `close`. All methods block."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.blocks = root / "v1"
+        self.tmp = root / "tmp"
+        self.snapshot = root / "index"
+        self._lock_fd = -1
+
+    @classmethod
+    def open(cls, root: Path) -> BlockDir:
+        """Make or adopt the directory and lock it.
+
+        Raises:
+            UnusableCacheDir: not writable, in use by another process, or of another layout.
+        """
+        self = cls(root)
+        try:
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            marker = root / "outrider-cache"
+            self._lock_fd = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._take(marker)
+            self.blocks.mkdir(exist_ok=True, mode=0o700)
+            self.tmp.mkdir(exist_ok=True, mode=0o700)
+            self._sweep_tmp()
+        except OSError as error:
+            self.close()
+            raise UnusableCacheDir(
+                f"cache directory {root}: {error.strerror or error}. Make it writable for this user, "
+                "or choose another one with --cache-dir (or `--cache-dir memory`)."
+            ) from error
+        except UnusableCacheDir:
+            self.close()
+            raise
+        return self
+
+    def _take(self, marker: Path) -> None:
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise UnusableCacheDir(
+                f"cache directory {self.root}: another process uses it. Stop that one, or give each its own --cache-dir."
+            ) from error
+        found = os.pread(self._lock_fd, 256, 0).decode("utf-8", "replace")
+        if not found:
+            os.pwrite(self._lock_fd, _LAYOUT.encode(), 0)
+        elif found != _LAYOUT:
+            raise UnusableCacheDir(
+                f"cache directory {self.root}: it is of another format ({marker} says {found.strip()!r}). "
+                "Choose an empty directory with --cache-dir, or delete this one."
+            )
+
+    def _sweep_tmp(self) -> None:
+        for path in self.tmp.iterdir():
+            if _TMP_NAME.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def path_of(self, block: BlockKey) -> Path:
+        name = file_name(block)
+        return self.blocks / name[:2] / name[2:4] / name
+
+    def free_bytes(self) -> int:
+        stat = os.statvfs(self.root)
+        return stat.f_bavail * stat.f_frsize
+
+    def total_bytes(self) -> int:
+        stat = os.statvfs(self.root)
+        return stat.f_blocks * stat.f_frsize
+
+    def walk(self) -> Iterator[FoundFile]:
+        """All block files, in no order, with the size that they take."""
+        for first in _directories(self.blocks):
+            for second in _directories(first):
+                with os.scandir(second) as entries:
+                    for entry in entries:
+                        if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                            stat = entry.stat(follow_symlinks=False)
+                            pages = -(-stat.st_size // blockfile.PAGE_BYTES)
+                            yield FoundFile(Path(entry.path), pages * blockfile.PAGE_BYTES, stat.st_mtime)
+
+
+def _directories(parent: Path) -> list[Path]:
+    try:
+        with os.scandir(parent) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A block file seen by the scan; what it holds is not known before its header was read."""
+
+    path: Path
+    disk_bytes: int
+    modified_at: float
+
+
+def read_header(fd: int) -> tuple[BlockMeta, bytes, int]:
+    """The meta, the payload's checksum and the payload's offset.
+
+    Raises:
+        BadBlock: damaged, or of another length than it says.
+    """
+    page = os.pread(fd, blockfile.PAGE_BYTES, 0)
+    length = blockfile.header_length(page)
+    if length > len(page):
+        page += os.pread(fd, length - len(page), len(page))
+    meta, checksum = blockfile.decode_header(page)
+    size = os.fstat(fd).st_size
+    if size != length + meta.extent.length:
+        raise BadBlock(f"{size} bytes long, should be {length + meta.extent.length}")
+    return meta, checksum, length
+
+
+def read_meta(path: Path) -> BlockMeta:
+    """Raises BadBlock, also when the file lies under a name that is not its own; OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        meta, _, _ = read_header(fd)
+    finally:
+        os.close(fd)
+    if file_name(meta.key) != path.name:
+        raise BadBlock("lies under another block's name")
+    return meta
+
+
+def open_block(path: Path, block: BlockKey, verify: bool) -> tuple[int, int]:
+    """An open fd and the payload's offset; with `verify` the whole payload was read and its checksum held.
+
+    Raises:
+        BadBlock: it is not the block that it should be.
+        OSError: the disk's own troubles; FileNotFoundError: gone.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        meta, checksum, offset = read_header(fd)
+        if meta.key != block:
+            raise BadBlock("holds another block")
+        if verify:
+            verify_payload(fd, offset, meta.extent.length, checksum)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, offset
+
+
+def verify_payload(fd: int, offset: int, length: int, checksum: bytes) -> None:
+    digest = blockfile.PayloadChecksum()
+    buffer = memoryview(bytearray(min(length, _VERIFY_BYTES)))
+    left = length
+    while left:
+        count = os.preadv(fd, [buffer[: min(left, len(buffer))]], offset)
+        if count == 0:
+            raise BadBlock("payload cut short")
+        digest.update(buffer[:count])
+        offset += count
+        left -= count
+    if digest.digest() != checksum:
+        raise BadBlock("payload checksum does not match")
+
+
+def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
+    """Write all of `pieces` at `offset`; how many bytes that was."""
+    views = [memoryview(piece) for piece in pieces if len(piece)]
+    total = 0
+    while views:
+        count = os.pwritev(fd, views[:512], offset + total)
+        total += count
+        while views and count >= len(views[0]):
+            count -= len(views.pop(0))
+        if views and count:
+            views[0] = views[0][count:]
+    return total
+
+
+_MEMORY_PARENT = Path("/dev/shm")  # noqa: S108 - a tmpfs is the point: `--cache-dir memory`
+_MEMORY_PREFIX = "outrider-"
+
+
+def make_memory_dir() -> Path:
+    """A fresh directory on the tmpfs. Those of processes that were killed are removed first: their lock is free.
+
+    Raises:
+        UnusableCacheDir: there is no tmpfs to write to.
+    """
+    try:
+        for path in _MEMORY_PARENT.glob(_MEMORY_PREFIX + "*"):
+            _remove_if_orphaned(path)
+        return Path(tempfile.mkdtemp(prefix=_MEMORY_PREFIX, dir=_MEMORY_PARENT))
+    except OSError as error:
+        raise UnusableCacheDir(f"--cache-dir memory needs a writable {_MEMORY_PARENT}: {error.strerror}") from error
+
+
+def remove_memory_dir(path: Path) -> None:
+    assert path.parent == _MEMORY_PARENT
+    assert path.name.startswith(_MEMORY_PREFIX)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_if_orphaned(path: Path) -> None:
+    try:
+        fd = os.open(path / "outrider-cache", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return  # not one of ours, or just being made
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_memory_dir(path)
+    except OSError:
+        pass  # alive
+    finally:
+        os.close(fd)

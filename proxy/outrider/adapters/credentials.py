@@ -1,0 +1,76 @@
+"""The proxy's own credentials towards the origin: the AWS chain, as every AWS tool walks it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from outrider.core.sigv4 import Credentials
+
+if TYPE_CHECKING:
+    from aiobotocore.session import AioSession
+
+log = logging.getLogger(__name__)
+
+# An instance without credentials answers slowly (the metadata service is tried): do not ask it on each request.
+_ASK_AGAIN_S = 30.0
+
+
+class AwsCredentials:
+    """Environment, profile, IRSA, Pod Identity, container and instance metadata, in aiobotocore's order.
+
+    Temporary ones are refreshed before they expire, by aiobotocore, once for all who wait.
+    """
+
+    def __init__(self) -> None:
+        self._session: AioSession | None = None
+        self._found: Any = None
+        self._asked_at = 0.0
+        self._lock = asyncio.Lock()
+
+    async def current(self) -> Credentials | None:
+        """None: the chain has none, so requests go unsigned (public buckets)."""
+        if self._found is None:
+            await self._find()
+        if self._found is None:
+            return None
+        frozen = await self._found.get_frozen_credentials()
+        return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+    async def region(self) -> str | None:
+        """The chain's region; None when neither environment nor profile names one."""
+        session = await self._open_session()
+        region = session.get_config_variable("region")
+        return str(region) if region else None
+
+    @property
+    def method(self) -> str | None:
+        """Where the credentials came from, in botocore's words (`env`, `assume-role`, ...); None: none found yet."""
+        return None if self._found is None else str(self._found.method)
+
+    async def _find(self) -> None:
+        async with self._lock:
+            now = asyncio.get_running_loop().time()
+            if self._found is not None or (self._asked_at and now - self._asked_at < _ASK_AGAIN_S):
+                return
+            session = await self._open_session()
+            self._found = await session.get_credentials()
+            self._asked_at = now
+            if self._found is None:
+                log.warning(
+                    "no AWS credentials found, asking the origin unsigned",
+                    extra={"do": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"},
+                )
+
+    async def _open_session(self) -> AioSession:
+        if self._session is None:
+            # The import takes a third of a second: in a thread, so that the proxy is ready meanwhile.
+            self._session = await asyncio.to_thread(_make_session)
+        return self._session
+
+
+def _make_session() -> AioSession:
+    from aiobotocore.session import get_session
+
+    return get_session()

@@ -1,0 +1,537 @@
+"""The block store on local disk: index, budget, leases, eviction. All state lives on the event loop's thread; files are
+touched by plain functions (`blockdir`) in the store's own threads.
+
+Order of things, so that a crash leaves orphans and never a dangling or half entry: index after rename, index before
+unlink. Budget and free-space floor are taken before a byte is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+from outrider.adapters import blockdir
+from outrider.adapters.blockdir import BlockDir
+from outrider.core import blockfile
+from outrider.core.blockfile import BadBlock, BlockMeta
+from outrider.core.errors import StoreUnavailable
+from outrider.core.eviction import Policy
+from outrider.core.model import BlockKey
+from outrider.metrics import Metrics
+from outrider.ports import Buffer, Clock
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Threads only wait for the disk; more than a few do not make one disk faster.
+_THREADS = 8
+# After the disk failed a write, do not ask it again for this long: reads go on from the origin meanwhile.
+_SICK_PAUSE_S = 5.0
+_LOG_PAUSE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`capacity_bytes` bounds what the store takes, headers and reservations included; `min_free_bytes` what it
+    leaves to others on the file system; `open_files` how many idle block files stay open."""
+
+    capacity_bytes: int
+    min_free_bytes: int = 0
+    open_files: int = 256
+
+    def __post_init__(self) -> None:
+        if self.capacity_bytes < 0 or self.min_free_bytes < 0 or self.open_files < 1:
+            raise ValueError(f"impossible limits: {self}")
+
+
+class OpenFile:
+    """A block file that is open. Closed when it is doomed or idle for long, never while leased."""
+
+    __slots__ = ("_doomed", "fd", "leases", "payload_offset")
+
+    def __init__(self, fd: int, payload_offset: int) -> None:
+        self.fd = fd
+        self.payload_offset = payload_offset
+        self.leases = 0
+        self._doomed = False
+
+    def doom(self) -> None:
+        """Close it now, or when the last lease goes."""
+        self._doomed = True
+        self._close_if_over()
+
+    def returned(self) -> None:
+        self.leases -= 1
+        assert self.leases >= 0
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if self._doomed and self.leases == 0 and self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class FileLease:
+    """Owned by one reader, which releases it; a second release does nothing."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: OpenFile) -> None:
+        file.leases += 1
+        self._file: OpenFile | None = file
+
+    @property
+    def block(self) -> OpenFile:
+        assert self._file is not None
+        return self._file
+
+    def release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.returned()
+
+
+class _Slot:
+    """One block on disk. `busy` counts those who are opening it: no victim while any is."""
+
+    __slots__ = ("busy", "disk_bytes", "file", "meta", "verified")
+
+    def __init__(self, meta: BlockMeta, disk_bytes: int, file: OpenFile | None) -> None:
+        self.meta = meta
+        self.disk_bytes = disk_bytes
+        self.file = file
+        self.verified = file is not None
+        self.busy = 0
+
+    @property
+    def in_use(self) -> bool:
+        return self.busy > 0 or (self.file is not None and self.file.leases > 0)
+
+
+class DiskStore:
+    """`BlockStore` in one directory, locked for this process. Rebuilding the index is `recovery`'s work."""
+
+    def __init__(
+        self, directory: BlockDir, policy: Policy, limits: Limits, metrics: Metrics, clock: Clock,
+        *, verify_always: bool = False,
+    ) -> None:  # fmt: skip
+        self.directory = directory
+        self._policy = policy
+        self._limits = limits
+        self._metrics = metrics
+        self._clock = clock
+        self._verify_always = verify_always
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="outrider-disk")
+        self._slots: dict[BlockKey, _Slot] = {}
+        self._open: OrderedDict[BlockKey, None] = OrderedDict()
+        self._used_bytes = 0
+        # Reserved and maybe not yet on disk: free space that statvfs still shows but that is spoken for.
+        self._pending_bytes = 0
+        self._tmp_numbers = count()
+        self._sick_until = 0.0
+        self._log_after: dict[str, float] = {}
+        # Until the scan knows what lies in the directory, nothing is admitted: the budget could not be kept.
+        self.admitting = True
+        metrics.store_capacity_bytes.set(limits.capacity_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that count against the budget: blocks, reservations, and files that the scan has yet to read."""
+        return self._used_bytes
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def has(self, block: BlockKey) -> bool:
+        return block in self._slots
+
+    def blocks(self) -> list[BlockMeta]:
+        """All blocks, first victim first; those that the policy does not rank come last."""
+        ranked = dict.fromkeys(self._policy.victims())
+        ranked.update(dict.fromkeys(self._slots))
+        return [self._slots[block].meta for block in ranked if block in self._slots]
+
+    def unverified(self) -> list[BlockKey]:
+        return [block for block, slot in self._slots.items() if not slot.verified]
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def lease_open(self, block: BlockKey) -> FileLease | None:
+        slot = self._slots.get(block)
+        if slot is None or slot.file is None or not slot.verified or self._verify_always:
+            return None
+        self._policy.read(block)
+        self._open.move_to_end(block)
+        return FileLease(slot.file)
+
+    async def lease(self, block: BlockKey) -> FileLease | None:
+        if (lease := self.lease_open(block)) is not None:
+            return lease
+        slot = self._slots.get(block)
+        if slot is None:
+            return None
+        verify = self._verify_always or not slot.verified
+        slot.busy += 1
+        path = self.directory.path_of(block)
+        try:
+            opened = await self._run_opening(lambda: OpenFile(*blockdir.open_block(path, block, verify)))
+        except FileNotFoundError as error:
+            self.trouble("open", error)
+            self._forget(block, slot)
+            self._release_bytes(slot.disk_bytes)
+            return None
+        except BadBlock as error:
+            await self._discard(block, slot, error)
+            return None
+        except OSError as error:
+            # The disk's trouble is no proof against the block: keep it for when the disk is well again.
+            self.trouble("open", error)
+            return None
+        finally:
+            slot.busy -= 1
+        return self._lease_opened(block, slot, opened)
+
+    def _lease_opened(self, block: BlockKey, slot: _Slot, opened: OpenFile) -> FileLease:
+        slot.verified = True
+        lease = FileLease(opened)
+        if self._slots.get(block) is not slot or slot.file is not None:
+            # Discarded meanwhile, or another reader opened it first: ours lives as long as this lease.
+            opened.doom()
+        else:
+            self._keep_open(block, slot, opened)
+        self._policy.read(block)
+        return lease
+
+    def _keep_open(self, block: BlockKey, slot: _Slot, opened: OpenFile) -> None:
+        slot.file = opened
+        self._open[block] = None
+        self._open.move_to_end(block)
+        spare = len(self._open) - self._limits.open_files
+        for oldest in list(self._open)[: max(0, spare)]:
+            idle = self._slots[oldest]
+            assert idle.file is not None
+            if idle.file.leases == 0:
+                self._close(oldest, idle)
+
+    def _close(self, block: BlockKey, slot: _Slot) -> None:
+        self._open.pop(block, None)
+        if slot.file is not None:
+            slot.file.doom()
+            slot.file = None
+
+    async def _discard(self, block: BlockKey, slot: _Slot, error: BadBlock) -> None:
+        """A bad block is a miss, a deletion and a count."""
+        if self._slots.get(block) is not slot:
+            return
+        self._metrics.bad_blocks.inc()
+        log.warning("bad block dropped", extra={"object": str(slot.meta.version.ref), "block": block.index,
+                                                "error": str(error)})  # fmt: skip
+        self._forget(block, slot)
+        with suppress(StoreUnavailable):  # counted and logged; the caller has its miss either way
+            await self._unlink([(block, slot)])
+
+    def _forget(self, block: BlockKey, slot: _Slot) -> None:
+        if self._slots.get(block) is slot:
+            del self._slots[block]
+            self._policy.removed(block)
+            self._close(block, slot)
+            self._metrics.store_blocks.set(len(self._slots))
+
+    # -- room ---------------------------------------------------------------------------------------------------
+
+    async def reserve(self, need: int) -> None:
+        """Take `need` bytes of the budget; victims are off the disk when this returns.
+
+        Raises:
+            StoreUnavailable: nothing more may go, or the disk is sick.
+        """
+        if not self.admitting:
+            raise StoreUnavailable("the directory is being scanned")
+        if self._clock() < self._sick_until:
+            raise StoreUnavailable("the disk failed a moment ago")
+        pending = self._pending_bytes
+        try:
+            free = await self.run(self.directory.free_bytes)
+        except OSError as error:
+            raise self._sick("statvfs", error) from error
+        # What was written since the look at the free space is no longer pending: count the larger of the two.
+        spoken_for = max(pending, self._pending_bytes)
+        over = max(
+            self._used_bytes + need - self._limits.capacity_bytes,
+            self._limits.min_free_bytes + spoken_for + need - free,
+        )
+        victims = self._victims(over)
+        # No await between the decision and these lines. The room of the victims is ours from here on, and we write
+        # only after they are gone.
+        self._use(need)
+        self._pending_bytes += need
+        for block, slot in victims:
+            self._forget(block, slot)
+        try:
+            await self._unlink(victims)
+        except BaseException:
+            self.unreserve(need)
+            raise
+        self._metrics.evicted_blocks.inc(len(victims))
+
+    def unreserve(self, need: int) -> None:
+        """Give back a reservation that no file stands for."""
+        self._pending_bytes -= need
+        self._release_bytes(need)
+
+    def _victims(self, over: int) -> list[tuple[BlockKey, _Slot]]:
+        chosen: list[tuple[BlockKey, _Slot]] = []
+        if over <= 0:
+            return chosen
+        for block in self._policy.victims():
+            slot = self._slots[block]
+            if slot.in_use:
+                continue
+            chosen.append((block, slot))
+            over -= slot.disk_bytes
+            if over <= 0:
+                return chosen
+        raise StoreUnavailable("no block may go")
+
+    async def _unlink(self, gone: Sequence[tuple[BlockKey, _Slot]]) -> None:
+        """Unlink blocks that the index has forgotten already.
+
+        Raises:
+            StoreUnavailable: a file would not go; it keeps its place in the budget until the next start's scan.
+        """
+        if not gone:
+            return
+
+        def unlink() -> list[int | OSError]:
+            results: list[int | OSError] = []
+            for block, slot in gone:
+                try:
+                    self.directory.path_of(block).unlink(missing_ok=True)
+                    results.append(slot.disk_bytes)
+                except OSError as error:
+                    results.append(error)
+            return results
+
+        # Shielded: a client that leaves must not make the budget forget bytes that are still there.
+        results = await asyncio.shield(self._counted_unlink(unlink))
+        for result in results:
+            if isinstance(result, OSError):
+                raise self._sick("unlink", result) from result
+
+    def _counted_unlink(self, unlink: Callable[[], list[int | OSError]]) -> asyncio.Future[list[int | OSError]]:
+        future = asyncio.get_running_loop().run_in_executor(self._threads, unlink)
+        future.add_done_callback(
+            lambda done: self._release_bytes(sum(r for r in done.result() if isinstance(r, int)))
+        )  # fmt: skip
+        return future
+
+    def _use(self, amount: int) -> None:
+        self._used_bytes += amount
+        self._metrics.store_bytes.set(self._used_bytes)
+
+    def _release_bytes(self, amount: int) -> None:
+        self._used_bytes -= amount
+        assert self._used_bytes >= 0
+        self._metrics.store_bytes.set(self._used_bytes)
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    async def create(self, meta: BlockMeta) -> DiskBlockWriter:
+        need = blockfile.disk_bytes(meta)
+        if blockfile.header_bytes(meta) > blockfile.HEADER_BYTES_MAX:
+            raise StoreUnavailable("the object's metadata is too long for a block header")
+        await self.reserve(need)
+        block = meta.key
+        path = self.directory.tmp / f"{blockdir.file_name(block)}.{next(self._tmp_numbers)}"
+        try:
+            file = await self._run_opening(lambda: OpenFile(_create_file(path), blockfile.header_bytes(meta)))
+        except OSError as error:
+            self.unreserve(need)
+            raise self._sick("create", error) from error
+        except BaseException:
+            # Cancelled: the thread may yet make the file; the next start sweeps `tmp`.
+            self.unreserve(need)
+            raise
+        return DiskBlockWriter(self, meta, path, need, file)
+
+    def landed(self, meta: BlockMeta, disk_bytes: int, file: OpenFile) -> None:
+        """A block was renamed into place: from reservation to index."""
+        self._pending_bytes -= disk_bytes
+        block = meta.key
+        if (old := self._slots.get(block)) is not None:
+            # The rename replaced its file.
+            self._forget(block, old)
+            self._release_bytes(old.disk_bytes)
+        slot = _Slot(meta, disk_bytes, None)
+        slot.verified = True
+        self._slots[block] = slot
+        self._policy.added(block)
+        self._keep_open(block, slot, file)
+        self._metrics.store_blocks.set(len(self._slots))
+
+    # -- recovery -----------------------------------------------------------------------------------------------
+
+    def count_found(self, disk_bytes: int) -> None:
+        """A file that the scan has seen takes its place in the budget before it is known what it holds."""
+        self._use(disk_bytes)
+
+    def adopt(self, meta: BlockMeta, disk_bytes: int) -> bool:
+        """Index a counted file, to be verified at its first use; False if the index has that block already."""
+        block = meta.key
+        if block in self._slots:
+            # Written anew since the scan began: the rename replaced the file that the scan counted.
+            self._release_bytes(disk_bytes)
+            return False
+        self._slots[block] = _Slot(meta, disk_bytes, None)
+        self._policy.added(block)
+        self._metrics.store_blocks.set(len(self._slots))
+        return True
+
+    def uncount_found(self, disk_bytes: int) -> None:
+        self._release_bytes(disk_bytes)
+
+    async def trim(self) -> None:
+        """Evict down to the budget, for a directory that was filled under a larger one."""
+        over = self._used_bytes - self._limits.capacity_bytes
+        with suppress(StoreUnavailable):
+            victims = self._victims(over)
+            for block, slot in victims:
+                self._forget(block, slot)
+            await self._unlink(victims)
+            self._metrics.evicted_blocks.inc(len(victims))
+
+    # -- the disk's troubles ------------------------------------------------------------------------------------
+
+    def trouble(self, act: str, error: OSError) -> None:
+        """Count it, and log it once a minute for each kind of act."""
+        self._metrics.store_errors.labels(act).inc()
+        now = self._clock()
+        if now >= self._log_after.get(act, 0.0):
+            self._log_after[act] = now + _LOG_PAUSE_S
+            log.warning("cache disk trouble", extra={"act": act, "error": str(error), "served": "from the origin"})
+
+    def _sick(self, act: str, error: OSError) -> StoreUnavailable:
+        self.trouble(act, error)
+        self._sick_until = self._clock() + _SICK_PAUSE_S
+        return StoreUnavailable(f"{act}: {error}")
+
+    def write_failed(self, act: str, error: OSError) -> StoreUnavailable:
+        return self._sick(act, error)
+
+    async def run(self, work: Callable[..., T], *args: object) -> T:
+        """Blocking file work in the store's own threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+    async def _run_opening(self, work: Callable[[], OpenFile]) -> OpenFile:
+        """Run `work` in a thread; if the caller is cancelled meanwhile, the file that it opens is closed again."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_doom_result)
+            raise
+
+    @property
+    def threads(self) -> ThreadPoolExecutor:
+        return self._threads
+
+    def close(self) -> None:
+        """Close all files and let the directory go. Nobody may read or write any more."""
+        for block, slot in list(self._slots.items()):
+            self._close(block, slot)
+        self._threads.shutdown(wait=True)
+        self.directory.close()
+
+
+def _create_file(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        # Somebody emptied the directory under us; a disk that came back is used again without a restart.
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return os.open(path, flags, 0o600)
+
+
+def _doom_result(future: asyncio.Future[OpenFile]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().doom()
+
+
+class DiskBlockWriter:
+    """A block in `tmp`, and its reservation, until `commit` or `abort`. Appends follow one another."""
+
+    def __init__(self, store: DiskStore, meta: BlockMeta, path: Path, disk_bytes: int, file: OpenFile) -> None:
+        self._store = store
+        self._meta = meta
+        self._path = path
+        self._disk_bytes = disk_bytes
+        self._file = file
+        self._written = 0
+        self._digest = blockfile.PayloadChecksum()
+        self._ended = False
+
+    def lease(self) -> FileLease:
+        return FileLease(self._file)
+
+    async def append(self, pieces: Sequence[Buffer]) -> None:
+        def write() -> int:
+            # Hash before the pages can be touched by anything else than this process' memory.
+            for piece in pieces:
+                self._digest.update(piece)
+            return blockdir.write_all(self._file.fd, pieces, self._file.payload_offset + self._written)
+
+        try:
+            self._written += await self._in_thread(write)
+        except OSError as error:
+            raise self._store.write_failed("write", error) from error
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        # The lease is the thread's: were we cancelled and aborted now, the fd must not close, and its number go to
+        # another file, under the thread's hands.
+        lease = self.lease()
+        future = asyncio.get_running_loop().run_in_executor(self._store.threads, work)
+        future.add_done_callback(lambda _: lease.release())
+        return await asyncio.shield(future)
+
+    async def commit(self) -> None:
+        assert self._written == self._meta.extent.length, "only a whole block is committed"
+
+        def finish() -> None:
+            header = blockfile.encode_header(self._meta, self._digest.digest())
+            blockdir.write_all(self._file.fd, [header], 0)
+            final = self._store.directory.path_of(self._meta.key)
+            try:
+                self._path.rename(final)
+            except FileNotFoundError:
+                final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._path.rename(final)
+
+        try:
+            await self._in_thread(finish)
+        except OSError as error:
+            raise self._store.write_failed("commit", error) from error
+        self._ended = True
+        self._store.landed(self._meta, self._disk_bytes, self._file)
+
+    async def abort(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._file.doom()
+        try:
+            await asyncio.shield(self._store.run(self._path.unlink, True))
+        except OSError as error:
+            self._store.trouble("unlink", error)
+        finally:
+            self._store.unreserve(self._disk_bytes)

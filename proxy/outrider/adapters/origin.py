@@ -1,0 +1,168 @@
+"""The S3 behind us, over aiohttp's client: signed anew, streamed both ways, nothing buffered whole.
+
+aiohttp's errors are translated here, and nowhere else, into `OriginBroke`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+from yarl import URL
+
+from outrider.core.canonical import encode_path, encode_query
+from outrider.core.errors import OriginBroke
+from outrider.core.model import Headers
+from outrider.core.sigv4 import Credentials, SigningKeys, sign_headers
+from outrider.metrics import Metrics
+from outrider.ports import Chunks, Clock, OriginRequest
+
+_EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+_UNSIGNED = "UNSIGNED-PAYLOAD"
+
+# A server that accepts takes milliseconds to; S3 itself answers a read within seconds.
+_CONNECT_TIMEOUT_S = 5.0
+_READ_TIMEOUT_S = 30.0
+# CompleteMultipartUpload and COPY of large objects keep quiet for minutes.
+_WRITE_TIMEOUT_S = 600.0
+# What a reply may buffer while its reader is slow (aiohttp pauses the socket at twice this).
+_READ_BUFFER_BYTES = 512 * 1024
+
+
+class CredentialSource(Protocol):
+    async def current(self) -> Credentials | None: ...
+
+
+class HttpOrigin:
+    """One endpoint, path style. `open` before the first request, `close` after the last."""
+
+    def __init__(
+        self, endpoint: str, region: str, credentials: CredentialSource, metrics: Metrics, clock: Clock,
+        *, connections: int,
+    ) -> None:  # fmt: skip
+        parts = urlsplit(endpoint)
+        self._base = f"{parts.scheme}://{parts.netloc}"
+        self._prefix = parts.path.rstrip("/")
+        self._host = parts.netloc
+        self.endpoint = self._base + self._prefix
+        self._region = region
+        self._credentials = credentials
+        self._metrics = metrics
+        self._clock = clock
+        self._connections = connections
+        self._keys = SigningKeys()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._connections, ttl_dns_cache=30, keepalive_timeout=20),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=_READ_BUFFER_BYTES,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            max_field_size=32 * 1024,
+            max_line_size=32 * 1024,
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @asynccontextmanager
+    async def send(self, request: OriginRequest) -> AsyncIterator[HttpReply]:
+        assert self._session is not None
+        path = self._path(request)
+        headers = await self._signed(request, path)
+        query = encode_query(request.query)
+        url = URL(f"{self._base}{path}{'?' if query else ''}{query}", encoded=True)
+        try:
+            response = await self._session.request(
+                request.method, url, headers=headers, data=request.body, allow_redirects=False,
+                timeout=_timeout(request),
+            )  # fmt: skip
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            self._metrics.origin_requests.labels(request.method, "none").inc()
+            raise OriginBroke(_words(error)) from error
+        self._metrics.origin_requests.labels(request.method, str(response.status)).inc()
+        try:
+            yield HttpReply(response, self._metrics)
+        finally:
+            # A body that was read whole has given its connection back already; of any other nothing more is wanted.
+            response.close()
+
+    def _path(self, request: OriginRequest) -> str:
+        path = self._prefix + "/"
+        if request.bucket is not None:
+            path += encode_path(request.bucket)
+            # A bucket's own address ends without a slash unless the client wrote one; S3 takes both.
+            path += "/" + encode_path(request.key)
+        return path
+
+    async def _signed(self, request: OriginRequest, path: str) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        for name, value in request.headers:
+            headers[name] = f"{headers[name]},{value}" if name in headers else value
+        headers.setdefault("accept-encoding", "identity")
+        if request.body is not None and request.body_bytes is not None:
+            headers["content-length"] = str(request.body_bytes)
+        elif request.body is None and request.method in ("PUT", "POST"):
+            headers["content-length"] = "0"
+        credentials = await self._credentials.current()
+        payload_hash = request.payload_hash or (_EMPTY_SHA256 if request.body is None else _UNSIGNED)
+        if credentials is None:
+            if payload_hash.startswith("STREAMING-"):
+                headers["x-amz-content-sha256"] = payload_hash
+        else:
+            headers.update(
+                sign_headers(
+                    method=request.method, host=self._host, path=path, query=request.query, headers=headers,
+                    payload_hash=payload_hash, credentials=credentials, region=self._region, now=self._clock(),
+                    keys=self._keys,
+                )
+            )  # fmt: skip
+        headers["host"] = self._host
+        return headers
+
+
+class HttpReply:
+    """A reply while its context is open."""
+
+    def __init__(self, response: aiohttp.ClientResponse, metrics: Metrics) -> None:
+        self._response = response
+        self._metrics = metrics
+        self.status = response.status
+        self.headers: Headers = tuple(
+            (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+            for name, value in response.raw_headers
+        )
+
+    @property
+    def content_length(self) -> int | None:
+        return self._response.content_length
+
+    async def chunks(self) -> Chunks:
+        try:
+            async for chunk in self._response.content.iter_any():
+                self._metrics.origin_bytes.inc(len(chunk))
+                yield chunk
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise OriginBroke(_words(error)) from error
+
+
+def _timeout(request: OriginRequest) -> aiohttp.ClientTimeout:
+    read = _READ_TIMEOUT_S if request.method in ("GET", "HEAD") else _WRITE_TIMEOUT_S
+    return aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=read)
+
+
+def _words(error: BaseException) -> str:
+    """What happened, without the URL: its query may carry a secret."""
+    if isinstance(error, asyncio.TimeoutError):
+        return "timed out"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect: {error.os_error}"
+    return type(error).__name__

@@ -1,0 +1,129 @@
+"""Rebuild the index after a start: from the snapshot of a clean stop, else by a scan, while the proxy already serves;
+then verify, slowly, what nobody has read yet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import aiofiles
+
+from outrider.adapters import blockdir, snapshot
+from outrider.adapters.blockdir import FoundFile
+from outrider.adapters.disk import DiskStore
+from outrider.adapters.snapshot import BadSnapshot, Snapshot
+from outrider.core import blockfile
+from outrider.core.blockfile import BadBlock, BlockMeta
+from outrider.ports import Versions
+
+log = logging.getLogger(__name__)
+
+# Per trip to a thread: enough to amortise the trip, short enough (about 10 ms) that reads get their turn.
+_BATCH = 256
+# The scrubber's pace: a 1 TB cache is walked in 14 hours, and one disk's bandwidth is left to the readers.
+_SCRUB_BYTES_PER_S = 20e6
+
+
+class Recovery:
+    """Owned by the app: `run` once after a start, `save` once before the end."""
+
+    def __init__(self, store: DiskStore, versions: Versions) -> None:
+        self._store = store
+        self._versions = versions
+        self._whole = False
+
+    async def index(self) -> None:
+        """Fill the store's index. Blocks can be admitted as soon as their sizes are known, long before the end."""
+        self._store.admitting = False
+        try:
+            saved = await self._store.run(self._read_snapshot)
+            if saved is not None:
+                await self._adopt_snapshot(saved)
+            else:
+                await self._scan()
+            await self._store.trim()
+        except OSError as error:
+            # Not whole: what was not seen is not counted. Serve from what is known; the next start scans again.
+            self._store.trouble("scan", error)
+            return
+        finally:
+            self._store.admitting = True
+        self._whole = True
+        log.info("index ready", extra={"blocks": len(self._store), "bytes": self._store.used_bytes,
+                                       "by": "scan" if saved is None else "snapshot"})  # fmt: skip
+
+    def _read_snapshot(self) -> Snapshot | None:
+        path = self._store.directory.snapshot
+        try:
+            raw = path.read_bytes()
+            # Used once: after a crash the directory has moved on, and only a scan knows it.
+            path.unlink()
+            return snapshot.decode(raw)
+        except FileNotFoundError:
+            return None
+        except BadSnapshot as error:
+            log.warning("index snapshot ignored", extra={"error": str(error)})
+            return None
+
+    async def _adopt_snapshot(self, saved: Snapshot) -> None:
+        for start in range(0, len(saved.blocks), _BATCH):
+            for meta in saved.blocks[start : start + _BATCH]:
+                disk_bytes = blockfile.disk_bytes(meta)
+                self._store.count_found(disk_bytes)
+                self._adopt(meta, disk_bytes)
+            await asyncio.sleep(0)
+
+    async def _scan(self) -> None:
+        found: list[FoundFile] = await self._store.run(lambda: list(self._store.directory.walk()))
+        for file in found:
+            self._store.count_found(file.disk_bytes)
+        self._store.admitting = True
+        # Oldest first, so that the policies that go by order know the oldest block as the first victim.
+        waiting = iter(sorted(found, key=lambda file: file.modified_at))
+        while batch := list(islice(waiting, _BATCH)):
+            metas = await self._store.run(_read_batch, batch)
+            for file, meta in zip(batch, metas, strict=True):
+                if meta is None:
+                    self._store.uncount_found(file.disk_bytes)
+                else:
+                    self._adopt(meta, file.disk_bytes)
+
+    def _adopt(self, meta: BlockMeta, disk_bytes: int) -> None:
+        if self._store.adopt(meta, disk_bytes):
+            self._versions.recall(meta.origin, meta.version)
+
+    async def scrub(self) -> None:
+        """Verify each block that was here at the start and has not been read since."""
+        for block in self._store.unverified():
+            lease = await self._store.lease(block)
+            if lease is not None:
+                lease.release()
+            await asyncio.sleep(8 * 1024 * 1024 / _SCRUB_BYTES_PER_S)
+
+    async def save(self) -> None:
+        """Leave a snapshot for the next start; without a whole index there is none, and the next start scans."""
+        if not self._whole:
+            return
+        path = self._store.directory.snapshot
+        part = Path(f"{path}.part")
+        try:
+            async with aiofiles.open(part, "wb", executor=self._store.threads) as file:
+                await file.writelines(snapshot.encode(self._store.blocks()))
+            await self._store.run(part.replace, path)
+        except OSError as error:
+            self._store.trouble("snapshot", error)
+
+
+def _read_batch(files: Sequence[FoundFile]) -> list[BlockMeta | None]:
+    """The meta of each file; None where it is no intact block, and then the file is gone."""
+    metas: list[BlockMeta | None] = []
+    for file in files:
+        try:
+            metas.append(blockdir.read_meta(file.path))
+        except (BadBlock, FileNotFoundError):
+            file.path.unlink(missing_ok=True)
+            metas.append(None)
+    return metas

@@ -1,0 +1,88 @@
+"""The index, written at a clean stop and read at the next start, so that no directory has to be scanned.
+
+Lines of JSON: a head, the versions, the blocks as `[number of the version, block index]` in the policy's order, first
+victim first; then a checksum of all lines before. A snapshot that is not whole is ignored: the scan knows everything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import xxhash
+
+from outrider.core.blockfile import BlockMeta
+from outrider.core.model import ObjectRef, ObjectVersion
+
+_HEAD = {"outrider index": 1}
+
+
+class BadSnapshot(ValueError):
+    """Cut, altered, or of another format."""
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """What stood in a snapshot: the meta of each block, first victim first."""
+
+    blocks: list[BlockMeta] = field(default_factory=list)
+
+
+def encode(blocks: Iterable[BlockMeta]) -> Iterator[bytes]:
+    """The lines of a snapshot of `blocks`, in pieces fit for writing."""
+    seal = xxhash.xxh3_64()
+    for line in _lines(blocks):
+        seal.update(line)
+        yield line
+    yield _line({"xxh3": seal.hexdigest()})
+
+
+def _lines(blocks: Iterable[BlockMeta]) -> Iterator[bytes]:
+    yield _line(_HEAD)
+    numbers: dict[tuple[str, ObjectRef, str, int, int], int] = {}
+    for meta in blocks:
+        version = meta.version
+        identity = (meta.origin, version.ref, version.etag, version.size, meta.block_bytes)
+        number = numbers.get(identity)
+        if number is None:
+            number = numbers[identity] = len(numbers)
+            yield _line([*version.ref, meta.origin, version.etag, version.size, meta.block_bytes, version.headers])
+        yield _line([number, meta.index])
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def decode(raw: bytes) -> Snapshot:
+    """Raises BadSnapshot."""
+    body, newline, last = raw.rstrip(b"\n").rpartition(b"\n")
+    seal = xxhash.xxh3_64(body + newline).hexdigest()
+    try:
+        if json.loads(last) != {"xxh3": seal}:
+            raise BadSnapshot("the checksum does not match")
+        lines = iter(body.split(b"\n"))
+        if json.loads(next(lines)) != _HEAD:
+            raise BadSnapshot("of another format")
+        return _decode_lines(lines)
+    except BadSnapshot:
+        raise
+    except (ValueError, TypeError, LookupError, StopIteration) as error:
+        raise BadSnapshot(repr(error)) from error
+
+
+def _decode_lines(lines: Iterator[bytes]) -> Snapshot:
+    snapshot = Snapshot()
+    versions: list[tuple[str, ObjectVersion, int]] = []
+    for line in lines:
+        fields = json.loads(line)
+        if len(fields) == 2:
+            origin, version, block_bytes = versions[fields[0]]
+            snapshot.blocks.append(BlockMeta(origin, version, block_bytes, fields[1]))
+        else:
+            bucket, key, origin, etag, size, block_bytes, headers = fields
+            ref = ObjectRef(bucket, key)
+            pairs = tuple((name, value) for name, value in headers)
+            versions.append((origin, ObjectVersion(ref, etag, size, pairs), block_bytes))
+    return snapshot

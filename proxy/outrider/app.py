@@ -1,0 +1,244 @@
+"""The composition root: settings become rooms, started and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from outrider import __version__
+from outrider.adapters import blockdir
+from outrider.adapters.blockdir import BlockDir
+from outrider.adapters.credentials import AwsCredentials
+from outrider.adapters.disk import DiskStore, Limits
+from outrider.adapters.origin import HttpOrigin
+from outrider.adapters.recovery import Recovery
+from outrider.adapters.system import raise_open_files_limit
+from outrider.core.eviction import POLICIES
+from outrider.engine.asking import Asking, Patience
+from outrider.engine.catalog import Catalog
+from outrider.engine.flights import Flights
+from outrider.engine.forwards import Forwards
+from outrider.engine.reads import Reads
+from outrider.http.access import Access, Loopback, SigV4
+from outrider.http.admin import admin_app
+from outrider.http.server import S3Server
+from outrider.metrics import Metrics
+from outrider.settings import Settings, SettingsError
+
+log = logging.getLogger(__name__)
+
+_DEFAULT_REGION = "us-east-1"
+
+
+@dataclass(slots=True)
+class Outrider:
+    """A running proxy."""
+
+    settings: Settings
+    metrics: Metrics
+    store: DiskStore
+    catalog: Catalog
+    flights: Flights
+    server: S3Server
+    credentials: AwsCredentials
+    listen: str = ""
+    admin: str = ""
+    ready: bool = False
+
+    @property
+    def endpoint(self) -> str:
+        scheme = "http" if self.settings.tls_cert is None else "https"
+        return f"{scheme}://{self.listen}"
+
+    def status(self) -> dict[str, object]:
+        """What the admin port's /status tells."""
+        return {
+            "version": __version__,
+            "ready": self.ready,
+            "listen": self.listen,
+            "origin": self.settings.origin,
+            "blocks": len(self.store),
+            "bytes": self.store.used_bytes,
+            "objects": len(self.catalog),
+            "fills": len(self.flights),
+            "requests": self.server.in_flight,
+            "served_bytes": {
+                source: self.metrics.value("outrider_served_bytes_total", source=source)
+                for source in ("disk", "flight", "origin")
+            },
+            "origin_bytes": self.metrics.value("outrider_origin_bytes_total"),
+            "origin_requests": self.metrics.total("outrider_origin_requests_total"),
+        }
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Outrider]:
+    """A proxy that serves until the context ends; then it drains, and leaves a snapshot of its index.
+
+    Raises:
+        UnusableCacheDir, SettingsError: it cannot start as it was told to.
+        OSError: an address cannot be bound.
+    """
+    raise_open_files_limit()
+    async with AsyncExitStack() as stack:
+        metrics = Metrics()
+        directory = stack.enter_context(_directory(settings.cache_dir))
+        tasks = await stack.enter_async_context(_background())
+        credentials = AwsCredentials()
+        region = settings.region or await credentials.region() or _DEFAULT_REGION
+        endpoint = settings.origin or f"https://s3.{region}.amazonaws.com"
+        origin = HttpOrigin(endpoint, region, credentials, metrics, time.time, connections=settings.origin_connections)
+        await origin.open()
+        stack.push_async_callback(origin.close)
+        outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, tasks, stack)
+        tasks.spawn(_recover(recovery), "recovery")
+        s3 = await _serve(outrider, stack)
+        log.info("ready", extra={"listen": outrider.listen, "admin": outrider.admin, "origin": origin.endpoint,
+                                 "cache_dir": str(directory.root), "version": __version__})  # fmt: skip
+        try:
+            yield outrider
+        finally:
+            outrider.ready = False
+            for site in list(s3.sites):
+                await site.stop()
+            await _drain(outrider)
+            await tasks.stop()
+            await recovery.save()
+
+
+def _rooms(
+    settings: Settings, metrics: Metrics, directory: BlockDir, credentials: AwsCredentials, origin: HttpOrigin,
+    tasks: _Tasks, stack: AsyncExitStack,
+) -> tuple[Outrider, Recovery]:  # fmt: skip
+    total = directory.total_bytes()
+    limits = Limits(settings.cache_size.of(total), settings.min_free.of(total))
+    store = DiskStore(
+        directory, POLICIES[settings.policy](), limits, metrics, time.time, verify_always=settings.verify == "always"
+    )
+    stack.callback(store.close)
+    catalog = Catalog(origin.endpoint, settings.freshness_of, time.time, settings.catalog_entries)
+    asking = Asking(origin, Patience(), metrics)
+    flights = Flights(asking, store, tasks.spawn, fills_max=settings.fills)
+    reads = Reads(
+        asking, origin.endpoint, catalog, store, flights, tasks.spawn, metrics,
+        block_bytes=settings.block_size, stale_if_error=settings.stale_if_error,
+    )  # fmt: skip
+    server = S3Server(
+        reads, Forwards(origin, asking, catalog), _access(settings), metrics,
+        domains=settings.domain, requests_max=settings.requests,
+    )  # fmt: skip
+    return Outrider(settings, metrics, store, catalog, flights, server, credentials), Recovery(store, catalog)
+
+
+def _access(settings: Settings) -> Access:
+    if settings.auth == "loopback":
+        return Loopback()
+    known = settings.known_clients
+    return SigV4(
+        {client.access_key: client for client, _ in known},
+        {client.access_key: secret.get_secret_value() for client, secret in known},
+        time.time,
+    )
+
+
+async def _recover(recovery: Recovery) -> None:
+    await recovery.index()
+    await recovery.scrub()
+
+
+async def _serve(outrider: Outrider, stack: AsyncExitStack) -> web.ServerRunner:
+    settings = outrider.settings
+    token = settings.admin_token.get_secret_value() if settings.admin_token else None
+    app = admin_app(outrider.metrics, lambda: outrider.ready, outrider.status, token)
+    admin = web.AppRunner(app, access_log=None)
+    s3 = web.ServerRunner(outrider.server, shutdown_timeout=1.0)
+    for runner in (admin, s3):
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+    outrider.admin = await _bind(admin, settings.admin, None)
+    outrider.listen = await _bind(s3, settings.listen, _tls(settings))
+    outrider.ready = True
+    return s3
+
+
+async def _bind(runner: web.BaseRunner[Any], address: str, tls: ssl.SSLContext | None) -> str:
+    host, _, port = address.rpartition(":")
+    site = web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=tls, backlog=1024)
+    await site.start()
+    bound = runner.addresses[-1]
+    return f"{host}:{bound[1]}"
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: {error}") from error
+    return context
+
+
+async def _drain(outrider: Outrider) -> None:
+    """Let requests under way end, for as long as the settings allow; connections that idle are closed at once."""
+    deadline = time.monotonic() + outrider.settings.drain_s
+    outrider.server.pre_shutdown()
+    while outrider.server.in_flight and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    if outrider.server.in_flight:
+        log.warning("stopping with requests under way", extra={"requests": outrider.server.in_flight})
+
+
+@contextmanager
+def _directory(setting: Path) -> Iterator[BlockDir]:
+    """The cache directory, locked; one on the tmpfs is removed at the end."""
+    memory = str(setting) == "memory"
+    directory = BlockDir.open(blockdir.make_memory_dir() if memory else setting.expanduser())
+    try:
+        yield directory
+    finally:
+        directory.close()
+        if memory:
+            blockdir.remove_memory_dir(directory.root)
+
+
+class _Tasks:
+    """Background work of the engine: owned here, ended here."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background task failed", extra={"task": task.get_name()}, exc_info=error)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _background() -> AsyncIterator[_Tasks]:
+    tasks = _Tasks()
+    try:
+        yield tasks
+    finally:
+        await tasks.stop()

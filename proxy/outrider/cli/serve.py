@@ -1,0 +1,62 @@
+"""`outrider serve`: the proxy, until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import typer
+
+from outrider.adapters.blockdir import UnusableCacheDir
+from outrider.adapters.system import set_up_logs
+from outrider.app import running
+from outrider.cli import options
+from outrider.settings import Settings, SettingsError
+
+
+def serve(
+    origin: options.Origin = None,
+    region: options.Region = None,
+    listen: options.Listen = None,
+    admin: options.Admin = None,
+    cache_dir: options.CacheDir = None,
+    cache_size: options.CacheSize = None,
+    min_free: options.MinFree = None,
+    block_size: options.BlockSize = None,
+    auth: options.Auth = None,
+    clients: options.Clients = None,
+    domain: options.Domain = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    freshness: options.Freshness = None,
+    policy: options.Policy = None,
+    verify: options.Verify = None,
+    log_level: options.LogLevel = None,
+    log_format: options.LogFormat = None,
+    config: options.Config = None,
+) -> None:
+    """Serve S3 on loopback, from the cache where it can.
+
+    Point clients at it with AWS_ENDPOINT_URL=http://127.0.0.1:9480. Every flag can also be set as OUTRIDER_NAME, or in
+    the file of --config.
+    """
+    flags = dict(locals())
+    del flags["config"]
+    settings = options.load(flags, config)
+    set_up_logs(settings.log_level, settings.log_format)
+    raise typer.Exit(asyncio.run(_serve(settings)))
+
+
+async def _serve(settings: Settings) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with running(settings):
+            await stop.wait()
+    except (UnusableCacheDir, SettingsError) as error:
+        raise options.refused(error) from error
+    except OSError as error:
+        raise options.refused(OSError(f"cannot start: {error}")) from error
+    return 0

@@ -1,0 +1,26 @@
+"""When to try again, and how long to wait first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RETRYABLE_STATUSES = frozenset((429, 500, 502, 503, 504))
+"""What S3 asks its clients to try again (S3 user guide, "Best practices for errors")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Full jitter: the wait before try `n` is uniform in [0, min(cap, base * 2**n)].
+
+    Source: AWS Architecture Blog, "Exponential Backoff And Jitter" (2015).
+    """
+
+    tries: int = 5
+    base_s: float = 0.05
+    cap_s: float = 2.0
+
+    def wait_s(self, failures: int, chance: float) -> float | None:
+        """How long to wait after the `failures`-th failure (from 1); None: give up. `chance` is uniform in [0, 1)."""
+        if failures >= self.tries:
+            return None
+        return float(min(self.cap_s, self.base_s * 2**failures) * chance)

@@ -1,0 +1,159 @@
+"""The bytes of a block file: a header that explains the file by itself, then the payload.
+
+    offset 0   magic, format, header length, meta length, payload checksum, header checksum   (FIXED.size bytes)
+    then       meta: UTF-8 JSON of `BlockMeta`, padded with zeros to the header length
+    then       the payload, at a page-aligned offset, so that the kernel can send it
+
+The header is 4 KiB unless the object's metadata needs more. Checksums are XXH3 (128 bits of the payload, 64 of the
+header): they find rot and torn writes, not forgery; whoever can write the directory is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, block_extent, version_id
+
+PAGE_BYTES = 4096
+FORMAT = 1
+_MAGIC = b"OUTRIDER"
+_FIXED = struct.Struct("<8sHxxII16s8s")
+# S3 allows 2 KiB of user metadata and 1 KiB of key; JSON escapes can make six bytes of one.
+HEADER_BYTES_MAX = 64 * 1024
+
+
+class BadBlock(ValueError):
+    """The file is not a whole, intact block; the message says why."""
+
+
+class OtherFormat(BadBlock):
+    """A block file of another format version: not ours to judge, ours to discard."""
+
+
+PayloadChecksum = xxhash.xxh3_128
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMeta:
+    """What a block file says of itself. `origin` is the endpoint that the version was read from."""
+
+    origin: str
+    version: ObjectVersion
+    block_bytes: int
+    index: int
+
+    def __post_init__(self) -> None:
+        if self.block_bytes <= 0 or self.index < 0 or self.index * self.block_bytes >= self.version.size:
+            raise ValueError(f"no block {self.index} of {self.block_bytes} bytes in {self.version.size}")
+
+    @property
+    def key(self) -> BlockKey:
+        return BlockKey(version_id(self.origin, self.version, self.block_bytes), self.index)
+
+    @property
+    def extent(self) -> Extent:
+        """Where the payload lies in the object."""
+        return block_extent(self.index, self.version.size, self.block_bytes)
+
+
+def header_bytes(meta: BlockMeta) -> int:
+    """The length of the header of `meta`'s file: the payload's offset, a multiple of the page size."""
+    used = _FIXED.size + len(_meta_json(meta))
+    return -(-used // PAGE_BYTES) * PAGE_BYTES
+
+
+def disk_bytes(meta: BlockMeta) -> int:
+    """What the whole file takes on disk, in full pages."""
+    return header_bytes(meta) + -(-meta.extent.length // PAGE_BYTES) * PAGE_BYTES
+
+
+def encode_header(meta: BlockMeta, payload_checksum: bytes) -> bytes:
+    """The header's bytes; `payload_checksum` is the digest of `PayloadChecksum`."""
+    raw = _meta_json(meta)
+    length = header_bytes(meta)
+    if length > HEADER_BYTES_MAX:
+        raise ValueError(f"the metadata of {meta.version.ref} needs a header of {length} bytes")
+    fixed = _FIXED.pack(_MAGIC, FORMAT, length, len(raw), payload_checksum, bytes(8))
+    seal = xxhash.xxh3_64(fixed + raw).digest()
+    fixed = _FIXED.pack(_MAGIC, FORMAT, length, len(raw), payload_checksum, seal)
+    return (fixed + raw).ljust(length, b"\0")
+
+
+def header_length(first_page: bytes) -> int:
+    """How many bytes the header has, read from its first page.
+
+    Raises:
+        BadBlock: these bytes do not begin a block file.
+    """
+    if len(first_page) < _FIXED.size:
+        raise BadBlock("shorter than a header")
+    magic, version, length, meta_length, _, _ = _FIXED.unpack_from(first_page)
+    if magic != _MAGIC:
+        raise BadBlock("not a block file")
+    if version != FORMAT:
+        raise OtherFormat(f"format {version}, this is {FORMAT}")
+    if length % PAGE_BYTES or not PAGE_BYTES <= length <= HEADER_BYTES_MAX or _FIXED.size + meta_length > length:
+        raise BadBlock("impossible header length")
+    return int(length)
+
+
+def decode_header(header: bytes) -> tuple[BlockMeta, bytes]:
+    """The meta and the payload's checksum.
+
+    Raises:
+        BadBlock: cut, altered, or of another format.
+    """
+    length = header_length(header)
+    if len(header) < length:
+        raise BadBlock("header cut short")
+    magic, version, length, meta_length, payload_checksum, seal = _FIXED.unpack_from(header)
+    raw = header[_FIXED.size : _FIXED.size + meta_length]
+    unsealed = _FIXED.pack(magic, version, length, meta_length, payload_checksum, bytes(8))
+    if xxhash.xxh3_64(unsealed + raw).digest() != seal:
+        raise BadBlock("header checksum does not match")
+    try:
+        return _meta_of(json.loads(raw)), payload_checksum
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadBlock(f"header does not make sense: {error!r}") from error
+
+
+def _meta_json(meta: BlockMeta) -> bytes:
+    version = meta.version
+    fields = {
+        "origin": meta.origin,
+        "bucket": version.ref.bucket,
+        "key": version.ref.key,
+        "etag": version.etag,
+        "size": version.size,
+        "headers": version.headers,
+        "block_bytes": meta.block_bytes,
+        "index": meta.index,
+    }
+    # ASCII: keys that are no UTF-8 live as surrogate escapes, which only \u escapes carry safely.
+    return json.dumps(fields, separators=(",", ":")).encode("ascii")
+
+
+def _meta_of(fields: dict[str, object]) -> BlockMeta:
+    ref = ObjectRef(_text(fields["bucket"]), _text(fields["key"]))
+    raw_headers = fields["headers"]
+    if not isinstance(raw_headers, list):
+        raise TypeError("headers")
+    headers = tuple((_text(name), _text(value)) for name, value in raw_headers)
+    version = ObjectVersion(ref, _text(fields["etag"]), _number(fields["size"]), headers)
+    return BlockMeta(_text(fields["origin"]), version, _number(fields["block_bytes"]), _number(fields["index"]))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"not text: {value!r}")
+    return value
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"not a number: {value!r}")
+    return value

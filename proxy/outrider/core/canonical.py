@@ -1,0 +1,99 @@
+"""How S3 writes a request down before it is signed: escapes, queries, header values, dates.
+
+Source: Amazon S3 API Reference, "Signature Calculations for the Authorization Header", task 1.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote_to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_UNRESERVED = re.compile(r"[A-Za-z0-9\-._~]*")
+_AMZ_DATE = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})Z")
+_HTTP_DATE = re.compile(
+    r"[A-Z][a-z]{2}, ([0-9]{2}) ([A-Z][a-z]{2}) ([0-9]{4}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) (?:GMT|[+-]0000)"
+)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_WHITE = re.compile(r"[ \t\r\n\v\f]+")
+
+
+def encode_path(decoded: str | bytes) -> str:
+    """A key or path as S3 wants it in a URL and under a signature: all but A-Z a-z 0-9 - . _ ~ / is escaped."""
+    return quote(decoded if isinstance(decoded, bytes) else raw_bytes(decoded), safe="/")
+
+
+def reencode_path(raw_path: str) -> str:
+    """A path from the wire in S3's own escapes; never empty."""
+    return encode_path(unquote_to_bytes(raw_bytes(raw_path))) or "/"
+
+
+def encode_query(pairs: Iterable[tuple[str, str]]) -> str:
+    """The canonical query of decoded pairs, sorted; a bare `acl` becomes `acl=`. Good for the URL as well."""
+    return "&".join([f"{name}={value}" for name, value in sorted([(_escaped(n), _escaped(v)) for n, v in pairs])])
+
+
+def parse_query(raw: str) -> list[tuple[str, str]]:
+    """Decoded pairs in the order received; `+` is a space, and `acl` is the same as `acl=`."""
+    pairs = []
+    for token in raw.split("&"):
+        if token:
+            name, _, value = token.partition("=")
+            pairs.append((_unescaped(name), _unescaped(value)))
+    return pairs
+
+
+def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Canonical values by name; a header that came twice holds a comma, so that no single value passes for it."""
+    values: dict[str, str] = {}
+    for name, value in headers:
+        values[name] = f"{values[name]},{trimmed(value)}" if name in values else trimmed(value)
+    return values
+
+
+def trimmed(value: str) -> str:
+    """Without white space at the ends, and with one space for each run of it inside."""
+    # str.split() alone would also take the white space of other scripts, which clients sign as it stands.
+    return " ".join(value.split()) if value.isascii() else _WHITE.sub(" ", value).strip(" ")
+
+
+def amz_date_of(date: str) -> str:
+    """A Date header in the form of x-amz-date; what is no HTTP date (RFC 9110, or botocore's `-0000`) stays."""
+    match = _HTTP_DATE.fullmatch(date)
+    if match is None or match[2] not in _MONTHS:
+        return date
+    return f"{match[3]}{_MONTHS.index(match[2]) + 1:02}{match[1]}T{match[4]}{match[5]}{match[6]}Z"
+
+
+def epoch_of(amz_date: str) -> float | None:
+    """Seconds since 1970 of `YYYYMMDDTHHMMSSZ`; None when it is no such time."""
+    match = _AMZ_DATE.fullmatch(amz_date)
+    if match is None:
+        return None
+    try:
+        return datetime(*map(int, match.groups()), tzinfo=UTC).timestamp()  # type: ignore[misc,arg-type]
+    except ValueError:
+        return None
+
+
+def raw_bytes(text: str) -> bytes:
+    """The bytes of the wire: UTF-8, and surrogate escapes turned back.
+
+    Raises:
+        UnicodeEncodeError: a surrogate that is no escape, which no wire can have brought.
+    """
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _escaped(text: str) -> str:
+    return text if _UNRESERVED.fullmatch(text) else quote(raw_bytes(text), safe="")
+
+
+def _unescaped(text: str) -> str:
+    if "%" not in text and "+" not in text:
+        return text
+    return unquote_to_bytes(raw_bytes(text.replace("+", " "))).decode("utf-8", "surrogateescape")

@@ -1,0 +1,91 @@
+"""Who may do what: the grants of a client key. A hit is authorised exactly like a miss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+
+from outrider.core.model import ObjectRef
+from outrider.core.s3wire import Forgets, Operation
+
+
+class Access(Enum):
+    """`WRITE` includes `READ`."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Objects of buckets that match the glob `bucket`, with keys that begin with `prefix` (itself a glob)."""
+
+    bucket: str
+    prefix: str
+    access: Access
+
+    def _gives(self, access: Access, bucket: str) -> bool:
+        return (access is Access.READ or self.access is Access.WRITE) and fnmatchcase(bucket, self.bucket)
+
+    def covers_key(self, access: Access, bucket: str, key: str) -> bool:
+        """Also for LIST, with the listed prefix as `key`: every key under it then begins with the grant's prefix."""
+        return self._gives(access, bucket) and (not self.prefix or fnmatchcase(key, self.prefix + "*"))
+
+    def covers_bucket(self, access: Access, bucket: str) -> bool:
+        """The bucket as a whole: only a grant without a prefix reaches that far."""
+        return self._gives(access, bucket) and self.prefix == ""
+
+    def touches_bucket(self, bucket: str) -> bool:
+        """Enough to learn that the bucket is there (HeadBucket, GetBucketLocation)."""
+        return fnmatchcase(bucket, self.bucket)
+
+    def covers_service(self) -> bool:
+        """ListBuckets tells all names, so it takes a grant on all of them."""
+        return self.bucket == "*" and self.prefix == ""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One client key of the settings."""
+
+    name: str
+    access_key: str
+    grants: tuple[Grant, ...]
+
+
+_LIST_QUERY = frozenset(
+    ("list-type", "prefix", "delimiter", "max-keys", "marker", "continuation-token", "start-after", "encoding-type",
+     "fetch-owner", "versions", "uploads", "key-marker", "version-id-marker", "upload-id-marker", "max-uploads", "x-id")
+)  # fmt: skip
+
+
+def allowed(client: Client, operation: Operation, keys_in_body: Sequence[str] | None = None) -> bool:
+    """Whether the grants of `client` cover all that `operation` touches.
+
+    `keys_in_body`: those of a DeleteObjects; None: not known, so it takes a grant on the whole bucket.
+    """
+    grants = client.grants
+    access = Access.READ if operation.method in ("GET", "HEAD") else Access.WRITE
+    if not all(_covers_source(grants, source, operation) for source in operation.sources):
+        return False
+    bucket = operation.bucket
+    if bucket is None:
+        return any(grant.covers_service() for grant in grants)
+    if operation.key:
+        return any(grant.covers_key(access, bucket, operation.key) for grant in grants)
+    if operation.forgets is Forgets.KEYS_IN_BODY and keys_in_body is not None:
+        return all(any(grant.covers_key(access, bucket, key) for grant in grants) for key in keys_in_body)
+    names = {name for name, _ in operation.query}
+    if access is Access.READ and names <= {"location"} and (operation.method == "HEAD" or names):
+        return any(grant.touches_bucket(bucket) for grant in grants)
+    if access is Access.READ and names <= _LIST_QUERY:
+        prefixes = [value for name, value in operation.query if name == "prefix"] or [""]
+        return all(any(grant.covers_key(access, bucket, prefix) for grant in grants) for prefix in prefixes)
+    return any(grant.covers_bucket(access, bucket) for grant in grants)
+
+
+def _covers_source(grants: Sequence[Grant], source: ObjectRef, operation: Operation) -> bool:
+    access = Access.WRITE if operation.renames else Access.READ
+    return any(grant.covers_key(access, source.bucket, source.key) for grant in grants)

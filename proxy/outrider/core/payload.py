@@ -1,0 +1,205 @@
+"""What the headers of a request say of its body: its form, its decoded length, its checksums.
+
+Source: Amazon S3 API Reference, "Authenticating Requests (AWS Signature Version 4)"; S3 User Guide, "Checking
+object integrity".
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from base64 import b64encode
+from binascii import Error as Base64Error
+from binascii import a2b_base64
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import md5, sha1, sha256, sha512
+from typing import TYPE_CHECKING, Protocol
+
+from outrider.core.canonical import joined
+from outrider.core.errors import BadDigest, InvalidArgument, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_LENGTH = re.compile(r"[0-9]{1,19}")
+
+# Digest bytes of every checksum that S3 knows; its value on the wire is the base64 of that.
+_DIGEST_BYTES = {
+    "x-amz-checksum-crc32": 4,
+    "x-amz-checksum-crc32c": 4,
+    "x-amz-checksum-crc64nvme": 8,
+    "x-amz-checksum-md5": 16,
+    "x-amz-checksum-sha1": 20,
+    "x-amz-checksum-sha256": 32,
+    "x-amz-checksum-sha512": 64,
+    "x-amz-checksum-xxhash3": 8,
+    "x-amz-checksum-xxhash64": 8,
+    "x-amz-checksum-xxhash128": 16,
+}
+CHECKSUM_CHARS = {name: -(-size // 3) * 4 for name, size in _DIGEST_BYTES.items()}
+"""How long the value of each checksum header is on the wire."""
+
+
+class PayloadForm(Enum):
+    """The forms of a body that x-amz-content-sha256 can announce."""
+
+    HASHED = "a hash"
+    UNSIGNED = "UNSIGNED-PAYLOAD"
+    SIGNED_CHUNKS = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+    SIGNED_CHUNKS_TRAILER = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"
+    UNSIGNED_CHUNKS_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What the body must be; `sha256` (lower-case hex) is None unless the form is `HASHED`."""
+
+    form: PayloadForm
+    sha256: str | None = None
+
+    @property
+    def chunked(self) -> bool:
+        """The body is aws-chunked."""
+        return self.form not in (PayloadForm.HASHED, PayloadForm.UNSIGNED)
+
+    @property
+    def chunks_signed(self) -> bool:
+        return self.form in (PayloadForm.SIGNED_CHUNKS, PayloadForm.SIGNED_CHUNKS_TRAILER)
+
+    @property
+    def trailers_expected(self) -> bool:
+        return self.form in (PayloadForm.SIGNED_CHUNKS_TRAILER, PayloadForm.UNSIGNED_CHUNKS_TRAILER)
+
+
+UNSIGNED = Payload(PayloadForm.UNSIGNED)
+_PAYLOADS = {form.value: Payload(form) for form in PayloadForm if form is not PayloadForm.HASHED}
+
+
+def payload_rule(headers: Iterable[tuple[str, str]]) -> Payload:
+    """What x-amz-content-sha256 says of the body; without the header it is `UNSIGNED`.
+
+    Raises:
+        InvalidArgument: no value that S3 knows.
+        InvalidRequest: an ECDSA form (SigV4A), which needs keys that nobody has here.
+    """
+    return payload_of(joined(headers).get("x-amz-content-sha256", PayloadForm.UNSIGNED.value))
+
+
+def payload_of(value: str) -> Payload:
+    """The same, from the header's value alone."""
+    payload = _PAYLOADS.get(value)
+    if payload is not None:
+        return payload
+    if _SHA256.fullmatch(value) is not None:
+        return Payload(PayloadForm.HASHED, value.lower())
+    if value.startswith("STREAMING-AWS4-ECDSA-"):
+        raise InvalidRequest("Signature Version 4A (ECDSA) is not supported. Please use AWS4-HMAC-SHA256.")
+    raise InvalidArgument("x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-*, or a valid sha256 value.")
+
+
+def decoded_length_of(headers: Iterable[tuple[str, str]]) -> int | None:
+    """x-amz-decoded-content-length; None when it is absent.
+
+    Raises:
+        InvalidArgument: no number, or given twice.
+    """
+    value = joined(headers).get("x-amz-decoded-content-length")
+    if value is None:
+        return None
+    if _LENGTH.fullmatch(value) is None:
+        raise InvalidArgument("x-amz-decoded-content-length must be a number of bytes.")
+    return int(value)
+
+
+def trailer_names_of(headers: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """The trailers that x-amz-trailer announces, in lower case. Only checksums may be announced: trailers go on to
+    the origin, and what else could be smuggled so was never classified.
+
+    Raises:
+        InvalidRequest: another name, or an empty one.
+    """
+    value = joined(headers).get("x-amz-trailer")
+    if value is None:
+        return frozenset()
+    names = frozenset(name.strip().lower() for name in value.split(","))
+    if not names <= CHECKSUM_CHARS.keys():
+        raise InvalidRequest("The value specified in the x-amz-trailer header is not supported.")
+    return names
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes | memoryview, /) -> None: ...
+    def digest(self) -> bytes: ...
+
+
+class _Crc32:
+    def __init__(self) -> None:
+        self._crc = 0
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        self._crc = zlib.crc32(data, self._crc)
+
+    def digest(self) -> bytes:
+        return self._crc.to_bytes(4, "big")
+
+
+def _md5() -> _Hash:
+    return md5(usedforsecurity=False)
+
+
+def _sha1() -> _Hash:
+    return sha1(usedforsecurity=False)
+
+
+_HASHES: dict[str, Callable[[], _Hash]] = {
+    "content-md5": _md5,
+    "x-amz-checksum-crc32": _Crc32,
+    "x-amz-checksum-md5": _md5,
+    "x-amz-checksum-sha1": _sha1,
+    "x-amz-checksum-sha256": sha256,
+    "x-amz-checksum-sha512": sha512,
+}
+
+
+class BodyChecksum:
+    """A checksum that grows with the body; `name` is the header or trailer that states what it must become."""
+
+    __slots__ = ("_hash", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._hash = _HASHES[name]()
+
+    def update(self, data: bytes | memoryview) -> None:
+        self._hash.update(data)
+
+    @property
+    def value(self) -> str:
+        """As it stands in a header: base64."""
+        return b64encode(self._hash.digest()).decode("ascii")
+
+    def check(self, stated: str) -> None:
+        """Raises BadDigest when the body is not what `stated` says."""
+        if self.value != stated:
+            raise BadDigest(f"The {self.name} that you specified did not match what we received.")
+
+
+def checksum_of(name: str) -> BodyChecksum | None:
+    """The running checksum for a header or trailer `name`, x-amz-checksum-* or content-md5.
+
+    None for those that the standard library has not (crc32c, crc64nvme, xxhash*): in pure Python they run at a few
+    MB/s. They are passed on, and the origin checks them.
+    """
+    return BodyChecksum(name) if name in _HASHES else None
+
+
+def check_checksum_form(name: str, value: str) -> None:
+    """Raises InvalidRequest when `value` cannot be a checksum of the kind `name`, whatever the body."""
+    try:
+        digest = a2b_base64(value.encode("ascii"), strict_mode=True)
+    except (Base64Error, UnicodeEncodeError):
+        digest = b""
+    if len(digest) != _DIGEST_BYTES[name]:
+        raise InvalidRequest(f"Value for {name} trailing header is invalid.")

@@ -1,0 +1,73 @@
+"""Which bytes a Range header names. Source: RFC 9110 section 14, S3 API reference (GetObject)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from outrider.core.errors import InvalidRange
+from outrider.core.model import Extent
+
+# 19 digits: the longest number that is surely below 2**63; a longer one is nobody's honest offset.
+_ONE_RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSpec:
+    """`first-last` (inclusive, as on the wire); `last` None: to the end; `first` None: the final `last` bytes."""
+
+    first: int | None
+    last: int | None
+
+
+def parse(header: str) -> RangeSpec | None:
+    """The one plain byte range that `header` asks for; None when it is anything else.
+
+    None covers several ranges, other units, and nonsense such as `bytes=5-2`: stores differ there, so the origin
+    answers those requests itself.
+    """
+    match = _ONE_RANGE.fullmatch(header.strip())
+    if match is None:
+        return None
+    first = int(match[1]) if match[1] else None
+    last = int(match[2]) if match[2] else None
+    if first is None and last is None:
+        return None
+    if first is not None and last is not None and last < first:
+        return None
+    return RangeSpec(first, last)
+
+
+def resolve(spec: RangeSpec, size: int) -> Extent:
+    """The extent that `spec` names in an object of `size` bytes; an end beyond the object is cut.
+
+    Raises:
+        InvalidRange: no byte of it exists (416).
+    """
+    if spec.first is None:
+        assert spec.last is not None
+        start, stop = max(0, size - spec.last), size
+    else:
+        start = spec.first
+        stop = size if spec.last is None else min(spec.last + 1, size)
+    if start >= stop:
+        raise InvalidRange(headers=(("content-range", f"bytes */{size}"),))
+    return Extent(start, stop)
+
+
+def content_range(extent: Extent, size: int) -> str:
+    return f"bytes {extent.start}-{extent.stop - 1}/{size}"
+
+
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", re.ASCII)
+
+
+def parse_content_range(header: str) -> tuple[Extent, int] | None:
+    """The extent and the object's whole size; None when it is malformed or leaves the size out (`*`)."""
+    match = _CONTENT_RANGE.fullmatch(header.strip())
+    if match is None:
+        return None
+    first, last, size = int(match[1]), int(match[2]), int(match[3])
+    if not first <= last < size:
+        return None
+    return Extent(first, last + 1), size

@@ -1,0 +1,279 @@
+"""What an S3 request means: who it touches, whether the cache may answer it, what it makes the catalog forget.
+
+Unknown means forward: a call invented tomorrow reaches the origin untouched. Source: S3 API reference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from html import escape
+from urllib.parse import unquote, unquote_to_bytes
+from xml.parsers import expat
+
+from outrider.core.canonical import parse_query
+from outrider.core.errors import BadRequest, InvalidBucketName, S3Error
+from outrider.core.model import Headers, ObjectRef
+
+Query = tuple[tuple[str, str], ...]
+
+
+class Kind(Enum):
+    """GET and HEAD are of plain objects and answered by the cache; all else is forwarded."""
+
+    GET = "get"
+    HEAD = "head"
+    FORWARD = "forward"
+
+
+class Forgets(Enum):
+    """What a forwarded request may change, and so what the catalog forgets before and after it."""
+
+    NOTHING = "nothing"
+    KEY = "key"
+    KEYS_IN_BODY = "keys in body"
+    BUCKET = "bucket"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A request, understood. `bucket` None: the service itself; `key` empty: the bucket. `query` lacks signatures."""
+
+    kind: Kind
+    method: str
+    bucket: str | None
+    key: str
+    query: Query
+    forgets: Forgets = Forgets.NOTHING
+    sources: tuple[ObjectRef, ...] = ()
+    """Objects that the request reads on the side (copy, rename): the client needs a grant on these too."""
+    renames: bool = False
+
+    @property
+    def ref(self) -> ObjectRef:
+        assert self.bucket is not None
+        return ObjectRef(self.bucket, self.key)
+
+
+# Looser than today's rule for new buckets (lower case, 3-63): stores keep older and other names.
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
+
+# Query parameters that carry a signature (SigV4, SigV2); the proxy's own replaces them.
+_SIGNATURE_QUERY = frozenset(
+    ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders", "x-amz-signature",
+     "x-amz-security-token", "awsaccesskeyid", "signature", "expires")
+)  # fmt: skip
+_SIGV4_MARK, _SIGV2_MARK = "x-amz-signature", "awsaccesskeyid"
+
+# rclone and other SDK v2 clients name the operation in the query; it changes nothing.
+_MEANINGLESS_QUERY = frozenset(("x-id",))
+
+# Headers on a GET that leave its answer what it is; any other x-amz-* header means a call that is not plain.
+_PLAIN_AMZ = frozenset(
+    ("x-amz-date", "x-amz-content-sha256", "x-amz-security-token", "x-amz-checksum-mode", "x-amz-user-agent",
+     "x-amz-api-version", "x-amz-optional-object-attributes")
+)  # fmt: skip
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+def classify(method: str, target: str, headers: Headers, domains: Iterable[str] = ()) -> Operation:
+    """Understand a request from its method, raw target and headers (names in lower case).
+
+    Raises:
+        BadRequest: the target is not a path (absolute form, `*`), or there is not exactly one Host header.
+        InvalidBucketName: it names a bucket that cannot be.
+    """
+    path, _, raw_query = target.partition("?")
+    if not path.startswith("/"):
+        raise BadRequest("The request target must be a path.")
+    hosts = [value for name, value in headers if name == "host"]
+    if len(hosts) > 1:
+        raise BadRequest("More than one Host header.")
+    host_bucket = bucket_of_host(hosts[0], domains) if hosts else None
+    if host_bucket is None:
+        first, _, rest = path[1:].partition("/")
+        bucket, key = _decoded(first), _decoded(rest)
+    else:
+        bucket, key = host_bucket, _decoded(path[1:])
+    query = without_signature(tuple(parse_query(raw_query)))
+    if not bucket:
+        return Operation(Kind.FORWARD, method, None, "", query)
+    if _BUCKET.fullmatch(bucket) is None:
+        raise InvalidBucketName
+    kind = _kind(method, key, query, headers)
+    forgets, sources, renames = _effects(method, bucket, key, query, headers)
+    return Operation(kind, method, bucket, key, query, forgets, sources, renames)
+
+
+def bucket_of_host(host: str, domains: Iterable[str]) -> str | None:
+    """The bucket of a virtual-host style request to `bucket.DOMAIN[:port]`; None for path style."""
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    for domain in domains:
+        if name.lower().endswith("." + domain.lower()):
+            return name[: -len(domain) - 1]
+    return None
+
+
+def without_signature(query: Query) -> Query:
+    """The query without a signature of either kind. A lone `Expires` is no signature and stays."""
+    names = {name.lower() for name, _ in query}
+    if not names & {_SIGV4_MARK, _SIGV2_MARK}:
+        return query
+    return tuple((name, value) for name, value in query if name.lower() not in _SIGNATURE_QUERY)
+
+
+def _decoded(raw: str) -> str:
+    if "%" not in raw and raw.isascii():
+        return raw
+    # The server hands over bytes beyond ASCII as surrogate escapes or as text; both are UTF-8 on the wire.
+    return unquote_to_bytes(raw.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+
+
+def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
+    if method not in ("GET", "HEAD") or not key:
+        return Kind.FORWARD
+    if any(name not in _MEANINGLESS_QUERY for name, _ in query):
+        return Kind.FORWARD
+    for name, _ in headers:
+        # Origin: CORS answers vary with it; If-Range: stores differ. SSE-C, requester pays, expected owner: the origin must judge each time.
+        if name in ("origin", "if-range") or (name.startswith("x-amz-") and name not in _PLAIN_AMZ):
+            return Kind.FORWARD
+    return Kind.GET if method == "GET" else Kind.HEAD
+
+
+def _effects(
+    method: str, bucket: str, key: str, query: Query, headers: Headers
+) -> tuple[Forgets, tuple[ObjectRef, ...], bool]:
+    """What it may change, what it reads on the side, and whether the side object is taken away (rename)."""
+    if method in SAFE_METHODS:
+        return Forgets.NOTHING, (), False
+    sources = []
+    renames = False
+    for name, value in headers:
+        if name in ("x-amz-copy-source", "x-amz-rename-source"):
+            sources.append(_source(value, bucket))
+            renames = renames or name == "x-amz-rename-source"
+    if key:
+        return Forgets.KEY, tuple(sources), renames
+    if method == "POST" and any(name == "delete" for name, _ in query):
+        return Forgets.KEYS_IN_BODY, tuple(sources), renames
+    # A POST form names its key inside the body, and a bucket's own settings can change any answer of it.
+    return Forgets.BUCKET, tuple(sources), renames
+
+
+def _source(value: str, bucket: str) -> ObjectRef:
+    path = unquote(value.partition("?")[0], errors="surrogateescape")
+    if path.startswith("/"):
+        path = path[1:]
+    name, slash, key = path.partition("/")
+    return ObjectRef(name, key) if slash else ObjectRef(bucket, path)
+
+
+DELETE_BODY_BYTES_MAX = 4 * 1024 * 1024
+"""1,000 keys (S3's limit) of 1,024 bytes, each byte escaped as `&#xNN;`, fit; what is longer is not parsed."""
+
+
+def keys_to_delete(body: bytes) -> list[str] | None:
+    """The keys of a DeleteObjects body; None when it does not parse (the origin says what is wrong with it).
+
+    No DTD is accepted, so no entity can expand.
+    """
+    keys: list[str] = []
+    path: list[str] = []
+    text: list[str] = []
+
+    def start(name: str, _: object) -> None:
+        path.append(name.rpartition(":")[2])
+        text.clear()
+
+    def end(_: str) -> None:
+        if path[-2:] == ["Object", "Key"]:
+            keys.append("".join(text))
+        path.pop()
+
+    def refuse(*_: object) -> None:
+        raise ValueError("a DTD has no place here")
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
+    parser.CharacterDataHandler = text.append
+    parser.StartDoctypeDeclHandler = refuse
+    try:
+        parser.Parse(body, True)
+    except (expat.ExpatError, ValueError):
+        return None
+    return keys
+
+
+def error_xml(error: S3Error, *, resource: str, request_id: str) -> bytes:
+    """The body of an error reply. Source: S3 API reference, "Error responses"."""
+    printable = resource.encode("utf-8", "replace").decode()
+    printable = "".join(char if char.isprintable() else "\ufffd" for char in printable)
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f"<Error><Code>{escape(error.code)}</Code><Message>{escape(error.text)}</Message>"
+        f"<Resource>{escape(printable)}</Resource><RequestId>{escape(request_id)}</RequestId></Error>"
+    ).encode()
+
+
+# Hop-by-hop (RFC 9110 section 7.6.1), framing that each side does for itself, and names that each server gives anew.
+_NOT_PASSED_DOWN = frozenset(
+    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+     "transfer-encoding", "upgrade", "date", "server")
+)  # fmt: skip
+# Of one reply only, not of the version.
+_NOT_REPLAYED = _NOT_PASSED_DOWN | frozenset(
+    ("content-length", "content-range", "x-amz-request-id", "x-amz-id-2", "age", "set-cookie", "alt-svc", "via",
+     "access-control-allow-origin", "access-control-allow-methods", "access-control-allow-headers",
+     "access-control-expose-headers", "access-control-max-age", "access-control-allow-credentials", "vary",
+     "x-amz-mp-parts-count", "x-amz-request-charged")
+)  # fmt: skip
+
+CHECKSUM_PREFIX = "x-amz-checksum-"
+
+
+def replayable(headers: Headers) -> Headers:
+    """What of an origin's reply belongs to the version, and is sent again with each later answer."""
+    return tuple((name, value) for name, value in headers if name not in _NOT_REPLAYED)
+
+
+def passed_down(headers: Headers) -> Headers:
+    """What of an origin's reply goes to the client of a forwarded request."""
+    return tuple((name, value) for name, value in headers if name not in _NOT_PASSED_DOWN)
+
+
+def without_checksums(headers: Headers) -> Headers:
+    """A checksum of the whole object must not stand on a part of it, nor where nobody asked: SDKs would check it."""
+    return tuple((name, value) for name, value in headers if not name.startswith(CHECKSUM_PREFIX))
+
+
+# Signed anew, framed anew, or spoken to this hop alone.
+_NOT_PASSED_UP = frozenset(
+    ("authorization", "connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate",
+     "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "x-amz-content-sha256",
+     "x-amz-date", "date", "x-amz-decoded-content-length", "x-amz-security-token", "x-amz-trailer")
+)  # fmt: skip
+
+
+def passed_up(headers: Headers) -> Headers:
+    """What of a client's request goes to the origin of a forwarded one; `aws-chunked` is undone, so not named."""
+    kept: list[tuple[str, str]] = []
+    for name, value in headers:
+        if name in _NOT_PASSED_UP:
+            continue
+        if name == "content-encoding":
+            value = without_aws_chunked(value)
+            if not value:
+                continue
+        kept.append((name, value))
+    return tuple(kept)
+
+
+def without_aws_chunked(content_encoding: str) -> str:
+    """The encoding that the object itself has: `aws-chunked,gzip` is stored as `gzip`."""
+    parts: Sequence[str] = [part.strip() for part in content_encoding.split(",")]
+    return ",".join(part for part in parts if part and part.lower() != "aws-chunked")

@@ -1,0 +1,396 @@
+"""Signature Version 4: who sent this request, and the signature of our own requests to the origin.
+
+Source: Amazon S3 API Reference, "Authenticating Requests (AWS Signature Version 4)": S3 encodes a path once and
+never normalises it, unlike every other service.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
+
+from outrider.core import sigv2
+from outrider.core.canonical import (
+    amz_date_of,
+    encode_path,
+    encode_query,
+    epoch_of,
+    joined,
+    parse_query,
+    raw_bytes,
+    reencode_path,
+    trimmed,
+)
+from outrider.core.errors import (
+    AccessDenied,
+    AuthorizationHeaderMalformed,
+    AuthorizationQueryParametersError,
+    InvalidAccessKeyId,
+    InvalidArgument,
+    InvalidRequest,
+    RequestTimeTooSkewed,
+    S3Error,
+    SignatureDoesNotMatch,
+)
+from outrider.core.payload import UNSIGNED, Payload, PayloadForm, payload_of, payload_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = [
+    "ALGORITHM",
+    "EXPIRES_MAX_S",
+    "UNSIGNED",
+    "Credentials",
+    "Identity",
+    "Payload",
+    "PayloadForm",
+    "SignedRequest",
+    "SigningKeys",
+    "encode_path",
+    "encode_query",
+    "parse_query",
+    "payload_rule",
+    "sign_headers",
+    "verify",
+]
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+EXPIRES_MAX_S = 604_800  # seven days: the presigned limit of S3
+
+_AUTHORIZATION = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=([^,\s]+) ?, ?SignedHeaders=([^,\s]+) ?, ?Signature=([^,\s]+)"
+)
+_EXPIRES = re.compile(r"[0-9]{1,6}")
+
+_QUERY_FORM = frozenset(("x-amz-algorithm", "x-amz-credential", "x-amz-signature"))
+_QUERY_NEEDED = ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders")
+
+# Ours to set (the first line), or changed on the way by the HTTP library and by whoever stands in between.
+_NEVER_SIGNED = frozenset(
+    ("authorization", "host", "x-amz-date", "x-amz-content-sha256", "x-amz-security-token",
+     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade",
+     "accept-encoding", "content-length", "expect", "transfer-encoding", "user-agent", "x-amzn-trace-id")
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A key pair; `session_token` is None for long-lived keys."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRequest:
+    """A request as it stood on the wire. `raw_path` ends before the `?`; duplicate headers are kept, in order.
+
+    Header names are in lower case. Bytes that are no UTF-8 are surrogate escapes.
+    """
+
+    method: str
+    raw_path: str
+    raw_query: str
+    headers: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who signed, and what the chunks of his body are to be checked with.
+
+    A SigV2 URL has no signing key, scope or date (all empty); its body is never of signed chunks.
+    """
+
+    access_key: str
+    payload: Payload
+    seed_signature: str
+    signing_key: bytes = field(repr=False)
+    scope: str
+    amz_date: str
+
+
+class SigningKeys:
+    """Derived keys, kept because four of the five HMACs of a signature change once a day. Bounded, oldest out."""
+
+    def __init__(self, capacity: int = 256) -> None:
+        self._capacity = capacity
+        self._keys: dict[tuple[str, str, str, str], bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def get(self, secret_key: str, date: str, region: str, service: str = "s3") -> bytes:
+        """The signing key of `date` (YYYYMMDD)."""
+        name = (secret_key, date, region, service)
+        key = self._keys.get(name)
+        if key is None:
+            key = b"AWS4" + raw_bytes(secret_key)
+            for part in (date, region, service, "aws4_request"):
+                key = hmac.digest(key, raw_bytes(part), "sha256")
+            while len(self._keys) >= self._capacity:
+                del self._keys[next(iter(self._keys))]
+            self._keys[name] = key
+        return key
+
+
+class _Scope(NamedTuple):
+    access_key: str
+    date: str
+    region: str
+    text: str
+
+
+class _Claim(NamedTuple):
+    """A SigV4 signature as either form states it; `query` holds the pairs that it covers."""
+
+    scope: _Scope
+    amz_date: str
+    signed_headers: str
+    payload_hash: str
+    query: list[tuple[str, str]]
+    signature: str
+
+
+def sign_headers(
+    *,
+    method: str,
+    host: str,
+    path: str,
+    query: Sequence[tuple[str, str]],
+    headers: Mapping[str, str],
+    payload_hash: str,
+    credentials: Credentials,
+    region: str,
+    now: float,
+    keys: SigningKeys,
+) -> dict[str, str]:
+    """The headers to add to a request for the origin; they replace those of the same name.
+
+    `path` is encoded already, `query` is decoded pairs (send them as `encode_query` writes them), `headers` have
+    lower-case names. All are signed but those that libraries and intermediaries change.
+    A client's own x-amz-security-token must be gone from `headers`: only that of `credentials` is signed.
+    """
+    amz_date = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    added = {"x-amz-date": amz_date, "x-amz-content-sha256": payload_hash}
+    if credentials.session_token is not None:
+        added["x-amz-security-token"] = credentials.session_token
+    signed = {name: trimmed(value) for name, value in headers.items() if name not in _NEVER_SIGNED}
+    signed.update(added, host=host)
+    names = sorted(signed)
+    scope = f"{amz_date[:8]}/{region}/s3/aws4_request"
+    signature = _signature(
+        keys.get(credentials.secret_key, amz_date[:8], region),
+        f"{ALGORITHM}\n{amz_date}\n{scope}\n",
+        f"{method}\n{path or '/'}\n{encode_query(query)}\n",
+        _canonical_headers(signed, names, payload_hash),
+    )
+    added["authorization"] = (
+        f"{ALGORITHM} Credential={credentials.access_key}/{scope}, "
+        f"SignedHeaders={';'.join(names)}, Signature={signature}"
+    )
+    return added
+
+
+def verify(
+    request: SignedRequest,
+    *,
+    secret_of: Callable[[str], str | None],
+    now: float,
+    keys: SigningKeys,
+    skew_s: float = 900,
+    bucket_of_host: str | None = None,
+) -> Identity | None:
+    """Who signed `request`; None when nothing in it claims to be a signature.
+
+    Every x-amz-* header is then under the signature: forwarding one that is not would sign a stranger's wish.
+    Every query parameter is too, except that a SigV2 URL leaves those of a listing open. The body is not checked
+    here, see `Identity.payload`. `secret_of` answers None for an unknown key; `bucket_of_host` is the bucket of a
+    virtual-host style request, which SigV2 signs as part of the path.
+
+    Raises:
+        S3Error: one of AccessDenied, AuthorizationHeaderMalformed, AuthorizationQueryParametersError,
+            InvalidAccessKeyId, InvalidArgument, InvalidRequest, RequestTimeTooSkewed, SignatureDoesNotMatch.
+    """
+    try:
+        headers = joined(request.headers)
+        query = parse_query(request.raw_query) if request.raw_query else []
+        v4 = any(name.lower() in _QUERY_FORM for name, _ in query)
+        v2 = any(name in sigv2.QUERY_FORM for name, _ in query)
+        authorization = headers.get("authorization")
+        if (authorization is not None) + v4 + v2 > 1:
+            raise InvalidArgument("Only one auth mechanism allowed; use the Authorization header or the query, once.")
+        if v2:
+            return _verify_v2(request, headers, query, secret_of, now, bucket_of_host)
+        if v4:
+            return _check(request, headers, _presigned(headers, query, now, skew_s), secret_of, keys)
+        if authorization is None:
+            return None
+        return _check(request, headers, _header_form(headers, authorization, query, now, skew_s), secret_of, keys)
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("The request holds characters that no UTF-8 can hold.") from error
+
+
+def _header_form(
+    headers: Mapping[str, str], authorization: str, query: list[tuple[str, str]], now: float, skew_s: float
+) -> _Claim:
+    match = _AUTHORIZATION.fullmatch(authorization)
+    if match is None:
+        raise _not_sigv4(authorization)
+    amz_date, sent_at = _date_of_headers(headers)
+    scope = _scope(match[1], amz_date, AuthorizationHeaderMalformed)
+    payload_hash = headers.get("x-amz-content-sha256")
+    if payload_hash is None:
+        raise InvalidRequest("Missing required header for this request: x-amz-content-sha256")
+    if abs(now - sent_at) > skew_s:
+        raise RequestTimeTooSkewed
+    return _Claim(scope, amz_date, match[2], payload_hash, query, match[3])
+
+
+def _presigned(headers: Mapping[str, str], query: list[tuple[str, str]], now: float, skew_s: float) -> _Claim:
+    given: dict[str, str] = {}
+    for name, value in query:
+        lower = name.lower()
+        if lower.startswith("x-amz-"):
+            if lower in given:
+                raise AuthorizationQueryParametersError(f"{name} must be given once.")
+            given[lower] = value
+    signature = given.get("x-amz-signature")
+    if signature is None or any(name not in given for name in _QUERY_NEEDED):
+        raise AuthorizationQueryParametersError(
+            "Query-string authentication version 4 requires the X-Amz-Algorithm, X-Amz-Credential, X-Amz-Signature, "
+            "X-Amz-Date, X-Amz-SignedHeaders, and X-Amz-Expires parameters."
+        )
+    if given["x-amz-algorithm"] != ALGORITHM:
+        raise AuthorizationQueryParametersError(f'X-Amz-Algorithm only supports "{ALGORITHM}".')
+    amz_date = given["x-amz-date"]
+    sent_at = epoch_of(amz_date)
+    if sent_at is None:
+        raise AuthorizationQueryParametersError("X-Amz-Date must be in the ISO8601 form YYYYMMDDTHHMMSSZ.")
+    scope = _scope(given["x-amz-credential"], amz_date, AuthorizationQueryParametersError)
+    _check_expiry(given["x-amz-expires"], sent_at, now, skew_s)
+    payload_hash = given.get("x-amz-content-sha256", headers.get("x-amz-content-sha256", PayloadForm.UNSIGNED.value))
+    covered = [pair for pair in query if pair[0].lower() != "x-amz-signature"]
+    return _Claim(scope, amz_date, given["x-amz-signedheaders"], payload_hash, covered, signature)
+
+
+def _check(
+    request: SignedRequest,
+    headers: Mapping[str, str],
+    claim: _Claim,
+    secret_of: Callable[[str], str | None],
+    keys: SigningKeys,
+) -> Identity:
+    scope = claim.scope
+    secret_key = secret_of(scope.access_key)
+    if secret_key is None:
+        raise InvalidAccessKeyId
+    names = claim.signed_headers.split(";")
+    _check_coverage(headers, names, claim.payload_hash)
+    payload = payload_of(claim.payload_hash)
+    key = keys.get(secret_key, scope.date, scope.region)
+    prefix = f"{ALGORITHM}\n{claim.amz_date}\n{scope.text}\n"
+    query = encode_query(claim.query) if claim.query else ""
+    tail = _canonical_headers(headers, names, claim.payload_hash)
+    claimed = raw_bytes(claim.signature)
+    # Most clients sign the path as they send it, so the encoding that S3 prescribes is the second try only.
+    for spelling in (str, reencode_path):
+        expected = _signature(key, prefix, f"{request.method}\n{spelling(request.raw_path) or '/'}\n{query}\n", tail)
+        if hmac.compare_digest(expected.encode(), claimed):
+            return Identity(scope.access_key, payload, expected, key, scope.text, claim.amz_date)
+    raise SignatureDoesNotMatch
+
+
+def _check_coverage(headers: Mapping[str, str], names: list[str], payload_hash: str) -> None:
+    if "host" not in names:
+        raise AccessDenied("The host header must be signed.")
+    for name, value in headers.items():
+        if name.startswith("x-amz-") and name not in names:
+            # A presigned URL says nothing of the body; a library that adds the header with this value adds nothing.
+            if name == "x-amz-content-sha256" and value == payload_hash == PayloadForm.UNSIGNED.value:
+                continue
+            raise AccessDenied(f"There were headers present in the request which were not signed: {name}")
+    if headers.get("x-amz-content-sha256", payload_hash) != payload_hash:
+        raise InvalidArgument("X-Amz-Content-Sha256 in the query and in the headers do not agree.")
+    if not headers.keys() >= set(names):
+        raise SignatureDoesNotMatch("A header that SignedHeaders names did not arrive.")
+
+
+def _verify_v2(
+    request: SignedRequest,
+    headers: Mapping[str, str],
+    query: list[tuple[str, str]],
+    secret_of: Callable[[str], str | None],
+    now: float,
+    bucket_of_host: str | None,
+) -> Identity:
+    payload = payload_of(headers.get("x-amz-content-sha256", PayloadForm.UNSIGNED.value))
+    if payload.chunks_signed:
+        raise InvalidRequest("A Signature Version 2 URL cannot carry signed chunks; use AWS4-HMAC-SHA256.")
+    access_key, signature = sigv2.verify_url(
+        method=request.method,
+        paths=(request.raw_path or "/", reencode_path(request.raw_path)),
+        query=query,
+        headers=request.headers,
+        secret_of=secret_of,
+        now=now,
+        bucket_of_host=bucket_of_host,
+    )
+    return Identity(access_key, payload, signature, b"", "", "")
+
+
+def _not_sigv4(authorization: str) -> S3Error:
+    kind = authorization.partition(" ")[0]
+    if kind == ALGORITHM:
+        return AuthorizationHeaderMalformed()
+    if kind == "AWS" or kind.startswith("AWS4-"):
+        return InvalidRequest(
+            f"The authorization mechanism you have provided is not supported. Please use {ALGORITHM}."
+        )
+    return InvalidArgument("Unsupported Authorization Type.")
+
+
+def _scope(credential: str, amz_date: str, error: type[S3Error]) -> _Scope:
+    # From the right: an access key may hold a slash, a scope cannot.
+    parts = credential.rsplit("/", 4)
+    if len(parts) != 5 or not parts[0] or not parts[2]:
+        raise error("The Credential must be <access-key>/<YYYYMMDD>/<region>/s3/aws4_request.")
+    access_key, date, region, service, end = parts
+    if service != "s3" or end != "aws4_request":
+        raise error("The Credential is for another service; it must end in s3/aws4_request.")
+    if date != amz_date[:8]:
+        raise error("The date of the Credential is not the date of the request.")
+    return _Scope(access_key, date, region, credential[len(access_key) + 1 :])
+
+
+def _check_expiry(expires: str, sent_at: float, now: float, skew_s: float) -> None:
+    if _EXPIRES.fullmatch(expires) is None or not 1 <= int(expires) <= EXPIRES_MAX_S:
+        raise AuthorizationQueryParametersError(f"X-Amz-Expires must be a number from 1 to {EXPIRES_MAX_S} seconds.")
+    if now > sent_at + int(expires):
+        raise AccessDenied("Request has expired")
+    if sent_at > now + skew_s:
+        raise AccessDenied("Request is not valid yet")
+
+
+def _date_of_headers(headers: Mapping[str, str]) -> tuple[str, float]:
+    amz_date = headers.get("x-amz-date")
+    if amz_date is None:
+        amz_date = amz_date_of(headers.get("date", ""))
+    sent_at = epoch_of(amz_date)
+    if sent_at is None:
+        raise AccessDenied("AWS authentication requires a valid Date or x-amz-date header")
+    return amz_date, sent_at
+
+
+def _canonical_headers(headers: Mapping[str, str], names: list[str], payload_hash: str) -> str:
+    lines = "".join([f"{name}:{headers[name]}\n" for name in names])
+    return f"{lines}\n{';'.join(names)}\n{payload_hash}"
+
+
+def _signature(key: bytes, prefix: str, head: str, tail: str) -> str:
+    return hmac.digest(key, raw_bytes(prefix + sha256(raw_bytes(head + tail)).hexdigest()), "sha256").hex()

@@ -1,0 +1,112 @@
+"""What we believe of names: the version of each object, when that was last checked, and what a write made doubtful."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cachetools import LRUCache
+
+from outrider.core.freshness import Freshness, is_fresh
+from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.ports import Clock
+
+
+class Mark(NamedTuple):
+    """Taken before the origin is asked: an answer is believed only if no write came in between."""
+
+    generation: int
+    at: float
+
+
+@dataclass(slots=True)
+class _Entry:
+    version: ObjectVersion
+    checked_at: float | None
+    """None: must be asked about, whatever the freshness mode (found at a start, or written to)."""
+
+
+class _Forgets:
+    """When each name was last forgotten, bounded: what falls out raises the floor for all that are not here."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._at: OrderedDict[object, int] = OrderedDict()
+        self._floor = 0
+
+    def note(self, name: object, generation: int) -> None:
+        self._at[name] = generation
+        self._at.move_to_end(name)
+        if len(self._at) > self._capacity:
+            self._floor = max(self._floor, self._at.popitem(last=False)[1])
+
+    def last(self, name: object) -> int:
+        return self._at.get(name, self._floor)
+
+
+class Catalog:
+    """Bounded; the entry not used for longest goes first. Called from one thread."""
+
+    def __init__(
+        self, origin: str, freshness_of: Callable[[ObjectRef], Freshness], clock: Clock, capacity: int
+    ) -> None:
+        self._origin = origin
+        self._freshness_of = freshness_of
+        self._clock = clock
+        self._entries: LRUCache[ObjectRef, _Entry] = LRUCache(capacity)
+        self._generation = 0
+        self._forgotten = _Forgets(capacity)
+        self._forgotten_buckets = _Forgets(10_000)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def mark(self) -> Mark:
+        return Mark(self._generation, self._clock())
+
+    def believes(self, ref: ObjectRef, mark: Mark) -> bool:
+        """Whether nothing was forgotten of `ref` since `mark`."""
+        last = max(self._forgotten.last(ref), self._forgotten_buckets.last(ref.bucket))
+        return last <= mark.generation
+
+    def fresh(self, ref: ObjectRef) -> ObjectVersion | None:
+        """The version to serve without asking; None: ask first."""
+        entry = self._entries.get(ref)
+        if entry is None or not is_fresh(entry.checked_at, self._clock(), self._freshness_of(ref)):
+            return None
+        return entry.version
+
+    def known(self, ref: ObjectRef) -> ObjectVersion | None:
+        """The version last heard of, stale or doubtful perhaps: good for asking whether it still is the one."""
+        entry = self._entries.get(ref)
+        return None if entry is None else entry.version
+
+    def learn(self, version: ObjectVersion, mark: Mark) -> None:
+        """The origin answered with `version` to a question put at `mark`."""
+        if self.believes(version.ref, mark):
+            self._entries[version.ref] = _Entry(version, mark.at)
+
+    def gone(self, ref: ObjectRef) -> None:
+        """The origin has no such object. Nothing is remembered of that: the next read asks again."""
+        self._entries.pop(ref, None)
+
+    def recall(self, origin: str, version: ObjectVersion) -> None:
+        """Blocks of `version` were found on disk: whether it still is the object's content has to be asked."""
+        if origin == self._origin and version.ref not in self._entries:
+            self._entries[version.ref] = _Entry(version, None)
+
+    def forget(self, ref: ObjectRef) -> None:
+        """A write is about to change `ref`, or has: the next read asks the origin, and no older answer is believed."""
+        self._generation += 1
+        self._forgotten.note(ref, self._generation)
+        if (entry := self._entries.get(ref)) is not None:
+            entry.checked_at = None
+
+    def forget_bucket(self, bucket: str) -> None:
+        self._generation += 1
+        self._forgotten_buckets.note(bucket, self._generation)
+        for ref, entry in self._entries.items():
+            if ref.bucket == bucket:
+                entry.checked_at = None

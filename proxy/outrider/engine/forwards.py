@@ -1,0 +1,103 @@
+"""The way of everything that the cache does not answer: signed anew, streamed both ways, and what a write makes
+doubtful forgotten before it is sent and again after its answer came."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from outrider.core import s3wire
+from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable
+from outrider.core.model import Headers, ObjectRef
+from outrider.core.s3wire import Forgets, Operation
+from outrider.engine.asking import Asking
+from outrider.engine.catalog import Catalog
+from outrider.engine.uploads import Upload
+from outrider.ports import Chunks, Origin, OriginRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardAnswer:
+    """The origin's own answer. `length` None: not told. Close `body` when done, also when it was not read."""
+
+    status: int
+    headers: Headers
+    length: int | None
+    body: ForwardBody
+
+
+class ForwardBody:
+    """The origin's body; closing it lets the origin's connection go and, after a write, forgets once more."""
+
+    def __init__(self, chunks: Chunks, stack: AsyncExitStack) -> None:
+        self._chunks = chunks
+        self._stack = stack
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._chunks)
+
+    async def aclose(self) -> None:
+        await self._chunks.aclose()
+        await self._stack.aclose()
+
+
+class Forwards:
+    """Writes go to the origin exactly once; reads without a body may be tried again."""
+
+    def __init__(self, origin: Origin, asking: Asking, catalog: Catalog) -> None:
+        self._origin = origin
+        self._asking = asking
+        self._catalog = catalog
+
+    async def send(
+        self, operation: Operation, headers: Headers, upload: Upload, deleted_keys: Sequence[str] | None = None
+    ) -> ForwardAnswer:
+        """`deleted_keys`: of a DeleteObjects; None: they could not be read, so the whole bucket is forgotten.
+
+        Raises:
+            S3Error: the body is not what the client said; ServiceUnavailable: the origin cannot be reached.
+        """
+        if upload.body is not None and upload.body_bytes == 0:
+            # An origin that is told of an empty object commits it at once: all must have held before.
+            async for _ in upload.body:
+                pass
+            upload = Upload(headers=upload.headers)
+        request = OriginRequest(
+            operation.method, operation.bucket, operation.key, operation.query,
+            s3wire.passed_up(headers) + upload.headers, upload.body, upload.body_bytes, upload.payload_hash,
+        )  # fmt: skip
+        async with AsyncExitStack() as stack:
+            stack.callback(self._forget, operation, deleted_keys)
+            self._forget(operation, deleted_keys)
+            try:
+                retried = operation.method in ("GET", "HEAD") and upload.body is None
+                sending = self._asking.reply(request) if retried else self._origin.send(request)
+                reply = await stack.enter_async_context(sending)
+            except OriginBroke as error:
+                if isinstance(upload.error, S3Error):
+                    raise upload.error from error
+                raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
+            self._forget(operation, deleted_keys)
+            body = ForwardBody(reply.chunks(), stack.pop_all())
+            length = reply.content_length
+            return ForwardAnswer(reply.status, s3wire.passed_down(reply.headers), length, body)
+        raise AssertionError("unreachable")
+
+    def _forget(self, operation: Operation, deleted_keys: Sequence[str] | None) -> None:
+        if operation.forgets is Forgets.NOTHING:
+            return
+        assert operation.bucket is not None
+        if operation.renames:
+            for source in operation.sources:
+                self._catalog.forget(source)
+        if operation.forgets is Forgets.KEY:
+            self._catalog.forget(operation.ref)
+        elif operation.forgets is Forgets.KEYS_IN_BODY and deleted_keys is not None:
+            for key in deleted_keys:
+                self._catalog.forget(ObjectRef(operation.bucket, key))
+        else:
+            self._catalog.forget_bucket(operation.bucket)

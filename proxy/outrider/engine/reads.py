@@ -1,0 +1,415 @@
+"""The way of a GET or HEAD of a plain object: what version, which bytes, and where each of them comes from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from outrider.core import ranges, s3wire
+from outrider.core.errors import (
+    OriginBroke,
+    PreconditionFailed,
+    ServiceUnavailable,
+    Signal,
+    StoreUnavailable,
+    VersionChanged,
+)
+from outrider.core.freshness import CONDITIONALS, Verdict, evaluate
+from outrider.core.model import (
+    BlockKey,
+    Extent,
+    Headers,
+    ObjectRef,
+    ObjectVersion,
+    block_extent,
+    is_strong_etag,
+    version_id,
+)
+from outrider.core.window import Run, runs_ahead
+from outrider.engine.asking import Asking, OriginRefused
+from outrider.engine.catalog import Catalog, Mark
+from outrider.engine.flights import Flight, Flights, Spawn
+from outrider.metrics import Metrics
+from outrider.ports import BlockStore, Lease, OriginReply, OriginRequest
+
+log = logging.getLogger(__name__)
+
+# How often one read begins again because the object was overwritten under it. A name that moves faster is relayed.
+_BEGINNINGS = 3
+
+
+class CacheStatus(Enum):
+    """The value of `x-cache`."""
+
+    HIT = "HIT"
+    MISS = "MISS"
+    PARTIAL = "PARTIAL"
+    BYPASS = "BYPASS"
+
+
+class NotCacheable(Signal):
+    """The cache cannot answer this one: no strong ETag, no size, a name that moves too fast. Forward it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """`count` bytes of an open file, for the kernel to send; valid until the next piece is asked for."""
+
+    fd: int
+    offset: int
+    count: int
+    source: str
+
+
+Piece = FilePiece | bytes
+"""Bytes in memory came straight from the origin."""
+
+
+class Body(Protocol):
+    """The pieces of a reply in order. `aclose` ends it, also when nothing or not all was taken."""
+
+    def __aiter__(self) -> AsyncIterator[Piece]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class _Primed:
+    """A body whose first piece is in hand. Not a generator: closing one that never ran would not close `rest`."""
+
+    def __init__(self, first: Piece | None, rest: AsyncGenerator[Piece, None]) -> None:
+        self._first = first
+        self._rest = rest
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        first, self._first = self._first, None
+        return first if first is not None else await anext(self._rest)
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """The head is certain, and so is the first byte of the body. Close `body` when done, also halfway."""
+
+    status: int
+    headers: Headers
+    length: int
+    cache: CacheStatus
+    body: Body | None = None
+
+
+@dataclass(slots=True)
+class _Opening:
+    """A question to the origin about one name, under way for all who want to know."""
+
+    mark: Mark
+    by_head: bool
+    version: asyncio.Future[ObjectVersion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def settle(self, version: ObjectVersion) -> None:
+        if not self.version.done():
+            self.version.set_result(version)
+
+    def fail(self, error: Exception) -> None:
+        if not self.version.done():
+            self.version.set_exception(error)
+            # Nobody may be left to hear it; asyncio would then complain of an exception never retrieved.
+            self.version.exception()
+
+
+class Reads:
+    """Owns the openings; reads from the store, the flights and, past them, the origin."""
+
+    def __init__(
+        self, asking: Asking, origin: str, catalog: Catalog, store: BlockStore, flights: Flights, spawn: Spawn,
+        metrics: Metrics, *, block_bytes: int, stale_if_error: bool = False,
+    ) -> None:  # fmt: skip
+        self._asking = asking
+        self._origin = origin
+        self._catalog = catalog
+        self._store = store
+        self._flights = flights
+        self._spawn = spawn
+        self._metrics = metrics
+        self._block_bytes = block_bytes
+        self._stale_if_error = stale_if_error
+        self._openings: dict[ObjectRef, _Opening] = {}
+
+    async def head(self, ref: ObjectRef, headers: Mapping[str, str]) -> ReadAnswer:
+        """Raises what `get` raises."""
+        version = self._catalog.fresh(ref)
+        cache = CacheStatus.HIT
+        if version is None:
+            version, cache = await self._ask(ref, None), CacheStatus.MISS
+        return self._head_of(version, headers, cache)
+
+    def _head_of(self, version: ObjectVersion, headers: Mapping[str, str], cache: CacheStatus) -> ReadAnswer:
+        if (early := _conditional(version, headers, cache)) is not None:
+            return early
+        extent = _extent_of(headers, version)
+        return _answer(version, extent, headers, cache, None)
+
+    async def get(self, ref: ObjectRef, headers: Mapping[str, str]) -> ReadAnswer:
+        """`headers` are the request's, names in lower case.
+
+        Raises:
+            S3Error: what S3 says of the Range or the conditions; ServiceUnavailable: the origin cannot be reached.
+            OriginRefused: the origin's own error, to be passed on.
+            NotCacheable: forward the request instead.
+        """
+        for _ in range(_BEGINNINGS):
+            version = self._catalog.fresh(ref) or await self._ask(ref, _first_byte(headers))
+            cache = CacheStatus.HIT
+            if (early := _conditional(version, headers, cache)) is not None:
+                return early
+            extent = _extent_of(headers, version)
+            whole = extent or Extent(0, version.size)
+            body = self._pieces(version, whole)
+            cache = self._status_of(version, whole)
+            try:
+                # The first byte is in hand before the head is promised: until here another version changes nothing.
+                first = await anext(body, None)
+            except VersionChanged:
+                self._catalog.forget(ref)
+                continue
+            except OriginBroke as error:
+                raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
+            return _answer(version, extent, headers, cache, _Primed(first, body))
+        raise NotCacheable(f"{ref} changed {_BEGINNINGS} times under one read")
+
+    # -- which version ------------------------------------------------------------------------------------------
+
+    async def _ask(self, ref: ObjectRef, first_byte: int | None) -> ObjectVersion:
+        """The version that the origin has now. `first_byte` None: ask by HEAD; else by a GET that brings the block
+        of that byte with it, so that an unknown object costs one round trip."""
+        by_head = first_byte is None
+        opening = self._openings.get(ref)
+        # One that began before a write may tell of the older version, and a HEAD's refusal has no words for a GET.
+        if opening is None or not self._catalog.believes(ref, opening.mark) or (opening.by_head and not by_head):
+            opening = _Opening(self._catalog.mark(), by_head)
+            self._openings[ref] = opening
+            self._spawn(self._open(ref, opening, first_byte), f"open {ref}")
+        try:
+            return await asyncio.shield(opening.version)
+        except OriginBroke as error:
+            known = self._catalog.known(ref)
+            if self._stale_if_error and known is not None and self._catalog.believes(ref, opening.mark):
+                log.warning("origin down, served stale", extra={"object": str(ref)})
+                return known
+            raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
+
+    async def _open(self, ref: ObjectRef, opening: _Opening, first_byte: int | None) -> None:
+        try:
+            if first_byte is None:
+                await self._open_by_head(ref, opening)
+            else:
+                await self._open_by_get(ref, opening, first_byte // self._block_bytes)
+        except Signal as error:
+            opening.fail(error)
+        except Exception as error:  # noqa: BLE001 - top of a task: our bug becomes the waiters' 500
+            opening.fail(error)
+        finally:
+            opening.fail(ServiceUnavailable("The proxy is stopping."))
+            if self._openings.get(ref) is opening:
+                del self._openings[ref]
+
+    async def _open_by_head(self, ref: ObjectRef, opening: _Opening) -> None:
+        request = OriginRequest("HEAD", ref.bucket, ref.key, headers=(("x-amz-checksum-mode", "ENABLED"),))
+        async with self._asking.reply(request) as reply:
+            self._learn(ref, opening, await self._version_of(ref, reply))
+
+    async def _open_by_get(self, ref: ObjectRef, opening: _Opening, index: int) -> None:
+        start = index * self._block_bytes
+        known = self._catalog.known(ref)
+        headers: Headers = (("range", f"bytes={start}-{start + self._block_bytes - 1}"),)
+        if known is not None:
+            headers += (("if-none-match", known.etag),)
+        async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers)) as reply:
+            if reply.status == 304 and known is not None:
+                self._learn(ref, opening, known)
+                return
+            if reply.status != 416:
+                version = await self._version_of(ref, reply)
+                flights = self._adopt(version, index)
+                self._learn(ref, opening, version)
+                if flights and (reply.status == 206 or index == 0):
+                    await self._flights.pour(flights, reply)
+                elif flights:
+                    # It ignored the Range, so its body begins elsewhere: ask as any fill does, which can skip.
+                    self._flights.fill(flights)
+                return
+        # Nothing at that offset: the object is shorter, or empty. Only its HEAD can tell how long it is.
+        await self._open_by_head(ref, opening)
+
+    def _adopt(self, version: ObjectVersion, index: int) -> list[Flight]:
+        key = BlockKey(version_id(self._origin, version, self._block_bytes), index)
+        if index * self._block_bytes >= version.size or not self._flights.wanted(key):
+            return []
+        return self._flights.board(self._origin, version, self._block_bytes, Run(index, 1))
+
+    def _learn(self, ref: ObjectRef, opening: _Opening, version: ObjectVersion) -> None:
+        self._catalog.learn(version, opening.mark)
+        if self._openings.get(ref) is opening:
+            # The question is answered; the rest of the opening only fills a block.
+            del self._openings[ref]
+        opening.settle(version)
+
+    async def _version_of(self, ref: ObjectRef, reply: OriginReply) -> ObjectVersion:
+        if reply.status not in (200, 206):
+            if reply.status == 404:
+                self._catalog.gone(ref)
+            raise await OriginRefused.read(reply)
+        headers = dict(reply.headers)
+        size = reply.content_length
+        kept = s3wire.replayable(reply.headers)
+        if reply.status == 206:
+            got = ranges.parse_content_range(headers.get("content-range", ""))
+            size = None if got is None else got[1]
+            if got is None or got[0].length != got[1]:
+                kept = s3wire.without_checksums(kept)
+        etag = headers.get("etag")
+        if size is None or not is_strong_etag(etag):
+            raise NotCacheable(f"{ref} has no strong ETag or no size")
+        assert etag is not None
+        return ObjectVersion(ref, etag, size, kept)
+
+    # -- which bytes, from where --------------------------------------------------------------------------------
+
+    def _status_of(self, version: ObjectVersion, extent: Extent) -> CacheStatus:
+        if extent.length == 0:
+            return CacheStatus.HIT
+        vid = version_id(self._origin, version, self._block_bytes)
+        first, last = extent.start // self._block_bytes, (extent.stop - 1) // self._block_bytes
+        here = sum(self._store.has(BlockKey(vid, index)) for index in range(first, last + 1))
+        if here == 0:
+            return CacheStatus.MISS
+        return CacheStatus.HIT if here == last - first + 1 else CacheStatus.PARTIAL
+
+    async def _pieces(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
+        """The bytes of `extent` in order, each from the nearest place that has it."""
+        vid = version_id(self._origin, version, self._block_bytes)
+        position, relaying, first_index = extent.start, False, extent.start // self._block_bytes
+        while position < extent.stop:
+            index = position // self._block_bytes
+            key = BlockKey(vid, index)
+            block = block_extent(index, version.size, self._block_bytes)
+            inside = Extent(position - block.start, min(extent.stop, block.stop) - block.start)
+            if not relaying:
+                self._fill_ahead(version, vid, extent, index, index - first_index)
+            if (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
+                try:
+                    yield _file_piece(lease, inside, "disk")
+                finally:
+                    lease.release()
+                position += inside.length
+                continue
+            flight = self._flights.get(key)
+            if flight is not None:
+                try:
+                    async with aclosing(_follow(flight, inside)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                            position += piece.count
+                    continue
+                except StoreUnavailable:
+                    # No room, or a sick disk: what is left of this read goes past the cache where it is not here.
+                    relaying = True
+            elif not self._store.has(key) and not relaying:
+                continue  # found bad and deleted, or evicted, since the fills were planned: plan again
+            self._metrics.relays.inc()
+            stop = self._relay_stop(version, vid, position, extent.stop)
+            async with aclosing(self._asking.stream(version, Extent(position, stop))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+                    position += len(chunk)
+
+    def _fill_ahead(self, version: ObjectVersion, vid: bytes, extent: Extent, index: int, blocks_sent: int) -> None:
+        last = (extent.stop - 1) // self._block_bytes
+        wanted = self._flights.wanted
+        for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i))):
+            self._flights.fill(self._flights.board(self._origin, version, self._block_bytes, run))
+
+    def _relay_stop(self, version: ObjectVersion, vid: bytes, position: int, stop: int) -> int:
+        """Where the run of missing blocks ends that `position` lies in: one GET relays it."""
+        index = position // self._block_bytes
+        while True:
+            block_stop = block_extent(index, version.size, self._block_bytes).stop
+            if block_stop >= stop:
+                return stop
+            index += 1
+            key = BlockKey(vid, index)
+            if self._store.has(key) or self._flights.get(key) is not None:
+                return block_stop
+
+
+async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece, None]:
+    """The bytes `inside` a block as they arrive."""
+    await flight.beyond(inside.start)
+    lease = flight.lease()
+    try:
+        offset = inside.start
+        while offset < inside.stop:
+            stop = min(await flight.beyond(offset), inside.stop)
+            yield _file_piece(lease, Extent(offset, stop), "flight")
+            offset = stop
+    finally:
+        lease.release()
+
+
+def _file_piece(lease: Lease, inside: Extent, source: str) -> FilePiece:
+    return FilePiece(lease.block.fd, lease.block.payload_offset + inside.start, inside.length, source)
+
+
+def _first_byte(headers: Mapping[str, str]) -> int | None:
+    """Where a read of an unknown object begins; None: only its size can tell, or a condition may end it first."""
+    if any(name in headers for name in CONDITIONALS):
+        return None
+    if "range" not in headers:
+        return 0
+    spec = ranges.parse(headers["range"])
+    return None if spec is None else spec.first
+
+
+def _extent_of(headers: Mapping[str, str], version: ObjectVersion) -> Extent | None:
+    """None: the whole object. Raises InvalidRange; NotCacheable: a Range that stores answer differently."""
+    if "range" not in headers:
+        return None
+    spec = ranges.parse(headers["range"])
+    if spec is None:
+        raise NotCacheable("an unusual Range")
+    return ranges.resolve(spec, version.size)
+
+
+def _conditional(version: ObjectVersion, headers: Mapping[str, str], cache: CacheStatus) -> ReadAnswer | None:
+    verdict = evaluate(headers, version)
+    if verdict is Verdict.FAILED:
+        raise PreconditionFailed
+    if verdict is Verdict.NOT_MODIFIED:
+        kept = {"etag", "last-modified", "cache-control", "expires", "x-amz-version-id"}
+        return ReadAnswer(304, tuple(pair for pair in version.headers if pair[0] in kept), 0, cache)
+    return None
+
+
+def _answer(
+    version: ObjectVersion,
+    extent: Extent | None,
+    asked: Mapping[str, str],
+    cache: CacheStatus,
+    body: Body | None,
+) -> ReadAnswer:
+    headers = version.headers
+    if extent is not None or asked.get("x-amz-checksum-mode", "").upper() != "ENABLED":
+        headers = s3wire.without_checksums(headers)
+    if extent is None:
+        return ReadAnswer(200, headers, version.size, cache, body)
+    headers += (("content-range", ranges.content_range(extent, version.size)),)
+    return ReadAnswer(206, headers, extent.length, cache, body)

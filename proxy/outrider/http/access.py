@@ -1,0 +1,66 @@
+"""Who asks, and may he: the two modes of the S3 port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.core.errors import AccessDenied
+from outrider.core.grants import Client, allowed
+from outrider.core.payload import Payload, payload_rule
+from outrider.core.s3wire import Operation
+from outrider.core.sigv4 import Identity, SignedRequest, SigningKeys, verify
+from outrider.ports import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """The one who asks. `client` None: nobody in particular (loopback mode)."""
+
+    client: Client | None
+    identity: Identity | None
+    payload: Payload
+
+
+class Access(Protocol):
+    def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
+        """Raises S3Error: the signature is missing or wrong."""
+        ...
+
+    def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
+        """Raises AccessDenied: no grant covers it."""
+        ...
+
+
+class Loopback:
+    """The pod is the border: any signature is accepted, or none."""
+
+    def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
+        return Who(None, None, payload_rule(request.headers))
+
+    def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
+        pass
+
+
+class SigV4:
+    """Every request carries a good signature of a client key, and a grant of that client covers it."""
+
+    def __init__(self, clients: Mapping[str, Client], secrets: Mapping[str, str], clock: Clock) -> None:
+        self._clients = clients
+        self._secrets = secrets
+        self._clock = clock
+        self._keys = SigningKeys()
+
+    def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
+        identity = verify(
+            request, secret_of=self._secrets.get, now=self._clock(), keys=self._keys, bucket_of_host=bucket_of_host
+        )
+        if identity is None:
+            raise AccessDenied("Anonymous access is not allowed here: sign the request with a client key.")
+        return Who(self._clients[identity.access_key], identity, identity.payload)
+
+    def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
+        assert who.client is not None
+        if not allowed(who.client, operation, keys_in_body):
+            raise AccessDenied

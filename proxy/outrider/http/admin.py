@@ -1,0 +1,47 @@
+"""The admin port: health, readiness, metrics and status. Loopback, or behind a token."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from outrider.metrics import Metrics
+
+Status = dict[str, object]
+
+
+def admin_app(
+    metrics: Metrics, ready: Callable[[], bool], status: Callable[[], Status], token: str | None
+) -> web.Application:
+    """`token` None: nothing is asked for. `/healthz` and `/readyz` never ask: the kubelet has no token."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        return web.Response(text="ready\n") if ready() else web.Response(status=503, text="not ready\n")
+
+    async def show_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def show_status(_: web.Request) -> web.Response:
+        return web.json_response(status())
+
+    @web.middleware
+    async def guard(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if token is not None and request.path not in ("/healthz", "/readyz"):
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), token.encode()):
+                raise web.HTTPUnauthorized(text="set the header Authorization: Bearer TOKEN\n")
+        return await handler(request)
+
+    app = web.Application(middlewares=[guard])
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", show_metrics)
+    app.router.add_get("/status", show_status)
+    return app

@@ -1,0 +1,158 @@
+"""One reply on the wire: a head of our own making, and a body whose file pieces never pass Python."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import aclosing
+from email.utils import formatdate
+from http import HTTPStatus
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import HttpVersion10
+
+from outrider.core.errors import S3Error, Signal
+from outrider.core.model import Headers
+from outrider.engine.reads import Body, FilePiece
+from outrider.http.wire import SocketWire, TlsWire
+
+log = logging.getLogger(__name__)
+
+Sent = Counter[str]
+"""Body bytes sent, by source."""
+
+OnEnd = Callable[["Reply", Sent, str | None], None]
+"""Called once, when the reply has ended: what was sent, and why it was cut (None: it was not)."""
+
+
+class Reply(web.StreamResponse):
+    """`length` None: sent in chunks, or until the connection ends (HTTP/1.0). A body of bytes has its own length.
+
+    A body that fails halfway cuts the connection, so that a short answer never looks whole.
+    """
+
+    def __init__(
+        self, status: int, headers: Headers, *, wire: SocketWire | TlsWire, body: bytes | Body | None = None,
+        length: int | None = None, close: bool = False, on_end: OnEnd | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(status=status)
+        self._wire_headers = headers
+        self._wire = wire
+        self._content = body
+        self._content_bytes = len(body) if isinstance(body, bytes) else length
+        self._must_close = close
+        self._on_end = on_end
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Head and body are sent by `write_eof`, together: the file's first bytes ride in the head's segment."""
+        self._req = request
+        self._keep_alive = request.keep_alive and not self._must_close
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        sent: Sent = Counter()
+        cut: str | None = "client left"
+        try:
+            await self._send(sent)
+            cut = None
+        except ConnectionError:
+            raise
+        except (Signal, S3Error, OSError) as error:
+            cut = f"{type(error).__name__}: {error}"
+            raise ConnectionResetError(cut) from error
+        except asyncio.CancelledError:
+            cut = "stopped"
+            raise
+        except Exception as error:
+            log.exception("reply failed")
+            cut = "our own error"
+            raise ConnectionResetError(cut) from error
+        finally:
+            if cut is not None:
+                self._abort()
+            self._eof_sent = True
+            if self._on_end is not None:
+                self._on_end(self, sent, cut)
+
+    def _abort(self) -> None:
+        self._keep_alive = False
+        transport = None if self._req is None else self._req.transport
+        if transport is not None:
+            transport.abort()
+
+    async def _send(self, sent: Sent) -> None:
+        assert self._req is not None
+        content = self._content
+        empty = self._req.method == "HEAD" or self.status in (204, 304)
+        if content is None or isinstance(content, bytes):
+            await self._wire.send(self._head(chunked=False) + (b"" if empty or content is None else content))
+            return
+        async with aclosing(content):
+            if empty:
+                await self._wire.send(self._head(chunked=False))
+                return
+            if self._content_bytes is None and self._req.version == HttpVersion10:
+                self._keep_alive = False
+            chunked = self._content_bytes is None and self._req.version > HttpVersion10
+            await self._send_body(content, self._head(chunked=chunked), chunked, sent)
+
+    async def _send_body(self, content: Body, head: bytes, chunked: bool, sent: Sent) -> None:
+        wire = self._wire
+        total = 0
+        async for piece in content:
+            if isinstance(piece, FilePiece):
+                if head:
+                    await wire.send(head, more=True)
+                    head = b""
+                await wire.send_file(piece.fd, piece.offset, piece.count)
+                sent[piece.source] += piece.count
+                total += piece.count
+                continue
+            if head:
+                await wire.send(head, more=bool(piece))
+                head = b""
+            if not piece:
+                continue
+            if chunked:
+                await wire.send(b"%x\r\n" % len(piece), more=True)
+            await wire.send(piece, more=chunked)
+            if chunked:
+                await wire.send(b"\r\n")
+            sent["origin"] += len(piece)
+            total += len(piece)
+        if head:
+            await wire.send(head)
+        if chunked:
+            await wire.send(b"0\r\n\r\n")
+        elif self._content_bytes is not None and total != self._content_bytes:
+            raise OSError(errno.EIO, f"the body ended after {total} of {self._content_bytes} bytes")
+
+    def _head(self, *, chunked: bool) -> bytes:
+        assert self._req is not None
+        lines = [f"HTTP/1.1 {self.status} {_reason(self.status)}"]
+        lines.extend([f"{name}: {value}" for name, value in self._wire_headers if name != "content-length"])
+        if chunked:
+            lines.append("transfer-encoding: chunked")
+        elif self._content_bytes is not None and self.status not in (204, 304):
+            lines.append(f"content-length: {self._content_bytes}")
+        elif self._content is None and self.status not in (204, 304):
+            lines.append("content-length: 0")
+        lines.append(f"date: {formatdate(usegmt=True)}")
+        lines.append("server: outrider")
+        if not self._keep_alive:
+            lines.append("connection: close")
+        elif self._req.version == HttpVersion10:
+            lines.append("connection: keep-alive")
+        lines.append("\r\n")
+        return "\r\n".join(lines).encode("utf-8", "surrogateescape")
+
+
+def _reason(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"

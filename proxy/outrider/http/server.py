@@ -1,0 +1,277 @@
+"""The S3 port: understands a request, lets it in or not, and answers from the cache or from the origin.
+
+aiohttp's low-level server, without router or middleware; the sending side is `wire`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from aiohttp import hdrs, web
+from aiohttp.http import HttpVersion11
+from aiohttp.web_protocol import RequestHandler
+
+from outrider.core import s3wire
+from outrider.core.errors import BadRequest, IncompleteBody, InternalError, S3Error, SlowDown
+from outrider.core.model import Headers
+from outrider.core.s3wire import Forgets, Kind, Operation
+from outrider.core.sigv4 import SignedRequest
+from outrider.engine.asking import OriginRefused
+from outrider.engine.forwards import Forwards
+from outrider.engine.reads import CacheStatus, NotCacheable, ReadAnswer, Reads
+from outrider.engine.uploads import Upload, upload_of, whole_body
+from outrider.http.access import Access, Who
+from outrider.http.reply import OnEnd, Reply, Sent
+from outrider.http.wire import SocketWire, TlsWire, wire_of
+from outrider.metrics import Metrics
+
+log = logging.getLogger(__name__)
+access_log = logging.getLogger("outrider.access")
+
+# Presigned queries carry session tokens of 1-2 KiB, and a key of 1,024 bytes is 3 KiB when escaped.
+_LINE_BYTES_MAX = 32 * 1024
+_FIELD_BYTES_MAX = 16 * 1024
+# How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
+_LINGER_S = 2.0
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One request on its way, and what its log line will say."""
+
+    request: web.BaseRequest
+    wire: SocketWire | TlsWire
+    headers: Headers
+    id: str = field(default_factory=lambda: secrets.token_hex(8).upper())
+    started: float = field(default_factory=time.perf_counter)
+    operation: Operation | None = None
+    client: str = "-"
+    cache: CacheStatus = CacheStatus.BYPASS
+
+
+class Connection(RequestHandler):
+    """One client connection: aiohttp's parser and keep-alive, our own errors and our own sending side."""
+
+    __slots__ = ("wire",)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)
+        self.wire = wire_of(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.wire.lost()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if isinstance(self.wire, TlsWire):
+            self.wire.paused(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if isinstance(self.wire, TlsWire):
+            self.wire.paused(False)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp's parser refuses is answered in S3's words, and the connection closed."""
+        asked = _Asked(request, self.wire, ())
+        return _error_reply(asked, BadRequest(), "", close=True, on_end=None)
+
+
+class S3Server(web.Server):
+    """The protocol factory of the S3 port."""
+
+    def __init__(
+        self, reads: Reads, forwards: Forwards, access: Access, metrics: Metrics,
+        *, domains: tuple[str, ...] = (), requests_max: int,
+    ) -> None:  # fmt: skip
+        super().__init__(self._handle)
+        self._reads = reads
+        self._forwards = forwards
+        self._access = access
+        self._metrics = metrics
+        self._domains = domains
+        self._requests_max = requests_max
+        self.in_flight = 0
+
+    def __call__(self) -> RequestHandler:
+        return Connection(
+            self, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False, lingering_time=_LINGER_S,
+            max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX, logger=log, keepalive_timeout=600.0,
+        )  # type: ignore[arg-type]  # fmt: skip
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        protocol = request.protocol
+        assert isinstance(protocol, Connection)
+        headers = tuple(
+            (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape").strip())
+            for name, value in request.raw_headers
+        )
+        asked = _Asked(request, protocol.wire, headers)
+        self.in_flight += 1
+        self._metrics.in_flight.set(self.in_flight)
+        try:
+            if self.in_flight > self._requests_max:
+                raise SlowDown(headers=(("retry-after", "1"),))
+            return await self._answer(asked)
+        except S3Error as error:
+            return self._refuse(asked, error)
+        except OriginRefused as refused:
+            headers = (*s3wire.passed_down(refused.headers), ("x-cache", CacheStatus.BYPASS.value))
+            return Reply(refused.status, headers, wire=asked.wire, body=refused.body, on_end=self._on_end(asked))
+        except ConnectionError:
+            self._ended(asked, None, Sent(), "client left")
+            raise
+        except Exception:
+            log.exception("request failed", extra={"request": asked.id})
+            return self._refuse(asked, InternalError())
+
+    async def _answer(self, asked: _Asked) -> Reply:
+        request = asked.request
+        _check_framing(asked)
+        target = request.raw_path
+        path, _, query = target.partition("?")
+        host = next((value for name, value in asked.headers if name == "host"), "")
+        signed = SignedRequest(request.method, path, query, asked.headers)
+        who = self._access.identify(signed, s3wire.bucket_of_host(host, self._domains))
+        asked.client = who.client.name if who.client else "-"
+        operation = asked.operation = s3wire.classify(request.method, target, asked.headers, self._domains)
+        if operation.forgets is Forgets.KEYS_IN_BODY:
+            return await self._delete_objects(asked, operation, who)
+        self._access.check(who, operation, None)
+        if operation.kind is Kind.FORWARD:
+            return await self._forward(asked, operation, who)
+        plain = dict(asked.headers)
+        try:
+            if operation.kind is Kind.HEAD:
+                return self._read_reply(asked, await self._reads.head(operation.ref, plain))
+            return self._read_reply(asked, await self._reads.get(operation.ref, plain))
+        except NotCacheable:
+            return await self._forward(asked, operation, who)
+
+    def _read_reply(self, asked: _Asked, answer: ReadAnswer) -> Reply:
+        asked.cache = answer.cache
+        headers = (*answer.headers, ("x-amz-request-id", asked.id), ("x-cache", answer.cache.value))
+        if answer.status != 304:
+            headers = (*headers, ("accept-ranges", "bytes")) if not _has(headers, "accept-ranges") else headers
+        return Reply(
+            answer.status, headers, wire=asked.wire, body=answer.body, length=answer.length, on_end=self._on_end(asked)
+        )
+
+    async def _forward(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
+        upload = Upload()
+        if asked.request.body_exists:
+            length = asked.request.content_length
+            upload = upload_of(asked.headers, who.payload, who.identity, _client_body(asked), length)
+        return await self._send_up(asked, operation, upload, None)
+
+    async def _send_up(
+        self, asked: _Asked, operation: Operation, upload: Upload, deleted_keys: list[str] | None
+    ) -> Reply:
+        answer = await self._forwards.send(operation, asked.headers, upload, deleted_keys)
+        headers = answer.headers
+        if not _has(headers, "x-amz-request-id"):
+            headers = (*headers, ("x-amz-request-id", asked.id))
+        headers = (*headers, ("x-cache", CacheStatus.BYPASS.value))
+        return Reply(
+            answer.status, headers, wire=asked.wire, body=answer.body, length=answer.length, on_end=self._on_end(asked)
+        )
+
+    async def _delete_objects(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
+        """Its keys stand in its body: read that first, for the grants and for the catalog."""
+        body, trailers = await whole_body(
+            asked.headers, who.payload, who.identity, _client_body(asked), asked.request.content_length,
+            limit=s3wire.DELETE_BODY_BYTES_MAX,
+        )  # fmt: skip
+        keys = s3wire.keys_to_delete(body)
+        self._access.check(who, operation, keys)
+        upload = Upload(_once(body), len(body), headers=trailers) if body else Upload()
+        return await self._send_up(asked, operation, upload, keys)
+
+    def _refuse(self, asked: _Asked, error: S3Error) -> Reply:
+        unread = asked.request.body_exists and not asked.request.content.is_eof()
+        close = unread or isinstance(error, BadRequest | IncompleteBody)
+        return _error_reply(asked, error, asked.request.raw_path.partition("?")[0], close=close,
+                            on_end=self._on_end(asked))  # fmt: skip
+
+    def _on_end(self, asked: _Asked) -> OnEnd:
+        return lambda reply, sent, cut: self._ended(asked, reply.status, sent, cut)
+
+    def _ended(self, asked: _Asked, status: int | None, sent: Sent, cut: str | None) -> None:
+        self.in_flight -= 1
+        self._metrics.in_flight.set(self.in_flight)
+        operation = asked.operation
+        op = "bad" if operation is None else operation.kind.value
+        if operation is not None and operation.kind is Kind.FORWARD:
+            op = f"forward {asked.request.method}"
+        cache = asked.cache.value
+        self._metrics.requests.labels(op, str(status or 0), cache).inc()
+        for source, count in sent.items():
+            self._metrics.served_bytes.labels(source).inc(count)
+        fields: dict[str, object] = {
+            "request": asked.id, "op": op, "method": asked.request.method, "status": status, "cache": cache,
+            "bytes": sent.total(), "seconds": round(time.perf_counter() - asked.started, 6), "client": asked.client,
+        }  # fmt: skip
+        if operation is not None:
+            fields["bucket"], fields["key"] = operation.bucket, operation.key
+        if (asked_range := dict(asked.headers).get("range")) is not None:
+            fields["range"] = asked_range
+        if cut is not None:
+            fields["cut"] = cut
+        access_log.info("request", extra=fields)
+
+
+def _check_framing(asked: _Asked) -> None:
+    """What one HTTP stack reads otherwise than another is refused: two readings of one request smuggle a second."""
+    names = [name for name, _ in asked.headers]
+    for single in ("host", "content-length", "transfer-encoding", "range", "x-amz-content-sha256"):
+        if names.count(single) > 1:
+            raise BadRequest(f"More than one {single} header.")
+    if "content-length" in names and "transfer-encoding" in names:
+        raise BadRequest("Both Content-Length and Transfer-Encoding.")
+    coding = dict(asked.headers).get("transfer-encoding", "chunked")
+    if coding.lower() != "chunked":
+        raise BadRequest("The only Transfer-Encoding understood is chunked.")
+    if "host" not in names and asked.request.version >= HttpVersion11:
+        raise BadRequest("The Host header is missing.")
+
+
+def _expects_continue(asked: _Asked) -> bool:
+    return asked.request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+
+
+async def _client_body(asked: _Asked) -> AsyncIterator[bytes]:
+    """The request's body as it arrives; leave to send it is given when the first byte is wanted, not before.
+
+    Raises:
+        IncompleteBody: the client stopped halfway.
+    """
+    if _expects_continue(asked) and asked.request.version >= HttpVersion11:
+        await asked.wire.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+    try:
+        async for chunk in asked.request.content.iter_any():
+            yield chunk
+    except (web.RequestPayloadError, ConnectionError, asyncio.IncompleteReadError) as error:
+        raise IncompleteBody from error
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+def _has(headers: Headers, name: str) -> bool:
+    return any(known == name for known, _ in headers)
+
+
+def _error_reply(asked: _Asked, error: S3Error, resource: str, *, close: bool, on_end: OnEnd | None) -> Reply:
+    body = s3wire.error_xml(error, resource=resource, request_id=asked.id)
+    headers = (("content-type", "application/xml"), ("x-amz-request-id", asked.id), *error.headers)
+    return Reply(error.status, headers, wire=asked.wire, body=body, close=close, on_end=on_end)

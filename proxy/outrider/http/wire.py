@@ -1,0 +1,154 @@
+"""A connection's sending side, past asyncio's transport: block files go from the disk to the socket by the kernel.
+
+uvloop has no `loop.sendfile`, and asyncio's takes the transport apart for each call: so a duplicate of the socket's
+descriptor is kept per connection, which `add_writer` accepts beside the transport's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+# A client that takes nothing for this long is gone, whatever TCP thinks of it. A training step or a validation pass
+# pauses a reader for minutes.
+SEND_TIMEOUT_S = 3600.0
+_TLS_READ_BYTES = 256 * 1024
+_TLS_BUFFER_BYTES = 1024 * 1024
+
+
+class Wire(Protocol):
+    """Writes in order; both raise ConnectionError when the client is gone."""
+
+    async def send(self, data: Buffer, *, more: bool = False) -> None:
+        """`more`: a file follows at once, so the kernel may wait and send both in one segment."""
+        ...
+
+    async def send_file(self, fd: int, offset: int, count: int) -> None: ...
+
+    def lost(self) -> None:
+        """The connection is gone: whoever waits is told so, and nothing is written any more."""
+        ...
+
+
+class SocketWire:
+    """Plain TCP."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        original = transport.get_extra_info("socket")
+        self._socket: socket.socket | None = socket.socket(fileno=os.dup(original.fileno()))
+        self._socket.setblocking(False)
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def _alive(self) -> socket.socket:
+        # Asked before every call on the descriptor: its number may belong to another connection once it is closed.
+        if self._socket is None:
+            raise ConnectionResetError("the client is gone")
+        return self._socket
+
+    async def send(self, data: Buffer, *, more: bool = False) -> None:
+        view = memoryview(data)
+        flags = socket.MSG_MORE if more else 0
+        while view:
+            try:
+                sent = self._alive().send(view, flags)
+            except (BlockingIOError, InterruptedError):
+                await self._writable()
+            else:
+                view = view[sent:]
+
+    async def send_file(self, fd: int, offset: int, count: int) -> None:
+        while count:
+            try:
+                sent = os.sendfile(self._alive().fileno(), fd, offset, count)
+            except (BlockingIOError, InterruptedError):
+                await self._writable()
+                continue
+            if sent == 0:
+                raise OSError(errno.EIO, "a block file is shorter than it was")
+            offset += sent
+            count -= sent
+
+    async def _writable(self) -> None:
+        descriptor = self._alive().fileno()
+        self._waiter = self._loop.create_future()
+        self._loop.add_writer(descriptor, self._wake)
+        timeout = self._loop.call_later(SEND_TIMEOUT_S, self._fail, ConnectionResetError("the client takes nothing"))
+        try:
+            await self._waiter
+        finally:
+            timeout.cancel()
+            self._waiter = None
+            if self._socket is not None:
+                self._loop.remove_writer(descriptor)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, error: ConnectionError) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    def lost(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        self._fail(ConnectionResetError("the client is gone"))
+
+
+class TlsWire:
+    """TLS: the kernel cannot send a file through it, so the bytes are read in a thread and go through the transport."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport: asyncio.Transport | None = transport
+        transport.set_write_buffer_limits(high=_TLS_BUFFER_BYTES)
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def paused(self, paused: bool) -> None:
+        """The transport's flow control, passed on by the protocol."""
+        if paused:
+            self._room.clear()
+        else:
+            self._room.set()
+
+    async def send(self, data: Buffer, *, more: bool = False) -> None:
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await self._room.wait()
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        self._transport.write(data)
+
+    async def send_file(self, fd: int, offset: int, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        # The thread reads a descriptor of its own: ours may close, and its number be reused, if we are cancelled.
+        own = os.dup(fd)
+        try:
+            while count:
+                data = await asyncio.shield(
+                    loop.run_in_executor(None, os.pread, own, min(count, _TLS_READ_BYTES), offset)
+                )
+                if not data:
+                    raise OSError(errno.EIO, "a block file is shorter than it was")
+                await self.send(data)
+                offset += len(data)
+                count -= len(data)
+        finally:
+            os.close(own)
+
+    def lost(self) -> None:
+        self._transport = None
+        self._room.set()
+
+
+def wire_of(transport: asyncio.Transport) -> SocketWire | TlsWire:
+    tls: ssl.SSLContext | None = transport.get_extra_info("sslcontext")
+    return SocketWire(transport) if tls is None else TlsWire(transport)

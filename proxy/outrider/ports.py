@@ -1,0 +1,144 @@
+"""What the engine needs of the world. Adapters implement these; fakes with knobs stand in for them in tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.core.blockfile import BlockMeta
+from outrider.core.model import BlockKey, Headers, ObjectVersion
+from outrider.core.s3wire import Query
+
+Clock = Callable[[], float]
+"""Epoch seconds."""
+
+Chunks = AsyncGenerator[bytes, None]
+"""A body as it arrives; `aclose` gives up what is left of it."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class OriginRequest:
+    """A request to the origin, unsigned. `key` empty: the bucket; `bucket` None: the service.
+
+    `body` None: none. `body_bytes` None with a body: unknown length. `payload_hash`: what `x-amz-content-sha256`
+    says; a hash of the body, or UNSIGNED-PAYLOAD, or a streaming form that `body` already is framed in.
+    """
+
+    method: str
+    bucket: str | None
+    key: str
+    query: Query = ()
+    headers: Headers = ()
+    body: AsyncIterator[Buffer] | None = None
+    body_bytes: int | None = None
+    payload_hash: str | None = None
+
+
+class OriginReply(Protocol):
+    """A reply whose head is in. Header names in lower case."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Headers: ...
+
+    @property
+    def content_length(self) -> int | None:
+        """None: not told (chunked, or until the connection ends)."""
+        ...
+
+    def chunks(self) -> Chunks:
+        """The body as it arrives.
+
+        Raises:
+            OriginBroke: the connection ended, or nothing came for too long, before the body was whole.
+        """
+        ...
+
+
+class Origin(Protocol):
+    """The S3 behind us. Signs with the proxy's own credentials."""
+
+    @property
+    def endpoint(self) -> str:
+        """A name for this origin that is part of each block's identity."""
+        ...
+
+    def send(self, request: OriginRequest) -> AbstractAsyncContextManager[OriginReply]:
+        """One try. Leaving the context before the body was read gives the connection up.
+
+        Raises:
+            OriginBroke: no reply came.
+        """
+        ...
+
+
+class OpenBlock(Protocol):
+    """A block file that is open while it is leased; `payload_offset` is where block offset 0 lies in the file."""
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def payload_offset(self) -> int: ...
+
+
+class Lease(Protocol):
+    """The right to read an open block; the block is no victim and its file stays open until `release`."""
+
+    @property
+    def block(self) -> OpenBlock: ...
+
+    def release(self) -> None: ...
+
+
+class BlockWriter(Protocol):
+    """A block on its way to disk. Ends with `commit` or `abort`, exactly once; `abort` never raises."""
+
+    def lease(self) -> Lease:
+        """What was appended so far can be read through it, also after `commit`."""
+        ...
+
+    async def append(self, pieces: Sequence[Buffer]) -> None:
+        """Raises StoreUnavailable: the disk did not take it."""
+        ...
+
+    async def commit(self) -> None:
+        """From here on the store has the block. Raises StoreUnavailable."""
+        ...
+
+    async def abort(self) -> None: ...
+
+
+class BlockStore(Protocol):
+    """Blocks on disk, within a budget. Its own troubles are counted and logged by itself; to the engine they are a
+    miss or `StoreUnavailable`."""
+
+    def has(self, block: BlockKey) -> bool: ...
+
+    def lease_open(self, block: BlockKey) -> Lease | None:
+        """A lease without any wait, if the block is here, verified and its file open; else None."""
+        ...
+
+    async def lease(self, block: BlockKey) -> Lease | None:
+        """None: not here, or found bad (then it is deleted and counted)."""
+        ...
+
+    async def create(self, meta: BlockMeta) -> BlockWriter:
+        """Reserve room, evicting what may go, and begin a block.
+
+        Raises:
+            StoreUnavailable: no room can be made, or the disk is sick.
+        """
+        ...
+
+
+class Versions(Protocol):
+    """Told by the store, after a start, of each version that it found blocks of."""
+
+    def recall(self, origin: str, version: ObjectVersion) -> None: ...

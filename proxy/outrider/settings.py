@@ -1,0 +1,302 @@
+"""All settings, from flags, `OUTRIDER_*` and a TOML file, in that order; checked once, then frozen."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from outrider.core.freshness import Freshness
+from outrider.core.grants import Access, Client, Grant
+from outrider.core.model import ObjectRef
+
+_ENV_PREFIX = "OUTRIDER_"
+_UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "kib": 2**10, "m": 10**6, "mb": 10**6, "mib": 2**20,
+          "g": 10**9, "gb": 10**9, "gib": 2**30, "t": 10**12, "tb": 10**12, "tib": 2**40}  # fmt: skip
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*|%)", re.ASCII)
+_LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+
+
+class SettingsError(ValueError):
+    """One or more settings are wrong; each line names one and says what is allowed."""
+
+
+class Size(BaseModel):
+    """A number of bytes, or a share of a whole that is only known later."""
+
+    model_config = ConfigDict(frozen=True)
+    amount_bytes: int = 0
+    share: float = 0.0
+
+    def of(self, whole_bytes: int) -> int:
+        return self.amount_bytes + int(self.share * whole_bytes)
+
+
+def _size(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None or (match[2] != "%" and match[2].lower() not in _UNITS):
+        raise PydanticCustomError("size", "is not a size: write bytes, or a number with KiB, MiB, GiB, TiB or %")
+    if match[2] == "%":
+        if float(match[1]) > 100:
+            raise PydanticCustomError("size", "is more than 100 %")
+        return Size(share=float(match[1]) / 100)
+    return Size(amount_bytes=int(float(match[1]) * _UNITS[match[2].lower()]))
+
+
+def _plain_bytes(value: object) -> object:
+    size = _size(value)
+    if isinstance(size, Size):
+        if size.share:
+            raise PydanticCustomError("size", "must be a number of bytes here, not a share")
+        return size.amount_bytes
+    return size
+
+
+def _endpoint(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        raise PydanticCustomError("endpoint", "must be http://HOST[:PORT] or https://HOST[:PORT]")
+    return value.rstrip("/")
+
+
+def _address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise PydanticCustomError("address", "must be HOST:PORT (port 0: any free one)")
+    return value
+
+
+def _freshness(value: str) -> str:
+    try:
+        Freshness.parse(value)
+    except ValueError as error:
+        raise PydanticCustomError("freshness", "{why}", {"why": str(error)}) from error
+    return value
+
+
+def _comma_list(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+Address = Annotated[str, AfterValidator(_address)]
+FreshnessText = Annotated[str, AfterValidator(_freshness)]
+
+
+class FreshnessRule(BaseModel):
+    """`objects` is a glob over `bucket/key`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    objects: str
+    freshness: FreshnessText
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "outrider"
+
+
+class Settings(BaseSettings):
+    """The settings of `serve` and `run`. Sizes are bytes, `*_s` are seconds."""
+
+    model_config = SettingsConfigDict(env_prefix=_ENV_PREFIX, extra="forbid", frozen=True)
+
+    origin: Annotated[str, AfterValidator(_endpoint)] | None = Field(
+        None, description="Endpoint of the S3 behind us; default: AWS S3 of the region."
+    )
+    region: str | None = Field(None, description="Region to sign for; default: the AWS chain's, else us-east-1.")
+    listen: Address = Field("127.0.0.1:9480", description="Where S3 clients connect.")
+    admin: Address = Field("127.0.0.1:9481", description="Health, metrics and status.")
+    admin_token: SecretStr | None = Field(None, description="Bearer token of the admin port; needed off loopback.")
+    cache_dir: Path = Field(
+        default_factory=_default_cache_dir, description="Where blocks are kept; `memory`: on the tmpfs."
+    )
+    cache_size: Annotated[Size, BeforeValidator(_size)] = Field(
+        Size(share=0.8), description="Budget on disk, bytes or a share of the file system."
+    )
+    min_free: Annotated[Size, BeforeValidator(_size)] = Field(
+        Size(share=0.05), description="Free space that is always left to others, bytes or a share."
+    )
+    block_size: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
+        8 * 2**20, ge=64 * 2**10, le=2**30, multiple_of=4096, description="Size of a block."
+    )
+    auth: Literal["loopback", "sigv4"] = Field("loopback", description="Who may ask.")
+    clients: Path | None = Field(None, description="TOML file of client keys and grants, for `auth = sigv4`.")
+    domain: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_comma_list)] = Field(
+        (), description="Virtual-host style names: requests to BUCKET.DOMAIN."
+    )
+    tls_cert: Path | None = Field(None, description="Certificate chain: https on the S3 port.")
+    tls_key: Path | None = Field(None, description="Its private key.")
+    freshness: FreshnessText = Field("ttl:60", description="How long an object is served without asking the origin.")
+    freshness_rules: tuple[FreshnessRule, ...] = Field((), description="Freshness per bucket/key glob, first match.")
+    stale_if_error: bool = Field(False, description="Serve what is here when the origin cannot be reached.")
+    policy: Literal["lru", "fifo", "none"] = Field("lru", description="Which blocks go when room is needed.")
+    verify: Literal["first", "always"] = Field("first", description="When a block's checksum is verified.")
+    origin_connections: int = Field(128, ge=1, le=10_000, description="Connections to the origin at most.")
+    fills: int = Field(64, ge=1, le=10_000, description="Fills under way at most.")
+    requests: int = Field(4096, ge=1, description="Requests answered at once; more get 503 SlowDown.")
+    catalog_entries: int = Field(1_000_000, ge=1, description="Objects remembered at most.")
+    drain_s: float = Field(30.0, ge=0, le=3600, description="How long a stop waits for requests under way.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
+    log_format: Literal["json", "text"] | None = Field(None, description="Default: text on a terminal, else json.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
+        """Flags and file are merged by `load`, which knows which came from where."""
+        return (init_settings, env_settings)
+
+    @cached_property
+    def known_clients(self) -> tuple[tuple[Client, SecretStr], ...]:
+        """The clients of the clients file, each with its secret key."""
+        return () if self.clients is None else _read_clients(self.clients)
+
+    def freshness_of(self, ref: ObjectRef) -> Freshness:
+        name = f"{ref.bucket}/{ref.key}"
+        for rule in self.freshness_rules:
+            if fnmatchcase(name, rule.objects):
+                return Freshness.parse(rule.freshness)
+        return self._default_freshness
+
+    @cached_property
+    def _default_freshness(self) -> Freshness:
+        return Freshness.parse(self.freshness)
+
+    def check(self) -> Self:
+        """What no field can know alone.
+
+        Raises:
+            SettingsError
+        """
+        wrong = []
+        if self.auth == "loopback" and not _is_loopback(self.listen):
+            wrong.append(
+                f"--listen {self.listen}: auth = loopback lets everybody in, so it only binds to loopback. "
+                "Use --listen 127.0.0.1:9480, or --auth sigv4 with --clients FILE."
+            )
+        if self.auth == "sigv4" and self.clients is None:
+            wrong.append("--auth sigv4 needs --clients FILE with the client keys and their grants.")
+        if not _is_loopback(self.admin) and self.admin_token is None:
+            wrong.append(f"--admin {self.admin}: off loopback it needs OUTRIDER_ADMIN_TOKEN.")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            wrong.append("--tls-cert and --tls-key go together.")
+        if wrong:
+            raise SettingsError("\n".join(wrong))
+        if self.auth == "sigv4":
+            _ = self.known_clients
+        return self
+
+
+def load(flags: Mapping[str, object], config: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from `flags` (None: not given), the environment and the file `config`, the first named winning.
+
+    Raises:
+        SettingsError: an unknown setting, or a value that makes no sense.
+    """
+    environ = os.environ if environ is None else environ
+    from_env = {name[len(_ENV_PREFIX) :].lower() for name in environ if name.startswith(_ENV_PREFIX)}
+    unknown = sorted(from_env - set(Settings.model_fields) - {"config"})
+    if unknown:
+        raise SettingsError(
+            "\n".join(f"{_ENV_PREFIX}{name.upper()}: no such setting. Known: {_names()}." for name in unknown)
+        )
+    if config is None and "OUTRIDER_CONFIG" in environ:
+        config = Path(environ["OUTRIDER_CONFIG"])
+    values: dict[str, Any] = {} if config is None else _read_toml(config)
+    for name in sorted(from_env & set(Settings.model_fields)):
+        values[name] = environ[_ENV_PREFIX + name.upper()]
+    values.update({name: value for name, value in flags.items() if value is not None})
+    try:
+        return Settings(**values).check()
+    except ValidationError as error:
+        raise SettingsError("\n".join(_line(detail) for detail in error.errors())) from error
+
+
+def _line(detail: Any) -> str:
+    path = [str(part) for part in detail["loc"]]
+    name = path[0] if path else "settings"
+    if detail["type"] == "extra_forbidden":
+        return f"{'.'.join(path)}: no such setting. Known: {_names()}."
+    given = detail.get("input")
+    flag = f"--{name.replace('_', '-')} ({_ENV_PREFIX}{name.upper()})"
+    return f"{flag}: {given!r} {_lower(detail['msg'])}" if _showable(name) else f"{flag}: {_lower(detail['msg'])}"
+
+
+def _showable(name: str) -> bool:
+    return name != "admin_token"
+
+
+def _lower(message: str) -> str:
+    return message if message.startswith("'") else message[:1].lower() + message[1:]
+
+
+def _names() -> str:
+    return ", ".join(sorted(Settings.model_fields))
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    return host in _LOOPBACK_HOSTS or host.startswith("127.")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingsError(f"{path}: not TOML: {error}") from error
+
+
+class _GrantEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    bucket: str
+    prefix: str = ""
+    access: Literal["read", "write"] = "read"
+
+
+class _ClientEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    access_key: str = Field(min_length=1)
+    secret_key: SecretStr
+    name: str = ""
+    grants: tuple[_GrantEntry, ...] = ()
+
+
+class _ClientsFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    client: tuple[_ClientEntry, ...]
+
+
+def _read_clients(path: Path) -> tuple[tuple[Client, SecretStr], ...]:
+    try:
+        entries = _ClientsFile.model_validate(_read_toml(path)).client
+    except ValidationError as error:
+        # The input is not shown: it may be a secret.
+        lines = (
+            f"{path}: {'.'.join(str(part) for part in detail['loc'])}: {detail['msg']}" for detail in error.errors()
+        )
+        raise SettingsError("\n".join(lines)) from error
+    keys = [entry.access_key for entry in entries]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise SettingsError(f"{path}: access keys given twice: {', '.join(twice)}")
+    return tuple((_client(entry), entry.secret_key) for entry in entries)
+
+
+def _client(entry: _ClientEntry) -> Client:
+    grants = tuple(Grant(grant.bucket, grant.prefix, Access(grant.access)) for grant in entry.grants)
+    return Client(entry.name or entry.access_key, entry.access_key, grants)

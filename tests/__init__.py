@@ -1,0 +1,1 @@
+"""Tests, and what they run against: importable as `tests.support...` from the top of the repository."""

@@ -1,0 +1,1 @@
+"""Measurements and the demo: run as modules, `python -m tests.bench.<name>`."""

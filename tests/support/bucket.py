@@ -1,0 +1,192 @@
+"""A real S3 server (SeaweedFS) for tests and the demo: loopback, free ports, signatures checked, no leftovers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from tests.support.child import Child, free_ports, program
+
+REGION = "us-east-1"
+READY_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A key pair that the bucket knows. `actions` are SeaweedFS's words, each for all buckets or as `Read:bucket`."""
+
+    name: str
+    access_key: str
+    secret_key: str
+    actions: tuple[str, ...]
+
+
+ADMIN = Identity("admin", "OUTRIDERADMIN", "admin-secret", ("Admin", "Read", "Write", "List", "Tagging"))
+READER = Identity("reader", "OUTRIDERREADER", "reader-secret", ("Read", "List"))
+
+
+class Bucket:
+    """One SeaweedFS process with its data in a temporary directory; `start()` returns when it answers signed requests.
+
+    `access_key` and `secret_key` are those of the first identity, which must be allowed to list and to make buckets.
+    """
+
+    def __init__(self, identities: tuple[Identity, ...] = (ADMIN, READER)) -> None:
+        self._identities = identities
+        self._child: Child | None = None
+        self._directory: Path | None = None
+        self.port = 0
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def access_key(self) -> str:
+        return self._identities[0].access_key
+
+    @property
+    def secret_key(self) -> str:
+        return self._identities[0].secret_key
+
+    def environment(self) -> dict[str, str]:
+        """The variables that give any S3 tool the first identity's keys; the endpoint is the caller's to add."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def client(self, endpoint: str | None = None, identity: Identity | None = None, **config: Any) -> Any:
+        """A boto3 client that does not retry; `endpoint` is the simulator's or the proxy's when it goes through one.
+
+        `config` goes to botocore's Config. The caller closes the client.
+        """
+        identity = identity or self._identities[0]
+        settings = {"retries": {"max_attempts": 0}, "s3": {"addressing_style": "path"}, **config}
+        return boto3.client(
+            "s3",
+            endpoint_url=endpoint or self.endpoint,
+            aws_access_key_id=identity.access_key,
+            aws_secret_access_key=identity.secret_key,
+            region_name=REGION,
+            config=Config(**settings),
+        )
+
+    def make_bucket(self, name: str) -> str:
+        """Make a bucket that may exist already; returns its name."""
+        client = self.client()
+        try:
+            client.create_bucket(Bucket=name)
+        except client.exceptions.BucketAlreadyOwnedByYou:
+            pass
+        finally:
+            client.close()
+        return name
+
+    def start(self) -> None:
+        directory = Path(tempfile.mkdtemp(prefix="outrider-bucket-"))
+        (directory / "identities.json").write_text(_identities_json(self._identities))
+        ports = dict(zip(_PORT_FLAGS, free_ports(len(_PORT_FLAGS)), strict=True))
+        self.port = ports["s3.port"]
+        # SeaweedFS puts these sockets into /tmp whatever it is told, and leaves them there.
+        sockets = [Path(f"/tmp/seaweedfs-{role}-grpc-{ports[f'{role}.port.grpc']}.sock") for role in _ROLES]
+        self._directory = directory
+        self._child = Child(
+            _command(directory, ports),
+            log=directory / "log",
+            # One volume file for each bucket instead of seven: tests make many small buckets.
+            env={**os.environ, "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"},
+            cwd=directory,
+            scratch=(directory, *sockets),
+            # A clean stop takes SeaweedFS up to 25 s, and nobody will read this data again.
+            stop_signal=signal.SIGKILL,
+        )
+        try:
+            self._child.wait_until(self._answers, what="SeaweedFS", deadline_s=READY_DEADLINE_S)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _answers(self) -> bool:
+        client = self.client(connect_timeout=1, read_timeout=2)
+        try:
+            client.list_buckets()
+        except (ClientError, BotoCoreError):
+            return False
+        finally:
+            client.close()
+        return True
+
+
+# SeaweedFS derives a gRPC port it is not given as port + 10000, which two instances may share: give it every one.
+_ROLES = ("master", "volume", "filer", "s3")
+_PORT_FLAGS = tuple(f"{role}.{port}" for role in _ROLES for port in ("port", "port.grpc"))
+
+
+def _command(directory: Path, ports: dict[str, int]) -> list[str]:
+    return [
+        str(program("weed")),
+        "-logtostderr=true",
+        "server",
+        f"-dir={directory}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        *(f"-{flag}={port}" for flag, port in ports.items()),
+        "-master.telemetry=false",
+        "-master.electionTimeout=1s",
+        "-master.volumeSizeLimitMB=1024",
+        # Volume files grow as they are written, so a high count costs nothing; each bucket takes at least one.
+        "-volume.max=4096",
+        "-filer",
+        f"-filer.localSocket={directory}/filer.sock",
+        "-s3",
+        f"-s3.config={directory}/identities.json",
+        f"-s3.localSocket={directory}/s3.sock",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        # A typo in a bucket's name must be NoSuchBucket, as at S3.
+        "-s3.autoCreateBucket=false",
+    ]
+
+
+def _identities_json(identities: tuple[Identity, ...]) -> str:
+    return json.dumps(
+        {
+            "identities": [
+                {
+                    "name": one.name,
+                    "credentials": [{"accessKey": one.access_key, "secretKey": one.secret_key}],
+                    "actions": list(one.actions),
+                }
+                for one in identities
+            ]
+        }
+    )

@@ -1,0 +1,132 @@
+"""Processes that die with their parent, however it dies, and take their scratch directories with them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+LOG_TAIL_BYTES = 4000
+
+# The parent's end of stdin is the lifeline: it closes when the parent ends, by SIGKILL too. PR_SET_PDEATHSIG was
+# rejected: it fires when the *thread* that started the child ends, and it cannot remove a directory.
+_WATCHDOG = """
+trap '' INT TERM HUP
+read -r word
+[ "$word" = ended ] || kill -9 "$1" 2>/dev/null
+shift
+for path in "$@"; do rm -rf -- "$path"; done
+"""
+
+
+class Child:
+    """One process in its own session, its output in a log file; `stop()` ends it at most `grace_s` later.
+
+    Whatever stands in `scratch` (files or directories) is removed after the process, also when the parent is killed.
+    The log must lie outside `scratch` if it is to be read after `stop()`.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        scratch: Sequence[Path] = (),
+        stop_signal: signal.Signals = signal.SIGTERM,
+        grace_s: float = 10.0,
+    ) -> None:
+        self.log = log
+        self._stop_signal = stop_signal
+        self._grace_s = grace_s
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [str(word) for word in argv],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=None if env is None else dict(env),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        self._watchdog = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(self.process.pid), *(str(path) for path in scratch)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def log_tail(self) -> str:
+        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+    def wait_until(self, ready: Callable[[], bool], *, what: str, deadline_s: float) -> None:
+        """Poll `ready` until it is true.
+
+        Raises:
+            RuntimeError: the process ended, or the deadline passed; the message ends with the tail of its log.
+        """
+        until = time.monotonic() + deadline_s
+        while not ready():
+            if not self.running:
+                raise RuntimeError(f"{what} ended with status {self.process.returncode}:\n{self.log_tail()}")
+            if time.monotonic() > until:
+                raise RuntimeError(f"{what} was not ready after {deadline_s:.0f} s:\n{self.log_tail()}")
+            time.sleep(0.02)
+
+    def stop(self) -> int:
+        """End the process and remove its scratch; returns its exit status (negative: the signal that ended it)."""
+        if self.running:
+            self.process.send_signal(self._stop_signal)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=self._grace_s)
+        # A process that was waited for may have left its number to a stranger: the watchdog must not kill that one.
+        last_word = b"\n" if self.running else b"ended\n"
+        self._watchdog.communicate(last_word)
+        return self.process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Different loopback ports that nobody listens on now.
+
+    They lie below the kernel's own range (32768 and up): from there, an outgoing connection of anybody might take one
+    between this call and the server's start.
+    """
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        while len(ports) < count:
+            port = random.randrange(20_000, 32_000)
+            listener = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                listener.bind(("127.0.0.1", port))
+                ports.append(port)
+        return ports
+
+
+def program(name: str) -> Path:
+    """Where a command of this environment is: beside the interpreter (no activation needed), else in PATH.
+
+    Raises:
+        FileNotFoundError: it is in neither.
+    """
+    beside = Path(sys.executable).parent / name
+    if os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"{name} is neither beside {sys.executable} nor in PATH")
+    return Path(found)

@@ -1,0 +1,283 @@
+"""One client connection of the simulator: requests pass to the bucket, answers come back at the weather's pace."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import select
+import socket
+import struct
+import termios
+import time
+from typing import TYPE_CHECKING, Protocol
+from xml.sax.saxutils import escape
+
+from tests.support.pacing import SLICE_BYTES_MAX, Line, slice_bytes
+from tests.support.weather import Fault, FaultKind, Request
+from tests.support.wire import Head, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.weather import Tally, Weather
+
+CONNECT_TIMEOUT_S = 5.0
+# How long a reset waits for the bytes before it to be taken; a client that does not read loses them.
+DRAIN_S = 1.0
+
+
+class CutError(Exception):
+    """The weather ended this connection."""
+
+
+class Sky(Protocol):
+    """What all connections of one simulator share."""
+
+    weather: Weather
+    tally: Tally
+    total: Line
+    origin: tuple[str, int]
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+
+    def wait_for_release(self, for_s: float | None) -> None: ...
+
+
+class Connection:
+    """Owns the socket to the bucket, one a client as long as both keep it open; the client's belongs to the caller."""
+
+    def __init__(self, sky: Sky, client: socket.socket) -> None:
+        self._sky = sky
+        self._client = Stream(client)
+        self._origin: Stream | None = None
+
+    def run(self) -> None:
+        """Serve until either side ends it. Broken connections are what this is for: none is an error here."""
+        try:
+            with contextlib.suppress(OSError, CutError):
+                while self._one_request():
+                    pass
+        finally:
+            self._leave_origin()
+
+    def _one_request(self) -> bool:
+        """Whether another may follow on this connection."""
+        head = self._client.read_head()
+        if head is None:
+            return False
+        request = as_request(head)
+        self._sky.tally.begin(request)
+        try:
+            return self._exchange(head, request)
+        finally:
+            self._sky.tally.end()
+
+    def _exchange(self, head: Head, request: Request) -> bool:
+        sky = self._sky
+        fault = sky.weather.draw(request)
+        if fault is not None and fault.kind is FaultKind.STATUS:
+            return self._answer_status(head, request, fault)
+        origin = self._ask_origin()
+        whole, answer = self._pass_request(origin, head)
+        if fault is not None and fault.kind is FaultKind.DROP:
+            raise CutError
+        first_byte_at = sky.clock() + sky.weather.ttfb_s
+        answer = answer or read_answer(origin)
+        self._sleep_until(first_byte_at)
+        self._pass_answer(origin, request, answer, fault)
+        if answer.closes:
+            self._leave_origin()
+        return whole and not head.closes and not answer.closes
+
+    def _pass_request(self, origin: Stream, head: Head) -> tuple[bool, Head | None]:
+        """Whether the whole request was passed on, and the answer if it came before the body."""
+        origin.sock.sendall(head.raw)
+        if "100-continue" in head.headers.get("expect", "").lower():
+            interim = read_answer(origin, interim=True)
+            if interim.status != 100:
+                return False, interim
+            self._client.sock.sendall(interim.raw)
+        try:
+            self._move_request_body(head, origin.sock.sendall)
+        except (BrokenPipeError, ConnectionResetError):
+            # The bucket may have answered (403, say) and closed without waiting for the body.
+            return False, None
+        return True, None
+
+    def _move_request_body(self, head: Head, send: Callable[[memoryview | bytes], None]) -> None:
+        def counted(view: memoryview) -> None:
+            self._sky.tally.received(len(view))
+            send(view)
+
+        if head.chunked:
+            self._client.move_chunked(counted, send, unhurried)
+        else:
+            self._client.move(head.length or 0, counted, unhurried)
+
+    def _pass_answer(self, origin: Stream, request: Request, answer: Head, fault: Fault | None) -> None:
+        raw = answer.raw
+        if fault is not None and fault.kind is FaultKind.WRONG_RANGE:
+            raw = with_wrong_range(answer)
+        self._client.sock.sendall(raw)
+        if request.method == "HEAD" or answer.status in (204, 304):
+            return
+        body = Body(self._sky, self._client.sock, fault)
+        if answer.chunked:
+            origin.move_chunked(body.send, self._client.sock.sendall, body.slice_bytes)
+        elif answer.length is not None:
+            origin.move(answer.length, body.send, body.slice_bytes)
+        else:
+            origin.move_to_end(body.send, body.slice_bytes)
+            raise CutError
+
+    def _answer_status(self, head: Head, request: Request, fault: Fault) -> bool:
+        sky = self._sky
+        expects = "expect" in head.headers
+        if not expects:
+            self._move_request_body(head, lambda _: None)
+        self._sleep_until(sky.clock() + sky.weather.ttfb_s)
+        xml = b"" if request.method == "HEAD" else error_xml(fault.status, request.path)
+        self._client.sock.sendall(error_head(fault, len(xml), close=expects) + xml)
+        sky.tally.sent(len(xml))
+        return not head.closes and not expects
+
+    def _sleep_until(self, then: float) -> None:
+        wait_s = then - self._sky.clock()
+        if wait_s > 0:
+            self._sky.sleep(wait_s)
+
+    def _ask_origin(self) -> Stream:
+        """A connection to the bucket that it has not closed."""
+        if self._origin is not None and select.select([self._origin.sock], [], [], 0)[0]:
+            # Readable between messages is closed: waiting until the write fails would lose the request.
+            self._leave_origin()
+        if self._origin is None:
+            sock = socket.create_connection(self._sky.origin, timeout=CONNECT_TIMEOUT_S)
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._origin = Stream(sock)
+        return self._origin
+
+    def _leave_origin(self) -> None:
+        if self._origin is not None:
+            self._origin.sock.close()
+            self._origin = None
+
+
+class Body:
+    """Sends the body of one answer: paced, counted, and cut where the fault says."""
+
+    def __init__(self, sky: Sky, client: socket.socket, fault: Fault | None) -> None:
+        self._sky = sky
+        self._client = client
+        self._line = Line(sky.clock())
+        bodily = (FaultKind.RESET, FaultKind.STALL, FaultKind.TRUNCATE)
+        self._fault = fault if fault is not None and fault.kind in bodily else None
+        self._sent_bytes = 0
+
+    def slice_bytes(self) -> int:
+        weather = self._sky.weather
+        return slice_bytes(weather.connection_bytes_s, weather.total_bytes_s)
+
+    def send(self, view: memoryview) -> None:
+        """Pass on a slice.
+
+        Raises:
+            CutError: the fault struck; what came before it was sent.
+        """
+        fault = self._fault
+        if fault is not None and self._sent_bytes + len(view) > fault.after_bytes:
+            before = fault.after_bytes - self._sent_bytes
+            self._send(view[:before])
+            self._strike(fault)
+            view = view[before:]
+        self._send(view)
+
+    def _send(self, view: memoryview) -> None:
+        sky = self._sky
+        now = sky.clock()
+        passed_at = max(
+            self._line.take(len(view), sky.weather.connection_bytes_s, now),
+            sky.total.take(len(view), sky.weather.total_bytes_s, now),
+        )
+        if passed_at > now:
+            sky.sleep(passed_at - now)
+        # Counted first: a client that has read it all must find it all counted.
+        sky.tally.sent(len(view))
+        self._sent_bytes += len(view)
+        self._client.sendall(view)
+
+    def _strike(self, fault: Fault) -> None:
+        self._fault = None
+        if fault.kind is FaultKind.STALL:
+            self._sky.wait_for_release(fault.for_s)
+            return
+        if fault.kind is FaultKind.RESET:
+            reset(self._client)
+        raise CutError
+
+
+def as_request(head: Head) -> Request:
+    method, target, _ = head.start.split(" ", 2)
+    path, _, query = target.partition("?")
+    return Request(method, path, query, head.headers)
+
+
+def read_answer(origin: Stream, *, interim: bool = False) -> Head:
+    """The final answer; with `interim`, the first of any kind.
+
+    Raises:
+        ConnectionError: the bucket closed without one.
+    """
+    while True:
+        head = origin.read_head()
+        if head is None:
+            raise ConnectionError("the bucket gave no answer")
+        if interim or head.status >= 200:
+            return head
+
+
+def unhurried() -> int:
+    return SLICE_BYTES_MAX
+
+
+def reset(sock: socket.socket) -> None:
+    """Close by RST, after the bytes sent so far have reached the other side's kernel."""
+    until = time.monotonic() + DRAIN_S
+    pending = array.array("i", [1])
+    while pending[0] and time.monotonic() < until:
+        fcntl.ioctl(sock, termios.TIOCOUTQ, pending)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def with_wrong_range(answer: Head) -> bytes:
+    """The head with Content-Range moved on by one byte; as it was if it has none."""
+    before = answer.headers.get("content-range", "")
+    unit, _, rest = before.partition(" ")
+    extent, _, size = rest.partition("/")
+    first, dash, last = extent.partition("-")
+    if not dash:
+        return answer.raw
+    wrong = f"{unit} {int(first) + 1}-{int(last) + 1}/{size}"
+    return answer.raw.replace(before.encode("latin-1"), wrong.encode("latin-1"))
+
+
+_CODES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed"}
+
+
+def error_xml(status: int, path: str) -> bytes:
+    code = _CODES.get(status, "InternalError")
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>The weather is bad.</Message>'
+        f"<Resource>{escape(path)}</Resource><RequestId>SIMULATED</RequestId></Error>"
+    ).encode()
+
+
+def error_head(fault: Fault, length: int, *, close: bool) -> bytes:
+    retry = "" if fault.retry_after_s is None else f"Retry-After: {fault.retry_after_s}\r\n"
+    return (
+        f"HTTP/1.1 {fault.status} Simulated\r\nContent-Type: application/xml\r\nContent-Length: {length}\r\n"
+        f"x-amz-request-id: SIMULATED\r\n{retry}{'Connection: close' if close else 'Connection: keep-alive'}\r\n\r\n"
+    ).encode()

@@ -1,0 +1,171 @@
+"""Signed requests: those of AWS's published examples, those that botocore makes, and what to draw them from."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+from urllib.parse import urlsplit
+
+from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials as BotoCredentials
+from hypothesis import strategies as st
+
+from outrider.core.canonical import epoch_of
+from outrider.core.sigv4 import (
+    Credentials,
+    Identity,
+    SignedRequest,
+    SigningKeys,
+    encode_query,
+    parse_query,
+    verify,
+)
+
+AWS = Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+KEYS = SigningKeys()
+EMPTY = sha256(b"").hexdigest()
+HOST = "127.0.0.1:9480"
+AT = 1369353600.0  # 20130524T000000Z, the time of all of AWS's examples
+
+
+any_text = st.text(st.characters(exclude_categories=()), max_size=40)
+keys_of_objects = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
+awkward_keys = st.one_of(
+    keys_of_objects,
+    st.lists(st.sampled_from(["..", ".", "", "a b", "+", "%", "%2F", "~", "!(')*", "é", "日本", "=&?#", "\n"])).map(
+        "/".join
+    ),
+)
+queries = st.lists(
+    st.tuples(st.text(min_size=1, max_size=8).filter(lambda n: n.lower()[:6] != "x-amz-"), st.text(max_size=8))
+)
+queries = queries.filter(lambda pairs: not {name for name, _ in pairs} & {"AWSAccessKeyId", "Signature"})
+header_values = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
+
+
+def secret_of(access_key: str) -> str | None:
+    return {AWS.access_key: AWS.secret_key, "minio/team/7": "hush"}.get(access_key)
+
+
+def ask(request: SignedRequest, now: float = AT, **more: Any) -> Identity | None:
+    return verify(request, secret_of=secret_of, now=now, keys=KEYS, **more)
+
+
+def of_boto(request: AWSRequest) -> tuple[SignedRequest, float]:
+    """What botocore would send, as our server sees it, and when."""
+    url = urlsplit(request.url)
+    headers = [("host", url.netloc), *((name.lower(), value) for name, value in request.headers.items())]
+    wire = SignedRequest(request.method, url.path, url.query, tuple(headers))
+    dates = [v for n, v in (*headers, *parse_query(url.query)) if n.lower() == "x-amz-date"]
+    at = epoch_of(dates[0])
+    assert at is not None
+    return wire, at
+
+
+def signed_by_boto(
+    method: str = "GET",
+    path: str = "/bucket/key",
+    query: str = "",
+    headers: dict[str, str] | None = None,
+    body: bytes = b"",
+    presign_s: int | None = None,
+) -> tuple[SignedRequest, float]:
+    url = f"http://{HOST}{path}" + (f"?{query}" if query else "")
+    request = AWSRequest(method, url, headers or {}, body)
+    credentials = BotoCredentials(AWS.access_key, AWS.secret_key)
+    auth = S3SigV4Auth if presign_s is None else S3SigV4QueryAuth
+    auth(credentials, "s3", "eu-west-1", *(() if presign_s is None else (presign_s,))).add_auth(request)
+    return of_boto(request)
+
+
+def with_header(request: SignedRequest, name: str, value: str | None) -> SignedRequest:
+    kept = tuple(pair for pair in request.headers if pair[0] != name)
+    return replace(request, headers=kept if value is None else (*kept, (name, value)))
+
+
+def published(method: str, path: str, signed: str, signature: str, query: str = "", **headers: str) -> SignedRequest:
+    """A request of AWS's examples, in the bucket `examplebucket`, with the Authorization header they print."""
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    names["host"] = "examplebucket.s3.amazonaws.com"
+    names["authorization"] = (
+        f"AWS4-HMAC-SHA256 Credential={AWS.access_key}/20130524/us-east-1/s3/aws4_request,"
+        f"SignedHeaders={signed},Signature={signature}"
+    )
+    names.setdefault("x-amz-content-sha256", EMPTY)
+    return SignedRequest(method, path, query, tuple(names.items()))
+
+
+EXAMPLES = {
+    "GET object": published(
+        "GET",
+        "/test.txt",
+        "host;range;x-amz-content-sha256;x-amz-date",
+        "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41",
+        range="bytes=0-9",
+        x_amz_date="20130524T000000Z",
+    ),
+    "PUT object": published(
+        "PUT",
+        "/test$file.text",
+        "date;host;x-amz-content-sha256;x-amz-date;x-amz-storage-class",
+        "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd",
+        date="Fri, 24 May 2013 00:00:00 GMT",
+        x_amz_date="20130524T000000Z",
+        x_amz_storage_class="REDUCED_REDUNDANCY",
+        x_amz_content_sha256="44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072",
+    ),
+    "GET lifecycle": published(
+        "GET",
+        "/",
+        "host;x-amz-content-sha256;x-amz-date",
+        "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543",
+        query="lifecycle",
+        x_amz_date="20130524T000000Z",
+    ),
+    "list": published(
+        "GET",
+        "/",
+        "host;x-amz-content-sha256;x-amz-date",
+        "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7",
+        query="max-keys=2&prefix=J",
+        x_amz_date="20130524T000000Z",
+    ),
+}
+
+
+PRESIGNED_EXAMPLE = SignedRequest(
+    "GET",
+    "/test.txt",
+    "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F20130524%2Fus-east-1%2Fs3%2Faws4_request"
+    "&X-Amz-Date=20130524T000000Z&X-Amz-Expires=86400&X-Amz-SignedHeaders=host"
+    "&X-Amz-Signature=aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404",
+    (("host", "examplebucket.s3.amazonaws.com"),),
+)
+
+
+def presigned_by_hand(headers: dict[str, str], payload_hash: str, query: str = "") -> SignedRequest:
+    """A URL that signs headers and a payload, which botocore never does."""
+    names = ";".join(sorted(headers))
+    pairs = [
+        *parse_query(query),
+        ("X-Amz-Algorithm", "AWS4-HMAC-SHA256"),
+        ("X-Amz-Credential", f"{AWS.access_key}/20130524/r/s3/aws4_request"),
+        ("X-Amz-Date", "20130524T000000Z"),
+        ("X-Amz-Expires", "60"),
+        ("X-Amz-SignedHeaders", names),
+    ]
+    lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
+    text = f"PUT\n/b/k\n{encode_query(pairs)}\n{lines}\n{names}\n{payload_hash}"
+    key = SigningKeys().get(AWS.secret_key, "20130524", "r")
+    digest = sha256(text.encode()).hexdigest()
+    to_sign = f"AWS4-HMAC-SHA256\n20130524T000000Z\n20130524/r/s3/aws4_request\n{digest}"
+    pairs.append(("X-Amz-Signature", hmac.new(key, to_sign.encode(), sha256).hexdigest()))
+    return SignedRequest("PUT", "/b/k", encode_query(pairs), tuple(headers.items()))
+
+
+GOOD = (
+    f"AWS4-HMAC-SHA256 Credential={AWS.access_key}/20130524/r/s3/aws4_request, SignedHeaders=host, Signature={'0' * 64}"
+)

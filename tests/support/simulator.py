@@ -1,0 +1,223 @@
+"""A bucket's network: an HTTP-aware proxy before a real bucket, with time, bandwidth, faults and counters.
+
+In a test, `with Simulator(bucket.address, Weather(...)) as sim`. As a process of its own (`python -m
+tests.support.simulator --help`) it takes no CPU from whom it measures: see `simulator_process`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.support.child import free_ports
+from tests.support.exchange import Connection
+from tests.support.pacing import Line
+from tests.support.weather import Counts, Request, Tally, Weather
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+JOIN_S = 5.0
+
+
+class Simulator:
+    """One thread a connection; heads pass untouched, so signatures made for `endpoint` stay good at the bucket.
+
+    Change `weather` at any time, or replace it. After `stop()` no thread or socket of it is left.
+    """
+
+    def __init__(
+        self,
+        origin: str,
+        weather: Weather | None = None,
+        *,
+        port: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        host, _, origin_port = origin.rpartition(":")
+        self.origin = (host, int(origin_port))
+        self.weather = weather or Weather()
+        self.tally = Tally()
+        self.clock = clock
+        self.sleep = sleep
+        self.total = Line(clock())
+        self.port = port or free_ports(1)[0]
+        self._released = threading.Event()
+        self._listener: socket.socket | None = None
+        self._acceptor: threading.Thread | None = None
+        self._clients: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def counts(self) -> Counts:
+        return self.tally.counts()
+
+    def log(self) -> list[Request]:
+        """The last requests in the order of their arrival, all since the last reset up to a limit."""
+        return self.tally.log()
+
+    def reset(self) -> Counts:
+        """Begin counting anew; returns the counts until now."""
+        return self.tally.reset()
+
+    def release(self) -> None:
+        """Let every stalled answer go on; later stalls hold again."""
+        released, self._released = self._released, threading.Event()
+        released.set()
+
+    def wait_for_release(self, for_s: float | None) -> None:
+        self._released.wait(for_s)
+
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        """Within it, connections are refused; those that stood are cut at its beginning."""
+        self._close()
+        try:
+            yield
+        finally:
+            self.start()
+
+    def start(self) -> None:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen(1024)
+        self._listener = listener
+        self._acceptor = threading.Thread(target=self._accept, args=(listener,), name="simulator", daemon=True)
+        self._acceptor.start()
+
+    def stop(self) -> None:
+        self._close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            thread = threading.Thread(target=self._serve, args=(client,), name="simulator connection", daemon=True)
+            with self._lock:
+                self._clients[client] = thread
+            self.tally.connected()
+            thread.start()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            Connection(self, client).run()
+        finally:
+            with self._lock:
+                self._clients.pop(client, None)
+            client.close()
+
+    def _close(self) -> None:
+        listener, acceptor = self._listener, self._acceptor
+        if listener is None or acceptor is None:
+            return
+        # Closing alone would not wake the thread that sits in accept().
+        listener.shutdown(socket.SHUT_RDWR)
+        acceptor.join(JOIN_S)
+        listener.close()
+        self._listener = self._acceptor = None
+        self.release()
+        with self._lock:
+            threads = list(self._clients.values())
+            for client in self._clients:
+                with contextlib.suppress(OSError):
+                    client.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(JOIN_S)
+
+
+def control_server(simulator: Simulator, port: int) -> ThreadingHTTPServer:
+    """Steer a simulator over HTTP: GET /counts, GET /log, POST /reset (answers the counts), POST /release, /weather."""
+
+    def log(_: dict[str, Any]) -> Any:
+        return [[one.method, one.path, one.query, one.headers] for one in simulator.log()]
+
+    actions: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "GET /counts": lambda _: simulator.counts().as_json(),
+        "GET /log": log,
+        "POST /reset": lambda _: simulator.reset().as_json(),
+        "POST /release": lambda _: simulator.release(),
+        "POST /weather": lambda knobs: simulator.weather.update(knobs),
+    }
+
+    class Control(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._act()
+
+        def do_POST(self) -> None:
+            self._act()
+
+        def _act(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            action = actions.get(f"{self.command} {self.path}")
+            if action is None:
+                self._answer(404, {"error": f"there are {sorted(actions)}"})
+                return
+            try:
+                self._answer(200, action(json.loads(body or "{}")))
+            except (ValueError, TypeError, KeyError) as error:
+                self._answer(400, {"error": str(error)})
+
+        def _answer(self, status: int, value: Any) -> None:
+            body = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
+            pass
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Control)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.simulator", description=__doc__)
+    parser.add_argument("--origin", required=True, metavar="HOST:PORT")
+    parser.add_argument("--port", type=int, default=0, help="0: any free one")
+    parser.add_argument("--control-port", type=int, default=0, help="0: any free one")
+    parser.add_argument("--ttfb-ms", type=float, default=0.0)
+    parser.add_argument("--per-connection-mb", type=float, default=None, help="MB/s (10^6); default: no limit")
+    parser.add_argument("--total-mb", type=float, default=None, help="MB/s (10^6); default: no limit")
+    chosen = parser.parse_args()
+    weather = Weather(
+        ttfb_s=chosen.ttfb_ms / 1e3,
+        connection_bytes_s=chosen.per_connection_mb and chosen.per_connection_mb * 1e6,
+        total_bytes_s=chosen.total_mb and chosen.total_mb * 1e6,
+    )
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    with Simulator(chosen.origin, weather, port=chosen.port) as simulator:
+        control = control_server(simulator, chosen.control_port)
+        threading.Thread(target=control.serve_forever, daemon=True).start()
+        ports = {"port": simulator.port, "control_port": control.server_port}
+        print(json.dumps({"endpoint": simulator.endpoint, **ports}), flush=True)
+        ended.wait()
+        control.shutdown()
+        control.server_close()
+
+
+if __name__ == "__main__":
+    main()

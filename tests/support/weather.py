@@ -1,0 +1,198 @@
+"""The knobs of the bucket simulator: how fast, what goes wrong, and what it saw."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter, deque
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LOG_REQUESTS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as it arrived. `path` and `query` are raw (still percent-encoded); header names are lower case."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+
+
+class FaultKind(StrEnum):
+    RESET = "reset"  # the connection is reset after `after_bytes` of the body
+    STALL = "stall"  # nothing more comes after `after_bytes` of the body, for `for_s` or until `release()`
+    TRUNCATE = "truncate"  # the connection is closed in good order after `after_bytes` of the body
+    STATUS = "status"  # `status` with an S3 error XML; the bucket is not asked
+    WRONG_RANGE = "wrong_range"  # Content-Range names bytes one further on than those that follow
+    DROP = "drop"  # the connection is closed before any answer; the bucket did get the request
+
+
+@dataclass(slots=True)
+class Fault:
+    """One thing that goes wrong with the requests it matches, `times` times (None: always).
+
+    `after_bytes` 0 with RESET, STALL and TRUNCATE means after the head. An answer with a shorter body is spared, but
+    the fault counts as spent. With `probability` below 1, chance (seeded by the weather) picks among the matching ones.
+    """
+
+    kind: FaultKind
+    times: int | None = 1
+    method: str | None = "GET"
+    path_contains: str = ""
+    when: Callable[[Request], bool] | None = None
+    probability: float = 1.0
+    after_bytes: int = 0
+    status: int = 503
+    retry_after_s: int | None = None
+    for_s: float | None = None
+
+    def matches(self, request: Request) -> bool:
+        return (
+            self.times != 0
+            and self.method in (None, request.method)
+            and self.path_contains in request.path
+            and (self.when is None or self.when(request))
+        )
+
+
+@dataclass(slots=True)
+class Weather:
+    """May be changed at any time, also while answers are under way; rates hold from the next slice on.
+
+    `ttfb_s` is the least time from the end of a request to the first byte of its answer (the bucket's own time is part
+    of it). Rates are for bodies of answers; None is no limit. Bodies of requests are never slowed down.
+    """
+
+    ttfb_s: float = 0.0
+    connection_bytes_s: float | None = None
+    total_bytes_s: float | None = None
+    faults: list[Fault] = field(default_factory=list)
+    seed: int = 1
+    _random: random.Random | None = field(default=None, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def draw(self, request: Request) -> Fault | None:
+        """The first fault that strikes this request; one of its `times` is then spent."""
+        with self._lock:
+            self._random = self._random or random.Random(self.seed)
+            for fault in self.faults:
+                if fault.matches(request) and (fault.probability >= 1 or self._random.random() < fault.probability):
+                    if fault.times is not None:
+                        fault.times -= 1
+                    return fault
+        return None
+
+    def update(self, changes: Mapping[str, Any]) -> None:
+        """Set knobs from plain JSON values; faults come as a list of objects with Fault's field names.
+
+        Raises:
+            ValueError: a name or a kind that does not exist.
+        """
+        known = {knob.name for knob in fields(self) if knob.init}
+        if unknown := set(changes) - known:
+            raise ValueError(f"unknown knobs {sorted(unknown)}: there are {sorted(known)}")
+        for name, value in changes.items():
+            if name == "faults":
+                self.faults = [Fault(**{**one, "kind": FaultKind(one["kind"])}) for one in value]
+            else:
+                setattr(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What passed since the start or the last reset. `body_bytes` went to clients, framing and heads not included.
+
+    `concurrent_max` is the most requests that were under way at once; `connections` were accepted from clients.
+    """
+
+    by_method: dict[str, int]
+    body_bytes: int
+    request_body_bytes: int
+    concurrent_max: int
+    connections: int
+
+    @property
+    def requests(self) -> int:
+        return sum(self.by_method.values())
+
+    @property
+    def gets(self) -> int:
+        return self.by_method.get("GET", 0)
+
+    @property
+    def heads(self) -> int:
+        return self.by_method.get("HEAD", 0)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Tally:
+    """The running counts behind `Counts`, and the last requests; safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._by_method: Counter[str] = Counter()
+        self._body_bytes = 0
+        self._request_body_bytes = 0
+        self._concurrent_max = self._under_way
+        self._connections = 0
+        self._log: deque[Request] = deque(maxlen=LOG_REQUESTS_MAX)
+
+    def connected(self) -> None:
+        with self._lock:
+            self._connections += 1
+
+    def begin(self, request: Request) -> None:
+        with self._lock:
+            self._by_method[request.method] += 1
+            self._log.append(request)
+            self._under_way += 1
+            self._concurrent_max = max(self._concurrent_max, self._under_way)
+
+    def end(self) -> None:
+        with self._lock:
+            self._under_way -= 1
+
+    def sent(self, size_bytes: int) -> None:
+        with self._lock:
+            self._body_bytes += size_bytes
+
+    def received(self, size_bytes: int) -> None:
+        with self._lock:
+            self._request_body_bytes += size_bytes
+
+    def counts(self) -> Counts:
+        with self._lock:
+            return self._counts()
+
+    def reset(self) -> Counts:
+        """Begin again at nothing; returns what was counted until now, no request lost in between."""
+        with self._lock:
+            counts = self._counts()
+            self._clear()
+            return counts
+
+    def log(self) -> list[Request]:
+        with self._lock:
+            return list(self._log)
+
+    def _counts(self) -> Counts:
+        return Counts(
+            by_method=dict(self._by_method),
+            body_bytes=self._body_bytes,
+            request_body_bytes=self._request_body_bytes,
+            concurrent_max=self._concurrent_max,
+            connections=self._connections,
+        )
