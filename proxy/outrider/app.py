@@ -121,11 +121,11 @@ def _rooms(
 ) -> tuple[Outrider, Recovery]:  # fmt: skip
     total = directory.total_bytes()
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total))
-    store = DiskStore(
-        directory, POLICIES[settings.policy](), limits, metrics, time.time, verify_always=settings.verify == "always"
-    )
+    policy = POLICIES[settings.policy]()
+    always = settings.verify == "always"
+    store = DiskStore(directory, policy, limits, metrics, time.monotonic, verify_always=always)
     stack.callback(store.close)
-    catalog = Catalog(origin.endpoint, settings.freshness_of, time.time, settings.catalog_entries)
+    catalog = Catalog(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
     asking = Asking(origin, Patience(), metrics)
     flights = Flights(asking, store, tasks.spawn, fills_max=settings.fills)
     reads = Reads(
@@ -191,11 +191,11 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
 
 async def _drain(outrider: Outrider) -> None:
     """Let requests under way end, for as long as the settings allow; connections that idle are closed at once."""
-    deadline = time.monotonic() + outrider.settings.drain_s
     outrider.server.pre_shutdown()
-    while outrider.server.in_flight and time.monotonic() < deadline:
-        await asyncio.sleep(0.02)
-    if outrider.server.in_flight:
+    try:
+        async with asyncio.timeout(outrider.settings.drain_s):
+            await outrider.server.idle()
+    except TimeoutError:
         log.warning("stopping with requests under way", extra={"requests": outrider.server.in_flight})
 
 

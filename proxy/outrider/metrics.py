@@ -27,8 +27,11 @@ class Metrics:
         )
         self.in_flight = Gauge("outrider_requests_in_flight", "Requests being answered now.", registry=r)
         self.origin_requests = Counter(
-            "outrider_origin_requests", "Requests sent to the origin, tries counted each.", ["method", "status"], registry=r
-        )  # fmt: skip
+            "outrider_origin_requests",
+            "Requests sent to the origin, tries counted each; status `none`: no reply came.",
+            ["method", "status"],
+            registry=r,
+        )
         self.origin_bytes = Counter("outrider_origin_bytes", "Body bytes received from the origin.", registry=r)
         self.origin_retries = Counter("outrider_origin_retries", "Reads tried again at the origin.", registry=r)
         self.store_bytes = Gauge(

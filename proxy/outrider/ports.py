@@ -12,7 +12,7 @@ from outrider.core.model import BlockKey, Headers, ObjectVersion
 from outrider.core.s3wire import Query
 
 Clock = Callable[[], float]
-"""Epoch seconds."""
+"""Seconds: since 1970 where signatures are made and verified, monotonic everywhere else."""
 
 Chunks = AsyncGenerator[bytes, None]
 """A body as it arrives; `aclose` gives up what is left of it."""

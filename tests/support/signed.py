@@ -30,7 +30,6 @@ EMPTY = sha256(b"").hexdigest()
 HOST = "127.0.0.1:9480"
 AT = 1369353600.0  # 20130524T000000Z, the time of all of AWS's examples
 
-
 any_text = st.text(st.characters(exclude_categories=()), max_size=40)
 keys_of_objects = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
 awkward_keys = st.one_of(

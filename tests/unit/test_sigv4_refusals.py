@@ -244,3 +244,9 @@ def test_a_good_request_with_one_garbage_field_is_an_s3_error_or_an_answer(data:
         request = replace(request, raw_path=text) if field == "raw_path" else replace(request, method=text)
     with suppress(errors.S3Error):
         ask(request)
+
+
+@pytest.mark.parametrize("change", [{"raw_path": "/\ud800"}, {"raw_query": "a=%41\ud800"}, {"method": "\ud800"}])
+def test_a_surrogate_that_is_no_escape_is_an_invalid_request(change: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidRequest, match="UTF-8"):
+        ask(replace(EXAMPLES["GET object"], **change))

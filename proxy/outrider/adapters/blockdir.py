@@ -84,7 +84,8 @@ class BlockDir:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
             raise UnusableCacheDir(
-                f"cache directory {self.root}: another process uses it. Stop that one, or give each its own --cache-dir."
+                f"cache directory {self.root}: another process uses it. "
+                "Stop that one, or give each its own --cache-dir."
             ) from error
         found = os.pread(self._lock_fd, 256, 0).decode("utf-8", "replace")
         if not found:

@@ -63,7 +63,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
 # Query parameters that carry a signature (SigV4, SigV2); the proxy's own replaces them.
 _SIGNATURE_QUERY = frozenset(
     ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders", "x-amz-signature",
-     "x-amz-security-token", "awsaccesskeyid", "signature", "expires")
+     "x-amz-security-token", "x-amz-content-sha256", "awsaccesskeyid", "signature", "expires")
 )  # fmt: skip
 _SIGV4_MARK, _SIGV2_MARK = "x-amz-signature", "awsaccesskeyid"
 
@@ -138,7 +138,8 @@ def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
     if any(name not in _MEANINGLESS_QUERY for name, _ in query):
         return Kind.FORWARD
     for name, _ in headers:
-        # Origin: CORS answers vary with it; If-Range: stores differ. SSE-C, requester pays, expected owner: the origin must judge each time.
+        # CORS answers vary with Origin, and stores differ on If-Range. SSE-C, requester pays, expected owner: the
+        # origin must judge each time.
         if name in ("origin", "if-range") or (name.startswith("x-amz-") and name not in _PLAIN_AMZ):
             return Kind.FORWARD
     return Kind.GET if method == "GET" else Kind.HEAD

@@ -105,31 +105,30 @@ class Reply(web.StreamResponse):
         total = 0
         async for piece in content:
             if isinstance(piece, FilePiece):
-                if head:
-                    await wire.send(head, more=True)
-                    head = b""
+                await wire.send(head, more=True)
                 await wire.send_file(piece.fd, piece.offset, piece.count)
-                sent[piece.source] += piece.count
-                total += piece.count
-                continue
-            if head:
-                await wire.send(head, more=bool(piece))
-                head = b""
-            if not piece:
-                continue
-            if chunked:
-                await wire.send(b"%x\r\n" % len(piece), more=True)
-            await wire.send(piece, more=chunked)
-            if chunked:
-                await wire.send(b"\r\n")
-            sent["origin"] += len(piece)
-            total += len(piece)
-        if head:
-            await wire.send(head)
-        if chunked:
-            await wire.send(b"0\r\n\r\n")
-        elif self._content_bytes is not None and total != self._content_bytes:
+                count, source = piece.count, piece.source
+            else:
+                await wire.send(head, more=True)
+                await self._send_bytes(piece, chunked=chunked)
+                count, source = len(piece), "origin"
+            head = b""
+            sent[source] += count
+            total += count
+        end = head + (b"0\r\n\r\n" if chunked else b"")
+        if end:
+            await wire.send(end)
+        if self._content_bytes is not None and total != self._content_bytes:
             raise OSError(errno.EIO, f"the body ended after {total} of {self._content_bytes} bytes")
+
+    async def _send_bytes(self, piece: bytes, *, chunked: bool) -> None:
+        # An empty chunk would end the body.
+        if chunked and piece:
+            await self._wire.send(b"%x\r\n" % len(piece), more=True)
+            await self._wire.send(piece, more=True)
+            await self._wire.send(b"\r\n")
+        else:
+            await self._wire.send(piece)
 
     def _head(self, *, chunked: bool) -> bytes:
         assert self._req is not None

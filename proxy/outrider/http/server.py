@@ -101,6 +101,12 @@ class S3Server(web.Server):
         self._domains = domains
         self._requests_max = requests_max
         self.in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns once no request is under way."""
+        await self._idle.wait()
 
     def __call__(self) -> RequestHandler:
         return Connection(
@@ -117,6 +123,7 @@ class S3Server(web.Server):
         )
         asked = _Asked(request, protocol.wire, headers)
         self.in_flight += 1
+        self._idle.clear()
         self._metrics.in_flight.set(self.in_flight)
         try:
             if self.in_flight > self._requests_max:
@@ -207,6 +214,8 @@ class S3Server(web.Server):
 
     def _ended(self, asked: _Asked, status: int | None, sent: Sent, cut: str | None) -> None:
         self.in_flight -= 1
+        if self.in_flight == 0:
+            self._idle.set()
         self._metrics.in_flight.set(self.in_flight)
         operation = asked.operation
         op = "bad" if operation is None else operation.kind.value
