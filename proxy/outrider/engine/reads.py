@@ -43,6 +43,10 @@ log = logging.getLogger(__name__)
 _BEGINNINGS = 3
 
 
+# `x-cache` judges a read by its first 8 GiB: a 5 TB object must not hold up everybody else for a header.
+_STATUS_BLOCKS_MAX = 1024
+
+
 class CacheStatus(Enum):
     """The value of `x-cache`."""
 
@@ -167,7 +171,13 @@ class Reads:
             NotCacheable: forward the request instead.
         """
         for _ in range(_BEGINNINGS):
-            version = self._catalog.fresh(ref) or await self._ask(ref, _first_byte(headers))
+            try:
+                version = self._catalog.fresh(ref) or await self._ask(ref, _first_byte(headers))
+            except OriginRefused as refused:
+                if not refused.body:
+                    # Asked by HEAD, whose refusals have no words: the origin says them to the GET itself.
+                    raise NotCacheable(f"{ref}: refused without a word") from refused
+                raise
             cache = CacheStatus.HIT
             if (early := _conditional(version, headers, cache)) is not None:
                 return early
@@ -289,6 +299,7 @@ class Reads:
             return CacheStatus.HIT
         vid = version_id(self._origin, version, self._block_bytes)
         first, last = extent.start // self._block_bytes, (extent.stop - 1) // self._block_bytes
+        last = min(last, first + _STATUS_BLOCKS_MAX - 1)
         here = sum(self._store.has(BlockKey(vid, index)) for index in range(first, last + 1))
         if here == 0:
             return CacheStatus.MISS
