@@ -134,7 +134,7 @@ def _rooms(
     )  # fmt: skip
     server = S3Server(
         reads, Forwards(origin, asking, catalog), _access(settings), metrics,
-        domains=settings.domain, requests_max=settings.requests,
+        domains=settings.domain, requests_max=settings.requests, client_timeout_s=settings.client_timeout_s,
     )  # fmt: skip
     return Outrider(settings, metrics, store, catalog, flights, server, credentials), Recovery(store, catalog)
 

@@ -146,6 +146,9 @@ class Settings(BaseSettings):
     origin_connections: int = Field(128, ge=1, le=10_000, description="Connections to the origin at most.")
     fills: int = Field(64, ge=1, le=10_000, description="Fills under way at most.")
     requests: int = Field(4096, ge=1, description="Requests answered at once; more get 503 SlowDown.")
+    client_timeout_s: float = Field(
+        60.0, gt=0, le=3600, description="How long a client may be silent in the middle of its request."
+    )
     catalog_entries: int = Field(1_000_000, ge=1, description="Objects remembered at most.")
     drain_s: float = Field(30.0, ge=0, le=3600, description="How long a stop waits for requests under way.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")

@@ -24,17 +24,18 @@ LOG_TAIL_BYTES = 4000
 _WATCHDOG = """
 trap '' INT TERM HUP
 read -r word
-[ "$word" = ended ] || kill -9 "$1" 2>/dev/null
+[ "$word" = ended ] || kill -9 -- "-$1" 2>/dev/null
 shift
 for path in "$@"; do rm -rf -- "$path"; done
 """
 
 
 class Child:
-    """One process in its own session, its output in a log file; `stop()` ends it at most `grace_s` later.
+    """One process in its own session, its output in a log file; `stop()` ends it, and all that it started.
 
-    Whatever stands in `scratch` (files or directories) is removed after the process, also when the parent is killed.
-    The log must lie outside `scratch` if it is to be read after `stop()`.
+    It is asked first, by `stop_signal`, and has `grace_s` to end by itself. When the parent is killed, it is killed.
+    Either way, whatever stands in `scratch` (files or directories) is removed after it; a log that is to be read after
+    `stop()` must lie elsewhere.
     """
 
     def __init__(
@@ -94,6 +95,8 @@ class Child:
             self.process.send_signal(self._stop_signal)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=self._grace_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         # A process that was waited for may have left its number to a stranger: the watchdog must not kill that one.
         last_word = b"\n" if self.running else b"ended\n"
         self._watchdog.communicate(last_word)

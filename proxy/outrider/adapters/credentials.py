@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.sigv4 import Credentials
+from outrider.settings import SettingsError
 
 if TYPE_CHECKING:
     from aiobotocore.session import AioSession
@@ -39,10 +42,26 @@ class AwsCredentials:
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
     async def region(self) -> str | None:
-        """The chain's region; None when neither environment nor profile names one."""
+        """The chain's region; None when neither environment nor profile names one.
+
+        Raises:
+            SettingsError: AWS_PROFILE or the AWS config files are wrong.
+        """
+        # Asked here first, since the chain's import would keep the proxy from being ready. Go, Rust and Java read
+        # AWS_REGION, Python AWS_DEFAULT_REGION.
+        for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+            if region := os.environ.get(name):
+                return region
+        if not _has_profiles():
+            return None
         session = await self._open_session()
-        region = session.get_config_variable("region")
-        return str(region) if region else None
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            named = session.get_config_variable("region")
+        except BotoCoreError as error:
+            raise SettingsError(f"AWS configuration: {error}. Correct AWS_PROFILE or the AWS config file.") from error
+        return str(named) if named else None
 
     @property
     def method(self) -> str | None:
@@ -68,6 +87,14 @@ class AwsCredentials:
             # The import takes a third of a second: in a thread, so that the proxy is ready meanwhile.
             self._session = await asyncio.to_thread(_make_session)
         return self._session
+
+
+def _has_profiles() -> bool:
+    """Whether there is a file that a profile, and so a region, could stand in."""
+    files = (("AWS_CONFIG_FILE", "~/.aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
+    return "AWS_PROFILE" in os.environ or any(
+        Path(os.environ.get(name, default)).expanduser().exists() for name, default in files
+    )
 
 
 def _make_session() -> AioSession:

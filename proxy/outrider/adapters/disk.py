@@ -11,13 +11,13 @@ import asyncio
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir
@@ -84,11 +84,16 @@ class OpenFile:
 class FileLease:
     """Owned by one reader, which releases it; a second release does nothing."""
 
-    __slots__ = ("_file",)
+    __slots__ = ("_file", "_slot")
 
-    def __init__(self, file: OpenFile) -> None:
+    def __init__(self, file: OpenFile, slot: _Slot | None = None) -> None:
+        """`slot`: of a file that is not the slot's own, so that the block is no victim all the same."""
+        assert file.fd >= 0, "a lease of a closed file"
         file.leases += 1
         self._file: OpenFile | None = file
+        self._slot = slot
+        if slot is not None:
+            slot.busy += 1
 
     @property
     def block(self) -> OpenFile:
@@ -99,10 +104,12 @@ class FileLease:
         file, self._file = self._file, None
         if file is not None:
             file.returned()
+            if self._slot is not None:
+                self._slot.busy -= 1
 
 
 class _Slot:
-    """One block on disk. `busy` counts those who are opening it: no victim while any is."""
+    """One block on disk. `busy` counts those who open it, or read it by a file of their own: no victim then."""
 
     __slots__ = ("busy", "disk_bytes", "file", "meta", "verified")
 
@@ -142,6 +149,10 @@ class DiskStore:
         self._log_after: dict[str, float] = {}
         # Until the scan knows what lies in the directory, nothing is admitted: the budget could not be kept.
         self.admitting = True
+        # False: a file lies there that the next start would not know of without a scan.
+        self.whole = True
+        self._making_room = asyncio.Lock()
+        self._leaving: set[asyncio.Future[list[int | OSError]]] = set()
         metrics.store_capacity_bytes.set(limits.capacity_bytes)
 
     @property
@@ -175,8 +186,17 @@ class DiskStore:
         return FileLease(slot.file)
 
     async def lease(self, block: BlockKey) -> FileLease | None:
-        if (lease := self.lease_open(block)) is not None:
-            return lease
+        if (lease := self.lease_open(block)) is None and (lease := await self._opened(block)) is not None:
+            self._policy.read(block)
+        return lease
+
+    async def verify(self, block: BlockKey) -> None:
+        """The scrubber's look at a block that nobody has read yet; to the policy it is no read."""
+        slot = self._slots.get(block)
+        if slot is not None and not slot.verified and (lease := await self._opened(block)) is not None:
+            lease.release()
+
+    async def _opened(self, block: BlockKey) -> FileLease | None:
         slot = self._slots.get(block)
         if slot is None:
             return None
@@ -187,8 +207,10 @@ class DiskStore:
             opened = await self._run_opening(lambda: OpenFile(*blockdir.open_block(path, block, verify)))
         except FileNotFoundError as error:
             self.trouble("open", error)
-            self._forget(block, slot)
-            self._release_bytes(slot.disk_bytes)
+            # Another reader may have found out first; the bytes are given back once.
+            if self._slots.get(block) is slot:
+                self._forget(block, slot)
+                self._release_bytes(slot.disk_bytes)
             return None
         except BadBlock as error:
             await self._discard(block, slot, error)
@@ -203,13 +225,13 @@ class DiskStore:
 
     def _lease_opened(self, block: BlockKey, slot: _Slot, opened: OpenFile) -> FileLease:
         slot.verified = True
-        lease = FileLease(opened)
-        if self._slots.get(block) is not slot or slot.file is not None:
+        own = self._slots.get(block) is not slot or slot.file is not None
+        lease = FileLease(opened, slot if own else None)
+        if own:
             # Discarded meanwhile, or another reader opened it first: ours lives as long as this lease.
             opened.doom()
         else:
             self._keep_open(block, slot, opened)
-        self._policy.read(block)
         return lease
 
     def _keep_open(self, block: BlockKey, slot: _Slot, opened: OpenFile) -> None:
@@ -259,6 +281,16 @@ class DiskStore:
             raise StoreUnavailable("the directory is being scanned")
         if self._clock() < self._sick_until:
             raise StoreUnavailable("the disk failed a moment ago")
+        # One at a time: two that looked at the same full budget would each evict for both.
+        async with self._making_room:
+            await self._make_room(need)
+            self._use(need)
+            self._pending_bytes += need
+
+    async def _make_room(self, need: int) -> None:
+        if self._leaving:
+            # Their room is not free yet; and a block that is written anew must not be unlinked by an old order.
+            await asyncio.wait(self._leaving)
         pending = self._pending_bytes
         try:
             free = await self.run(self.directory.free_bytes)
@@ -270,38 +302,34 @@ class DiskStore:
             self._used_bytes + need - self._limits.capacity_bytes,
             self._limits.min_free_bytes + spoken_for + need - free,
         )
-        victims = self._victims(over)
-        # No await between the decision and these lines. The room of the victims is ours from here on, and we write
-        # only after they are gone.
-        self._use(need)
-        self._pending_bytes += need
-        for block, slot in victims:
-            self._forget(block, slot)
-        try:
-            await self._unlink(victims)
-        except BaseException:
-            self.unreserve(need)
-            raise
-        self._metrics.evicted_blocks.inc(len(victims))
+        victims, enough = self._victims(over, self._policy.victims())
+        if not enough:
+            raise StoreUnavailable("no block may go")
+        await self._evict(victims)
 
     def unreserve(self, need: int) -> None:
         """Give back a reservation that no file stands for."""
         self._pending_bytes -= need
         self._release_bytes(need)
 
-    def _victims(self, over: int) -> list[tuple[BlockKey, _Slot]]:
+    def _victims(self, over: int, order: Iterable[BlockKey]) -> tuple[list[tuple[BlockKey, _Slot]], bool]:
+        """The first blocks of `order` that together take `over` bytes, and whether there were as many."""
         chosen: list[tuple[BlockKey, _Slot]] = []
-        if over <= 0:
-            return chosen
-        for block in self._policy.victims():
-            slot = self._slots[block]
-            if slot.in_use:
-                continue
-            chosen.append((block, slot))
-            over -= slot.disk_bytes
+        for block in order:
             if over <= 0:
-                return chosen
-        raise StoreUnavailable("no block may go")
+                break
+            slot = self._slots[block]
+            if not slot.in_use:
+                chosen.append((block, slot))
+                over -= slot.disk_bytes
+        return chosen, over <= 0
+
+    async def _evict(self, victims: Sequence[tuple[BlockKey, _Slot]]) -> None:
+        # No await between the choice and these lines: nobody has begun to read a victim.
+        for block, slot in victims:
+            self._forget(block, slot)
+        self._metrics.evicted_blocks.inc(len(victims))
+        await self._unlink(victims)
 
     async def _unlink(self, gone: Sequence[tuple[BlockKey, _Slot]]) -> None:
         """Unlink blocks that the index has forgotten already.
@@ -326,14 +354,18 @@ class DiskStore:
         results = await asyncio.shield(self._counted_unlink(unlink))
         for result in results:
             if isinstance(result, OSError):
+                self.whole = False
                 raise self._sick("unlink", result) from result
 
     def _counted_unlink(self, unlink: Callable[[], list[int | OSError]]) -> asyncio.Future[list[int | OSError]]:
         future = asyncio.get_running_loop().run_in_executor(self._threads, unlink)
-        future.add_done_callback(
-            lambda done: self._release_bytes(sum(r for r in done.result() if isinstance(r, int)))
-        )  # fmt: skip
+        self._leaving.add(future)
+        future.add_done_callback(self._left)
         return future
+
+    def _left(self, done: asyncio.Future[list[int | OSError]]) -> None:
+        self._leaving.discard(done)
+        self._release_bytes(sum(result for result in done.result() if isinstance(result, int)))
 
     def _use(self, amount: int) -> None:
         self._used_bytes += amount
@@ -403,12 +435,11 @@ class DiskStore:
     async def trim(self) -> None:
         """Evict down to the budget, for a directory that was filled under a larger one."""
         over = self._used_bytes - self._limits.capacity_bytes
-        with suppress(StoreUnavailable):
-            victims = self._victims(over)
-            for block, slot in victims:
-                self._forget(block, slot)
-            await self._unlink(victims)
-            self._metrics.evicted_blocks.inc(len(victims))
+        # The budget is hard: what the policy would keep goes as well, after all that it would not.
+        order = list(dict.fromkeys([*self._policy.victims(), *self._slots]))
+        victims, _ = self._victims(over, order)
+        with suppress(StoreUnavailable):  # counted and logged
+            await self._evict(victims)
 
     # -- the disk's troubles ------------------------------------------------------------------------------------
 
@@ -479,6 +510,8 @@ class DiskBlockWriter:
         self._file = file
         self._written = 0
         self._digest = blockfile.PayloadChecksum()
+        self._working: asyncio.Future[Any] | None = None
+        self._renamed = False
         self._ended = False
 
     def lease(self) -> FileLease:
@@ -502,6 +535,7 @@ class DiskBlockWriter:
         lease = self.lease()
         future = asyncio.get_running_loop().run_in_executor(self._store.threads, work)
         future.add_done_callback(lambda _: lease.release())
+        self._working = future
         return await asyncio.shield(future)
 
     async def commit(self) -> None:
@@ -516,6 +550,7 @@ class DiskBlockWriter:
             except FileNotFoundError:
                 final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 self._path.rename(final)
+            self._renamed = True
 
         try:
             await self._in_thread(finish)
@@ -530,7 +565,11 @@ class DiskBlockWriter:
         self._ended = True
         self._file.doom()
         try:
-            await asyncio.shield(self._store.run(self._path.unlink, True))
+            if self._working is not None:
+                # We were cancelled, and a thread may be about to rename: a block that no index knows would be left.
+                await asyncio.wait([self._working])
+            path = self._store.directory.path_of(self._meta.key) if self._renamed else self._path
+            await asyncio.shield(self._store.run(path.unlink, True))
         except OSError as error:
             self._store.trouble("unlink", error)
         finally:

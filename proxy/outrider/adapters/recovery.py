@@ -88,6 +88,10 @@ class Recovery:
             for file, meta in zip(batch, metas, strict=True):
                 if meta is None:
                     self._store.uncount_found(file.disk_bytes)
+                elif isinstance(meta, OSError):
+                    # It stays, and stays counted; the next start looks at it again.
+                    self._store.trouble("scan", meta)
+                    self._store.whole = False
                 else:
                     self._adopt(meta, file.disk_bytes)
 
@@ -98,14 +102,12 @@ class Recovery:
     async def scrub(self) -> None:
         """Verify each block that was here at the start and has not been read since."""
         for block in self._store.unverified():
-            lease = await self._store.lease(block)
-            if lease is not None:
-                lease.release()
+            await self._store.verify(block)
             await asyncio.sleep(8 * 1024 * 1024 / _SCRUB_BYTES_PER_S)
 
     async def save(self) -> None:
         """Leave a snapshot for the next start; without a whole index there is none, and the next start scans."""
-        if not self._whole:
+        if not (self._whole and self._store.whole):
             return
         path = self._store.directory.snapshot
         part = Path(f"{path}.part")
@@ -117,13 +119,20 @@ class Recovery:
             self._store.trouble("snapshot", error)
 
 
-def _read_batch(files: Sequence[FoundFile]) -> list[BlockMeta | None]:
+def _read_batch(files: Sequence[FoundFile]) -> list[BlockMeta | OSError | None]:
     """The meta of each file; None where it is no intact block, and then the file is gone."""
-    metas: list[BlockMeta | None] = []
+    metas: list[BlockMeta | OSError | None] = []
     for file in files:
         try:
-            metas.append(blockdir.read_meta(file.path))
-        except (BadBlock, FileNotFoundError):
-            file.path.unlink(missing_ok=True)
-            metas.append(None)
+            metas.append(_read_or_remove(file.path))
+        except OSError as error:
+            metas.append(error)
     return metas
+
+
+def _read_or_remove(path: Path) -> BlockMeta | None:
+    try:
+        return blockdir.read_meta(path)
+    except (BadBlock, FileNotFoundError):
+        path.unlink(missing_ok=True)
+        return None

@@ -40,10 +40,11 @@ def encode(blocks: Iterable[BlockMeta]) -> Iterator[bytes]:
 
 def _lines(blocks: Iterable[BlockMeta]) -> Iterator[bytes]:
     yield _line(_HEAD)
-    numbers: dict[tuple[str, ObjectRef, str, int, int], int] = {}
+    numbers: dict[tuple[str, ObjectVersion, int], int] = {}
     for meta in blocks:
         version = meta.version
-        identity = (meta.origin, version.ref, version.etag, version.size, meta.block_bytes)
+        # With its headers: they decide how long a block's file is, and two fills may have been told different ones.
+        identity = (meta.origin, version, meta.block_bytes)
         number = numbers.get(identity)
         if number is None:
             number = numbers[identity] = len(numbers)

@@ -7,15 +7,28 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import serve
+from outrider.cli import doctor, run, serve
+
+_EXAMPLES = """Examples:
+
+\b
+outrider run -- python train.py           a cache for this one command
+outrider serve --cache-dir /data/cache    a cache for many; tell each of them:
+export AWS_ENDPOINT_URL=http://127.0.0.1:9480
+outrider doctor                           what is wrong, and what to do
+"""
 
 app = typer.Typer(
     name="outrider",
     help="S3 caching proxy for training jobs: keeps the shards that were read, fetches those that will be.",
+    epilog=_EXAMPLES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.command(name="serve")(serve.serve)
+# Options after the command are the command's own, with or without `--`.
+app.command(name="run", context_settings={"allow_interspersed_args": False})(run.run)
+app.command(name="doctor")(doctor.doctor)
 
 
 def _show_version(wanted: bool) -> None:

@@ -110,10 +110,11 @@ def decode_header(header: bytes) -> tuple[BlockMeta, bytes]:
     length = header_length(header)
     if len(header) < length:
         raise BadBlock("header cut short")
-    magic, version, length, meta_length, payload_checksum, seal = _FIXED.unpack_from(header)
-    raw = header[_FIXED.size : _FIXED.size + meta_length]
-    unsealed = _FIXED.pack(magic, version, length, meta_length, payload_checksum, bytes(8))
-    if xxhash.xxh3_64(unsealed + raw).digest() != seal:
+    _, _, _, meta_length, payload_checksum, seal = _FIXED.unpack_from(header)
+    used = _FIXED.size + meta_length
+    raw = header[_FIXED.size : used]
+    unsealed = header[: _FIXED.size - len(seal)] + bytes(len(seal))
+    if xxhash.xxh3_64(unsealed + raw).digest() != seal or any(header[used:length]):
         raise BadBlock("header checksum does not match")
     try:
         return _meta_of(json.loads(raw)), payload_checksum

@@ -31,7 +31,13 @@ class Grant:
 
     def covers_key(self, access: Access, bucket: str, key: str) -> bool:
         """Also for LIST, with the listed prefix as `key`: every key under it then begins with the grant's prefix."""
-        return self._gives(access, bucket) and (not self.prefix or fnmatchcase(key, self.prefix + "*"))
+        if not self._gives(access, bucket):
+            return False
+        # Some origins, and proxies before them, resolve dots in a path: the key must be covered either way.
+        return all(name is not None and self._begins(name) for name in {key, _without_dots(key)})
+
+    def _begins(self, key: str) -> bool:
+        return not self.prefix or fnmatchcase(key, self.prefix + "*")
 
     def covers_bucket(self, access: Access, bucket: str) -> bool:
         """The bucket as a whole: only a grant without a prefix reaches that far."""
@@ -44,6 +50,22 @@ class Grant:
     def covers_service(self) -> bool:
         """ListBuckets tells all names, so it takes a grant on all of them."""
         return self.bucket == "*" and self.prefix == ""
+
+
+def _without_dots(key: str) -> str | None:
+    """`key` as a path whose `.` and `..` are resolved; None: it leaves the bucket."""
+    segments = key.split("/")
+    if not {".", ".."} & set(segments):
+        return key
+    kept: list[str] = []
+    for segment in segments:
+        if segment == "..":
+            if not kept:
+                return None
+            kept.pop()
+        elif segment != ".":
+            kept.append(segment)
+    return "/".join(kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from outrider.core.errors import InvalidRange
 from outrider.core.model import Extent
 
-# 19 digits: the longest number that is surely below 2**63; a longer one is nobody's honest offset.
-_ONE_RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})", re.ASCII)
+# 18 digits: the longest number that is surely below 2**63; a longer one is nobody's honest offset.
+_ONE_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def content_range(extent: Extent, size: int) -> str:
     return f"bytes {extent.start}-{extent.stop - 1}/{size}"
 
 
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", re.ASCII)
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.ASCII)
 
 
 def parse_content_range(header: str) -> tuple[Extent, int] | None:

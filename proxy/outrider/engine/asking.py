@@ -78,15 +78,17 @@ class Asking:
         Raises:
             OriginBroke: no try brought any reply.
         """
-        failures = 0
+        failures, given = 0, False
         while True:
             try:
                 async with self._origin.send(request) as reply:
                     if reply.status not in RETRYABLE_STATUSES or not await self._again(failures + 1, f"{reply.status}"):
+                        given = True
                         yield reply
                         return
             except OriginBroke as error:
-                if not await self._again(failures + 1, str(error)):
+                # A body that broke in its reader's hands is his to deal with: there is no second reply to give him.
+                if given or not await self._again(failures + 1, str(error)):
                     raise
             failures += 1
 

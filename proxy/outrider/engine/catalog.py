@@ -24,8 +24,8 @@ class Mark(NamedTuple):
 @dataclass(slots=True)
 class _Entry:
     version: ObjectVersion
-    checked_at: float | None
-    """None: must be asked about, whatever the freshness mode (found at a start, or written to)."""
+    mark: Mark | None
+    """Of the question that `version` answered; None: found at a start, so it must be asked about in any mode."""
 
 
 class _Forgets:
@@ -74,7 +74,14 @@ class Catalog:
     def fresh(self, ref: ObjectRef) -> ObjectVersion | None:
         """The version to serve without asking; None: ask first."""
         entry = self._entries.get(ref)
-        if entry is None or not is_fresh(entry.checked_at, self._clock(), self._freshness_of(ref)):
+        if entry is None or entry.mark is None or not self.believes(ref, entry.mark):
+            return None
+        return entry.version if is_fresh(entry.mark.at, self._clock(), self._freshness_of(ref)) else None
+
+    def stale(self, ref: ObjectRef) -> ObjectVersion | None:
+        """What may stand in while the origin is down: the version last heard of, unless a write made it doubtful."""
+        entry = self._entries.get(ref)
+        if entry is None or (entry.mark is not None and not self.believes(ref, entry.mark)):
             return None
         return entry.version
 
@@ -85,8 +92,11 @@ class Catalog:
 
     def learn(self, version: ObjectVersion, mark: Mark) -> None:
         """The origin answered with `version` to a question put at `mark`."""
+        entry = self._entries.get(version.ref)
+        if entry is not None and entry.mark is not None and entry.mark > mark:
+            return  # a question put later was answered earlier
         if self.believes(version.ref, mark):
-            self._entries[version.ref] = _Entry(version, mark.at)
+            self._entries[version.ref] = _Entry(version, mark)
 
     def gone(self, ref: ObjectRef) -> None:
         """The origin has no such object. Nothing is remembered of that: the next read asks again."""
@@ -101,12 +111,7 @@ class Catalog:
         """A write is about to change `ref`, or has: the next read asks the origin, and no older answer is believed."""
         self._generation += 1
         self._forgotten.note(ref, self._generation)
-        if (entry := self._entries.get(ref)) is not None:
-            entry.checked_at = None
 
     def forget_bucket(self, bucket: str) -> None:
         self._generation += 1
         self._forgotten_buckets.note(bucket, self._generation)
-        for ref, entry in self._entries.items():
-            if ref.bucket == bucket:
-                entry.checked_at = None

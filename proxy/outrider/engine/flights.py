@@ -108,14 +108,13 @@ class Flights:
 
     def fill(self, flights: Sequence[Flight]) -> None:
         """Bring adjacent blocks by one GET, in a task of its own."""
-        self._spawn(self._fill_in_turn(flights), f"fill {flights[0].meta.version.ref}")
+        task = self._spawn(self._fill_in_turn(flights), f"fill {flights[0].meta.version.ref}")
+        # Not a `finally` in the task: one that is cancelled before its first step never gets there.
+        task.add_done_callback(lambda _: self._end(flights, StoreUnavailable("the proxy is stopping")))
 
     async def _fill_in_turn(self, flights: Sequence[Flight]) -> None:
-        try:
-            async with self._turn:
-                await self.pour(flights)
-        finally:
-            self._end(flights, StoreUnavailable("the proxy is stopping"))
+        async with self._turn:
+            await self.pour(flights)
 
     async def pour(self, flights: Sequence[Flight], first: OriginReply | None = None) -> None:
         """Fill the flights from the origin; `first` is a reply that already brings their bytes. Never raises a Signal:
@@ -124,12 +123,8 @@ class Flights:
             await self._pour(flights, first)
         except (Signal, OSError) as error:
             log.debug("fill failed", extra={"object": str(flights[0].meta.version.ref), "error": repr(error)})
-            self._end(flights, error)
-        except Exception as error:  # our own bug: the readers must not wait for ever
+        except Exception:  # our own bug; the readers were told
             log.exception("fill failed")
-            self._end(flights, error)
-        finally:
-            self._end(flights, StoreUnavailable("the proxy is stopping"))
 
     async def _pour(self, flights: Sequence[Flight], first: OriginReply | None) -> None:
         version = flights[0].meta.version
@@ -155,9 +150,12 @@ class Flights:
                             # The store has it now: only then it leaves the table, so that nobody finds neither.
                             self._flights.pop(flight.meta.key, None)
                             waiting.pop(0)
-        finally:
+        except BaseException as error:
+            # Out of the table before the file is closed: whoever finds a flight there may lease it.
+            self._end(flights, error if isinstance(error, Exception) else StoreUnavailable("the proxy is stopping"))
             if writer is not None:
                 await writer.abort()
+            raise
 
     async def _begin(self, flight: Flight) -> BlockWriter:
         writer = await self._store.create(flight.meta)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Protocol
 
 from outrider.core import ranges, s3wire
+from outrider.core.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import (
     OriginBroke,
     PreconditionFailed,
@@ -207,14 +208,18 @@ class Reads:
         if opening is None or not self._catalog.believes(ref, opening.mark) or (opening.by_head and not by_head):
             opening = _Opening(self._catalog.mark(), by_head)
             self._openings[ref] = opening
-            self._spawn(self._open(ref, opening, first_byte), f"open {ref}")
+            task = self._spawn(self._open(ref, opening, first_byte), f"open {ref}")
+            # Not a `finally` in the task: one that is cancelled before its first step never gets there.
+            task.add_done_callback(lambda _: self._closed(ref, opening))
         try:
             return await asyncio.shield(opening.version)
-        except OriginBroke as error:
-            known = self._catalog.known(ref)
-            if self._stale_if_error and known is not None and self._catalog.believes(ref, opening.mark):
+        except (OriginBroke, OriginRefused) as error:
+            down = isinstance(error, OriginBroke) or error.status in RETRYABLE_STATUSES
+            if down and self._stale_if_error and (stale := self._catalog.stale(ref)) is not None:
                 log.warning("origin down, served stale", extra={"object": str(ref)})
-                return known
+                return stale
+            if isinstance(error, OriginRefused):
+                raise
             raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
 
     async def _open(self, ref: ObjectRef, opening: _Opening, first_byte: int | None) -> None:
@@ -227,10 +232,11 @@ class Reads:
             opening.fail(error)
         except Exception as error:  # noqa: BLE001 - top of a task: our bug becomes the waiters' 500
             opening.fail(error)
-        finally:
-            opening.fail(ServiceUnavailable("The proxy is stopping."))
-            if self._openings.get(ref) is opening:
-                del self._openings[ref]
+
+    def _closed(self, ref: ObjectRef, opening: _Opening) -> None:
+        opening.fail(ServiceUnavailable("The proxy is stopping."))
+        if self._openings.get(ref) is opening:
+            del self._openings[ref]
 
     async def _open_by_head(self, ref: ObjectRef, opening: _Opening) -> None:
         request = OriginRequest("HEAD", ref.bucket, ref.key, headers=(("x-amz-checksum-mode", "ENABLED"),))
@@ -251,10 +257,10 @@ class Reads:
                 version = await self._version_of(ref, reply)
                 flights = self._adopt(version, index)
                 self._learn(ref, opening, version)
-                if flights and (reply.status == 206 or index == 0):
+                if flights and _begins_at(reply) == start:
                     await self._flights.pour(flights, reply)
                 elif flights:
-                    # It ignored the Range, so its body begins elsewhere: ask as any fill does, which can skip.
+                    # It ignored the Range or took another: ask as any fill does, which checks, skips and asks again.
                     self._flights.fill(flights)
                 return
         # Nothing at that offset: the object is shorter, or empty. Only its HEAD can tell how long it is.
@@ -378,6 +384,14 @@ async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece, N
 
 def _file_piece(lease: Lease, inside: Extent, source: str) -> FilePiece:
     return FilePiece(lease.block.fd, lease.block.payload_offset + inside.start, inside.length, source)
+
+
+def _begins_at(reply: OriginReply) -> int | None:
+    """Where in the object the body of a 200 or 206 begins."""
+    if reply.status == 200:
+        return 0
+    got = ranges.parse_content_range(dict(reply.headers).get("content-range", ""))
+    return None if got is None else got[0].start
 
 
 def _first_byte(headers: Mapping[str, str]) -> int | None:

@@ -65,9 +65,9 @@ def _chunked_upload(
         upload.body = _noting(upload, _decoded(source, decoder))
         return upload
     encoder = TrailerEncoder(length, {name: CHECKSUM_CHARS[name] for name in names})
-    stored = [value for name, value in headers if name == "content-encoding" and "aws-chunked" in value.lower()]
+    # No `content-encoding: aws-chunked`: x-amz-content-sha256 says it already (minio-go never sent it to S3 either), and
+    # SeaweedFS and versitygw would store it as the object's own encoding.
     upload.headers = (
-        ("content-encoding", stored[0] if stored else "aws-chunked"),
         ("x-amz-decoded-content-length", str(length)),
         ("x-amz-trailer", ",".join(sorted(names))),
     )
@@ -130,6 +130,8 @@ async def _plain(source: AsyncIterator[bytes], payload: Payload, length: int) ->
     held = b""
     left = length
     async for chunk in source:
+        if not chunk:
+            continue  # it would push out what is held back
         left -= len(chunk)
         if digest is not None:
             digest.update(chunk)

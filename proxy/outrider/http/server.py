@@ -11,13 +11,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import hdrs, web
-from aiohttp.http import HttpVersion11
+from aiohttp.http import HttpVersion10, HttpVersion11
 from aiohttp.web_protocol import RequestHandler
 
 from outrider.core import s3wire
-from outrider.core.errors import BadRequest, IncompleteBody, InternalError, S3Error, SlowDown
+from outrider.core.errors import BadRequest, IncompleteBody, InternalError, RequestTimeout, S3Error, SlowDown
 from outrider.core.model import Headers
 from outrider.core.s3wire import Forgets, Kind, Operation
 from outrider.core.sigv4 import SignedRequest
@@ -57,7 +58,12 @@ class _Asked:
 class Connection(RequestHandler):
     """One client connection: aiohttp's parser and keep-alive, our own errors and our own sending side."""
 
-    __slots__ = ("wire",)
+    __slots__ = ("_head_timer", "server", "wire")
+
+    def __init__(self, server: S3Server, **options: Any) -> None:
+        super().__init__(server, **options)
+        self.server = server
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -65,8 +71,23 @@ class Connection(RequestHandler):
         self.wire = wire_of(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._stop_head_timer()
         self.wire.lost()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long.
+        if self._waiter is None or self._waiter.done():
+            self._stop_head_timer()
+        elif self._head_timer is None:
+            loop = asyncio.get_running_loop()
+            self._head_timer = loop.call_later(self.server.client_timeout_s, self.force_close)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -82,8 +103,7 @@ class Connection(RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """What aiohttp's parser refuses is answered in S3's words, and the connection closed."""
-        asked = _Asked(request, self.wire, ())
-        return _error_reply(asked, BadRequest(), "", close=True, on_end=None)
+        return self.server.refuse_unparsed(request, self.wire)
 
 
 class S3Server(web.Server):
@@ -91,9 +111,10 @@ class S3Server(web.Server):
 
     def __init__(
         self, reads: Reads, forwards: Forwards, access: Access, metrics: Metrics,
-        *, domains: tuple[str, ...] = (), requests_max: int,
+        *, domains: tuple[str, ...] = (), requests_max: int, client_timeout_s: float,
     ) -> None:  # fmt: skip
         super().__init__(self._handle)
+        self.client_timeout_s = client_timeout_s
         self._reads = reads
         self._forwards = forwards
         self._access = access
@@ -112,7 +133,12 @@ class S3Server(web.Server):
         return Connection(
             self, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False, lingering_time=_LINGER_S,
             max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX, logger=log, keepalive_timeout=600.0,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
+
+    def refuse_unparsed(self, request: web.BaseRequest, wire: SocketWire | TlsWire) -> Reply:
+        asked = _Asked(request, wire, ())
+        self._began()
+        return _error_reply(asked, BadRequest(), "", close=True, on_end=self._on_end(asked))
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         protocol = request.protocol
@@ -122,9 +148,7 @@ class S3Server(web.Server):
             for name, value in request.raw_headers
         )
         asked = _Asked(request, protocol.wire, headers)
-        self.in_flight += 1
-        self._idle.clear()
-        self._metrics.in_flight.set(self.in_flight)
+        self._began()
         try:
             if self.in_flight > self._requests_max:
                 raise SlowDown(headers=(("retry-after", "1"),))
@@ -140,6 +164,11 @@ class S3Server(web.Server):
         except Exception:
             log.exception("request failed", extra={"request": asked.id})
             return self._refuse(asked, InternalError())
+
+    def _began(self) -> None:
+        self.in_flight += 1
+        self._idle.clear()
+        self._metrics.in_flight.set(self.in_flight)
 
     async def _answer(self, asked: _Asked) -> Reply:
         request = asked.request
@@ -177,7 +206,7 @@ class S3Server(web.Server):
         upload = Upload()
         if asked.request.body_exists:
             length = asked.request.content_length
-            upload = upload_of(asked.headers, who.payload, who.identity, _client_body(asked), length)
+            upload = upload_of(asked.headers, who.payload, who.identity, self._client_body(asked), length)
         return await self._send_up(asked, operation, upload, None)
 
     async def _send_up(
@@ -195,7 +224,7 @@ class S3Server(web.Server):
     async def _delete_objects(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
         """Its keys stand in its body: read that first, for the grants and for the catalog."""
         body, trailers = await whole_body(
-            asked.headers, who.payload, who.identity, _client_body(asked), asked.request.content_length,
+            asked.headers, who.payload, who.identity, self._client_body(asked), asked.request.content_length,
             limit=s3wire.DELETE_BODY_BYTES_MAX,
         )  # fmt: skip
         keys = s3wire.keys_to_delete(body)
@@ -203,9 +232,29 @@ class S3Server(web.Server):
         upload = Upload(_once(body), len(body), headers=trailers) if body else Upload()
         return await self._send_up(asked, operation, upload, keys)
 
+    async def _client_body(self, asked: _Asked) -> AsyncIterator[bytes]:
+        """The request's body as it arrives; leave to send it is given when the first byte is wanted, not before.
+
+        Raises:
+            IncompleteBody: the client stopped halfway.
+            RequestTimeout: it sends nothing more, and does not leave either.
+        """
+        content = asked.request.content
+        try:
+            if _expects_continue(asked) and asked.request.version >= HttpVersion11:
+                await asked.wire.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+            while not content.at_eof():
+                async with asyncio.timeout(self.client_timeout_s):
+                    chunk = await content.readany()
+                yield chunk
+        except TimeoutError as error:
+            raise RequestTimeout from error
+        except (web.RequestPayloadError, ConnectionError, asyncio.IncompleteReadError) as error:
+            raise IncompleteBody from error
+
     def _refuse(self, asked: _Asked, error: S3Error) -> Reply:
         unread = asked.request.body_exists and not asked.request.content.is_eof()
-        close = unread or isinstance(error, BadRequest | IncompleteBody)
+        close = unread or isinstance(error, BadRequest | IncompleteBody | RequestTimeout)
         return _error_reply(asked, error, asked.request.raw_path.partition("?")[0], close=close,
                             on_end=self._on_end(asked))  # fmt: skip
 
@@ -249,27 +298,14 @@ def _check_framing(asked: _Asked) -> None:
     coding = dict(asked.headers).get("transfer-encoding", "chunked")
     if coding.lower() != "chunked":
         raise BadRequest("The only Transfer-Encoding understood is chunked.")
+    if not HttpVersion10 <= asked.request.version <= HttpVersion11:
+        raise BadRequest("The protocol must be HTTP/1.0 or HTTP/1.1.")
     if "host" not in names and asked.request.version >= HttpVersion11:
         raise BadRequest("The Host header is missing.")
 
 
 def _expects_continue(asked: _Asked) -> bool:
     return asked.request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
-
-
-async def _client_body(asked: _Asked) -> AsyncIterator[bytes]:
-    """The request's body as it arrives; leave to send it is given when the first byte is wanted, not before.
-
-    Raises:
-        IncompleteBody: the client stopped halfway.
-    """
-    if _expects_continue(asked) and asked.request.version >= HttpVersion11:
-        await asked.wire.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-    try:
-        async for chunk in asked.request.content.iter_any():
-            yield chunk
-    except (web.RequestPayloadError, ConnectionError, asyncio.IncompleteReadError) as error:
-        raise IncompleteBody from error
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:
@@ -280,7 +316,10 @@ def _has(headers: Headers, name: str) -> bool:
     return any(known == name for known, _ in headers)
 
 
-def _error_reply(asked: _Asked, error: S3Error, resource: str, *, close: bool, on_end: OnEnd | None) -> Reply:
+def _error_reply(asked: _Asked, error: S3Error, resource: str, *, close: bool, on_end: OnEnd) -> Reply:
     body = s3wire.error_xml(error, resource=resource, request_id=asked.id)
-    headers = (("content-type", "application/xml"), ("x-amz-request-id", asked.id), *error.headers)
+    headers = (
+        ("content-type", "application/xml"), ("x-amz-request-id", asked.id), *error.headers,
+        ("x-cache", asked.cache.value),
+    )  # fmt: skip
     return Reply(error.status, headers, wire=asked.wire, body=body, close=close, on_end=on_end)

@@ -1,0 +1,221 @@
+"""Checks of `outrider doctor` that look towards the bucket: credentials, way, signature, clock."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from urllib.parse import SplitResult, urlsplit
+
+from outrider.adapters.credentials import AwsCredentials
+from outrider.adapters.origin import HttpOrigin
+from outrider.cli.findings import Finding, fail, ok, warn
+from outrider.core.errors import OriginBroke
+from outrider.core.sigv4 import Credentials
+from outrider.metrics import Metrics
+from outrider.ports import OriginRequest
+from outrider.settings import Settings
+
+_DEFAULT_REGION = "us-east-1"
+_CREDENTIALS_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 5.0
+_ASK_TIMEOUT_S = 15.0
+# An error reply of S3 is a few hundred bytes; a list of buckets is of no interest.
+_BODY_BYTES_MAX = 64 * 1024
+# S3 refuses a signature whose clock is 15 minutes off.
+SKEW_WARN_S, SKEW_FAIL_S = 300.0, 900.0
+_PORTS = {"http": 80, "https": 443}
+
+_OTHER_KEY = "Give the right AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) to the proxy"
+_DO_ON_CODE = {
+    "InvalidAccessKeyId": f"{_OTHER_KEY}: the origin does not know this key.",
+    "SignatureDoesNotMatch": f"{_OTHER_KEY}: the secret does not belong to this key.",
+    "ExpiredToken": "Renew the temporary credentials (aws sso login, or export new ones).",
+    "InvalidToken": "Set the AWS_SESSION_TOKEN that belongs to the key, or unset it for a long-lived key.",
+    "RequestTimeTooSkewed": "Set the clock of this machine (chrony or ntpd).",
+    "AuthorizationHeaderMalformed": "Set --region to the region that the origin names.",
+}
+_UNSIGNED_DO = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; public buckets need none."
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The origin's reply to a signed ListBuckets. `date` is its Date header; `asked_at`, `answered_at` are ours."""
+
+    status: int
+    body: str
+    date: str | None
+    asked_at: float
+    answered_at: float
+
+
+async def origin_findings(settings: Settings) -> AsyncIterator[Finding]:
+    credentials = AwsCredentials()
+    finding, found = await check_credentials(credentials)
+    yield finding
+    region = settings.region or await _region(credentials)
+    endpoint = settings.origin or f"https://s3.{region}.amazonaws.com"
+    way = await check_way(endpoint)
+    yield way
+    try:
+        async with asyncio.timeout(_ASK_TIMEOUT_S):
+            answer = await ask(endpoint, region, found)
+    except (OriginBroke, TimeoutError) as error:
+        why = str(error) or "timed out"
+        yield fail("origin", f"{endpoint}: {why}", "Check --origin (http or https?), proxies and certificates.")
+        return
+    yield check_answer(answer, endpoint, found)
+    yield check_clock(answer)
+
+
+async def check_credentials(source: AwsCredentials) -> tuple[Finding, Credentials | None]:
+    """The chain's own errors are many and of botocore's making: each is told in its words."""
+    try:
+        async with asyncio.timeout(_CREDENTIALS_TIMEOUT_S):
+            found = await source.current()
+    except Exception as error:  # noqa: BLE001 - whatever stops the chain is what the doctor is to tell
+        text = f"the AWS chain failed: {error}" if str(error) else f"the AWS chain failed: {type(error).__name__}"
+        return fail("credentials", text, "Correct AWS_PROFILE, the AWS config files or the role it names."), None
+    if found is None:
+        return warn("credentials", "none found: the origin is asked unsigned", _UNSIGNED_DO), None
+    return ok("credentials", f"found: {source.method}, key {masked(found.access_key)}"), found
+
+
+def masked(access_key: str) -> str:
+    """Enough of a key id to tell it from others; all of it is nobody's business."""
+    return f"{access_key[:4]}...{access_key[-4:]}" if len(access_key) >= 12 else f"{access_key[:2]}..."
+
+
+async def check_way(endpoint: str) -> Finding:
+    """Name and port: what stands in the way before a request can be sent."""
+    parts = urlsplit(endpoint)
+    host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError, UnicodeError) as error:
+        return fail(
+            "network",
+            f"{host}: no such name: {_words(error)}",
+            "Check --origin for a typo, and the DNS of this machine.",
+        )
+    return await _connect(parts, host, port, str(addresses[0][4][0]))
+
+
+async def _connect(parts: SplitResult, host: str, port: int, address: str) -> Finding:
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError) as error:
+        return fail(
+            "network", f"{parts.netloc} ({address}): cannot connect: {_words(error)}",
+            "Check --origin, that the server runs, and firewalls on the way to it.",
+        )  # fmt: skip
+    took_s = time.perf_counter() - began
+    writer.close()
+    return ok("network", f"{parts.netloc} ({address}): connected in {1000 * took_s:.1f} ms")
+
+
+async def ask(endpoint: str, region: str, credentials: Credentials | None) -> Answer:
+    """ListBuckets, signed as the proxy signs.
+
+    Raises:
+        OriginBroke: no reply came.
+    """
+    origin = HttpOrigin(endpoint, region, _Fixed(credentials), Metrics(), time.time, connections=1)
+    await origin.open()
+    try:
+        asked_at = time.time()
+        async with origin.send(OriginRequest("GET", None, "")) as reply:
+            answered_at = time.time()
+            body = b""
+            async for chunk in reply.chunks():
+                body += chunk
+                if len(body) >= _BODY_BYTES_MAX:
+                    break
+            headers = dict(reply.headers)
+            return Answer(
+                reply.status, body.decode("utf-8", "replace"), headers.get("date"), asked_at, answered_at
+            )  # fmt: skip
+    finally:
+        await origin.close()
+
+
+def check_answer(answer: Answer, endpoint: str, credentials: Credentials | None) -> Finding:
+    took = f"{1000 * (answer.answered_at - answer.asked_at):.0f} ms"
+    code = _of_xml("Code", answer.body) or f"status {answer.status}"
+    if answer.status == 200:
+        return ok("origin", f"{endpoint}: answers in {took}" + (", signature accepted" if credentials else ""))
+    if code == "AccessDenied" and credentials is None:
+        return warn("origin", f"{endpoint}: answers in {took}, refuses unsigned requests for its list", _UNSIGNED_DO)
+    if code == "AccessDenied":
+        return ok("origin", f"{endpoint}: answers in {took}, knows the key (which may not list all buckets)")
+    if code in _DO_ON_CODE:
+        return fail("origin", f"{endpoint}: {code}{_told_region(answer.body)}", _DO_ON_CODE[code])
+    if answer.status in (301, 302, 307, 308):
+        return fail(
+            "origin", f"{endpoint}: redirects elsewhere ({code})", "Give the endpoint it points to as --origin."
+        )
+    if answer.status in (500, 502, 503, 504):
+        return fail("origin", f"{endpoint}: {code}", "The origin is there, but not well. Try again; ask its operator.")
+    return fail("origin", f"{endpoint}: {code}: it is not as S3 answers", "Check that --origin is an S3 endpoint.")
+
+
+def check_clock(answer: Answer) -> Finding:
+    """Signatures carry the time; the origin's Date header has a resolution of a second."""
+    theirs = _seconds_of(answer.date)
+    if theirs is None:
+        return warn("clock", "the origin tells no time", "Compare `date -u` with a clock that you trust.")
+    # Their second began up to 1 s before they wrote it, at some time between our two.
+    ahead_s = (answer.asked_at + answer.answered_at) / 2 - theirs - 0.5
+    text = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the origin's"
+    do = "Set the clock of this machine (chrony or ntpd): S3 refuses signatures that are 15 minutes off."
+    if abs(ahead_s) > SKEW_FAIL_S:
+        return fail("clock", text, do)
+    if abs(ahead_s) > SKEW_WARN_S:
+        return warn("clock", text, do)
+    return ok("clock", "agrees with the origin's" if abs(ahead_s) < 2 else text)
+
+
+async def _region(credentials: AwsCredentials) -> str:
+    try:
+        return await credentials.region() or _DEFAULT_REGION
+    except Exception:  # noqa: BLE001 - the profile is broken, which the check of the credentials has told already
+        return _DEFAULT_REGION
+
+
+def _told_region(body: str) -> str:
+    region = _of_xml("Region", body)
+    return f" (its region is {region})" if region else ""
+
+
+def _of_xml(tag: str, body: str) -> str | None:
+    # Not parsed: a reply of anything may come here, and only a word of a known form is wanted.
+    match = re.search(rf"<{tag}>([A-Za-z0-9.-]{{1,64}})</{tag}>", body)
+    return match[1] if match else None
+
+
+def _seconds_of(date: str | None) -> float | None:
+    try:
+        return None if date is None else parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return None
+
+
+def _words(error: BaseException) -> str:
+    return "timed out" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", None) or error)
+
+
+class _Fixed:
+    """The credentials that the check found, or that there are none."""
+
+    def __init__(self, credentials: Credentials | None) -> None:
+        self._credentials = credentials
+
+    async def current(self) -> Credentials | None:
+        return self._credentials

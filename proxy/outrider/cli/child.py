@@ -1,0 +1,112 @@
+"""The child process of `outrider run`: started, signalled, waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+_PASSED_ON = (
+    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH,
+)  # fmt: skip
+# The terminal sends these to the whole foreground process group, so the child has them already.
+_FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+
+
+class CannotStart(Exception):
+    """The command was not started. `status` is what a shell would exit with; the message says what to do."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Signals:
+    """Between `install` and `remove`, signals of this process go to the child, if there is one yet.
+
+    One that ends a process and comes before the child sets `ended_by`.
+    """
+
+    def __init__(self) -> None:
+        self.ended_by: signal.Signals | None = None
+        self._child: asyncio.subprocess.Process | None = None
+        self._installed: list[signal.Signals] = []
+
+    def install(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _PASSED_ON:
+            # What was ignored when we started (nohup) must stay ignored in the child, and exec keeps only that.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._pass_on, number)
+                self._installed.append(number)
+
+    def remove(self) -> None:
+        for number in self._installed:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def to(self, child: asyncio.subprocess.Process) -> None:
+        """From here on `child` gets them; also the one that came while it was being started."""
+        self._child = child
+        if self.ended_by is not None:
+            self._send(self.ended_by)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        if self._child is not None:
+            if not (number in _FROM_KEYBOARD and _in_foreground()):
+                self._send(number)
+        elif number in _ENDING and self.ended_by is None:
+            self.ended_by = number
+
+    def _send(self, number: signal.Signals) -> None:
+        assert self._child is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._child.send_signal(number)
+
+
+async def start(command: Sequence[str], environ: Mapping[str, str]) -> asyncio.subprocess.Process:
+    """The child, with our own stdin, stdout and stderr.
+
+    Raises:
+        CannotStart
+    """
+    name = command[0]
+    try:
+        return await asyncio.create_subprocess_exec(*command, env=environ)
+    except FileNotFoundError as error:
+        if "/" in name and os.path.exists(name):  # noqa: ASYNC240, PTH110 - on the way out
+            raise CannotStart(
+                NOT_EXECUTABLE, f"{name}: the interpreter that its first line names does not exist. Correct that line."
+            ) from error
+        raise CannotStart(
+            NOT_FOUND, f"{name}: command not found. Check the spelling, PATH and the virtualenv."
+        ) from error
+    except PermissionError as error:
+        raise CannotStart(NOT_EXECUTABLE, f"{name}: not executable. chmod +x it, or name its interpreter.") from error
+    except OSError as error:
+        raise CannotStart(
+            NOT_EXECUTABLE, f"{name}: cannot be run: {error.strerror}. Does a script lack its #! line?"
+        ) from error
+
+
+def status_of(returncode: int) -> int:
+    """As a shell tells it: 128 + n for a child that signal n ended."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def _in_foreground() -> bool:
+    """Whether this process, and so the child, is in the foreground of a terminal."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -1,0 +1,87 @@
+"""What `outrider run` and `doctor` read from the environment, and what `run` puts into that of its child."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from outrider import settings
+from outrider.cli import options
+from outrider.settings import Settings, SettingsError
+
+STATUS_URL = "OUTRIDER_STATUS_URL"
+"""Tells an SDK in the child where the admin port is. It is no setting."""
+
+# S3's own variable wins over the general one, as in the AWS SDKs; the last is s5cmd's.
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
+_IGNORE_ENDPOINTS = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
+_PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+_NO_PROXY = ("no_proxy", "NO_PROXY")
+
+# Any of these names a way to credentials that the SDKs find without asking an instance's metadata service.
+_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)  # fmt: skip
+_CREDENTIAL_FILES = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
+
+
+def load(flags: Mapping[str, object], config: Path | None, defaults: Mapping[str, object]) -> Settings:
+    """The settings; `defaults` hold where flags, environment and file say nothing. What is wrong ends with status 2."""
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items() if value}
+    # In a child of `run` the variable is there, and such a child may be an outrider.
+    environ = {name: value for name, value in os.environ.items() if name != STATUS_URL}
+    try:
+        said = settings.load(given, config, environ)
+        unsaid = {name: value for name, value in defaults.items() if name not in said.model_fields_set}
+        return settings.load({**unsaid, **given}, config, environ) if unsaid else said
+    except SettingsError as error:
+        raise options.refused(error) from error
+
+
+def endpoint_in(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """The variable that names an S3 endpoint, and the endpoint; None: the job's S3 is AWS."""
+    if ignores_endpoints(environ):
+        return None
+    return next(((name, environ[name]) for name in ENDPOINTS if environ.get(name)), None)
+
+
+def ignores_endpoints(environ: Mapping[str, str]) -> bool:
+    """The AWS SDKs are told not to look at AWS_ENDPOINT_URL at all."""
+    return environ.get(_IGNORE_ENDPOINTS, "").lower() == "true"
+
+
+def names_credentials(environ: Mapping[str, str]) -> bool:
+    """Whether an SDK would find credentials, or a way to them, without an instance's metadata service."""
+    return any(environ.get(name) for name in _CREDENTIALS) or any(
+        Path(environ.get(name, default)).expanduser().exists() for name, default in _CREDENTIAL_FILES
+    )
+
+
+def for_child(
+    environ: Mapping[str, str], *, endpoint: str, admin: str, region: str | None, needs_keys: bool
+) -> dict[str, str]:
+    """The child's environment. `needs_keys`: it has no credentials, and SDKs refuse to send what they cannot sign."""
+    child = {**environ, **dict.fromkeys(ENDPOINTS, endpoint), STATUS_URL: admin}
+    child.pop(_IGNORE_ENDPOINTS, None)
+    # The general variable moves every service, but the child's role is still to be had from STS.
+    child.setdefault("AWS_ENDPOINT_URL_STS", environ.get("AWS_ENDPOINT_URL") or _sts(region))
+    if needs_keys:
+        child["AWS_ACCESS_KEY_ID"] = child["AWS_SECRET_ACCESS_KEY"] = "outrider-accepts-any"  # noqa: S105 - no secret
+    if any(environ.get(name) for name in _PROXIES):
+        # Some tools read the one spelling, some the other: both get all.
+        hosts = ",".join(dict.fromkeys([*_hosts_of(environ), "127.0.0.1", "localhost"]))
+        child.update(dict.fromkeys(_NO_PROXY, hosts))
+    return child
+
+
+def _hosts_of(environ: Mapping[str, str]) -> list[str]:
+    listed = ",".join(environ.get(name, "") for name in _NO_PROXY)
+    return [host.strip() for host in listed.split(",") if host.strip()]
+
+
+def _sts(region: str | None) -> str:
+    if region is None:
+        return "https://sts.amazonaws.com"
+    return f"https://sts.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"

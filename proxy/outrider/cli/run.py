@@ -1,0 +1,152 @@
+"""`outrider run -- CMD ...`: a proxy for one command, which it outlives by nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import typer
+
+from outrider.adapters.blockdir import UnusableCacheDir
+from outrider.adapters.credentials import AwsCredentials
+from outrider.adapters.system import set_up_logs
+from outrider.app import Outrider, running
+from outrider.cli import child, environment, options
+from outrider.cli.summary import Summary
+from outrider.settings import Settings, SettingsError
+
+SummaryForm = Literal["text", "json", "none"]
+
+# What `run` means where neither flag, environment nor file says otherwise: any free port, the child's output not
+# drowned, and no long wait for readers that outlived the child.
+_DEFAULTS = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "log_level": "warning", "drain_s": 1.0}
+# Off EC2 the metadata service does not answer: the child is not kept waiting for that.
+_CREDENTIALS_WAIT_S = 1.0
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - to find one address to connect to
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="CMD", help="The command and its arguments.")],
+    origin: options.Origin = None,
+    region: options.Region = None,
+    listen: options.Listen = None,
+    admin: options.Admin = None,
+    cache_dir: options.CacheDir = None,
+    cache_size: options.CacheSize = None,
+    min_free: options.MinFree = None,
+    block_size: options.BlockSize = None,
+    auth: options.Auth = None,
+    clients: options.Clients = None,
+    domain: options.Domain = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    freshness: options.Freshness = None,
+    policy: options.Policy = None,
+    verify: options.Verify = None,
+    log_level: options.LogLevel = None,
+    log_format: options.LogFormat = None,
+    config: options.Config = None,
+    summary: Annotated[SummaryForm, typer.Option(help="The line on stderr at the end.")] = "text",
+) -> None:
+    """Run a command with its S3 reads going through a cache of its own.
+
+    The command finds the proxy by AWS_ENDPOINT_URL, on a free loopback port. If AWS_ENDPOINT_URL is set already and
+    --origin is not given, the bucket is taken to be there. Exits with the command's status.
+
+    Example: outrider run --cache-dir /data/cache -- python train.py
+    """
+    flags = dict(locals())
+    for name in ("command", "config", "summary"):
+        del flags[name]
+    settings = _settings(flags, config)
+    set_up_logs(settings.log_level, settings.log_format)
+    raise typer.Exit(asyncio.run(_run(settings, command, summary)))
+
+
+def _settings(flags: dict[str, object], config: Path | None) -> Settings:
+    settings = environment.load(flags, config, _DEFAULTS)
+    found = None if settings.origin is not None else environment.endpoint_in(os.environ)
+    if found is not None:
+        name, endpoint = found
+        settings = environment.load({**flags, "origin": endpoint}, config, _DEFAULTS)
+        _say(f"the bucket is at {settings.origin}, as {name} says (--origin URL to name another)")
+    if settings.origin is not None and urlsplit(settings.origin).netloc == settings.listen:
+        raise options.refused(
+            SettingsError(
+                f"--origin {settings.origin} is --listen: the proxy would ask itself. Name the real bucket's."
+            )
+        )
+    return settings
+
+
+async def _run(settings: Settings, command: list[str], form: SummaryForm) -> int:
+    signals = child.Signals()
+    signals.install()
+    try:
+        async with running(settings) as outrider:
+            status = await _child(outrider, command, signals)
+    except child.CannotStart as error:
+        _say(str(error))
+        return error.status
+    except (UnusableCacheDir, SettingsError) as error:
+        raise options.refused(error) from error
+    except OSError as error:
+        raise options.refused(OSError(f"cannot start: {error}")) from error
+    finally:
+        signals.remove()
+    # After the drain: what the child left half read is counted by then.
+    summary = Summary.of(outrider.metrics)
+    if form == "text":
+        _say(summary.text())
+    elif form == "json":
+        typer.echo(summary.json(), err=True)
+    return status
+
+
+async def _child(outrider: Outrider, command: list[str], signals: child.Signals) -> int:
+    """Run it to its end; its exit status."""
+    environ = environment.for_child(
+        os.environ,
+        endpoint=_reachable(outrider.endpoint),
+        admin=_reachable(f"http://{outrider.admin}"),
+        region=outrider.settings.region or await outrider.credentials.region(),
+        needs_keys=outrider.settings.auth == "loopback" and await _has_no_keys(outrider.credentials),
+    )
+    if signals.ended_by is not None:
+        return 128 + signals.ended_by
+    process = await child.start(command, environ)
+    signals.to(process)
+    # The AWS chain is walked while the child starts, so that its first read need not wait for that; not before, since
+    # the import of it would delay the child by half a second.
+    finding = asyncio.create_task(outrider.credentials.current(), name="credentials")
+    try:
+        return child.status_of(await process.wait())
+    finally:
+        finding.cancel()
+        # Its error, if any, is that of every read, and told there.
+        await asyncio.gather(finding, return_exceptions=True)
+
+
+async def _has_no_keys(credentials: AwsCredentials) -> bool:
+    """Whether the child, which finds what we find, has no credentials at all."""
+    if environment.names_credentials(os.environ):
+        return False
+    try:
+        async with asyncio.timeout(_CREDENTIALS_WAIT_S):
+            return await credentials.current() is None
+    except TimeoutError:
+        return True
+
+
+def _reachable(url: str) -> str:
+    """Of a proxy that listens everywhere, the loopback address."""
+    parts = urlsplit(url)
+    host, _, port = parts.netloc.rpartition(":")
+    return f"{parts.scheme}://{_EVERYWHERE.get(host, host)}:{port}"
+
+
+def _say(words: str) -> None:
+    typer.echo(f"outrider: {words}", err=True)

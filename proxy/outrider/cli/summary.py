@@ -1,0 +1,63 @@
+"""What `outrider run` says at its end: how much was read, and how much of it the bucket was spared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from outrider.metrics import SOURCES, Metrics
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`cached_bytes` of the `served_bytes` came from the disk; `origin_bytes` came from the bucket meanwhile."""
+
+    reads: int
+    served_bytes: int
+    cached_bytes: int
+    origin_bytes: int
+    origin_requests: int
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> Summary:
+        served = {source: int(metrics.value("outrider_served_bytes_total", source=source)) for source in SOURCES}
+        return cls(
+            reads=int(sum(metrics.total("outrider_requests_total", op=op) for op in ("get", "head"))),
+            served_bytes=sum(served.values()),
+            cached_bytes=served["disk"],
+            origin_bytes=int(metrics.value("outrider_origin_bytes_total")),
+            origin_requests=int(metrics.total("outrider_origin_requests_total")),
+        )
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Bytes from the disk of all bytes served; None: none was."""
+        return self.cached_bytes / self.served_bytes if self.served_bytes else None
+
+    @property
+    def saved_bytes(self) -> int:
+        """Never negative: fills that nobody read to the end cost more than they served."""
+        return max(0, self.served_bytes - self.origin_bytes)
+
+    def text(self) -> str:
+        if self.hit_ratio is None:
+            return f"{self.reads:,} reads, nothing served"
+        return (
+            f"{self.reads:,} {'read' if self.reads == 1 else 'reads'}, {100 * self.hit_ratio:.0f} % from the cache, "
+            f"{in_words(self.origin_bytes)} from the bucket, {in_words(self.saved_bytes)} saved"
+        )
+
+    def json(self) -> str:
+        return json.dumps({**asdict(self), "hit_ratio": self.hit_ratio, "saved_bytes": self.saved_bytes})
+
+
+def in_words(count_bytes: int) -> str:
+    """For people: 1.9 GB, by powers of 1,000."""
+    amount = float(count_bytes)
+    for unit in _UNITS:
+        if amount < 999.5 or unit == _UNITS[-1]:
+            break
+        amount /= 1000
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 99.5 else f"{amount:.1f} {unit}"

@@ -1,0 +1,147 @@
+"""Finds the proxy, asks what it is doing, and warms objects through it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+from urllib.parse import urlsplit
+
+from outrider_sdk.warming import Warmed
+
+_S3_PORT, _ADMIN_PORT = 9480, 9481
+_TIMEOUT_S = 5.0
+_STATUS_BYTES_MAX = 1024 * 1024
+
+
+class ProxyNotFound(ConnectionError):
+    """No Outrider answers there; the message says where it was looked for, and what to do."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the proxy is doing. Bytes and counts are since its start, but `blocks` and `bytes`, which are on disk now.
+
+    `served_bytes` is by source (disk: a hit; flight: while it was filled; origin: past the cache). `origin` None: AWS.
+    """
+
+    version: str
+    ready: bool
+    listen: str
+    origin: str | None = None
+    blocks: int = 0
+    bytes: int = 0
+    objects: int = 0
+    fills: int = 0
+    requests: int = 0
+    served_bytes: Mapping[str, int] | None = None
+    origin_bytes: int = 0
+    origin_requests: int = 0
+
+
+class Client:
+    """A proxy, by the addresses of its S3 port (`endpoint`) and its admin port (`admin`), both http://HOST:PORT.
+
+    What is not given is found: by OUTRIDER_STATUS_URL, AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL, or at the default
+    ports of 127.0.0.1. Nothing is sent before the first call.
+    """
+
+    def __init__(self, endpoint: str | None = None, admin: str | None = None, token: str | None = None) -> None:
+        """`token`: that of the admin port, if it has one; default: OUTRIDER_ADMIN_TOKEN.
+
+        Raises:
+            ValueError: an address is none.
+        """
+        named = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        self.endpoint = _address(named or f"http://127.0.0.1:{_S3_PORT}")
+        beside = f"http://{_host(self.endpoint)}:{_ADMIN_PORT}"
+        self.admin = _address(admin or os.environ.get("OUTRIDER_STATUS_URL") or beside)
+        self._token = token or os.environ.get("OUTRIDER_ADMIN_TOKEN")
+
+    def status(self) -> Status:
+        """Raises ProxyNotFound."""
+        request = urllib.request.Request(f"{self.admin}/status")  # noqa: S310 - http or https, by `_address`
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        try:
+            with _direct().open(request, timeout=_TIMEOUT_S) as reply:
+                told = json.loads(reply.read(_STATUS_BYTES_MAX))
+        except urllib.error.HTTPError as error:
+            error.close()
+            do = "set OUTRIDER_ADMIN_TOKEN" if error.code == 401 else "check admin= or OUTRIDER_STATUS_URL"
+            raise ProxyNotFound(f"{self.admin} answered /status with {error.code}: {do}") from error
+        except OSError as error:
+            why = getattr(error, "reason", error)
+            raise ProxyNotFound(
+                f"no Outrider's admin port at {self.admin} ({why}): start `outrider serve`, run this under "
+                "`outrider run --`, or give admin= or OUTRIDER_STATUS_URL"
+            ) from error
+        except ValueError as error:
+            raise ProxyNotFound(f"{self.admin} is no Outrider: its /status is not JSON") from error
+        return _status_of(told, self.admin)
+
+    def warm(
+        self, urls: str | Iterable[str], wait: bool = True, progress: Callable[[Warmed], None] | None = None,
+        *, parallel: int = 8,
+    ) -> Warmed:  # fmt: skip
+        """Read each object once through the proxy, so that it is in the cache, as far as that has room.
+
+        `urls`: s3://BUCKET/KEY, with templates like {000000..001281}, or many of them. An object that cannot be read
+        is in `failures` of what is returned, with the reason. `wait` False: returns at once, and the work goes on
+        in the background while the process lives. `progress` is called after each object, never twice at a time.
+
+        Raises:
+            ProxyNotFound: nothing listens at `endpoint`.
+            ValueError: a template makes no sense; `parallel` is less than 1.
+        """
+        self._check_listening()
+        warmed = Warmed(self.endpoint, urls, parallel, progress)
+        return warmed.wait() if wait else warmed
+
+    def _check_listening(self) -> None:
+        parts = urlsplit(self.endpoint)
+        address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        try:
+            socket.create_connection(address, timeout=_TIMEOUT_S).close()
+        except OSError as error:
+            raise ProxyNotFound(
+                f"nothing listens at {self.endpoint} ({error}): start `outrider serve`, run this under "
+                "`outrider run --`, or give endpoint= or AWS_ENDPOINT_URL"
+            ) from error
+
+
+def _status_of(told: Any, admin: str) -> Status:
+    """Of a newer proxy, what we know."""
+    known = {field.name for field in fields(Status)}
+    if not isinstance(told, dict) or not {"version", "ready", "listen"} <= told.keys():
+        raise ProxyNotFound(f"{admin} is no Outrider: its /status lacks version, ready or listen")
+    return Status(**{name: _whole(value) for name, value in told.items() if name in known})
+
+
+def _whole(value: Any) -> Any:
+    """Counters come as floats of whole numbers."""
+    if isinstance(value, dict):
+        return {name: _whole(item) for name, item in value.items()}
+    return int(value) if isinstance(value, float) else value
+
+
+def _address(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no address of a proxy: write http://HOST:PORT")
+    return url.rstrip("/")
+
+
+def _host(url: str) -> str:
+    host = urlsplit(url).hostname or ""
+    return f"[{host}]" if ":" in host else host
+
+
+def _direct() -> urllib.request.OpenerDirector:
+    # http_proxy is for the world outside; the proxy that we look for is beside us.
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -1,0 +1,313 @@
+"""What Outrider is for, shown end to end: the same training run from the bucket, through Outrider, from local disk.
+
+`python -m tests.bench.demo` (or `make demo`) needs nothing but this repository: the bucket is a real S3 server on
+loopback with a simulated network before it. Exits 1 when a run did not read exactly the samples that were written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tests.bench.dataset import Shard, write_shards
+from tests.bench.table import footnotes, table
+from tests.support.bucket import Bucket
+from tests.support.child import Child
+from tests.support.simulator_process import REPOSITORY, SimulatorProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TTFB_S = 0.030
+CONNECTION_BYTES_S = 40e6
+TOTAL_BYTES_S = 250e6
+BUCKET = "demo"
+EPOCH_DEADLINE_S = 120.0
+OUTRIDER_DEADLINE_S = 20.0
+POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How large the demo is.
+
+    The emulated accelerator wants 64 samples in `step_ms`, half as much again as one worker gets from the bucket (one
+    connection at 40 MB/s less two round trips a shard), yet little enough that one core decodes it with time to spare.
+    """
+
+    shards: int = 24
+    samples_per_shard: int = 260
+    workers: int = 1
+    batch: int = 64
+    step_ms: float = 150.0
+
+
+SHORT = Plan(shards=6, samples_per_shard=200)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One epoch of one run; GETs and bytes are those that the bucket's network saw in that time."""
+
+    run: str
+    epoch: int
+    samples: int
+    first_batch_s: float
+    data_wait_s: float
+    samples_per_s: float
+    digest: str
+    bucket_gets: int
+    bucket_bytes: int
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+class Demo:
+    """Owns the scratch directory's layout and the processes that the runs share."""
+
+    def __init__(self, plan: Plan, opener: str, directory: Path, bucket: Bucket, console: Console) -> None:
+        self.plan = plan
+        self._opener = opener
+        self._directory = directory
+        self._bucket = bucket
+        self._console = console
+        self._shards: list[Shard] = []
+        (directory / "shards").mkdir()
+
+    @property
+    def _template(self) -> str:
+        return f"train-{{000000..{self.plan.shards - 1:06d}}}.tar"
+
+    @property
+    def dataset_bytes(self) -> int:
+        return sum(shard.size_bytes for shard in self._shards)
+
+    @property
+    def samples(self) -> int:
+        return sum(shard.samples for shard in self._shards)
+
+    @property
+    def digest(self) -> str:
+        return f"{sum(shard.digest for shard in self._shards) % 2**256:064x}"
+
+    def make_dataset(self) -> None:
+        """Write the shards and upload each as soon as it is there, past the simulated network."""
+        self._bucket.make_bucket(BUCKET)
+        client = self._bucket.client()
+        written = write_shards(
+            self._directory / "shards", self.plan.shards, self.plan.samples_per_shard, os.cpu_count() or 1
+        )
+        with contextlib.closing(client), _progress(self._console) as progress:
+            task = progress.add_task("writing JPEG images into shards, uploading", total=self.plan.shards)
+            for shard in written:
+                client.upload_file(str(shard.path), BUCKET, shard.path.name)
+                self._shards.append(shard)
+                progress.advance(task)
+
+    def train(self, run: str, endpoint: str | None, simulator: SimulatorProcess, epochs: list[str]) -> list[Row]:
+        """Run the example once, an epoch for each name; from local disk when there is no endpoint.
+
+        Raises:
+            DemoError: it failed or took too long.
+        """
+        opener, shards = self._source(endpoint)
+        report = self._directory / f"{run}.jsonl"
+        argv = [
+            *(sys.executable, str(REPOSITORY / "examples" / "train_webdataset.py")),
+            *("--opener", opener, "--shards", shards, "--epochs", str(len(epochs)), "--report", str(report)),
+            *("--workers", str(self.plan.workers), "--batch", str(self.plan.batch)),
+            *("--step-ms", str(self.plan.step_ms)),
+        ]
+        env = clean_environment() | self._bucket.environment()
+        if endpoint is not None:
+            env["AWS_ENDPOINT_URL"] = endpoint
+        rows: list[Row] = []
+        simulator.reset()
+        child = Child(argv, log=self._directory / f"{run}.log", env=env, cwd=self._directory)
+        try:
+            with _progress(self._console) as progress:
+                for number, name in enumerate(epochs):
+                    task = progress.add_task(name, total=None)
+                    reported = self._wait_for_line(report, number, child, run)
+                    rows.append(_row(name, reported, simulator))
+                    progress.update(task, total=1, completed=1)
+        finally:
+            child.stop()
+        return rows
+
+    def _wait_for_line(self, report: Path, number: int, child: Child, run: str) -> dict[str, Any]:
+        until = time.monotonic() + EPOCH_DEADLINE_S
+        while True:
+            # Before the file is read, or an end just after its last line would look like a failure.
+            running = child.running
+            lines = report.read_text().splitlines(keepends=True) if report.exists() else []
+            if len(lines) > number and lines[number].endswith("\n"):
+                line: dict[str, Any] = json.loads(lines[number])
+                return line
+            if not running:
+                raise DemoError(f"the training of run {run} failed:\n{child.log_tail()}")
+            if time.monotonic() > until:
+                raise DemoError(f"an epoch of run {run} took over {EPOCH_DEADLINE_S:.0f} s:\n{child.log_tail()}")
+            time.sleep(POLL_S)
+
+    def _source(self, endpoint: str | None) -> tuple[str, str]:
+        """The example's --opener and --shards."""
+        if endpoint is None:
+            return "local", self._local_template()
+        if self._opener != "curl":
+            return self._opener, f"s3://{BUCKET}/{self._template}"
+        client = self._bucket.client(endpoint)
+        urls = [
+            client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": shard.path.name})
+            for shard in sorted(self._shards, key=lambda shard: shard.path)
+        ]
+        client.close()
+        file = self._directory / "urls"
+        file.write_text("\n".join(urls))
+        return "curl", str(file)
+
+    def _local_template(self) -> str:
+        """Local shards, with a process of the opener's kind started for each, so that its start is in the limit too."""
+        path = f"{self._directory}/shards/{self._template}"
+        return {
+            "s5cmd": f"pipe:s5cmd version > /dev/null && cat {path}",
+            "aws": f"pipe:aws --version > /dev/null && cat {path}",
+            "curl": f"pipe:curl --silent file://{path}",
+            "boto3": path,
+        }[self._opener]
+
+
+def _row(name: str, report: dict[str, Any], simulator: SimulatorProcess) -> Row:
+    counts = simulator.reset()
+    own = {field: report[field] for field in ("epoch", "samples", "first_batch_s", "data_wait_s", "samples_per_s")}
+    return Row(run=name, digest=report["digest"], bucket_gets=counts.gets, bucket_bytes=counts.body_bytes, **own)
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment less whatever steers S3 tools or Outrider, the commands beside the interpreter first in PATH."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "S3_", "OUTRIDER_", "WDS_"))
+    }
+    kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
+    kept["AWS_CONFIG_FILE"] = kept["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+    return kept
+
+
+@contextlib.contextmanager
+def outrider(origin: str, directory: Path, credentials: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """A proxy with an empty cache, told apart from a real one by nothing; gives its S3 and admin endpoints."""
+    argv = [
+        *(sys.executable, "-m", "outrider", "serve", "--origin", origin, "--cache-dir", str(directory / "cache")),
+        *("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--auth", "loopback", "--log-format", "json"),
+    ]
+    env = clean_environment() | credentials
+    child = Child(argv, log=directory / "outrider.log", env=env, cwd=directory)
+    ready: dict[str, str] = {}
+
+    def announced() -> bool:
+        ready.update(_ready_line(child.log))
+        return bool(ready)
+
+    try:
+        child.wait_until(announced, what="Outrider", deadline_s=OUTRIDER_DEADLINE_S)
+        yield f"http://{ready['listen']}", f"http://{ready['admin']}"
+    finally:
+        child.stop()
+
+
+def _ready_line(log: Path) -> dict[str, str]:
+    for line in log.read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and "ready" in (entry.get("event"), entry.get("message")):
+                return entry
+    return {}
+
+
+def _progress(console: Console) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)
+
+
+def run_all(demo: Demo, directory: Path, bucket: Bucket) -> list[Row]:
+    demo.make_dataset()
+    with SimulatorProcess(
+        bucket.address, ttfb_s=TTFB_S, connection_bytes_s=CONNECTION_BYTES_S, total_bytes_s=TOTAL_BYTES_S
+    ) as simulator:
+        rows = demo.train("a", simulator.endpoint, simulator, ["(a) bucket"])
+        with outrider(simulator.endpoint, directory, bucket.environment()) as (endpoint, _):
+            rows += demo.train("b", endpoint, simulator, ["(b) Outrider, cold", "(c) Outrider, warm"])
+        rows += demo.train("d", None, simulator, ["(d) local disk"])
+    return rows
+
+
+def check(rows: list[Row], samples: int, digest: str) -> None:
+    """That each epoch read every sample once, bit for bit.
+
+    Raises:
+        DemoError: one did not.
+    """
+    for row in rows:
+        if row.samples != samples:
+            raise DemoError(f"{row.run}: {row.samples} samples were read, {samples} were written")
+        if row.digest != digest:
+            raise DemoError(f"{row.run}: samples differ from those written: {row.digest}, not {digest}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.demo", description=__doc__)
+    parser.add_argument("--short", action="store_true", help="a small dataset, for CI: the figures mean little")
+    parser.add_argument("--opener", choices=["s5cmd", "aws", "boto3", "curl"], default="s5cmd")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    parser.add_argument("--keep", action="store_true", help="keep shards, cache and logs")
+    chosen = parser.parse_args()
+    # A log file has no width, and 80 columns would break the table.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    # As Ctrl-C: everything started is ended on the way out.
+    signal.signal(signal.SIGTERM, _interrupted)
+    plan = SHORT if chosen.short else Plan()
+    directory = Path(tempfile.mkdtemp(prefix="outrider-demo-"))
+    try:
+        with Bucket() as bucket:
+            demo = Demo(plan, chosen.opener, directory, bucket, console)
+            rows = run_all(demo, directory, bucket)
+        console.print(table(rows, demo.dataset_bytes))
+        console.print(footnotes(rows, chosen.opener), highlight=False)
+        if chosen.json:
+            chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        check(rows, demo.samples, demo.digest)
+    except (DemoError, RuntimeError) as error:
+        console.print(f"[bold red]The demo failed:[/] {error}", highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if chosen.keep:
+            console.print(f"kept: {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    console.print(f"All {demo.samples} samples were the same, bit for bit, in all four.")
+    return 0
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

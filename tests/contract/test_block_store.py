@@ -1,0 +1,820 @@
+"""What every `BlockStore` must do, on a disk and on the tmpfs, with the disk's troubles injected at its border."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.adapters import blockdir, recovery
+from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
+from outrider.adapters.disk import DiskBlockWriter, DiskStore, FileLease, Limits
+from outrider.adapters.recovery import Recovery
+from outrider.core.blockfile import PAGE_BYTES, BlockMeta, disk_bytes, header_bytes
+from outrider.core.errors import StoreUnavailable
+from outrider.core.eviction import POLICIES
+from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
+from outrider.metrics import Metrics
+from outrider.ports import BlockStore
+from tests.support.fakes import FakeClock, ramp
+
+BLOCK = 8 * 1024
+FILE = BLOCK + PAGE_BYTES
+"""What a whole block takes on disk."""
+
+
+@pytest.fixture(params=["disk", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    if request.param == "disk":
+        yield tmp_path / "cache"
+        return
+    parent = tempfile.mkdtemp(prefix="test-outrider-", dir="/dev/shm")
+    yield Path(parent) / "cache"
+    shutil.rmtree(parent)
+
+
+def meta_of(index: int = 0, key: str = "k", *, blocks: int = 100, headers: Headers = ()) -> BlockMeta:
+    version = ObjectVersion(ObjectRef("bucket", key), '"e"', blocks * BLOCK, headers)
+    return BlockMeta("http://o", version, BLOCK, index)
+
+
+def payload_of(meta: BlockMeta) -> bytes:
+    return ramp(meta.extent.length, meta.extent.start)
+
+
+class Believed:
+    """`Versions`: what the store told of at a start."""
+
+    def __init__(self) -> None:
+        self.versions: list[ObjectVersion] = []
+
+    def recall(self, origin: str, version: ObjectVersion) -> None:
+        self.versions.append(version)
+
+
+class Disk:
+    """A store under test with what stands around it; `restart` is a stop, clean or not, and a start."""
+
+    def __init__(self, root: Path, capacity: int = 100 * FILE, *, directory: type[BlockDir] = BlockDir,
+                 policy: str = "lru", verify_always: bool = False, min_free: int = 0, open_files: int = 256) -> None:  # fmt: skip
+        self.root = root
+        self.metrics = Metrics()
+        self.clock = FakeClock()
+        self.believed = Believed()
+        self.capacity = capacity
+        self.store = DiskStore(
+            directory.open(root), POLICIES[policy](), Limits(capacity, min_free, open_files), self.metrics, self.clock,
+            verify_always=verify_always,
+        )  # fmt: skip
+        self.recovery = Recovery(self.store, self.believed)
+
+    async def write(self, *metas: BlockMeta) -> None:
+        for meta in metas:
+            writer = await self.store.create(meta)
+            data = payload_of(meta)
+            await writer.append([data[:100], b"", memoryview(data)[100:]])
+            await writer.commit()
+
+    async def read(self, meta: BlockMeta) -> bytes | None:
+        lease = await self.store.lease(meta.key)
+        if lease is None:
+            return None
+        try:
+            return read_through(lease, meta.extent.length)
+        finally:
+            lease.release()
+
+    def path(self, meta: BlockMeta) -> Path:
+        return self.store.directory.path_of(meta.key)
+
+    def keep_budget(self) -> None:
+        """Bytes on disk never exceed what is accounted for, and that never the budget."""
+        assert on_disk(self.root) <= self.store.used_bytes <= self.capacity
+        assert self.metrics.value("outrider_store_bytes") == self.store.used_bytes
+        assert self.metrics.value("outrider_store_blocks") == len(self.store)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def read_through(lease: FileLease, length: int) -> bytes:
+    return os.pread(lease.block.fd, length, lease.block.payload_offset)
+
+
+def on_disk(root: Path) -> int:
+    """The blocks and what is on its way, in full pages."""
+    files = [path for part in ("v1", "tmp") for path in (root / part).rglob("*") if path.is_file()]
+    return sum(-(-path.stat().st_size // PAGE_BYTES) * PAGE_BYTES for path in files)
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def disk(root: Path) -> Iterator[Disk]:
+    disk = Disk(root)
+    yield disk
+    disk.close()
+
+
+def test_the_store_is_a_block_store(disk: Disk) -> None:
+    store: BlockStore = disk.store
+    assert not store.has(meta_of().key)
+
+
+# -- write and read ---------------------------------------------------------------------------------------------
+
+
+async def test_a_block_is_there_after_commit_and_not_before(disk: Disk) -> None:
+    meta = meta_of()
+    writer = await disk.store.create(meta)
+    assert disk.store.used_bytes == FILE
+    await writer.append([payload_of(meta)])
+    assert not disk.store.has(meta.key)
+    assert await disk.read(meta) is None
+    await writer.commit()
+    assert disk.store.has(meta.key)
+    assert await disk.read(meta) == payload_of(meta)
+    assert disk.store.lease_open(meta.key) is not None
+    disk.keep_budget()
+
+
+async def test_what_was_appended_can_be_read_before_and_after_commit(disk: Disk) -> None:
+    meta = meta_of()
+    data = payload_of(meta)
+    writer = await disk.store.create(meta)
+    await writer.append([data[:10]])
+    lease = writer.lease()
+    assert read_through(lease, 10) == data[:10]
+    await writer.append([data[10:]])
+    await writer.commit()
+    assert read_through(lease, BLOCK) == data
+    lease.release()
+    lease.release()
+
+
+async def test_an_aborted_block_leaves_nothing(disk: Disk) -> None:
+    before = open_fds()
+    writer = await disk.store.create(meta_of())
+    await writer.append([b"x" * 100])
+    await writer.abort()
+    await writer.abort()
+    assert (disk.store.used_bytes, on_disk(disk.root), open_fds()) == (0, 0, before)
+
+
+async def test_a_reader_of_an_aborted_block_keeps_what_he_has(disk: Disk) -> None:
+    writer = await disk.store.create(meta_of())
+    await writer.append([b"abc"])
+    lease = writer.lease()
+    await writer.abort()
+    assert read_through(lease, 3) == b"abc"
+    lease.release()
+
+
+async def test_the_last_block_is_short_and_long_metadata_moves_the_payload(disk: Disk) -> None:
+    version = ObjectVersion(ObjectRef("b", "\udcff" * 200), '"e"', BLOCK + 3, (("x-amz-meta-a", "v" * 9000),))
+    meta = BlockMeta("http://o", version, BLOCK, 1)
+    await disk.write(meta)
+    assert await disk.read(meta) == payload_of(meta)
+    assert header_bytes(meta) > PAGE_BYTES
+    assert disk.store.used_bytes == disk_bytes(meta) == on_disk(disk.root)
+
+
+async def test_metadata_beyond_any_header_is_not_stored(disk: Disk) -> None:
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(meta_of(headers=(("x", "v" * 70_000),)))
+    disk.keep_budget()
+
+
+# -- room -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_budget_holds_after_every_step(root: Path) -> None:
+    disk = Disk(root, 3 * FILE + 100)
+    for index in range(12):
+        meta = meta_of(index)
+        writer = await disk.store.create(meta)
+        disk.keep_budget()
+        await writer.append([payload_of(meta)])
+        disk.keep_budget()
+        if index % 4 == 3:
+            await writer.abort()
+        else:
+            await writer.commit()
+        disk.keep_budget()
+    assert len(disk.store) >= 2
+    disk.close()
+
+
+async def test_blocks_that_come_all_at_once_evict_no_more_than_they_need(root: Path) -> None:
+    disk = Disk(root, 12 * FILE)
+    await disk.write(*(meta_of(index) for index in range(12)))
+
+    async def come(index: int) -> None:
+        meta = meta_of(index)
+        writer = await disk.store.create(meta)
+        disk.keep_budget()
+        await writer.append([payload_of(meta)])
+        await writer.commit()
+        disk.keep_budget()
+
+    await asyncio.gather(*(come(50 + index) for index in range(6)))
+    assert len(disk.store) == 12
+    assert disk.metrics.value("outrider_evicted_blocks_total") == 6
+    assert [meta.index for meta in disk.store.blocks()][:6] == [6, 7, 8, 9, 10, 11]
+    disk.close()
+
+
+async def test_a_leased_block_is_no_victim(root: Path) -> None:
+    disk = Disk(root, 2 * FILE)
+    await disk.write(meta_of(0), meta_of(1))
+    lease = disk.store.lease_open(meta_of(0).key)
+    assert lease is not None
+    await disk.write(meta_of(2))
+    assert disk.store.has(meta_of(0).key)
+    assert not disk.store.has(meta_of(1).key)
+    other = disk.store.lease_open(meta_of(2).key)
+    assert other is not None
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(meta_of(3))
+    disk.keep_budget()
+    lease.release()
+    await disk.write(meta_of(3))
+    assert not disk.store.has(meta_of(0).key)
+    other.release()
+    disk.close()
+
+
+async def test_a_block_that_two_opened_at_once_is_no_victim_while_either_reads(root: Path) -> None:
+    disk = Disk(root, 2 * FILE, open_files=1)
+    await disk.write(meta_of(0), meta_of(1))
+    leases = await asyncio.gather(disk.store.lease(meta_of(0).key), disk.store.lease(meta_of(0).key))
+    for first, second in (leases, leases[::-1]):
+        assert first is not None
+        assert second is not None
+    leases[0].release()  # type: ignore[union-attr]
+    keeper = disk.store.lease_open(meta_of(1).key) or await disk.store.lease(meta_of(1).key)
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(meta_of(2))
+    leases[1].release()  # type: ignore[union-attr]
+    await disk.write(meta_of(2))
+    assert keeper is not None
+    keeper.release()
+    disk.close()
+
+
+async def test_a_block_larger_than_the_budget_is_refused_and_costs_nobody_his_place(root: Path) -> None:
+    disk = Disk(root, FILE)
+    await disk.write(meta_of(0))
+    big = BlockMeta("http://o", meta_of().version, 10 * BLOCK, 0)
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(big)
+    assert disk.store.has(meta_of(0).key)
+    disk.close()
+
+
+async def test_with_policy_none_nobody_goes(root: Path) -> None:
+    disk = Disk(root, FILE, policy="none")
+    await disk.write(meta_of(0))
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(meta_of(1))
+    disk.close()
+
+
+class Crowded(BlockDir):
+    """A file system on which others leave only `room` to us."""
+
+    room = 0
+
+    def free_bytes(self) -> int:
+        return self.room - on_disk(self.root)
+
+
+async def test_free_space_stays_above_its_floor(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Crowded, "room", 5 * FILE)
+    disk = Disk(root, directory=Crowded, min_free=2 * FILE)
+    await disk.write(*(meta_of(index) for index in range(3)))
+    await disk.write(meta_of(3))
+    assert len(disk.store) == 3
+    # What is reserved is spoken for, although the free space does not show it yet.
+    leases = [disk.store.lease_open(meta_of(index).key) for index in (2, 3)]
+    writer = await disk.store.create(meta_of(4))
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(meta_of(5))
+    await writer.abort()
+    assert disk.store.directory.free_bytes() >= 2 * FILE
+    # Others took more: nothing of ours can make that room.
+    monkeypatch.setattr(Crowded, "room", FILE)
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(meta_of(6))
+    for lease in leases:
+        assert lease is not None
+        lease.release()
+    disk.close()
+
+
+async def test_few_files_stay_open_and_none_leaks(root: Path) -> None:
+    disk = Disk(root, open_files=4)
+    before = open_fds()
+    await disk.write(*(meta_of(index) for index in range(20)))
+    assert open_fds() <= before + 4 + 8 * 0
+    for index in (0, 5, 0, 19, 3):
+        assert await disk.read(meta_of(index)) == payload_of(meta_of(index))
+    assert open_fds() <= before + 4
+    disk.close()
+    assert open_fds() < before
+
+
+# -- damage -----------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def lengthen(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "magic": lambda path: flip(path, 0),
+    "format": lambda path: flip(path, 8),
+    "payload checksum": lambda path: flip(path, 21),
+    "header checksum": lambda path: flip(path, 38),
+    "meta": lambda path: flip(path, 60),
+    "padding": lambda path: flip(path, PAGE_BYTES - 1),
+    "first byte": lambda path: flip(path, PAGE_BYTES),
+    "middle": lambda path: flip(path, PAGE_BYTES + BLOCK // 2),
+    "last byte": lambda path: flip(path, PAGE_BYTES + BLOCK - 1),
+    "cut": cut,
+    "longer": lengthen,
+    "empty": lambda path: os.truncate(path, 0),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_bad_block_is_a_miss_a_deletion_and_a_count(damage: str, root: Path) -> None:
+    disk = Disk(root, verify_always=True)
+    await disk.write(meta_of(0), meta_of(1))
+    DAMAGES[damage](disk.path(meta_of(0)))
+    assert await disk.read(meta_of(0)) is None
+    assert not disk.store.has(meta_of(0).key)
+    assert not disk.path(meta_of(0)).exists()
+    assert disk.metrics.value("outrider_bad_blocks_total") == 1
+    assert disk.store.used_bytes == FILE
+    assert await disk.read(meta_of(1)) == payload_of(meta_of(1))
+    await disk.write(meta_of(0))
+    assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
+    disk.close()
+
+
+async def test_many_readers_of_a_bad_block_count_it_once(root: Path) -> None:
+    disk = Disk(root, verify_always=True)
+    await disk.write(meta_of(0))
+    flip(disk.path(meta_of(0)), PAGE_BYTES + 5)
+    assert await asyncio.gather(*(disk.read(meta_of(0)) for _ in range(8))) == [None] * 8
+    assert disk.metrics.value("outrider_bad_blocks_total") == 1
+    assert disk.store.used_bytes == 0
+    disk.close()
+
+
+async def test_a_block_under_anothers_name_is_bad(root: Path) -> None:
+    disk = Disk(root, verify_always=True)
+    await disk.write(meta_of(0), meta_of(1))
+    shutil.copy(disk.path(meta_of(1)), disk.path(meta_of(0)))
+    assert await disk.read(meta_of(0)) is None
+    assert disk.metrics.value("outrider_bad_blocks_total") == 1
+    disk.close()
+
+
+async def test_verify_first_reads_a_payload_once_after_a_start_and_always_each_time(root: Path) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0))
+    disk = await restarted(disk, clean=True)
+    assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
+    flip(disk.path(meta_of(0)), PAGE_BYTES)
+    assert await disk.read(meta_of(0)) is not None  # trusted: this process has verified it
+    assert disk.store.unverified() == []
+    disk = await restarted(disk, clean=True)
+    assert disk.store.unverified() == [meta_of(0).key]
+    assert disk.store.lease_open(meta_of(0).key) is None
+    assert await disk.read(meta_of(0)) is None
+    disk.close()
+
+
+async def test_a_deleted_file_is_a_miss_for_all_who_find_out_at_once(root: Path) -> None:
+    disk = Disk(root, verify_always=True)
+    await disk.write(meta_of(0), meta_of(1))
+    disk.path(meta_of(0)).unlink()
+    assert await asyncio.gather(*(disk.read(meta_of(0)) for _ in range(8))) == [None] * 8
+    assert disk.store.used_bytes == FILE
+    assert not disk.store.has(meta_of(0).key)
+    disk.keep_budget()
+    disk.close()
+
+
+# -- the disk's troubles ----------------------------------------------------------------------------------------
+
+
+def failing(number: int) -> Callable[..., object]:
+    def fail(*_: object, **__: object) -> object:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+async def _create(disk: Disk) -> None:
+    await disk.store.create(meta_of(9))
+
+
+async def _append(disk: Disk) -> None:
+    writer = await disk.store.create(meta_of(9))
+    try:
+        await writer.append([payload_of(meta_of(9))])
+    finally:
+        await writer.abort()
+
+
+async def _commit(disk: Disk) -> None:
+    meta = meta_of(9)
+    writer = await disk.store.create(meta)
+    await writer.append([payload_of(meta)])
+    try:
+        await writer.commit()
+    finally:
+        await writer.abort()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize(
+    ("broken", "act"), [("open", _create), ("pwritev", _append), ("rename", _commit), ("statvfs", _create)]
+)
+async def test_a_disk_that_fails_a_write_is_left_alone_for_a_while(
+    broken: str, act: Callable[[Disk], Awaitable[None]], number: int, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await disk.write(meta_of(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, broken, failing(number))
+        with pytest.raises(StoreUnavailable):
+            await act(disk)
+    assert disk.metrics.total("outrider_store_errors_total") == 1
+    assert disk.store.used_bytes == FILE
+    # Well again, but not asked before the pause is over; reads of what is here go on.
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(meta_of(1))
+    assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
+    disk.clock.advance(5.1)
+    await disk.write(meta_of(1))
+    disk.keep_budget()
+
+
+async def test_a_read_that_fails_is_a_miss_and_no_proof_against_the_block(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await disk.write(meta_of(0))
+    disk = await restarted(disk, clean=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", failing(errno.EIO))
+        assert await disk.read(meta_of(0)) is None
+    assert disk.store.has(meta_of(0).key)
+    assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
+    assert disk.metrics.value("outrider_bad_blocks_total") == 0
+    disk.close()
+
+
+async def test_a_victim_that_will_not_go_keeps_its_place_and_no_snapshot_forgets_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(root, 2 * FILE)
+    await disk.recovery.index()
+    await disk.write(meta_of(0), meta_of(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", failing(errno.EIO))
+        with pytest.raises(StoreUnavailable):
+            await disk.store.create(meta_of(2))
+    disk.keep_budget()
+    assert disk.store.used_bytes == 2 * FILE
+    disk = await restarted(disk, clean=True)
+    disk.keep_budget()
+    assert len(disk.store) == 2  # the scan found it again
+    disk.close()
+
+
+async def test_a_directory_emptied_under_us_is_made_again(disk: Disk) -> None:
+    await disk.write(meta_of(0))
+    shutil.rmtree(disk.root / "v1")
+    shutil.rmtree(disk.root / "tmp")
+    await disk.write(meta_of(1))
+    assert await disk.read(meta_of(1)) == payload_of(meta_of(1))
+
+
+async def test_a_directory_that_is_gone_is_trouble_and_nothing_worse(disk: Disk) -> None:
+    shutil.rmtree(disk.root)
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(meta_of(0))
+
+
+# -- cancelled --------------------------------------------------------------------------------------------------
+
+
+class Gated(BlockDir):
+    """Commits wait, in their thread, just before the rename."""
+
+    reached = threading.Event()
+    go_on = threading.Event()
+    closed = False
+
+    def path_of(self, block: BlockKey) -> Path:
+        if Gated.closed and threading.current_thread() is not threading.main_thread():
+            Gated.reached.set()
+            assert Gated.go_on.wait(10)
+        return super().path_of(block)
+
+
+async def test_a_writer_cancelled_in_its_commit_leaves_no_block_that_the_index_does_not_know(root: Path) -> None:
+    disk = Disk(root, directory=Gated)
+    before = open_fds()
+    meta = meta_of(0)
+    writer = await disk.store.create(meta)
+    await writer.append([payload_of(meta)])
+    Gated.reached.clear()
+    Gated.go_on.clear()
+    Gated.closed = True
+    try:
+        await cancelled_in_commit(writer)
+    finally:
+        Gated.closed = False
+        Gated.go_on.set()
+    assert on_disk(root) == 0
+    assert (disk.store.used_bytes, len(disk.store), open_fds()) == (0, 0, before)
+    disk.close()
+
+
+async def cancelled_in_commit(writer: DiskBlockWriter) -> None:
+    async def commit_or_abort() -> None:
+        try:
+            await writer.commit()
+        finally:
+            await writer.abort()
+
+    task = asyncio.create_task(commit_or_abort())
+    await asyncio.to_thread(Gated.reached.wait, 10)
+    task.cancel()
+    await asyncio.sleep(0)
+    Gated.go_on.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize("steps", range(1, 12))
+async def test_a_writer_cancelled_at_any_step_gives_all_back(steps: int, root: Path) -> None:
+    disk = Disk(root, 2 * FILE)
+    await disk.write(meta_of(0), meta_of(1))
+    before = open_fds()
+
+    async def write() -> None:
+        writer = await disk.store.create(meta_of(2))
+        try:
+            await writer.append([payload_of(meta_of(2))])
+            await writer.commit()
+        finally:
+            await writer.abort()
+
+    task = asyncio.create_task(write())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    await disk.store.run(lambda: None)
+    disk.store.threads.shutdown(wait=True)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert disk.store.used_bytes == FILE * len(disk.store)
+    assert len(list((root / "v1").rglob("*.*"))) == 0
+    assert on_disk(root) == disk.store.used_bytes
+    assert open_fds() <= before + 1
+    disk.close()
+
+
+# -- restarts ---------------------------------------------------------------------------------------------------
+
+
+async def restarted(disk: Disk, *, clean: bool, capacity: int | None = None, policy: str = "lru") -> Disk:
+    if clean:
+        await disk.recovery.index() if not disk.recovery._whole else None
+        await disk.recovery.save()
+    disk.close()
+    fresh = Disk(disk.root, capacity or disk.capacity, policy=policy)
+    await fresh.recovery.index()
+    return fresh
+
+
+@pytest.mark.parametrize("clean", [True, False])
+async def test_blocks_survive_a_stop_clean_or_not(clean: bool, root: Path) -> None:
+    disk = Disk(root)
+    await disk.recovery.index()
+    metas = [meta_of(index, key) for key in ("a", "b\udcff") for index in range(3)]
+    await disk.write(*metas)
+    assert await disk.read(metas[0]) is not None
+    disk = await restarted(disk, clean=clean)
+    assert not (root / "index").exists()
+    assert {version.ref.key for version in disk.believed.versions} == {"a", "b\udcff"}
+    assert len(disk.store) == 6
+    disk.keep_budget()
+    if clean:  # the snapshot keeps the policy's order; a scan knows only when a block was written
+        assert [meta.key for meta in disk.store.blocks()] == [meta.key for meta in [*metas[1:], metas[0]]]
+    for meta in metas:
+        assert await disk.read(meta) == payload_of(meta)
+    disk.close()
+
+
+async def test_a_snapshot_is_used_once(root: Path) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0))
+    disk = await restarted(disk, clean=True)
+    await disk.write(meta_of(1))
+    disk = await restarted(disk, clean=False)
+    assert len(disk.store) == 2
+    disk.close()
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "junk"])
+async def test_a_damaged_snapshot_is_ignored_and_the_directory_scanned(damage: str, root: Path) -> None:
+    disk = Disk(root)
+    await disk.recovery.index()
+    await disk.write(meta_of(0), meta_of(1))
+    await disk.recovery.save()
+    disk.close()
+    index = root / "index"
+    raw = bytearray(index.read_bytes())
+    if damage == "flip":
+        raw[len(raw) // 2] ^= 1
+    index.write_bytes({"cut": raw[:-30], "empty": b"", "junk": b"{}\n{}\n"}.get(damage, bytes(raw)))
+    disk = Disk(root)
+    await disk.recovery.index()
+    assert len(disk.store) == 2
+    assert await disk.read(meta_of(1)) == payload_of(meta_of(1))
+    disk.close()
+
+
+async def test_a_snapshot_keeps_two_tellings_of_one_version_apart(root: Path) -> None:
+    disk = Disk(root)
+    await disk.recovery.index()
+    await disk.write(meta_of(0), meta_of(1, headers=(("x-amz-meta-a", "v" * 5000),)))
+    used = disk.store.used_bytes
+    disk = await restarted(disk, clean=True)
+    assert disk.store.used_bytes == used == on_disk(root)
+    disk.close()
+
+
+async def test_a_scan_sweeps_what_a_crash_left_and_touches_nothing_else(root: Path) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0), meta_of(1))
+    left_over = await disk.store.create(meta_of(2))
+    await left_over.append([b"half"])
+    half = next((root / "tmp").iterdir())
+    flip(disk.path(meta_of(1)), 3)
+    disk.close()
+    junk = [root / "README", root / "tmp" / "mine.txt", root / "v1" / "notes", root / "v1" / "aa" / "bb" / "photo.jpg",
+            root / "v1" / "aa" / "bb" / "f", root / "other" / "x"]  # fmt: skip
+    for path in junk:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("not ours")
+    target = root / "other" / "target"
+    target.write_text("not ours either")
+    link = root / "v1" / "aa" / "bb" / ("0" * 32)
+    link.symlink_to(target)
+    disk = Disk(root)
+    await disk.recovery.index()
+    assert not half.exists()
+    assert all(path.read_text() == "not ours" for path in junk)
+    assert link.is_symlink()
+    assert target.exists()
+    assert [meta.index for meta in disk.store.blocks()] == [0]
+    assert not disk.path(meta_of(1)).exists()
+    assert disk.store.used_bytes == FILE
+    disk.close()
+
+
+async def test_one_file_that_cannot_be_read_does_not_stop_the_scan(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(root)
+    await disk.write(*(meta_of(index) for index in range(5)))
+    sick_path = disk.path(meta_of(2))
+    disk.close()
+    real = blockdir.read_meta
+
+    def read_meta(path: Path) -> BlockMeta:
+        if path == sick_path:
+            raise OSError(errno.EIO, "sick sector")
+        return real(path)
+
+    disk = Disk(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(blockdir, "read_meta", read_meta)
+        await disk.recovery.index()
+    assert sorted(meta.index for meta in disk.store.blocks()) == [0, 1, 3, 4]
+    assert disk.store.used_bytes == 5 * FILE  # it is still there
+    disk = await restarted(disk, clean=True)
+    assert len(disk.store) == 5  # no snapshot forgot it
+    disk.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("policy", ["lru", "none"])
+async def test_a_directory_filled_under_a_larger_budget_is_trimmed(clean: bool, policy: str, root: Path) -> None:
+    disk = Disk(root)
+    await disk.recovery.index()
+    await disk.write(*(meta_of(index) for index in range(6)))
+    disk = await restarted(disk, clean=clean, capacity=2 * FILE + 5, policy=policy)
+    disk.keep_budget()
+    assert len(disk.store) == 2
+    disk.close()
+
+
+async def test_nothing_is_admitted_before_the_directory_is_known(root: Path) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0))
+    disk.store.admitting = False
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(meta_of(1))
+    assert await disk.read(meta_of(0)) is not None
+    disk.close()
+
+
+async def test_the_scrubber_finds_the_bad_and_changes_no_order(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_SCRUB_BYTES_PER_S", float("inf"))
+    disk = Disk(root)
+    await disk.recovery.index()
+    await disk.write(*(meta_of(index) for index in range(4)))
+    disk = await restarted(disk, clean=True)
+    flip(disk.path(meta_of(2)), PAGE_BYTES + 1)
+    assert await disk.read(meta_of(0)) is not None
+    await disk.recovery.scrub()
+    assert [meta.index for meta in disk.store.blocks()] == [1, 3, 0]
+    assert disk.store.unverified() == []
+    assert disk.metrics.value("outrider_bad_blocks_total") == 1
+    disk.close()
+
+
+# -- the directory ----------------------------------------------------------------------------------------------
+
+
+def test_one_process_per_directory(root: Path) -> None:
+    directory = BlockDir.open(root)
+    code = f"from outrider.adapters.blockdir import BlockDir; from pathlib import Path; BlockDir.open(Path({str(root)!r}))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                           env={**os.environ, "PYTHONPATH": "proxy"}, cwd=Path(__file__).parents[2])  # fmt: skip
+    assert "another process uses it" in other.stderr
+    with pytest.raises(UnusableCacheDir, match="another process"):
+        BlockDir.open(root)
+    directory.close()
+    BlockDir.open(root).close()
+
+
+def test_another_format_is_refused_and_left_as_it_is(root: Path) -> None:
+    root.mkdir()
+    (root / "outrider-cache").write_text("outrider cache, layout 99\n")
+    (root / "tmp").mkdir()
+    (root / "tmp" / ("0" * 32 + ".1")).write_text("theirs")
+    before = open_fds()
+    with pytest.raises(UnusableCacheDir, match="layout 99"):
+        BlockDir.open(root)
+    assert (root / "tmp" / ("0" * 32 + ".1")).read_text() == "theirs"
+    assert open_fds() == before
+
+
+def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnusableCacheDir, match="--cache-dir"):
+        BlockDir.open(tmp_path / "file" / "cache")
+
+
+def test_memory_directories_of_the_dead_are_removed_and_those_of_the_living_stay() -> None:
+    dead, alive = blockdir.make_memory_dir(), blockdir.make_memory_dir()
+    BlockDir.open(dead).close()
+    held = BlockDir.open(alive)
+    third = blockdir.make_memory_dir()
+    assert not dead.exists()
+    assert alive.exists()
+    held.close()
+    for path in (alive, third):
+        blockdir.remove_memory_dir(path)

@@ -1,0 +1,145 @@
+"""What we believe of names, and for how long: against the clock, the generations and the limits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.freshness import Freshness
+from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.engine.catalog import Catalog
+from tests.support.fakes import FakeClock
+
+A, B, ELSEWHERE = ObjectRef("bkt", "a"), ObjectRef("bkt", "b"), ObjectRef("other", "a")
+
+
+def version(ref: ObjectRef, number: int = 1) -> ObjectVersion:
+    return ObjectVersion(ref, f'"{number}"', 10)
+
+
+def catalog_of(mode: str = "ttl:60", capacity: int = 100) -> tuple[Catalog, FakeClock]:
+    clock = FakeClock()
+    return Catalog("http://o", lambda _: Freshness.parse(mode), clock, capacity), clock
+
+
+def test_an_answer_is_fresh_from_when_it_was_asked_for() -> None:
+    catalog, clock = catalog_of()
+    mark = catalog.mark()
+    clock.advance(30)
+    catalog.learn(version(A), mark)
+    clock.advance(29)
+    assert catalog.fresh(A) == version(A)
+    clock.advance(1)
+    assert catalog.fresh(A) is None
+    assert catalog.known(A) == catalog.stale(A) == version(A)
+
+
+@pytest.mark.parametrize("mode", ["immutable", "ttl:60"])
+def test_what_was_forgotten_is_asked_about_in_any_mode_and_no_stand_in(mode: str) -> None:
+    catalog, _ = catalog_of(mode)
+    for ref in (A, B):
+        catalog.learn(version(ref), catalog.mark())
+    catalog.forget(A)
+    assert (catalog.fresh(A), catalog.stale(A), catalog.known(A)) == (None, None, version(A))
+    assert catalog.fresh(B) == version(B)
+
+
+def test_an_answer_to_a_question_older_than_a_write_is_not_believed() -> None:
+    catalog, _ = catalog_of()
+    mark = catalog.mark()
+    catalog.forget(A)
+    catalog.learn(version(A), mark)
+    assert catalog.fresh(A) is None
+    catalog.learn(version(A, 2), catalog.mark())
+    assert catalog.fresh(A) == version(A, 2)
+
+
+def test_a_late_answer_to_an_older_question_does_not_replace_a_newer_one() -> None:
+    catalog, clock = catalog_of()
+    older = catalog.mark()
+    clock.advance(1)
+    newer = catalog.mark()
+    catalog.learn(version(A, 2), newer)
+    catalog.learn(version(A, 1), older)
+    assert catalog.fresh(A) == version(A, 2)
+
+
+def test_forgetting_a_bucket_forgets_all_its_names_and_no_other() -> None:
+    catalog, _ = catalog_of("immutable")
+    mark = catalog.mark()
+    for ref in (A, ELSEWHERE):
+        catalog.learn(version(ref), catalog.mark())
+    catalog.forget_bucket("bkt")
+    catalog.learn(version(B), mark)
+    assert (catalog.fresh(A), catalog.fresh(B)) == (None, None)
+    assert catalog.fresh(ELSEWHERE) is not None
+
+
+def test_what_a_start_found_must_be_asked_about_and_replaces_nothing() -> None:
+    catalog, _ = catalog_of("immutable")
+    catalog.recall("http://o", version(A))
+    catalog.recall("http://another", version(B))
+    assert (catalog.fresh(A), catalog.known(A), catalog.known(B)) == (None, version(A), None)
+    assert catalog.stale(A) == version(A)
+    catalog.learn(version(A, 2), catalog.mark())
+    catalog.recall("http://o", version(A, 1))
+    assert catalog.fresh(A) == version(A, 2)
+
+
+def test_gone_is_gone() -> None:
+    catalog, _ = catalog_of()
+    catalog.learn(version(A), catalog.mark())
+    catalog.gone(A)
+    catalog.gone(B)
+    assert catalog.known(A) is None
+
+
+def test_what_was_not_used_for_longest_goes_first() -> None:
+    catalog, _ = catalog_of(capacity=2)
+    for ref in (A, B):
+        catalog.learn(version(ref), catalog.mark())
+    assert catalog.fresh(A)
+    catalog.learn(version(ELSEWHERE), catalog.mark())
+    assert len(catalog) == 2
+    assert catalog.known(B) is None
+    assert catalog.known(A) is not None
+
+
+def test_a_forget_that_fell_out_of_memory_is_still_obeyed() -> None:
+    catalog, _ = catalog_of(capacity=3)
+    mark = catalog.mark()
+    catalog.forget(A)
+    for number in range(10):
+        catalog.forget(ObjectRef("bkt", str(number)))
+    catalog.learn(version(A), mark)
+    assert catalog.fresh(A) is None
+
+
+refs = st.sampled_from([A, B, ELSEWHERE, ObjectRef("bkt", "c")])
+steps = st.lists(st.tuples(st.sampled_from(("mark", "learn", "forget", "bucket")), refs, st.integers(0, 5)), max_size=60)
+
+
+@given(steps, st.integers(1, 4))
+def test_nothing_fresh_was_asked_for_before_the_last_write_whatever_the_limits(
+    script: list[tuple[str, ObjectRef, int]], capacity: int
+) -> None:
+    catalog, clock = catalog_of("immutable", capacity)
+    marks = [(0, catalog.mark())]
+    written: dict[ObjectRef, int] = {}
+    for at, (act, ref, pick) in enumerate(script, start=1):
+        clock.advance(1)
+        if act == "mark":
+            marks.append((at, catalog.mark()))
+        elif act == "learn":
+            asked_at, mark = marks[pick % len(marks)]
+            catalog.learn(version(ref, asked_at), mark)
+        elif act == "forget":
+            catalog.forget(ref)
+            written[ref] = at
+        else:
+            catalog.forget_bucket(ref.bucket)
+            written.update({one: at for one in (A, B, ELSEWHERE, ObjectRef("bkt", "c")) if one.bucket == ref.bucket})
+        for one in (A, B, ELSEWHERE):
+            fresh = catalog.fresh(one)
+            assert fresh is None or int(fresh.etag.strip('"')) >= written.get(one, -1)

@@ -1,0 +1,175 @@
+"""Flights and the table of them: one fill per block, and every waiter on his own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.core.blockfile import BlockMeta
+from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
+from outrider.core.model import BlockKey, ObjectVersion, version_id
+from outrider.core.window import Run
+from outrider.engine.flights import Flight
+from tests.support.engine import BLOCK, REF, Engine, engine
+from tests.support.fakes import RAMP, FakeOrigin, Fault
+
+DATA = RAMP[: 4 * BLOCK]
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Engine]:
+    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=10_000)) as room:
+        room.origin.put(REF, DATA)
+        yield room
+
+
+def version_in(room: Engine) -> ObjectVersion:
+    etag = room.origin.objects[REF].etag
+    assert etag is not None
+    return ObjectVersion(REF, etag, len(DATA))
+
+
+def key_of(version: ObjectVersion, index: int) -> BlockKey:
+    return BlockKey(version_id("http://fake", version, BLOCK), index)
+
+
+def flight() -> Flight:
+    return Flight(BlockMeta("o", ObjectVersion(REF, '"e"', BLOCK), BLOCK, 0))
+
+
+async def test_a_waiter_wakes_when_his_byte_is_here_and_not_before() -> None:
+    one = flight()
+    early, late = asyncio.create_task(one.beyond(0)), asyncio.create_task(one.beyond(100))
+    await asyncio.sleep(0)
+    one.advance(50)
+    await asyncio.sleep(0)
+    assert early.done()
+    assert not late.done()
+    one.advance(51)
+    assert await late == 101
+    assert await early == 50
+
+
+async def test_no_waiter_sees_a_cancellation_that_was_not_his_own() -> None:
+    one = flight()
+    waiters = [asyncio.create_task(one.beyond(0)) for _ in range(10)]
+    await asyncio.sleep(0)
+    for waiter in waiters[::2]:
+        waiter.cancel()
+    await asyncio.wait(waiters[::2])
+    one.advance(5)
+    assert await asyncio.gather(*waiters[1::2]) == [5] * 5
+    assert all(waiter.cancelled() for waiter in waiters[::2])
+
+
+async def test_what_arrived_can_be_had_even_when_the_rest_will_never_come() -> None:
+    one = flight()
+    one.advance(10)
+    one.fail(OriginBroke("gone"))
+    assert await one.beyond(9) == 10
+    for _ in range(2):
+        with pytest.raises(OriginBroke):
+            await one.beyond(10)
+
+
+async def test_a_run_is_one_get_and_fills_each_of_its_blocks(room: Engine) -> None:
+    version = version_in(room)
+    room.flights.fill(room.flights.board("http://fake", version, BLOCK, Run(0, 4)))
+    assert not room.flights.wanted(key_of(version, 2))
+    await room.tasks.settle()
+    assert room.origin.ranges == [f"bytes=0-{4 * BLOCK - 1}"]
+    assert all(room.store.has(key_of(version, index)) for index in range(4))
+    assert len(room.flights) == 0
+
+
+async def test_a_block_is_in_the_table_or_in_the_store_at_every_moment_of_its_fill(room: Engine) -> None:
+    version = version_in(room)
+    flights = room.flights.board("http://fake", version, BLOCK, Run(0, 2))
+    room.flights.fill(flights)
+    while len(room.flights):
+        for index in range(2):
+            assert not room.flights.wanted(key_of(version, index))
+        await asyncio.sleep(0)
+    await room.tasks.settle()
+
+
+async def test_one_block_is_never_boarded_twice(room: Engine) -> None:
+    version = version_in(room)
+    room.flights.fill(room.flights.board("http://fake", version, BLOCK, Run(0, 1)))
+    with pytest.raises(AssertionError):
+        room.flights.board("http://fake", version, BLOCK, Run(0, 1))
+    await room.tasks.settle()
+
+
+async def test_fills_take_turns(tmp_path: Path) -> None:
+    with engine(tmp_path / "c", fills_max=2) as room:
+        room.origin.put(REF, DATA)
+        version = version_in(room)
+        gate = asyncio.Event()
+        room.origin.faults = [Fault(times=None, gate=gate)]
+        for index in range(4):
+            room.flights.fill(room.flights.board("http://fake", version, BLOCK, Run(index, 1)))
+        while room.origin.under_way < 2:
+            await asyncio.sleep(0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert room.origin.count() == 2
+        gate.set()
+        await room.tasks.settle()
+        assert len(room.store) == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(Fault(times=None, status=412), VersionChanged), (Fault(times=None, status=404), VersionChanged),
+     (Fault(times=None, status=416), VersionChanged), (Fault(times=None, refuse=True), OriginBroke)],
+)  # fmt: skip
+async def test_all_waiters_of_a_failed_fill_are_told_why(
+    fault: Fault, error: type[Exception], room: Engine
+) -> None:
+    room.origin.faults = [fault]
+    flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 2))
+    waiters = [asyncio.create_task(one.beyond(0)) for one in flights for _ in range(3)]
+    room.flights.fill(flights)
+    for waiter in waiters:
+        with pytest.raises(error):
+            await waiter
+    await room.tasks.settle()
+    assert (len(room.flights), len(room.store), room.store.used_bytes) == (0, 0, 0)
+
+
+async def test_a_bug_in_a_fill_is_told_to_its_waiters_too(room: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
+    room.origin.faults = [Fault(bug=ZeroDivisionError())]
+    room.flights.fill(flights)
+    with pytest.raises(ZeroDivisionError):
+        await flights[0].beyond(0)
+    await room.tasks.settle()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5, 20])
+async def test_a_stop_tells_the_waiters_and_leaves_nothing_behind(steps: int, room: Engine) -> None:
+    flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 2))
+    room.flights.fill(flights)
+    waiter = asyncio.create_task(flights[1].beyond(0))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await room.tasks.cancel()
+    with pytest.raises(StoreUnavailable):
+        await waiter
+    assert len(room.flights) == 0
+    assert room.store.used_bytes == len(room.store) * (BLOCK + 4096)
+
+
+async def test_no_room_means_no_traffic(tmp_path: Path) -> None:
+    with engine(tmp_path / "c", capacity_bytes=0) as room:
+        room.origin.put(REF, DATA)
+        flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
+        room.flights.fill(flights)
+        with pytest.raises(StoreUnavailable):
+            await flights[0].beyond(0)
+        await room.tasks.settle()
+        assert room.origin.count() == 0

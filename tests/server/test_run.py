@@ -1,0 +1,319 @@
+"""`outrider run`: a real child before a real bucket; its environment, its signals, its status, and the summary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.cli.child import Signals, start, status_of
+from outrider.cli.environment import for_child
+from outrider.cli.summary import Summary, in_words
+from tests.support.command import DEADLINE_S, Command, python
+from tests.support.proxy import ServedProxy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+
+MIB = 1024 * 1024
+# 251 is prime, so bytes shifted by any power of two show.
+RAMP = (bytes(range(251)) * (3 * MIB // 251 + 1))[: 3 * MIB]
+
+SHOW_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
+READ = """
+import sys, hashlib, urllib.request, os
+for _ in range(int(sys.argv[1])):
+    with urllib.request.urlopen(os.environ["AWS_ENDPOINT_URL"] + "/run/ramp") as reply:
+        print(hashlib.sha256(reply.read()).hexdigest(), reply.headers["x-cache"])
+"""
+READ_BY_BOTO = """
+import boto3
+client = boto3.client("s3")
+print(len(client.get_object(Bucket="run", Key="ramp")["Body"].read()))
+client.close()
+"""
+# Says when it can take signals, notes each, and ends at SIGTERM with status 5.
+NOTE_SIGNALS = """
+import signal, sys
+def note(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number == signal.SIGTERM:
+        sys.exit(5)
+for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGTERM"):
+    signal.signal(getattr(signal, name), note)
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def command(bucket: Bucket, tmp_path: Path) -> Command:
+    made = Command(bucket, tmp_path)
+    made.environ["OUTRIDER_ORIGIN"] = bucket.endpoint
+    return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ramp(bucket: Bucket) -> None:
+    client = bucket.client()
+    client.put_object(Bucket=bucket.make_bucket("run"), Key="ramp", Body=RAMP)
+    client.close()
+
+
+def environment_of_child(command: Command, *flags: str) -> dict[str, str]:
+    done = command.run("run", *flags, "--", *python(SHOW_ENVIRONMENT))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert isinstance(told, dict)
+    return told
+
+
+def test_the_child_is_told_of_the_proxy_by_every_name_that_tools_read(command: Command) -> None:
+    told = environment_of_child(command)
+    endpoint = told["AWS_ENDPOINT_URL"]
+    assert re.fullmatch(r"http://127\.0\.0\.1:[1-9][0-9]*", endpoint)
+    assert told["AWS_ENDPOINT_URL_S3"] == told["S3_ENDPOINT_URL"] == endpoint
+    assert re.fullmatch(r"http://127\.0\.0\.1:[1-9][0-9]*", told["OUTRIDER_STATUS_URL"])
+    assert told["OUTRIDER_STATUS_URL"] != endpoint
+
+
+def test_the_child_keeps_its_own_credentials(command: Command, bucket: Bucket) -> None:
+    told = environment_of_child(command)
+    assert (told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"]) == (bucket.access_key, bucket.secret_key)
+
+
+def test_a_child_without_any_credentials_gets_ones_that_sign_and_prove_nothing(command: Command) -> None:
+    command.without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    told = environment_of_child(command)
+    assert told["AWS_ACCESS_KEY_ID"] == told["AWS_SECRET_ACCESS_KEY"] == "outrider-accepts-any"
+
+
+def test_a_port_that_was_asked_for_is_the_one(command: Command, bucket: Bucket) -> None:
+    with ServedProxy(bucket, command.cache_dir.parent) as other:
+        port = other.address[1]
+    told = environment_of_child(command, "--listen", f"127.0.0.1:{port}")
+    assert told["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{port}"
+
+
+def test_loopback_is_kept_from_an_http_proxy() -> None:
+    environ = {"http_proxy": "http://corporate:3128", "NO_PROXY": "internal, 127.0.0.1"}
+    child = for_child(environ, endpoint="http://e", admin="http://a", region=None, needs_keys=False)
+    assert child["no_proxy"] == child["NO_PROXY"] == "internal,127.0.0.1,localhost"
+    assert "NO_PROXY" not in for_child({}, endpoint="http://e", admin="http://a", region=None, needs_keys=False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "region", "sts"),
+    [
+        ({}, "eu-west-1", "https://sts.eu-west-1.amazonaws.com"),
+        ({}, "cn-north-1", "https://sts.cn-north-1.amazonaws.com.cn"),
+        ({"AWS_ENDPOINT_URL": "http://minio"}, None, "http://minio"),
+        ({"AWS_ENDPOINT_URL_STS": "http://sts"}, None, "http://sts"),
+    ],
+)
+def test_a_child_with_a_role_asks_for_it_where_it_would_have_without_us(
+    environ: dict[str, str], region: str | None, sts: str
+) -> None:
+    child = for_child(environ, endpoint="http://e", admin="http://a", region=region, needs_keys=False)
+    assert child["AWS_ENDPOINT_URL_STS"] == sts
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_the_endpoint_of_our_own_environment_is_the_origin(command: Command, bucket: Bucket, name: str) -> None:
+    command.without("OUTRIDER_ORIGIN")
+    command.environ[name] = bucket.endpoint
+    done = command.run("run", "--", *python(READ_BY_BOTO))
+    assert (done.returncode, done.stdout) == (0, f"{len(RAMP)}\n"), done.stderr
+    assert f"the bucket is at {bucket.endpoint}, as {name} says" in done.stderr
+
+
+def test_an_origin_that_was_named_wins_over_the_endpoint_of_our_environment(command: Command) -> None:
+    command.environ["AWS_ENDPOINT_URL"] = "http://127.0.0.1:1"
+    done = command.run("run", "--", *python(READ_BY_BOTO))
+    assert (done.returncode, done.stdout) == (0, f"{len(RAMP)}\n"), done.stderr
+
+
+def test_a_proxy_that_would_ask_itself_is_refused(command: Command) -> None:
+    done = command.run("run", "--origin", "http://127.0.0.1:9480", "--listen", "127.0.0.1:9480", "--", "true")
+    assert done.returncode == 2
+    assert "the proxy would ask itself" in done.stderr
+
+
+def test_an_outrider_runs_in_an_outrider(command: Command) -> None:
+    inner = [sys.executable, "-m", "outrider", "run", "--cache-dir", str(command.cache_dir.parent / "inner")]
+    command.without("OUTRIDER_ORIGIN")
+    command.environ["AWS_ENDPOINT_URL"] = "http://127.0.0.1:1"
+    done = command.run("run", "--", *inner, "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the bucket is at") == 2
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 255])
+def test_the_childs_status_is_ours(command: Command, status: int) -> None:
+    assert command.run("run", "--", "sh", "-c", f"exit {status}").returncode == status
+
+
+def test_a_child_that_a_signal_killed_is_told_as_a_shell_tells_it(command: Command) -> None:
+    assert command.run("run", "--", "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
+
+
+def test_options_after_the_command_are_the_commands_own(command: Command) -> None:
+    done = command.run("run", "sh", "-c", 'echo "$0" "$@"', "--help", "--", "--origin")
+    assert (done.returncode, done.stdout) == (0, "--help -- --origin\n")
+
+
+def test_a_command_that_is_not_there_is_127(command: Command) -> None:
+    done = command.run("run", "--", "no-such-command")
+    assert done.returncode == 127
+    assert "no-such-command: command not found" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "says"),
+    [
+        (0o644, "#!/bin/sh\n", "not executable"),
+        (0o755, "#!/no/such/interpreter\n", "the interpreter that its first line names does not exist"),
+        (0o755, "\x00no program", "cannot be run"),
+    ],
+)
+def test_a_command_that_cannot_be_run_is_126(command: Command, tmp_path: Path, mode: int, text: str, says: str) -> None:
+    script = tmp_path / "script"
+    script.write_text(text)
+    script.chmod(mode)
+    done = command.run("run", "--", script)
+    assert done.returncode == 126
+    assert says in done.stderr
+
+
+def test_a_directory_that_another_outrider_uses_is_refused_with_what_to_do(command: Command, bucket: Bucket) -> None:
+    with ServedProxy(bucket, command.cache_dir.parent):
+        done = command.run("run", "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "another process uses it" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH"])
+def test_a_signal_sent_to_us_reaches_the_child_once(command: Command, name: str) -> None:
+    with started(command) as process:
+        assert process.stdout is not None
+        process.send_signal(getattr(signal, name))
+        assert process.stdout.readline() == f"{name}\n"
+        process.terminate()
+        assert process.communicate(timeout=DEADLINE_S)[0] == "SIGTERM\n"
+    assert process.returncode == 5
+
+
+def test_a_signal_that_was_ignored_when_we_started_stays_ignored_in_the_child(command: Command) -> None:
+    told = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
+    argv = ["nohup", sys.executable, "-m", "outrider", "run", "--", *python(told)]
+    done = subprocess.run(argv, env=command.environ, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert done.stdout == "True\n"
+
+
+async def test_a_signal_that_comes_before_the_child_is_kept_for_it() -> None:
+    signals = Signals()
+    signals.install()
+    try:
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        while signals.ended_by is None:
+            await asyncio.sleep(0)
+        assert signals.ended_by is signal.SIGTERM
+        child = await start(["sleep", "60"], os.environ)
+        signals.to(child)
+        assert status_of(await child.wait()) == 128 + signal.SIGTERM
+    finally:
+        signals.remove()
+
+
+def test_ctrl_c_of_a_terminal_is_not_delivered_twice(command: Command) -> None:
+    master, slave = pty.openpty()
+    argv = [sys.executable, "-m", "outrider", "run", "--", *python(NOTE_SIGNALS)]
+    with subprocess.Popen(argv, env=command.environ, preexec_fn=lambda: os.login_tty(slave)) as process:
+        os.close(slave)
+        try:
+            seen = read_until(master, "up\r\n")
+            os.write(master, b"\x03")
+            seen = read_until(master, "SIGINT\r\n")
+            # It is handled before this one, so a second SIGINT would have been noted by the time the child ends.
+            process.terminate()
+            seen += read_until(master, "SIGTERM\r\n")
+            process.wait(DEADLINE_S)
+        finally:
+            os.close(master)
+    assert seen.count("SIGINT") == 1
+    assert process.returncode == 5
+
+
+def test_the_summary_tells_what_was_read(command: Command) -> None:
+    first = command.run("run", "--summary", "json", "--", *python(READ, "1"))
+    assert json.loads(first.stderr.splitlines()[-1]) == {
+        "reads": 1, "served_bytes": len(RAMP), "cached_bytes": 0, "origin_bytes": len(RAMP), "origin_requests": 1,
+        "hit_ratio": 0.0, "saved_bytes": 0,
+    }  # fmt: skip
+    again = command.run("run", "--", *python(READ, "3"))
+    assert len(set(again.stdout.splitlines())) == 1
+    assert again.stdout.endswith(" HIT\n")
+    assert again.stderr == "outrider: 3 reads, 100 % from the cache, 0 B from the bucket, 9.4 MB saved\n"
+
+
+def test_nothing_but_the_child_is_heard_when_nothing_is_asked_for(command: Command) -> None:
+    done = command.run("run", "--summary", "none", "--", "echo", "hello")
+    assert (done.stdout, done.stderr) == ("hello\n", "")
+
+
+def test_the_log_level_can_still_be_raised(command: Command) -> None:
+    done = command.run("run", "--log-level", "info", "--log-format", "json", "--", "true")
+    assert '"event": "ready"' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("summary", "text"),
+    [
+        (Summary(0, 0, 0, 0, 0), "0 reads, nothing served"),
+        (Summary(1, 10, 10, 0, 0), "1 read, 100 % from the cache, 0 B from the bucket, 10 B saved"),
+        (
+            Summary(1204, 14_300_000_000, 12_441_000_000, 1_900_000_000, 9),
+            "1,204 reads, 87 % from the cache, 1.9 GB from the bucket, 12.4 GB saved",
+        ),
+        (Summary(2, 100, 0, 8_000, 1), "2 reads, 0 % from the cache, 8.0 kB from the bucket, 0 B saved"),
+    ],
+)
+def test_the_line_at_the_end(summary: Summary, text: str) -> None:
+    assert summary.text() == text
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_999, "1.0 MB"), (99_400, "99.4 kB"), (123_456_789, "123 MB")],
+)
+def test_sizes_in_words(size: int, words: str) -> None:
+    assert in_words(size) == words
+
+
+def started(command: Command) -> subprocess.Popen[str]:
+    """A proxy with a child that notes signals, both up."""
+    process = command.start("run", "--", *python(NOTE_SIGNALS))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def read_until(fd: int, end: str) -> str:
+    seen = b""
+    while end.encode() not in seen:
+        assert select.select([fd], [], [], DEADLINE_S)[0], f"only {seen!r} came"
+        seen += os.read(fd, 4096)
+    return seen.decode()

@@ -1,0 +1,207 @@
+"""The SDK's client before a real proxy and a real bucket: found, asked, and warmed through."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import outrider_sdk
+from outrider import __version__
+from outrider_sdk import Client, ProxyNotFound, Warmed, expand
+from tests.support.child import free_ports
+from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.bucket import Bucket
+
+SIZES = {f"train-{index:03}.tar": 100_000 * index + 251 for index in range(12)}
+TEMPLATE = "s3://sdk/train-{000..011}.tar"
+ENVIRONMENT = ("OUTRIDER_STATUS_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "OUTRIDER_ADMIN_TOKEN")
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def shards(bucket: Bucket) -> None:
+    client = bucket.client()
+    bucket.make_bucket("sdk")
+    for key, size in SIZES.items():
+        client.put_object(Bucket="sdk", Key=key, Body=bytes(size))
+    client.put_object(Bucket="sdk", Key="of/ä b+c%.tar", Body=b"1")
+    client.close()
+
+
+@pytest.fixture
+def proxy(bucket: Bucket, shards: None) -> Iterator[Proxy]:
+    with Proxy(bucket) as running:
+        yield running
+
+
+@pytest.fixture
+def client(proxy: Proxy) -> Client:
+    return Client(proxy.endpoint, proxy.admin)
+
+
+def test_status_tells_what_the_proxy_is_doing(client: Client, proxy: Proxy, bucket: Bucket) -> None:
+    status = client.status()
+    assert (status.version, status.ready, status.origin) == (__version__, True, bucket.endpoint)
+    assert f"http://{status.listen}" == proxy.endpoint
+    assert status.served_bytes == {"disk": 0, "flight": 0, "origin": 0}
+
+
+def test_what_was_warmed_is_read_from_the_disk_afterwards(client: Client, proxy: Proxy) -> None:
+    warmed = client.warm(TEMPLATE)
+    assert (warmed.objects, warmed.bytes, warmed.failures) == (len(SIZES), sum(SIZES.values()), {})
+    before = client.status()
+    assert before.origin_bytes == sum(SIZES.values())
+    assert client.warm(TEMPLATE, parallel=3).bytes == sum(SIZES.values())
+    after = client.status()
+    assert after.origin_bytes == before.origin_bytes
+    assert after.served_bytes is not None
+    assert after.served_bytes["disk"] >= sum(SIZES.values())
+
+
+def test_an_object_that_is_not_there_fails_alone(client: Client) -> None:
+    warmed = client.warm(["s3://sdk/train-001.tar", "s3://sdk/none", "s3://sdk/prefix/", "http://x/y"])
+    assert warmed.objects == 1
+    assert warmed.failures["s3://sdk/none"] == "404 NoSuchKey"
+    assert all("must be s3://BUCKET/KEY" in warmed.failures[url] for url in ("s3://sdk/prefix/", "http://x/y"))
+
+
+def test_awkward_keys_are_warmed_too(client: Client) -> None:
+    assert client.warm("s3://sdk/of/ä b+c%.tar").failures == {}
+
+
+def test_progress_is_told_after_each_object_and_never_twice_at_a_time(client: Client) -> None:
+    told: list[int] = []
+    busy = threading.Lock()
+
+    def note(warmed: Warmed) -> None:
+        assert busy.acquire(blocking=False)
+        told.append(warmed.objects)
+        busy.release()
+
+    client.warm(TEMPLATE, progress=note)
+    assert told == list(range(1, len(SIZES) + 1))
+
+
+def test_an_error_in_progress_ends_the_work_and_is_raised(client: Client) -> None:
+    def stop(warmed: Warmed) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        client.warm(TEMPLATE, progress=stop, parallel=1)
+
+
+def test_without_waiting_it_goes_on_behind(client: Client) -> None:
+    gate = threading.Event()
+
+    def hold(_: Warmed) -> None:
+        gate.wait(30)
+
+    warmed = client.warm(TEMPLATE, wait=False, progress=hold)
+    assert not warmed.done
+    assert not warmed.wait(timeout_s=0).done
+    gate.set()
+    assert warmed.wait().done
+    assert warmed.objects == len(SIZES)
+
+
+def test_a_proxy_that_wants_signatures_is_told_as_such(bucket: Bucket, shards: None, tmp_path: Path) -> None:
+    keys = tmp_path / "clients.toml"
+    keys.write_text('[[client]]\naccess_key = "a"\nsecret_key = "b"\ngrants = [{bucket = "*"}]\n')
+    with Proxy(bucket, auth="sigv4", clients=str(keys)) as proxy:
+        warmed = Client(proxy.endpoint, proxy.admin).warm("s3://sdk/train-001.tar")
+    assert "needs the proxy in loopback mode" in warmed.failures["s3://sdk/train-001.tar"]
+
+
+def test_a_server_that_is_no_outrider_is_told_as_such(bucket: Bucket, shards: None) -> None:
+    anonymous = Client(bucket.endpoint, bucket.endpoint)
+    with pytest.raises(ProxyNotFound, match=r"answered /status with|is no Outrider"):
+        anonymous.status()
+
+
+def test_where_nobody_listens_it_says_what_to_do(bucket: Bucket) -> None:
+    s3, admin = free_ports(2)
+    client = Client(f"http://127.0.0.1:{s3}", f"http://127.0.0.1:{admin}")
+    with pytest.raises(ProxyNotFound, match="outrider run --"):
+        client.status()
+    with pytest.raises(ProxyNotFound, match="start `outrider serve`"):
+        client.warm("s3://a/b")
+
+
+def test_a_token_is_asked_for_and_given(bucket: Bucket, shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Proxy(bucket, admin_token="hush") as proxy:
+        with pytest.raises(ProxyNotFound, match="set OUTRIDER_ADMIN_TOKEN"):
+            Client(proxy.endpoint, proxy.admin).status()
+        monkeypatch.setenv("OUTRIDER_ADMIN_TOKEN", "hush")
+        assert Client(proxy.endpoint, proxy.admin).status().ready
+
+
+@pytest.mark.parametrize(
+    ("environ", "endpoint", "admin"),
+    [
+        ({}, "http://127.0.0.1:9480", "http://127.0.0.1:9481"),
+        ({"AWS_ENDPOINT_URL": "http://node:9480/"}, "http://node:9480", "http://node:9481"),
+        ({"AWS_ENDPOINT_URL": "http://a:1", "AWS_ENDPOINT_URL_S3": "http://[::1]:2"}, "http://[::1]:2", "http://[::1]:9481"),
+        ({"AWS_ENDPOINT_URL": "http://a:1", "OUTRIDER_STATUS_URL": "http://a:7"}, "http://a:1", "http://a:7"),
+    ],
+)  # fmt: skip
+def test_where_the_proxy_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], endpoint: str, admin: str
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    client = Client()
+    assert (client.endpoint, client.admin) == (endpoint, admin)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="write http://HOST:PORT"):
+        Client("127.0.0.1:9480")
+
+
+@pytest.mark.parametrize(
+    ("template", "urls"),
+    [
+        ("s3://b/k", ["s3://b/k"]),
+        ("s3://b/{08..11}", ["s3://b/08", "s3://b/09", "s3://b/10", "s3://b/11"]),
+        ("s3://b/{8..10}", ["s3://b/8", "s3://b/9", "s3://b/10"]),
+        ("s3://b/{2..0}", ["s3://b/2", "s3://b/1", "s3://b/0"]),
+        ("{a,b}-{0..1}.tar", ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]),
+        ("{x,}", ["x", ""]),
+    ],
+)
+def test_templates(template: str, urls: list[str]) -> None:
+    assert list(expand(template)) == urls
+
+
+@pytest.mark.parametrize("template", ["{", "a}", "{{0..1}}", "{}", "{0...3}", "{a..b}"])
+def test_templates_that_make_no_sense(template: str) -> None:
+    with pytest.raises(ValueError, match=r"brace|neither"):
+        next(expand(template))
+
+
+def test_a_huge_template_costs_no_memory() -> None:
+    assert next(expand("{000000000..999999999}-{000000000..999999999}")) == "000000000-000000000"
+
+
+def test_it_imports_nothing_but_the_standard_library() -> None:
+    folder = Path(outrider_sdk.__file__).parent
+    allowed = {*sys.stdlib_module_names, "outrider_sdk"}
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 10))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.partition(".")[0] for name in names} <= allowed, path

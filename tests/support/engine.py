@@ -1,0 +1,111 @@
+"""An engine under test: the real rooms, the real disk in a temporary directory, a fake origin and a fake clock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.adapters.blockdir import BlockDir
+from outrider.adapters.disk import DiskStore, Limits
+from outrider.core.eviction import POLICIES
+from outrider.core.freshness import Freshness
+from outrider.core.model import ObjectRef
+from outrider.engine.asking import Asking
+from outrider.engine.catalog import Catalog
+from outrider.engine.flights import Flights
+from outrider.engine.forwards import Forwards
+from outrider.engine.reads import Body, FilePiece, Piece, ReadAnswer, Reads
+from outrider.metrics import Metrics
+from tests.support.fakes import FakeClock, FakeOrigin, FakeTasks, no_wait_patience
+
+BLOCK = 64 * 1024
+REF = ObjectRef("train", "a.tar")
+
+
+@dataclass(slots=True)
+class Engine:
+    """All rooms of one proxy without its doors."""
+
+    origin: FakeOrigin
+    clock: FakeClock
+    tasks: FakeTasks
+    metrics: Metrics
+    store: DiskStore
+    catalog: Catalog
+    flights: Flights
+    reads: Reads
+    forwards: Forwards
+
+    async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
+        """The body of a GET; `headers` with `_` for `-`."""
+        answer = await self.reads.get(ref, _named(headers))
+        return await taken(answer)
+
+    async def range(self, start: int, stop: int, ref: ObjectRef = REF) -> bytes:
+        return await self.get(ref, range=f"bytes={start}-{stop - 1}")
+
+
+def _named(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+def bytes_of(piece: Piece) -> bytes:
+    """What the kernel would send of it."""
+    if isinstance(piece, FilePiece):
+        found = os.pread(piece.fd, piece.count, piece.offset)
+        assert len(found) == piece.count, "the file is shorter than the piece"
+        return found
+    return piece
+
+
+async def pieces_of(body: Body) -> AsyncIterator[bytes]:
+    try:
+        async for piece in body:
+            yield bytes_of(piece)
+            await asyncio.sleep(0)
+    finally:
+        await body.aclose()
+
+
+async def taken(answer: ReadAnswer) -> bytes:
+    """The whole body; an answer that is shorter than it said fails."""
+    body = bytearray()
+    if answer.body is not None:
+        async with aclosing(pieces_of(answer.body)) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                body += piece
+        assert len(body) == answer.length
+    return bytes(body)
+
+
+@contextmanager
+def engine(
+    root: Path, origin: FakeOrigin | None = None, *, directory: BlockDir | None = None,
+    capacity_bytes: int = 64 * 1024 * 1024, min_free_bytes: int = 0, policy: str = "lru", freshness: str = "ttl:60",
+    stale_if_error: bool = False, fills_max: int = 64, verify_always: bool = False, clock: FakeClock | None = None,
+    catalog_entries: int = 10_000,
+) -> Iterator[Engine]:  # fmt: skip
+    origin = origin or FakeOrigin()
+    clock = clock or FakeClock()
+    tasks, metrics = FakeTasks(), Metrics()
+    store = DiskStore(
+        directory or BlockDir.open(root), POLICIES[policy](), Limits(capacity_bytes, min_free_bytes), metrics, clock,
+        verify_always=verify_always,
+    )  # fmt: skip
+    mode = Freshness.parse(freshness)
+    catalog = Catalog(origin.endpoint, lambda _: mode, clock, catalog_entries)
+    asking = Asking(origin, no_wait_patience(), metrics)
+    flights = Flights(asking, store, tasks.spawn, fills_max=fills_max)
+    reads = Reads(
+        asking, origin.endpoint, catalog, store, flights, tasks.spawn, metrics,
+        block_bytes=BLOCK, stale_if_error=stale_if_error,
+    )  # fmt: skip
+    forwards = Forwards(origin, asking, catalog)
+    try:
+        yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards)
+    finally:
+        store.close()

@@ -1,0 +1,287 @@
+"""Stand-ins at the ports, with knobs: an origin in memory, a clock that stands still, and no patience at all."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.core.errors import OriginBroke
+from outrider.core.model import Headers, ObjectRef
+from outrider.engine.asking import Patience
+from outrider.ports import Chunks, OriginRequest
+
+
+def ramp(count: int, start: int = 0) -> bytes:
+    """Bytes that tell their offset: 251 is prime, so a shift by any block shows. `start` moves the ramp along."""
+    period = bytes((start + i) % 251 for i in range(251))
+    return (period * (count // 251 + 1))[:count]
+
+
+RAMP = ramp(2 * 1024 * 1024)
+
+
+class FakeClock:
+    """Seconds, moved by the test alone."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def no_wait_patience() -> Patience:
+    """Tries as often as the real one, and waits for none of it."""
+
+    async def at_once(_: float) -> None:
+        await asyncio.sleep(0)
+
+    return Patience(sleep=at_once, chance=lambda: 0.0)
+
+
+class FakeTasks:
+    """Owns the background work of an engine under test; `settle` waits for all of it."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.failures: list[BaseException] = []
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.append(error)
+
+    async def settle(self) -> None:
+        """Raises what a task ended with: background work must not fail."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        if self.failures:
+            raise self.failures[0]
+
+    async def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One version in the fake; `etag` None: the origin sends none."""
+
+    data: bytes
+    etag: str | None
+    headers: Headers = ()
+
+
+@dataclass(slots=True)
+class Fault:
+    """What goes wrong with the requests that it matches, `times` times (None: always).
+
+    `status`: this answer instead of the object. `break_after`: the body ends, as a broken connection, after so many
+    bytes. `refuse`: no reply at all. `bug`: what no origin may raise. `gate`: the head waits for the event; `body_gate`: the body does, after
+    `gate_after` bytes. `shift`: the 206 brings bytes, and names them so, that lie this much further on.
+    """
+
+    times: int | None = 1
+    method: str | None = None
+    key: str | None = None
+    status: int | None = None
+    body: bytes = b"<Error><Code>Fake</Code></Error>"
+    break_after: int | None = None
+    refuse: bool = False
+    bug: Exception | None = None
+    gate: asyncio.Event | None = None
+    answer_first: bool = False
+    """With `gate`: the answer is made before the wait, and so tells of the object as it was then."""
+    body_gate: asyncio.Event | None = None
+    gate_after: int = 0
+    shift: int = 0
+
+    def take(self, request: OriginRequest) -> bool:
+        if self.times == 0 or self.method not in (None, request.method) or self.key not in (None, request.key):
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+@dataclass(slots=True)
+class FakeReply:
+    """A reply while its context is open."""
+
+    status: int
+    headers: Headers
+    content_length: int | None
+    body: bytes
+    fault: Fault | None
+    origin: FakeOrigin
+
+    async def chunks(self) -> Chunks:
+        step = self.origin.chunk_bytes
+        position = 0
+        fault = self.fault
+        while position < len(self.body):
+            stop = min(position + step, len(self.body))
+            if fault is not None and fault.break_after is not None:
+                stop = min(stop, fault.break_after)
+            if fault is not None and fault.body_gate is not None:
+                if position >= fault.gate_after:
+                    await fault.body_gate.wait()
+                else:
+                    stop = min(stop, fault.gate_after)
+            if stop > position:
+                self.origin.body_bytes += stop - position
+                yield self.body[position:stop]
+                position = stop
+                await asyncio.sleep(0)
+            if fault is not None and fault.break_after is not None and position >= fault.break_after:
+                raise OriginBroke("the fake broke off")
+
+
+@dataclass(slots=True)
+class FakeOrigin:
+    """`ports.Origin` in memory. The knobs may be turned at any time; `log` is all requests in the order they came."""
+
+    endpoint: str = "http://fake"
+    chunk_bytes: int = 1000
+    ignore_range: bool = False
+    ignore_if_match: bool = False
+    weak_etags: bool = False
+    no_etags: bool = False
+    no_length: bool = False
+    faults: list[Fault] = field(default_factory=list)
+    objects: dict[ObjectRef, Stored] = field(default_factory=dict)
+    log: list[OriginRequest] = field(default_factory=list)
+    body_bytes: int = 0
+    under_way: int = 0
+    on_write: Callable[[OriginRequest], None] | None = None
+    """Called when a write has been carried out, before its reply."""
+
+    def put(self, ref: ObjectRef, data: bytes, headers: Headers = ()) -> str:
+        """Write behind the proxy's back; returns the ETag."""
+        etag = f'"{hashlib.md5(data).hexdigest()}"'
+        self.objects[ref] = Stored(data, etag, headers)
+        return etag
+
+    def delete(self, ref: ObjectRef) -> None:
+        self.objects.pop(ref, None)
+
+    def count(self, method: str | None = None) -> int:
+        return sum(method in (None, request.method) for request in self.log)
+
+    @property
+    def ranges(self) -> list[str]:
+        """The Range header of each GET, in order."""
+        return [dict(request.headers).get("range", "") for request in self.log if request.method == "GET"]
+
+    @asynccontextmanager
+    async def send(self, request: OriginRequest) -> AsyncIterator[FakeReply]:
+        self.log.append(request)
+        fault = next((fault for fault in self.faults if fault.take(request)), None)
+        self.under_way += 1
+        try:
+            reply = await self._reply(request, fault)
+            yield reply
+        finally:
+            self.under_way -= 1
+
+    async def _reply(self, request: OriginRequest, fault: Fault | None) -> FakeReply:
+        body = await _read(request)
+        early: FakeReply | None = None
+        if fault is not None:
+            if fault.bug is not None:
+                raise fault.bug
+            if fault.refuse:
+                raise OriginBroke("the fake refused")
+            if fault.gate is not None:
+                if fault.answer_first:
+                    early = self._answer(request, body, fault)
+                await fault.gate.wait()
+            if fault.status is not None:
+                headers = (("content-type", "application/xml"),)
+                error = b"" if request.method == "HEAD" else fault.body
+                return FakeReply(fault.status, headers, len(error), error, fault, self)
+        await asyncio.sleep(0)
+        return early or self._answer(request, body, fault)
+
+    def _answer(self, request: OriginRequest, body: bytes | None, fault: Fault | None) -> FakeReply:
+        assert request.bucket is not None
+        ref = ObjectRef(request.bucket, request.key)
+        if request.method in ("GET", "HEAD"):
+            return self._read(request, ref, fault)
+        if request.method == "PUT":
+            etag = self.put(ref, body or b"")
+            headers: Headers = (("etag", etag),)
+        elif request.method == "DELETE":
+            self.delete(ref)
+            headers = ()
+        else:
+            headers = ()
+        if self.on_write is not None:
+            self.on_write(request)
+        return FakeReply(204 if request.method == "DELETE" else 200, headers, 0, b"", fault, self)
+
+    def _read(self, request: OriginRequest, ref: ObjectRef, fault: Fault | None) -> FakeReply:
+        asked = dict(request.headers)
+        stored = self.objects.get(ref)
+        if stored is None:
+            return self._refusal(request, 404, b"<Error><Code>NoSuchKey</Code></Error>", fault)
+        wanted = asked.get("if-match")
+        if wanted is not None and wanted != stored.etag and not self.ignore_if_match:
+            return self._refusal(request, 412, b"<Error><Code>PreconditionFailed</Code></Error>", fault)
+        headers = self._headers(stored)
+        if asked.get("if-none-match") == stored.etag:
+            return FakeReply(304, headers, None, b"", fault, self)
+        size = len(stored.data)
+        status, start, stop = 200, 0, size
+        if "range" in asked and not self.ignore_range:
+            first, last = asked["range"].removeprefix("bytes=").split("-")
+            start, stop = (int(first), min(int(last) + 1, size) if last else size) if first else (size - int(last), size)
+            start = max(0, start) + (0 if fault is None else fault.shift)
+            if start >= stop:
+                return self._refusal(request, 416, b"<Error><Code>InvalidRange</Code></Error>", fault)
+            status = 206
+            headers += (("content-range", f"bytes {start}-{stop - 1}/{size}"),)
+        data = stored.data[start:stop]
+        length = None if self.no_length else len(data)
+        if length is not None:
+            headers += (("content-length", str(length)),)
+        return FakeReply(status, headers, length, b"" if request.method == "HEAD" else data, fault, self)
+
+    def _headers(self, stored: Stored) -> Headers:
+        headers: Headers = (*stored.headers, ("accept-ranges", "bytes"))
+        if stored.etag is None or self.no_etags:
+            return headers
+        return (*headers, ("etag", f"W/{stored.etag}" if self.weak_etags else stored.etag))
+
+    def _refusal(self, request: OriginRequest, status: int, body: bytes, fault: Fault | None) -> FakeReply:
+        body = b"" if request.method == "HEAD" else body
+        return FakeReply(status, (("content-type", "application/xml"),), len(body), body, fault, self)
+
+
+async def _read(request: OriginRequest) -> bytes | None:
+    """The request's body. As with a real connection, one that fails or is too short reaches no origin whole."""
+    if request.body is None:
+        return None
+    body = bytearray()
+    try:
+        async for piece in request.body:
+            body += piece
+    except Exception as error:
+        raise OriginBroke("the request's body broke") from error
+    if request.body_bytes is not None and len(body) != request.body_bytes:
+        raise OriginBroke("the request's body has another length than it said")
+    return bytes(body)

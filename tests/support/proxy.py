@@ -1,0 +1,269 @@
+"""The proxy under test: in this process, on a thread with a loop of its own, or as a process that takes signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from unittest.mock import patch
+
+import boto3
+from botocore.config import Config
+
+import outrider
+from outrider import settings as outrider_settings
+from outrider.app import Outrider, running
+from tests.support.bucket import REGION
+from tests.support.child import Child
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Coroutine
+
+    from tests.support.bucket import Bucket
+
+START_DEADLINE_S = 20.0
+STOP_DEADLINE_S = 40.0
+# Large enough for every test, small beside the disk of any machine that runs them.
+CACHE_SIZE = "1GiB"
+
+Keys = tuple[str, str]
+ANY_KEYS: Keys = ("anybody", "anything")
+"""What a client of a loopback proxy signs with: nobody looks."""
+
+
+def s3_client(endpoint: str, keys: Keys = ANY_KEYS, *, verify: bool | str = True, **config: Any) -> Any:
+    """A boto3 client that does not retry. The caller closes it."""
+    chosen = {"retries": {"max_attempts": 0}, "s3": {"addressing_style": "path"}, "read_timeout": 30, **config}
+    return boto3.client(
+        "s3", endpoint_url=endpoint, aws_access_key_id=keys[0], aws_secret_access_key=keys[1], region_name=REGION,
+        verify=verify, config=Config(**chosen),
+    )  # fmt: skip
+
+
+class Proxy:
+    """`outrider.app.running` on a thread; `origin` is an endpoint, `settings` are those of `serve` with underscores.
+
+    The cache directory outlives `stop()` and `restart()`, and goes with the context.
+    """
+
+    def __init__(self, bucket: Bucket, origin: str | None = None, **settings: Any) -> None:
+        self._environment = bucket.environment()
+        self._own_dir = Path(tempfile.mkdtemp(prefix="outrider-proxy-"))
+        self._settings = {
+            "origin": origin or bucket.endpoint,
+            "region": REGION,
+            "listen": "127.0.0.1:0",
+            "admin": "127.0.0.1:0",
+            "cache_dir": str(self._own_dir / "cache"),
+            "cache_size": CACHE_SIZE,
+            "min_free": "0",
+            **settings,
+        }
+        self._clients: list[Any] = []
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._outrider: Outrider | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def cache_dir(self) -> Path:
+        return Path(self._settings["cache_dir"])
+
+    @property
+    def outrider(self) -> Outrider:
+        assert self._outrider is not None, "not running"
+        return self._outrider
+
+    @property
+    def endpoint(self) -> str:
+        return self.outrider.endpoint
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.outrider.listen.rpartition(":")
+        return host, int(port)
+
+    @property
+    def admin(self) -> str:
+        return f"http://{self.outrider.admin}"
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples called `name`."""
+        return self.outrider.metrics.total(name, **labels)
+
+    def client(self, keys: Keys = ANY_KEYS, **config: Any) -> Any:
+        """A boto3 client without retries, closed with the context."""
+        made = s3_client(self.endpoint, keys, **config)
+        self._clients.append(made)
+        return made
+
+    def on_loop(self, act: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Run a coroutine on the proxy's own loop, and wait for it."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(act(), self._loop).result(START_DEADLINE_S)
+
+    def settle(self) -> None:
+        """Wait until no request and no fill is under way: counts are then whole, and what came in is on disk."""
+
+        async def settled() -> None:
+            running = self.outrider
+            async with asyncio.timeout(START_DEADLINE_S):
+                while len(running.flights) or running.server.in_flight:
+                    await running.server.idle()
+                    await asyncio.sleep(0.001)
+
+        self.on_loop(settled)
+
+    def start(self) -> None:
+        """Raises what `running` raises."""
+        started, self._error = threading.Event(), None
+        with patch.dict(os.environ, self._environment):
+            settings = outrider_settings.load(self._settings, environ={})
+        self._thread = threading.Thread(target=self._run, args=(settings, started), name="proxy", daemon=True)
+        self._thread.start()
+        assert started.wait(START_DEADLINE_S), "the proxy did not start"
+        if self._error is not None:
+            self._thread.join(STOP_DEADLINE_S)
+            raise self._error
+
+    def stop(self) -> None:
+        """A clean stop: drained, and with a snapshot of the index."""
+        if self._outrider is not None and self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(STOP_DEADLINE_S)
+            assert not self._thread.is_alive(), "the proxy did not stop"
+            self._outrider = None
+
+    def restart(self, *, crashed: bool = False) -> None:
+        """`crashed`: as if it had been killed, there is no snapshot to start from."""
+        self.stop()
+        if crashed:
+            (self.cache_dir / "index").unlink()
+        self.start()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            shutil.rmtree(self._own_dir, ignore_errors=True)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients:
+            client.close()
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self._own_dir, ignore_errors=True)
+
+    def _run(self, settings: outrider_settings.Settings, started: threading.Event) -> None:
+        try:
+            with patch.dict(os.environ, self._environment):
+                asyncio.run(self._serve(settings, started))
+        except BaseException as error:  # noqa: BLE001 - top of a thread: `start` raises it
+            self._error = error
+        finally:
+            started.set()
+
+    async def _serve(self, settings: outrider_settings.Settings, started: threading.Event) -> None:
+        self._stopping = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        async with running(settings) as self._outrider:
+            # The credentials are looked for now, while this thread's environment has them.
+            await self._outrider.credentials.current()
+            started.set()
+            await self._stopping.wait()
+
+
+class ServedProxy:
+    """`outrider serve` as a process. `flags` are those of the command, with underscores; True is a flag alone."""
+
+    def __init__(self, bucket: Bucket, directory: Path, origin: str | None = None, **flags: str) -> None:
+        self.cache_dir = directory / "cache"
+        given = {
+            "origin": origin or bucket.endpoint,
+            "region": REGION,
+            "listen": "127.0.0.1:0",
+            "admin": "127.0.0.1:0",
+            "cache_dir": str(self.cache_dir),
+            "cache_size": CACHE_SIZE,
+            "min_free": "0",
+            **flags,
+        }
+        self.environment = serving_environment(bucket)
+        self.argv = [sys.executable, "-m", "outrider", "serve"]
+        for name, value in given.items():
+            self.argv += [f"--{name.replace('_', '-')}", value]
+        self.log = directory / "proxy.log"
+        self._child: Child | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None
+        return self._child.process.pid
+
+    @property
+    def endpoint(self) -> str:
+        scheme = "https" if "--tls-cert" in self.argv else "http"
+        return f"{scheme}://{self.ready_line['listen']}"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.ready_line["listen"].rpartition(":")
+        return host, int(port)
+
+    @property
+    def admin(self) -> str:
+        return f"http://{self.ready_line['admin']}"
+
+    def lines(self, event: str | None = None) -> list[dict[str, Any]]:
+        """The log so far, parsed; with `event` only its lines. What is no JSON is an error."""
+        parsed = [json.loads(line) for line in self.log.read_text().splitlines() if line.endswith("}")]
+        return [line for line in parsed if event in (None, line["event"])]
+
+    def start(self) -> None:
+        self._child = Child(self.argv, log=self.log, env=self.environment, grace_s=STOP_DEADLINE_S)
+        self._child.wait_until(lambda: bool(self.lines("ready")), what="outrider serve", deadline_s=START_DEADLINE_S)
+        self.ready_line = self.lines("ready")[-1]
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._child is not None
+        self._child.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended by itself or after `send`."""
+        assert self._child is not None
+        status = self._child.process.wait(STOP_DEADLINE_S)
+        self._child.stop()
+        return status
+
+    def stop(self) -> int:
+        assert self._child is not None
+        return self._child.stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.stop()
+
+
+def serving_environment(bucket: Bucket) -> dict[str, str]:
+    """The environment of a process that runs this very code against `bucket`."""
+    paths = [str(Path(outrider.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "OUTRIDER_"))},
+        **bucket.environment(),
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+    }

@@ -1,0 +1,142 @@
+"""The header of a block file: what is written reads back, and whatever is altered or cut is found."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.blockfile import (
+    FORMAT,
+    HEADER_BYTES_MAX,
+    PAGE_BYTES,
+    BadBlock,
+    BlockMeta,
+    OtherFormat,
+    PayloadChecksum,
+    decode_header,
+    disk_bytes,
+    encode_header,
+    header_bytes,
+    header_length,
+)
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
+
+CHECKSUM = PayloadChecksum(b"payload").digest()
+
+
+def meta_of(key: str = "k", *, headers: Headers = (), size: int = 100, block_bytes: int = 30, index: int = 3) -> BlockMeta:
+    version = ObjectVersion(ObjectRef("bucket", key), '"etag"', size, headers)
+    return BlockMeta("http://origin", version, block_bytes, index)
+
+
+# All that the wire can bring: text, and bytes that are no UTF-8 as surrogate escapes.
+wire_text = st.binary(max_size=40).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
+metas = st.builds(
+    lambda origin, bucket, key, etag, headers, size, block_bytes: BlockMeta(
+        origin, ObjectVersion(ObjectRef(bucket, key), f'"{etag}"', size, tuple(headers)), block_bytes,
+        (size - 1) // block_bytes,
+    ),
+    wire_text, wire_text, wire_text, wire_text, st.lists(st.tuples(wire_text, wire_text), max_size=5),
+    st.integers(1, 2**50), st.integers(1, 2**33),
+)  # fmt: skip
+
+
+@given(metas, st.binary(min_size=16, max_size=16))
+def test_a_header_reads_back_whatever_the_key_and_the_headers_are(meta: BlockMeta, checksum: bytes) -> None:
+    header = encode_header(meta, checksum)
+    assert len(header) == header_bytes(meta) == header_length(header[:PAGE_BYTES])
+    assert len(header) % PAGE_BYTES == 0
+    assert decode_header(header) == (meta, checksum)
+    assert decode_header(header + b"payload") == (meta, checksum)
+    assert decode_header(header)[0].key == meta.key
+
+
+def test_the_last_block_is_cut_and_the_file_counts_in_full_pages() -> None:
+    meta = meta_of(size=100, block_bytes=30, index=3)
+    assert meta.extent == Extent(90, 100)
+    assert disk_bytes(meta) == 2 * PAGE_BYTES
+    assert disk_bytes(meta_of(size=PAGE_BYTES, block_bytes=PAGE_BYTES, index=0)) == 2 * PAGE_BYTES
+    assert disk_bytes(meta_of(size=PAGE_BYTES + 1, block_bytes=2 * PAGE_BYTES, index=0)) == 3 * PAGE_BYTES
+
+
+def test_metadata_longer_than_a_page_makes_the_header_longer() -> None:
+    meta = meta_of("ключ" * 100, headers=(("x-amz-meta-a", "v" * 2048), ("x-amz-meta-b", "w" * 6000)))
+    header = encode_header(meta, CHECKSUM)
+    assert len(header) > 2 * PAGE_BYTES
+    assert header_length(header[:PAGE_BYTES]) == len(header)
+    assert decode_header(header) == (meta, CHECKSUM)
+
+
+def test_metadata_longer_than_any_header_is_refused() -> None:
+    meta = meta_of(headers=(("x", "v" * HEADER_BYTES_MAX),))
+    assert header_bytes(meta) > HEADER_BYTES_MAX
+    with pytest.raises(ValueError):
+        encode_header(meta, CHECKSUM)
+
+
+def test_every_single_bit_flip_is_found() -> None:
+    header = encode_header(meta_of(headers=(("content-type", "x"),)), CHECKSUM)
+    used = len(header.rstrip(b"\0"))
+    for position in range(len(header)):
+        for bit in range(8 if position < used else 1):
+            bad = bytearray(header)
+            bad[position] ^= 1 << bit
+            with pytest.raises(BadBlock):
+                decode_header(bytes(bad))
+
+
+def test_a_header_cut_anywhere_is_found() -> None:
+    header = encode_header(meta_of(headers=(("x", "v" * 5000),)), CHECKSUM)
+    for length in [*range(0, 100), PAGE_BYTES - 1, PAGE_BYTES, len(header) - 1]:
+        with pytest.raises(BadBlock):
+            decode_header(header[:length])
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_header_are_a_bad_block_and_nothing_worse(raw: bytes) -> None:
+    for junk in (raw, b"OUTRIDER" + raw, b"OUTRIDER\1\0\0\0" + raw, raw.ljust(PAGE_BYTES, b"\0")):
+        with pytest.raises(BadBlock):
+            decode_header(junk)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"{}", b"[]", b"nonsense", b'{"origin":1}', b"null", b"\xff",
+     b'{"origin":"o","bucket":"b","key":"k","etag":"\\"e\\"","size":5,"headers":{},"block_bytes":5,"index":0}',
+     b'{"origin":"o","bucket":"b","key":"k","etag":"\\"e\\"","size":5,"headers":[["a"]],"block_bytes":5,"index":0}',
+     b'{"origin":"o","bucket":"b","key":"k","etag":"\\"e\\"","size":5,"headers":[],"block_bytes":5,"index":1}',
+     b'{"origin":"o","bucket":"b","key":"k","etag":"\\"e\\"","size":5,"headers":[],"block_bytes":0,"index":0}',
+     b'{"origin":"o","bucket":"b","key":"k","etag":"W/\\"e\\"","size":5,"headers":[],"block_bytes":5,"index":0}',
+     b'{"origin":"o","bucket":"b","key":"k","etag":"\\"e\\"","size":true,"headers":[],"block_bytes":5,"index":0}'],
+)  # fmt: skip
+def test_a_sealed_header_that_makes_no_sense_is_a_bad_block(raw: bytes) -> None:
+    with pytest.raises(BadBlock):
+        decode_header(sealed(raw))
+
+
+def test_another_format_is_told_from_damage() -> None:
+    with pytest.raises(OtherFormat):
+        decode_header(sealed(b"{}", version=FORMAT + 1))
+
+
+def sealed(raw: bytes, version: int = FORMAT) -> bytes:
+    """A header with a good checksum around `raw`."""
+    layout = struct.Struct("<8sHxxII16s8s")
+    fixed = layout.pack(b"OUTRIDER", version, PAGE_BYTES, len(raw), CHECKSUM, bytes(8))
+    seal = xxhash.xxh3_64(fixed + raw).digest()
+    return (layout.pack(b"OUTRIDER", version, PAGE_BYTES, len(raw), CHECKSUM, seal) + raw).ljust(PAGE_BYTES, b"\0")
+
+
+@pytest.mark.parametrize(("block_bytes", "index"), [(0, 0), (-1, 0), (10, -1), (10, 10), (100, 1)])
+def test_a_block_that_lies_outside_its_object_cannot_be(block_bytes: int, index: int) -> None:
+    with pytest.raises(ValueError):
+        meta_of(block_bytes=block_bytes, index=index)
+
+
+def test_an_empty_object_has_no_blocks() -> None:
+    with pytest.raises(ValueError):
+        meta_of(size=0, index=0)

@@ -1,0 +1,104 @@
+"""How long an answer is good, and what the conditional headers of a read ask for."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.freshness import Freshness, Verdict, evaluate, is_fresh
+from outrider.core.model import ObjectRef, ObjectVersion
+
+MODIFIED = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+OLDER, SAME, NEWER = (
+    format_datetime(MODIFIED.replace(hour=hour), usegmt=True) for hour in (11, 12, 13)
+)  # fmt: skip
+VERSION = ObjectVersion(ObjectRef("b", "k"), '"abc"', 5, (("last-modified", SAME),))
+
+
+@pytest.mark.parametrize(
+    ("text", "ttl_s"), [("immutable", inf), ("always", 0.0), ("ttl:60", 60.0), ("ttl:0.5", 0.5), ("ttl:0", 0.0)]
+)
+def test_the_three_modes_are_read(text: str, ttl_s: float) -> None:
+    assert Freshness.parse(text).ttl_s == ttl_s
+
+
+@pytest.mark.parametrize("text", ["", "ttl", "ttl:", "ttl:-1", "ttl:x", "TTL:5", "forever", "ttl:1e3", "ttl:٣"])
+def test_nonsense_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(ValueError, match="immutable, always, ttl:SECONDS"):
+        Freshness.parse(text)
+
+
+@pytest.mark.parametrize("ttl_s", [-1.0, nan, -inf])
+def test_a_freshness_of_no_possible_length_is_refused(ttl_s: float) -> None:
+    with pytest.raises(ValueError):
+        Freshness(ttl_s)
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_fresh_means_younger_than_the_ttl(checked_at: float, age: float, ttl_s: float) -> None:
+    now = checked_at + age
+    assert is_fresh(checked_at, now, Freshness(ttl_s)) == (now - checked_at < ttl_s)
+    assert is_fresh(checked_at, now, Freshness(inf))
+    assert not is_fresh(checked_at, now, Freshness(0.0))
+    assert not is_fresh(None, now, Freshness(inf))
+
+
+# S3, GetObject: If-Match that holds overrides If-Unmodified-Since; If-None-Match overrides If-Modified-Since.
+@pytest.mark.parametrize(
+    ("headers", "verdict"),
+    [
+        ({}, Verdict.SERVE),
+        ({"if-match": '"abc"'}, Verdict.SERVE),
+        ({"if-match": "abc"}, Verdict.SERVE),
+        ({"if-match": "*"}, Verdict.SERVE),
+        ({"if-match": '"x", "abc"'}, Verdict.SERVE),
+        ({"if-match": '"x"'}, Verdict.FAILED),
+        ({"if-match": 'W/"abc"'}, Verdict.FAILED),
+        ({"if-none-match": '"abc"'}, Verdict.NOT_MODIFIED),
+        ({"if-none-match": "*"}, Verdict.NOT_MODIFIED),
+        ({"if-none-match": '"x"'}, Verdict.SERVE),
+        ({"if-modified-since": OLDER}, Verdict.SERVE),
+        ({"if-modified-since": SAME}, Verdict.NOT_MODIFIED),
+        ({"if-modified-since": NEWER}, Verdict.NOT_MODIFIED),
+        ({"if-unmodified-since": OLDER}, Verdict.FAILED),
+        ({"if-unmodified-since": SAME}, Verdict.SERVE),
+        ({"if-unmodified-since": NEWER}, Verdict.SERVE),
+        ({"if-match": '"abc"', "if-unmodified-since": OLDER}, Verdict.SERVE),
+        ({"if-none-match": '"x"', "if-modified-since": NEWER}, Verdict.SERVE),
+        ({"if-match": '"x"', "if-none-match": '"abc"'}, Verdict.FAILED),
+        ({"if-match": '"abc"', "if-none-match": '"abc"'}, Verdict.NOT_MODIFIED),
+        ({"if-unmodified-since": OLDER, "if-none-match": '"abc"'}, Verdict.FAILED),
+        ({"if-modified-since": "yesterday"}, Verdict.SERVE),
+        ({"if-unmodified-since": "yesterday"}, Verdict.SERVE),
+    ],
+)
+def test_conditions_are_weighed_in_the_order_of_rfc_9110(headers: dict[str, str], verdict: Verdict) -> None:
+    assert evaluate(headers, VERSION) is verdict
+
+
+def test_a_version_without_a_date_passes_every_condition_on_dates() -> None:
+    undated = ObjectVersion(ObjectRef("b", "k"), '"abc"', 5)
+    assert evaluate({"if-modified-since": NEWER}, undated) is Verdict.SERVE
+    assert evaluate({"if-unmodified-since": OLDER}, undated) is Verdict.SERVE
+
+
+dates = st.one_of(
+    st.text(max_size=40),
+    st.text("MonTueJanFeb0123456789:+- ,GMTZ.", max_size=40),
+    st.tuples(st.integers(0, 99), st.integers(0, 10**9), st.integers(0, 99), st.integers(-99999, 99999)).map(
+        lambda t: f"Sun, {t[0]} Mar {t[1]} {t[2]}:00:00 {t[3]:+05d}"
+    ),
+)
+
+
+@given(dates, dates)
+def test_no_date_of_client_or_origin_makes_it_fail(asked: str, modified: str) -> None:
+    version = ObjectVersion(ObjectRef("b", "k"), '"abc"', 5, (("last-modified", modified),))
+    evaluate({"if-modified-since": asked, "if-match": "abc"}, version)
+    evaluate({"if-unmodified-since": asked}, version)
+    evaluate({"if-unmodified-since": asked}, VERSION)

@@ -1,0 +1,115 @@
+"""Who may do what, through the same door as a request: classified, then judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.core.grants import Access, Client, Grant, allowed
+from outrider.core.model import Headers
+from outrider.core.s3wire import classify
+
+
+def may(method: str, target: str, *grants: Grant, headers: Headers = (), keys: list[str] | None = None) -> bool:
+    return allowed(Client("c", "AK", grants), classify(method, target, headers), keys)
+
+
+READ_ALL = Grant("*", "", Access.READ)
+WRITE_ALL = Grant("*", "", Access.WRITE)
+READ_TRAIN = Grant("train-*", "", Access.READ)
+READ_SHARDS = Grant("train", "shards/", Access.READ)
+WRITE_SHARDS = Grant("train", "shards/", Access.WRITE)
+COPY_FROM = "x-amz-copy-source"
+
+
+def test_no_grant_lets_nothing_through() -> None:
+    assert not may("GET", "/bkt/k")
+    assert not may("GET", "/")
+    assert not may("HEAD", "/bkt")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_read_lets_reads_through_and_no_write(method: str) -> None:
+    assert may(method, "/bkt/k", READ_ALL)
+    assert not may("PUT", "/bkt/k", READ_ALL)
+    assert not may("DELETE", "/bkt/k", READ_ALL)
+    assert not may("POST", "/bkt/k?uploads", READ_ALL)
+    assert not may("OPTIONS", "/bkt/k", READ_ALL)
+
+
+def test_write_includes_read() -> None:
+    assert may("GET", "/bkt/k", WRITE_ALL)
+    assert may("PUT", "/bkt/k", WRITE_ALL)
+
+
+def test_a_bucket_glob_covers_what_matches_and_case_counts() -> None:
+    assert may("GET", "/train-1/k", READ_TRAIN)
+    assert not may("GET", "/train/k", READ_TRAIN)
+    assert not may("GET", "/Train-1/k", READ_TRAIN)
+    assert not may("GET", "/xtrain-1/k", READ_TRAIN)
+
+
+def test_a_prefix_covers_the_keys_that_begin_with_it() -> None:
+    assert may("GET", "/train/shards/1.tar", READ_SHARDS)
+    assert may("GET", "/train/shards/a%0Ab", READ_SHARDS)
+    assert not may("GET", "/train/shards", READ_SHARDS)
+    assert not may("GET", "/train/other", READ_SHARDS)
+    assert not may("GET", "/train/%2e%2e/shards/1", READ_SHARDS)
+
+
+@pytest.mark.parametrize(
+    ("query", "let_in"),
+    [("list-type=2&prefix=shards/", True), ("prefix=shards/a", True), ("list-type=2", False), ("", False),
+     ("prefix=shards", False), ("prefix=other", False), ("prefix=shards/&prefix=other", False), ("prefix=", False),
+     ("prefix=shards/&acl", False), ("prefix=shards/&policy", False)],
+)  # fmt: skip
+def test_a_list_is_covered_when_every_key_it_can_show_is(query: str, let_in: bool) -> None:
+    assert may("GET", f"/train?{query}", READ_SHARDS) is let_in
+
+
+def test_any_grant_on_a_bucket_tells_that_it_is_there() -> None:
+    assert may("HEAD", "/train", READ_SHARDS)
+    assert may("GET", "/train?location", READ_SHARDS)
+    assert not may("HEAD", "/other", READ_SHARDS)
+    assert not may("GET", "/train?policy", READ_SHARDS)
+
+
+def test_a_buckets_own_settings_take_a_grant_without_a_prefix() -> None:
+    assert may("GET", "/train-1?policy", READ_TRAIN)
+    assert not may("PUT", "/train?policy", WRITE_SHARDS)
+    assert not may("DELETE", "/train", WRITE_SHARDS)
+    assert may("DELETE", "/train", WRITE_ALL)
+
+
+def test_list_buckets_takes_a_grant_on_all_names() -> None:
+    assert may("GET", "/", READ_ALL)
+    assert not may("GET", "/", READ_TRAIN)
+    assert not may("GET", "/", Grant("*", "a", Access.WRITE))
+
+
+def test_a_copy_needs_the_source_as_well() -> None:
+    headers = ((COPY_FROM, "/secret/k"),)
+    assert not may("PUT", "/train/shards/1", WRITE_SHARDS, headers=headers)
+    assert may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("secret", "", Access.READ), headers=headers)
+    assert not may("PUT", "/train/shards/1", Grant("secret", "", Access.READ), headers=headers)
+
+
+def test_a_rename_takes_the_source_away_and_so_needs_write_on_it() -> None:
+    headers = (("x-amz-rename-source", "old"),)
+    assert not may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("train", "old", Access.READ), headers=headers)
+    assert may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("train", "old", Access.WRITE), headers=headers)
+
+
+def test_delete_objects_is_judged_by_each_of_its_keys() -> None:
+    assert may("POST", "/train?delete", WRITE_SHARDS, keys=["shards/1", "shards/2"])
+    assert not may("POST", "/train?delete", WRITE_SHARDS, keys=["shards/1", "other"])
+    assert not may("POST", "/train?delete", READ_ALL, keys=["shards/1"])
+
+
+def test_delete_objects_with_keys_unknown_takes_the_whole_bucket() -> None:
+    assert not may("POST", "/train?delete", WRITE_SHARDS, keys=None)
+    assert may("POST", "/train?delete", WRITE_ALL, keys=None)
+
+
+def test_a_post_form_takes_the_whole_bucket_since_its_key_is_in_the_body() -> None:
+    assert not may("POST", "/train", WRITE_SHARDS)
+    assert may("POST", "/train", WRITE_ALL)

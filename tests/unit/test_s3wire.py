@@ -1,0 +1,281 @@
+"""What a request means: one line a request, and the properties that must hold for all of them."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.errors import BadRequest, InvalidBucketName, S3Error
+from outrider.core.model import Headers, ObjectRef
+from outrider.core.s3wire import (
+    Forgets,
+    Kind,
+    bucket_of_host,
+    classify,
+    error_xml,
+    keys_to_delete,
+    passed_down,
+    passed_up,
+    replayable,
+    without_aws_chunked,
+    without_checksums,
+    without_signature,
+)
+
+SIGNED = (("authorization", "AWS4-HMAC-SHA256 ..."), ("x-amz-date", "x"), ("x-amz-content-sha256", "x"),
+          ("x-amz-security-token", "x"), ("range", "bytes=0-1"), ("user-agent", "u"), ("if-match", "e"),
+          ("x-amz-checksum-mode", "ENABLED"), ("amz-sdk-request", "attempt=1"))  # fmt: skip
+GET, HEAD, FORWARD = Kind.GET, Kind.HEAD, Kind.FORWARD
+NOTHING, KEY, KEYS, BUCKET = Forgets.NOTHING, Forgets.KEY, Forgets.KEYS_IN_BODY, Forgets.BUCKET
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers", "kind", "forgets"),
+    [
+        ("GET", "/bkt/k", (), GET, NOTHING),
+        ("HEAD", "/bkt/k", (), HEAD, NOTHING),
+        ("GET", "/bkt/k", SIGNED, GET, NOTHING),
+        ("GET", "/bkt/k?x-id=GetObject", (), GET, NOTHING),
+        ("GET", "/bkt/k?X-Amz-Algorithm=a&X-Amz-Credential=c&X-Amz-Date=d&X-Amz-Expires=9&X-Amz-SignedHeaders=host"
+                "&X-Amz-Signature=s&X-Amz-Security-Token=t", (), GET, NOTHING),
+        ("GET", "/bkt/k?AWSAccessKeyId=a&Signature=s&Expires=9", (), GET, NOTHING),
+        ("GET", "/bkt/a/b/c", (), GET, NOTHING),
+        # Not plain: the origin judges each time.
+        ("GET", "/bkt/k?versionId=1", (), FORWARD, NOTHING),
+        ("GET", "/bkt/k?partNumber=1", (), FORWARD, NOTHING),
+        ("GET", "/bkt/k?response-content-type=x", (), FORWARD, NOTHING),
+        ("GET", "/bkt/k?acl", (), FORWARD, NOTHING),
+        ("GET", "/bkt/k?torrent", (), FORWARD, NOTHING),
+        ("GET", "/bkt/k?invented-tomorrow", (), FORWARD, NOTHING),
+        ("GET", "/bkt/k?Expires=9", (), FORWARD, NOTHING),
+        ("GET", "/bkt/k", (("x-amz-server-side-encryption-customer-key", "x"),), FORWARD, NOTHING),
+        ("GET", "/bkt/k", (("x-amz-request-payer", "requester"),), FORWARD, NOTHING),
+        ("GET", "/bkt/k", (("x-amz-expected-bucket-owner", "1"),), FORWARD, NOTHING),
+        ("GET", "/bkt/k", (("x-amz-invented-tomorrow", "1"),), FORWARD, NOTHING),
+        ("GET", "/bkt/k", (("origin", "https://x"),), FORWARD, NOTHING),
+        ("GET", "/bkt/k", (("if-range", "e"),), FORWARD, NOTHING),
+        # The bucket and the service.
+        ("GET", "/", (), FORWARD, NOTHING),
+        ("GET", "/bkt", (), FORWARD, NOTHING),
+        ("GET", "/bkt/?list-type=2", (), FORWARD, NOTHING),
+        ("HEAD", "/bkt", (), FORWARD, NOTHING),
+        ("OPTIONS", "/bkt/k", (), FORWARD, NOTHING),
+        # Writes.
+        ("PUT", "/bkt/k", (), FORWARD, KEY),
+        ("PUT", "/bkt/k?partNumber=1&uploadId=u", (), FORWARD, KEY),
+        ("POST", "/bkt/k?uploads", (), FORWARD, KEY),
+        ("POST", "/bkt/k?uploadId=u", (), FORWARD, KEY),
+        ("DELETE", "/bkt/k", (), FORWARD, KEY),
+        ("DELETE", "/bkt/k?versionId=1", (), FORWARD, KEY),
+        ("PUT", "/bkt/k?tagging", (), FORWARD, KEY),
+        ("PATCH", "/bkt/k", (), FORWARD, KEY),
+        ("POST", "/bkt?delete", (), FORWARD, KEYS),
+        ("POST", "/bkt/?delete=", (), FORWARD, KEYS),
+        ("POST", "/bkt", (), FORWARD, BUCKET),
+        ("PUT", "/bkt?lifecycle", (), FORWARD, BUCKET),
+        ("DELETE", "/bkt", (), FORWARD, BUCKET),
+        ("PUT", "/bkt?delete", (), FORWARD, BUCKET),
+    ],
+)  # fmt: skip
+def test_what_a_request_means(method: str, target: str, headers: Headers, kind: Kind, forgets: Forgets) -> None:
+    operation = classify(method, target, headers)
+    assert (operation.kind, operation.forgets) == (kind, forgets)
+
+
+@pytest.mark.parametrize(
+    ("target", "key"),
+    [("/bkt/a%20b", "a b"), ("/bkt/a+b", "a+b"), ("/bkt/%D0%BA", "к"), ("/bkt/к", "к"), ("/bkt//a", "/a"),
+     ("/bkt/a//b/", "a//b/"), ("/bkt/%FF", "\udcff"), ("/bkt/a%2Fb", "a/b"), ("/bkt/../x", "../x"),
+     ("/bkt/a%3Fb?x-id=G", "a?b"), ("/bkt/%", "%"), ("/bkt/%zz", "%zz"), ("/bkt/.", "."), ("/bkt/%00", "\0")],
+)  # fmt: skip
+def test_a_key_is_what_its_escapes_mean_and_nothing_else(target: str, key: str) -> None:
+    assert classify("GET", target, ()).ref == ObjectRef("bkt", key)
+
+
+@given(st.binary(min_size=1, max_size=40).filter(lambda raw: b"?" not in raw and b"%" not in raw))
+def test_a_raw_key_and_its_escaped_form_are_the_same_object(raw: bytes) -> None:
+    escaped = "".join(f"%{byte:02X}" for byte in raw)
+    as_it_stands = raw.decode("utf-8", "surrogateescape")
+    assert classify("GET", "/bkt/" + escaped, ()).key == classify("GET", "/bkt/" + as_it_stands, ()).key
+
+
+@pytest.mark.parametrize("target", ["", "*", "http://host/bkt/k", "bkt/k"])
+def test_a_target_that_is_no_path_is_refused(target: str) -> None:
+    with pytest.raises(BadRequest):
+        classify("GET", target, ())
+
+
+def test_two_host_headers_are_refused() -> None:
+    with pytest.raises(BadRequest):
+        classify("GET", "/bkt/k", (("host", "a"), ("host", "b")))
+
+
+@pytest.mark.parametrize("bucket", ["a", "..", "-a", "a b", "a%00b", "x" * 256, "a:b", "%2e%2e", "a%2Fb", "%FFa"])
+def test_a_bucket_that_cannot_be_is_refused(bucket: str) -> None:
+    with pytest.raises(InvalidBucketName):
+        classify("GET", f"/{bucket}/k", ())
+
+
+@pytest.mark.parametrize(
+    ("host", "bucket"),
+    [("bkt.s3.local", "bkt"), ("bkt.s3.local:9480", "bkt"), ("BKT.S3.LOCAL", "BKT"), ("a.b.s3.local", "a.b"),
+     ("s3.local", None), ("s3.local:80", None), ("xs3.local", None), ("other", None), ("127.0.0.1:1", None),
+     ("[::1]", None), ("[::1]:80", None), ("", None)],
+)  # fmt: skip
+def test_a_virtual_host_names_the_bucket(host: str, bucket: str | None) -> None:
+    assert bucket_of_host(host, ("s3.local",)) == bucket
+
+
+def test_in_virtual_host_style_the_whole_path_is_the_key() -> None:
+    operation = classify("GET", "/a/b", (("host", "bkt.s3.local"),), ("s3.local",))
+    assert operation.ref == ObjectRef("bkt", "a/b")
+    assert classify("GET", "/", (("host", "bkt.s3.local"),), ("s3.local",)).kind is FORWARD
+
+
+@pytest.mark.parametrize(
+    ("value", "source"),
+    [("/src/k", ObjectRef("src", "k")), ("src/k", ObjectRef("src", "k")), ("src/a%20b", ObjectRef("src", "a b")),
+     ("src/k?versionId=3", ObjectRef("src", "k")), ("src/a%3Fb", ObjectRef("src", "a?b"))],
+)  # fmt: skip
+def test_a_copy_names_its_source(value: str, source: ObjectRef) -> None:
+    operation = classify("PUT", "/bkt/k", (("x-amz-copy-source", value),))
+    assert operation.sources == (source,)
+    assert not operation.renames
+
+
+def test_a_rename_names_its_source_in_the_same_bucket_and_takes_it_away() -> None:
+    operation = classify("PUT", "/bkt/k", (("x-amz-rename-source", "old"),))
+    assert (operation.sources, operation.renames) == ((ObjectRef("bkt", "old"),), True)
+
+
+@given(
+    st.sampled_from(["PUT", "POST", "DELETE", "PATCH", "LINK"]), st.text("ab/?=&.%20", max_size=12), st.booleans()
+)
+def test_whatever_is_no_read_makes_something_be_forgotten(method: str, rest: str, named: bool) -> None:
+    operation = classify(method, f"/bkt/{'k' if named else ''}{rest}", ())
+    assert operation.kind is FORWARD
+    assert operation.forgets is not NOTHING
+
+
+def test_a_lone_expires_is_no_signature() -> None:
+    assert without_signature((("Expires", "9"), ("acl", ""))) == (("Expires", "9"), ("acl", ""))
+    assert without_signature((("Expires", "9"), ("AWSAccessKeyId", "a"), ("acl", ""))) == (("acl", ""),)
+
+
+# -- DeleteObjects ----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Cn", "Co")), max_size=20)))
+def test_the_keys_of_a_delete_are_those_that_stand_in_it(keys: list[str]) -> None:
+    root = ET.Element("Delete", xmlns="http://s3.amazonaws.com/doc/2006-03-01/")
+    ET.SubElement(root, "Quiet").text = "true"
+    for key in keys:
+        ET.SubElement(ET.SubElement(root, "Object"), "Key").text = key
+    assert keys_to_delete(ET.tostring(root)) == keys
+
+
+@pytest.mark.parametrize(
+    ("body", "keys"),
+    [
+        (b"<Delete><Object><Key>a</Key><VersionId>1</VersionId></Object></Delete>", ["a"]),
+        (b"<s:Delete xmlns:s='x'><s:Object><s:Key>a</s:Key></s:Object></s:Delete>", ["a"]),
+        (b"<Delete><Object><Key>a<!-- b -->c</Key></Object></Delete>", ["ac"]),
+        (b"<Delete><Object><Key><![CDATA[<a>]]></Key></Object></Delete>", ["<a>"]),
+        (b"<Delete><Object><Key>&#x41;&amp; </Key></Object></Delete>", ["A& "]),
+        (b"<Delete><Key>not in an object</Key></Delete>", []),
+        (b"<Delete><Object><Key/></Object></Delete>", [""]),
+        (b"<Delete><Object><Key>a</Key><Key>b</Key></Object></Delete>", ["a", "b"]),
+        ("<?xml version='1.0' encoding='utf-16'?><Delete><Object><Key>a</Key></Object></Delete>".encode("utf-16"),
+         ["a"]),
+        # What does not parse, or what parsers read differently: the origin's matter, and a whole bucket's grant.
+        (b"", None),
+        (b"{}", None),
+        (b"<Delete><Object><Key>a</Key></Object>", None),
+        (b"<Delete/><Delete/>", None),
+        (b"<Delete><Object><Key>&unknown;</Key></Object></Delete>", None),
+        (b"<Delete><Object><Key>secret/<x/>open</Key></Object></Delete>", None),
+        (b"<Delete><Object><Key>a<Object><Key>b</Key></Object></Key></Object></Delete>", None),
+    ],
+)
+def test_odd_bodies_of_a_delete(body: bytes, keys: list[str] | None) -> None:
+    assert keys_to_delete(body) == keys
+
+
+@pytest.mark.parametrize(
+    "dtd",
+    [
+        '<!DOCTYPE d [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">'
+        '<!ENTITY c "&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;">]>',
+        '<!DOCTYPE d [<!ENTITY c SYSTEM "file:///etc/passwd">]>',
+        '<!DOCTYPE d SYSTEM "http://127.0.0.1:1/x.dtd">',
+        "<!DOCTYPE d>",
+    ],
+)
+def test_a_dtd_is_refused_before_an_entity_expands(dtd: str) -> None:
+    assert keys_to_delete(f"{dtd}<Delete><Object><Key>&c;</Key></Object></Delete>".encode()) is None
+    assert keys_to_delete(f"{dtd}<Delete><Object><Key>k</Key></Object></Delete>".encode()) is None
+
+
+@given(st.binary(max_size=100))
+def test_no_body_makes_the_parser_fail(body: bytes) -> None:
+    keys_to_delete(body)
+    keys_to_delete(b"<Delete><Object><Key>" + body + b"</Key></Object></Delete>")
+
+
+# -- replies ----------------------------------------------------------------------------------------------------
+
+anything = st.text(st.characters(), max_size=60)
+
+
+@given(anything, anything, anything)
+def test_an_error_is_well_formed_whatever_stands_in_it(message: str, resource: str, request_id: str) -> None:
+    error = S3Error(message)
+    root = ET.fromstring(error_xml(error, resource=resource, request_id=request_id))
+    assert [child.tag for child in root] == ["Code", "Message", "Resource", "RequestId"]
+    assert root.findtext("Code") == "InternalError"
+
+
+def test_an_error_keeps_its_words() -> None:
+    root = ET.fromstring(error_xml(S3Error("a < b & 'c'"), resource="/bkt/к y", request_id="1"))
+    assert root.findtext("Message") == "a < b & 'c'"
+    assert root.findtext("Resource") == "/bkt/к y"
+
+
+REPLY: Headers = (("content-type", "t"), ("etag", "e"), ("x-amz-meta-a", "1"), ("content-length", "5"),
+                  ("content-range", "x"), ("connection", "close"), ("date", "d"), ("x-amz-request-id", "r"),
+                  ("transfer-encoding", "chunked"), ("set-cookie", "c"), ("x-amz-checksum-crc32", "c"),
+                  ("cache-control", "no-cache"), ("content-encoding", "gzip"))  # fmt: skip
+
+
+def test_only_what_belongs_to_the_version_is_replayed() -> None:
+    names = [name for name, _ in replayable(REPLY)]
+    assert names == ["content-type", "etag", "x-amz-meta-a", "x-amz-checksum-crc32", "cache-control",
+                     "content-encoding"]  # fmt: skip
+    assert "x-amz-checksum-crc32" not in dict(without_checksums(REPLY))
+
+
+def test_hop_by_hop_headers_stay_on_their_hop() -> None:
+    down = dict(passed_down(REPLY))
+    assert not down.keys() & {"connection", "transfer-encoding", "date"}
+    assert down.keys() >= {"content-length", "content-range", "x-amz-request-id"}
+
+
+def test_what_goes_up_lacks_the_clients_signature_and_framing() -> None:
+    sent = (*SIGNED, ("host", "h"), ("content-length", "5"), ("content-encoding", "aws-chunked,gzip"),
+            ("x-amz-decoded-content-length", "3"), ("expect", "100-continue"), ("x-amz-meta-a", "1"))  # fmt: skip
+    up = dict(passed_up(sent))
+    assert not up.keys() & {"authorization", "host", "content-length", "expect", "x-amz-date", "x-amz-content-sha256",
+                            "x-amz-security-token", "x-amz-decoded-content-length"}  # fmt: skip
+    assert (up["content-encoding"], up["x-amz-meta-a"]) == ("gzip", "1")
+    assert "content-encoding" not in dict(passed_up((("content-encoding", "aws-chunked"),)))
+
+
+@pytest.mark.parametrize(
+    ("sent", "stored"),
+    [("aws-chunked", ""), ("aws-chunked,gzip", "gzip"), ("gzip, AWS-CHUNKED", "gzip"), ("a,b", "a,b"), ("", "")],
+)
+def test_aws_chunked_is_undone_in_the_encoding(sent: str, stored: str) -> None:
+    assert without_aws_chunked(sent) == stored

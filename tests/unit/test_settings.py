@@ -1,0 +1,198 @@
+"""Settings: which source wins, each nonsense by its name, and no secret in any message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.core.freshness import Freshness
+from outrider.core.grants import Access
+from outrider.core.model import ObjectRef
+from outrider.settings import Settings, SettingsError, load
+
+SECRET = "hunter2-hunter2"
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' own environment is no part of what they say."""
+    import os
+
+    for name in list(os.environ):
+        if name.upper().startswith("OUTRIDER_"):
+            monkeypatch.delenv(name)
+
+
+def file_with(folder: Path, text: str, name: str = "outrider.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    config = file_with(tmp_path, 'region = "file"\nfills = 1\npolicy = "fifo"\n')
+    environ = {"OUTRIDER_REGION": "env", "OUTRIDER_FILLS": "2"}
+    settings = load({"region": "flag", "fills": None}, config, environ)
+    assert (settings.region, settings.fills, settings.policy) == ("flag", 2, "fifo")
+    assert load({}, None, {}).region is None
+
+
+def test_the_file_can_be_named_by_the_environment_and_a_flag_names_another(tmp_path: Path) -> None:
+    one, other = file_with(tmp_path, "fills = 1"), file_with(tmp_path, "fills = 2", "other.toml")
+    assert load({}, None, {"OUTRIDER_CONFIG": str(one)}).fills == 1
+    assert load({}, other, {"OUTRIDER_CONFIG": str(one)}).fills == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "whole", "size"),
+    [("1000", 0, 1000), ("1KiB", 0, 1024), ("1.5 GiB", 0, 3 * 2**29), ("2kb", 0, 2000), ("25%", 1000, 250),
+     ("100 %", 7, 7), ("0", 9, 0), (4096, 0, 4096), ("1TiB", 0, 2**40)],
+)  # fmt: skip
+def test_sizes_are_bytes_units_or_a_share(given: str | int, whole: int, size: int) -> None:
+    assert load({"cache_size": given}, None, {}).cache_size.of(whole) == size
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("origin", "s3.amazonaws.com"), ("origin", "ftp://x"), ("origin", "http://"), ("origin", "http://u:p@h"),
+     ("origin", "http://h?x=1"), ("listen", "9480"), ("listen", "h:x"), ("listen", "h:70000"), ("admin", ""),
+     ("cache_size", "lots"), ("cache_size", "101%"), ("cache_size", "-1"), ("cache_size", "1XB"), ("min_free", "%"),
+     ("block_size", "1%"), ("block_size", "1KiB"), ("block_size", "100000"), ("block_size", "2GiB"),
+     ("auth", "none"), ("freshness", "ttl"), ("freshness", "soon"), ("policy", "random"), ("verify", "never"),
+     ("fills", "0"), ("fills", "x"), ("requests", "0"), ("catalog_entries", "0"), ("drain_s", "-1"),
+     ("origin_connections", "0"), ("log_level", "loud"), ("log_format", "xml"), ("stale_if_error", "perhaps")],
+)  # fmt: skip
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+def test_nonsense_is_named_whatever_source_it_came_from(source: str, name: str, value: str, tmp_path: Path) -> None:
+    environ = {f"OUTRIDER_{name.upper()}": value} if source == "environment" else {}
+    config = file_with(tmp_path, f'{name} = "{value}"\n') if source == "file" else None
+    with pytest.raises(SettingsError) as refused:
+        load({name: value} if source == "flag" else {}, config, environ)
+    assert f"--{name.replace('_', '-')}" in str(refused.value)
+    assert f"OUTRIDER_{name.upper()}" in str(refused.value)
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(SettingsError) as refused:
+        load({"fills": 0, "policy": "random"}, None, {})
+    assert len(str(refused.value).splitlines()) == 2
+
+
+def test_an_unknown_setting_is_an_error_that_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="OUTRIDER_CASH_DIR: no such setting.*cache_dir"):
+        load({}, None, {"OUTRIDER_CASH_DIR": "/x"})
+    with pytest.raises(SettingsError, match="cash_dir: no such setting.*cache_dir"):
+        load({}, file_with(tmp_path, 'cash_dir = "/x"'), {})
+
+
+def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"nowhere\.toml"):
+        load({}, tmp_path / "nowhere.toml", {})
+    with pytest.raises(SettingsError, match="not TOML"):
+        load({}, file_with(tmp_path, "= = ="), {})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.8.8:1", "localhost:1", "[::1]:1"])
+def test_loopback_binds_to_loopback(address: str) -> None:
+    assert load({"listen": address}, None, {}).listen == address
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "10.0.0.1:1", "[::]:1", "example.com:1", "::1.example.com:1",
+                                     "localhost.example.com:1"])  # fmt: skip
+def test_loopback_refuses_every_other_address(address: str) -> None:
+    with pytest.raises(SettingsError, match="--listen.*loopback"):
+        load({"listen": address}, None, {})
+
+
+def test_the_admin_port_off_loopback_needs_a_token_which_no_message_shows() -> None:
+    with pytest.raises(SettingsError, match="OUTRIDER_ADMIN_TOKEN"):
+        load({"admin": "0.0.0.0:1"}, None, {})
+    settings = load({"admin": "0.0.0.0:1"}, None, {"OUTRIDER_ADMIN_TOKEN": SECRET})
+    assert SECRET not in repr(settings)
+    with pytest.raises(SettingsError) as refused:
+        load({"admin_token": [SECRET]}, None, {})
+    assert SECRET not in str(refused.value)
+
+
+def test_certificate_and_key_go_together() -> None:
+    with pytest.raises(SettingsError, match="--tls-cert and --tls-key"):
+        load({"tls_cert": "/x"}, None, {})
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError):
+        load({}, None, {}).fills = 3  # type: ignore[misc]
+
+
+def test_the_first_freshness_rule_that_matches_holds(tmp_path: Path) -> None:
+    rules = (
+        'freshness = "always"\n'
+        '[[freshness_rules]]\nobjects = "train/shards/*"\nfreshness = "immutable"\n'
+        '[[freshness_rules]]\nobjects = "train/*"\nfreshness = "ttl:5"\n'
+    )
+    settings = load({}, file_with(tmp_path, rules), {})
+    assert settings.freshness_of(ObjectRef("train", "shards/1")) == Freshness.parse("immutable")
+    assert settings.freshness_of(ObjectRef("train", "x")) == Freshness.parse("ttl:5")
+    assert settings.freshness_of(ObjectRef("other", "x")) == Freshness.parse("always")
+
+
+# -- clients ----------------------------------------------------------------------------------------------------
+
+GOOD = f"""
+[[client]]
+access_key = "AK1"
+secret_key = "{SECRET}"
+name = "job"
+grants = [{{bucket = "train-*", prefix = "a/", access = "write"}}, {{bucket = "open"}}]
+[[client]]
+access_key = "AK2"
+secret_key = "{SECRET}"
+"""
+
+
+def with_clients(folder: Path, text: str) -> Settings:
+    return load({"auth": "sigv4", "clients": file_with(folder, text, "clients.toml")}, None, {})
+
+
+def test_clients_are_read_with_their_grants(tmp_path: Path) -> None:
+    settings = with_clients(tmp_path, GOOD)
+    (one, secret), (two, _) = settings.known_clients
+    assert (one.name, one.access_key, secret.get_secret_value()) == ("job", "AK1", SECRET)
+    assert [(g.bucket, g.prefix, g.access) for g in one.grants] == [
+        ("train-*", "a/", Access.WRITE), ("open", "", Access.READ),
+    ]  # fmt: skip
+    assert (two.name, two.grants) == ("AK2", ())
+    assert SECRET not in repr(settings.known_clients)
+
+
+def test_sigv4_takes_any_address_and_needs_clients(tmp_path: Path) -> None:
+    clients = file_with(tmp_path, GOOD, "clients.toml")
+    assert load({"auth": "sigv4", "clients": clients, "listen": "0.0.0.0:1"}, None, {}).auth == "sigv4"
+    with pytest.raises(SettingsError, match="--clients"):
+        load({"auth": "sigv4"}, None, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[[client]]\nsecret_key = "{SECRET}"\n',
+        f'[[client]]\naccess_key = ""\nsecret_key = "{SECRET}"\n',
+        f'[[client]]\naccess_key = "{SECRET}"\n',
+        f'[[client]]\naccess_key = "AK"\nsecret_key = ["{SECRET}"]\n',
+        f'[[client]]\naccess_key = "AK"\nsecret_key = "{SECRET}"\nextra = "{SECRET}"\n',
+        f'[[client]]\naccess_key = "AK"\nsecret_key = "{SECRET}"\ngrants = "{SECRET}"\n',
+        f'[[client]]\naccess_key = "AK"\nsecret_key = "{SECRET}"\ngrants = [{{bucket = "b", access = "{SECRET}"}}]\n',
+        f'[client]\naccess_key = "AK"\nsecret_key = "{SECRET}"\n',
+        f'secret = "{SECRET}"\n',
+        f'[[client]]\naccess_key = "AK"\nsecret_key = {SECRET}\n',
+        f'[[client]]\naccess_key = "AK"\nsecret_key = "{SECRET}\n',
+        f'{GOOD}\n[[client]]\naccess_key = "AK1"\nsecret_key = "{SECRET}"\n',
+        "",
+    ],
+)
+def test_a_clients_file_that_is_wrong_is_named_and_shows_no_secret(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        with_clients(tmp_path, text)
+    assert "clients.toml" in str(refused.value)
+    assert SECRET not in str(refused.value)

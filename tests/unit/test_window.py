@@ -1,0 +1,53 @@
+"""Which blocks a read asks for ahead: single decisions, and whole reads played through."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.window import FIRST_BLOCKS, WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
+
+
+@given(st.integers(0, 30), st.integers(0, 60), st.integers(0, 60), st.sets(st.integers(0, 100)))
+def test_runs_stay_in_the_window_cover_the_position_and_never_overlap(
+    position: int, more: int, blocks_sent: int, missing: set[int]
+) -> None:
+    last = position + more
+    runs = runs_ahead(position, last, blocks_sent, missing.__contains__)
+    asked = [index for run in runs for index in range(run.first, run.first + run.count)]
+    assert asked == sorted(set(asked))
+    assert set(asked) <= missing
+    assert all(position <= index <= last for index in asked)
+    assert all(index < position + window_blocks(blocks_sent) for index in asked)
+    if position in missing:
+        assert position in asked
+
+
+@given(st.integers(0, 1000))
+def test_the_window_grows_with_what_was_read_up_to_its_limit(blocks_sent: int) -> None:
+    assert FIRST_BLOCKS <= window_blocks(blocks_sent) <= WINDOW_BLOCKS_MAX
+    assert window_blocks(blocks_sent) <= window_blocks(blocks_sent + 1)
+
+
+def test_the_first_gets_take_a_block_each() -> None:
+    assert [(run.first, run.count) for run in runs_ahead(0, 99, 0, lambda _: True)] == [(i, 1) for i in range(4)]
+
+
+@given(st.integers(1, 90), st.sets(st.integers(0, 90)), st.integers(0, 89))
+def test_a_whole_read_asks_for_every_missing_block_exactly_once(
+    block_count: int, here: set[int], first: int
+) -> None:
+    first = min(first, block_count - 1)
+    asked: Counter[int] = Counter()
+    gets = 0
+    for position in range(first, block_count):
+        runs = runs_ahead(position, block_count - 1, position - first, lambda i: i not in here and not asked[i])
+        gets += len(runs)
+        for run in runs:
+            asked.update(range(run.first, run.first + run.count))
+        assert position in here or asked[position], "the reader waits for a block that nobody asked for"
+    assert asked == Counter(set(range(first, block_count)) - here)
+    if not here:
+        assert gets <= FIRST_BLOCKS + (block_count - first + 1) // 2 + 4, "joined blocks must save requests"
