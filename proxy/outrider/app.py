@@ -37,6 +37,8 @@ from outrider.settings import Settings, SettingsError
 log = logging.getLogger(__name__)
 
 _DEFAULT_REGION = "us-east-1"
+# A block whose last byte was just sent may lack only its name on disk. A fill that takes longer is not waited for.
+_LAST_FILLS_S = 0.5
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
         await origin.open()
         stack.push_async_callback(origin.close)
         outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, tasks, stack)
-        tasks.spawn(_recover(recovery), "recovery")
+        recovering = tasks.spawn(_recover(recovery), "recovery")
         s3 = await _serve(outrider, stack)
         log.info("ready", extra={"listen": outrider.listen, "admin": outrider.admin, "origin": origin.endpoint,
                                  "cache_dir": str(directory.root), "version": __version__})  # fmt: skip
@@ -111,6 +113,7 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
             for site in list(s3.sites):
                 await site.stop()
             await _drain(outrider)
+            await tasks.wait(_LAST_FILLS_S, apart_from=recovering)
             await tasks.stop()
             await recovery.save()
 
@@ -170,7 +173,7 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> web.ServerRunner:
     return s3
 
 
-async def _bind(runner: web.BaseRunner[Any], address: str, tls: ssl.SSLContext | None) -> str:
+async def _bind(runner: web.BaseRunner, address: str, tls: ssl.SSLContext | None) -> str:
     host, _, port = address.rpartition(":")
     site = web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=tls, backlog=1024)
     await site.start()
@@ -228,6 +231,10 @@ class _Tasks:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("background task failed", extra={"task": task.get_name()}, exc_info=error)
+
+    async def wait(self, for_s: float, *, apart_from: asyncio.Task[None]) -> None:
+        if others := self._tasks - {apart_from}:
+            await asyncio.wait(others, timeout=for_s)
 
     async def stop(self) -> None:
         for task in self._tasks:

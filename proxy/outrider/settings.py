@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outrider.core.freshness import Freshness
 from outrider.core.grants import Access, Client, Grant
@@ -107,10 +106,10 @@ def _default_cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "outrider"
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """The settings of `serve` and `run`. Sizes are bytes, `*_s` are seconds."""
 
-    model_config = SettingsConfigDict(env_prefix=_ENV_PREFIX, extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     origin: Annotated[str, AfterValidator(_endpoint)] | None = Field(
         None, description="Endpoint of the S3 behind us; default: AWS S3 of the region."
@@ -118,7 +117,9 @@ class Settings(BaseSettings):
     region: str | None = Field(None, description="Region to sign for; default: the AWS chain's, else us-east-1.")
     listen: Address = Field("127.0.0.1:9480", description="Where S3 clients connect.")
     admin: Address = Field("127.0.0.1:9481", description="Health, metrics and status.")
-    admin_token: SecretStr | None = Field(None, description="Bearer token of the admin port; needed off loopback.")
+    admin_token: SecretStr | None = Field(
+        None, min_length=1, description="Bearer token of the admin port; needed off loopback."
+    )
     cache_dir: Path = Field(
         default_factory=_default_cache_dir, description="Where blocks are kept; `memory`: on the tmpfs."
     )
@@ -133,7 +134,7 @@ class Settings(BaseSettings):
     )
     auth: Literal["loopback", "sigv4"] = Field("loopback", description="Who may ask.")
     clients: Path | None = Field(None, description="TOML file of client keys and grants, for `auth = sigv4`.")
-    domain: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_comma_list)] = Field(
+    domain: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = Field(
         (), description="Virtual-host style names: requests to BUCKET.DOMAIN."
     )
     tls_cert: Path | None = Field(None, description="Certificate chain: https on the S3 port.")
@@ -153,15 +154,6 @@ class Settings(BaseSettings):
     drain_s: float = Field(30.0, ge=0, le=3600, description="How long a stop waits for requests under way.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
     log_format: Literal["json", "text"] | None = Field(None, description="Default: text on a terminal, else json.")
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
-        """Flags and file are merged by `load`, which knows which came from where."""
-        return (init_settings, env_settings)
 
     @cached_property
     def known_clients(self) -> tuple[tuple[Client, SecretStr], ...]:
@@ -212,7 +204,8 @@ def load(flags: Mapping[str, object], config: Path | None = None, environ: Mappi
     """
     environ = os.environ if environ is None else environ
     from_env = {name[len(_ENV_PREFIX) :].lower() for name in environ if name.startswith(_ENV_PREFIX)}
-    unknown = sorted(from_env - set(Settings.model_fields) - {"config"})
+    # OUTRIDER_STATUS_URL is no setting: `outrider run` tells its child by it where the admin port is.
+    unknown = sorted(from_env - set(Settings.model_fields) - {"config", "status_url"})
     if unknown:
         raise SettingsError(
             "\n".join(f"{_ENV_PREFIX}{name.upper()}: no such setting. Known: {_names()}." for name in unknown)
@@ -236,11 +229,8 @@ def _line(detail: Any) -> str:
         return f"{'.'.join(path)}: no such setting. Known: {_names()}."
     given = detail.get("input")
     flag = f"--{name.replace('_', '-')} ({_ENV_PREFIX}{name.upper()})"
-    return f"{flag}: {given!r} {_lower(detail['msg'])}" if _showable(name) else f"{flag}: {_lower(detail['msg'])}"
-
-
-def _showable(name: str) -> bool:
-    return name != "admin_token"
+    secret = name == "admin_token" or "@" in str(given)  # an endpoint may hold a password
+    return f"{flag}: {_lower(detail['msg'])}" if secret else f"{flag}: {given!r} {_lower(detail['msg'])}"
 
 
 def _lower(message: str) -> str:

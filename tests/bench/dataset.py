@@ -6,6 +6,8 @@ import functools
 import hashlib
 import io
 import multiprocessing
+import os
+import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +80,22 @@ def write_shard(directory: Path, index: int, samples: int) -> Shard:
     return Shard(path, path.stat().st_size, samples, digest % 2**256)
 
 
+def _die_with_parent() -> None:
+    """A pool's processes wait for work for ever, even when the one that would give it was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def write_shards(directory: Path, shards: int, samples_per_shard: int, processes: int) -> Iterator[Shard]:
     """Write `train-000000.tar` and so on, each shard told when it is whole; the order is chance, the bytes are not."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_die_with_parent) as pool:
         written = [pool.submit(write_shard, directory, index, samples_per_shard) for index in range(shards)]
         try:
             for one in as_completed(written):

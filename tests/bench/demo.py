@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -20,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tests.bench.dataset import Shard, write_shards
 from tests.bench.table import footnotes, table
 from tests.support.bucket import Bucket
-from tests.support.child import Child
+from tests.support.child import Child, scratch_directory
 from tests.support.simulator_process import REPOSITORY, SimulatorProcess
 
 if TYPE_CHECKING:
@@ -278,13 +278,13 @@ def main() -> int:
     chosen = parser.parse_args()
     # A log file has no width, and 80 columns would break the table.
     console = Console(width=None if sys.stdout.isatty() else 120)
-    # As Ctrl-C: everything started is ended on the way out.
-    signal.signal(signal.SIGTERM, _interrupted)
-    plan = SHORT if chosen.short else Plan()
-    directory = Path(tempfile.mkdtemp(prefix="outrider-demo-"))
+    # Both end all that was started on the way out. SIGINT by name, since a shell starts what is in its background
+    # with Ctrl-C ignored.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupted)
     try:
-        with Bucket() as bucket:
-            demo = Demo(plan, chosen.opener, directory, bucket, console)
+        with _directory(console, keep=chosen.keep) as directory, Bucket() as bucket:
+            demo = Demo(SHORT if chosen.short else Plan(), chosen.opener, directory, bucket, console)
             rows = run_all(demo, directory, bucket)
         console.print(table(rows, demo.dataset_bytes))
         console.print(footnotes(rows, chosen.opener), highlight=False)
@@ -292,17 +292,23 @@ def main() -> int:
             chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
         check(rows, demo.samples, demo.digest)
     except (DemoError, RuntimeError) as error:
-        console.print(f"[bold red]The demo failed:[/] {error}", highlight=False)
+        console.print(f"[bold red]The demo failed:[/] {escape(str(error))}", highlight=False)
         return 1
     except KeyboardInterrupt:
         return 130
-    finally:
-        if chosen.keep:
-            console.print(f"kept: {directory}")
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
     console.print(f"All {demo.samples} samples were the same, bit for bit, in all four.")
     return 0
+
+
+@contextlib.contextmanager
+def _directory(console: Console, *, keep: bool) -> Iterator[Path]:
+    if keep:
+        directory = Path(tempfile.mkdtemp(prefix="outrider-demo-"))
+        console.print(f"keeping {directory}")
+        yield directory
+    else:
+        with scratch_directory("outrider-demo-") as directory:
+            yield directory
 
 
 def _interrupted(*_: object) -> None:

@@ -117,7 +117,9 @@ def test_a_forget_that_fell_out_of_memory_is_still_obeyed() -> None:
 
 
 refs = st.sampled_from([A, B, ELSEWHERE, ObjectRef("bkt", "c")])
-steps = st.lists(st.tuples(st.sampled_from(("mark", "learn", "forget", "bucket")), refs, st.integers(0, 5)), max_size=60)
+steps = st.lists(
+    st.tuples(st.sampled_from(("mark", "learn", "forget", "bucket")), refs, st.integers(0, 5)), max_size=60
+)
 
 
 @given(steps, st.integers(1, 4))

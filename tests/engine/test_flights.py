@@ -127,9 +127,7 @@ async def test_fills_take_turns(tmp_path: Path) -> None:
     [(Fault(times=None, status=412), VersionChanged), (Fault(times=None, status=404), VersionChanged),
      (Fault(times=None, status=416), VersionChanged), (Fault(times=None, refuse=True), OriginBroke)],
 )  # fmt: skip
-async def test_all_waiters_of_a_failed_fill_are_told_why(
-    fault: Fault, error: type[Exception], room: Engine
-) -> None:
+async def test_all_waiters_of_a_failed_fill_are_told_why(fault: Fault, error: type[Exception], room: Engine) -> None:
     room.origin.faults = [fault]
     flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 2))
     waiters = [asyncio.create_task(one.beyond(0)) for one in flights for _ in range(3)]

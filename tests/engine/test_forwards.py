@@ -102,7 +102,7 @@ async def test_each_write_makes_doubtful_what_it_may_have_changed(
 async def test_a_read_that_a_write_overtook_is_not_believed(read: str, room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(method=read, gate=gate, answer_first=True)]
-    overtaken = asyncio.create_task(room.get() if read == "GET" else room.reads.head(REF, {}))  # type: ignore[arg-type]
+    overtaken = asyncio.create_task(room.get() if read == "GET" else room.reads.head(REF, {}))
     while not room.origin.log:
         await asyncio.sleep(0)
     await send(room, "PUT", "/train/a.tar", b"new!")
@@ -128,6 +128,20 @@ async def test_an_answer_made_while_the_write_was_under_way_is_not_believed(room
     await write
     assert await room.get() == b"new!"
     await room.tasks.settle()
+
+
+async def test_the_head_of_the_2xx_is_enough_to_ask_anew(room: Engine) -> None:
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(method="PUT", gate=gate)]
+    upload = upload_of((), UNSIGNED, None, source(b"new!"), 4)
+    write = asyncio.create_task(room.forwards.send(classify("PUT", "/train/a.tar", ()), (), upload, None))
+    while room.origin.count("PUT") == 0:
+        await asyncio.sleep(0)
+    assert await room.get() == b"old"
+    gate.set()
+    answer = await write
+    assert await room.get() == b"new!"
+    await drained(answer)
 
 
 async def test_between_the_head_of_the_reply_and_its_end_a_read_is_believed_only_until_the_end(room: Engine) -> None:

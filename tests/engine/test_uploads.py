@@ -26,9 +26,9 @@ from outrider.engine.uploads import Upload, upload_of, whole_body
 from tests.support.fakes import RAMP
 
 SIGNING = ChunkSigning(b"k" * 32, "20260101/us-east-1/s3/aws4_request", "20260101T000000Z", "0" * 64)
-WHO = Identity("AK", SIGNING.signing_key, SIGNING.scope, SIGNING.amz_date, SIGNING.seed_signature)
 SIGNED_CHUNKS = Payload(PayloadForm.SIGNED_CHUNKS)
 TRAILER = Payload(PayloadForm.UNSIGNED_CHUNKS_TRAILER)
+WHO = Identity("AK", SIGNED_CHUNKS, SIGNING.seed_signature, SIGNING.signing_key, SIGNING.scope, SIGNING.amz_date)
 
 
 async def source(*chunks: bytes) -> AsyncIterator[bytes]:
@@ -48,10 +48,9 @@ async def gathered(upload: Upload) -> tuple[bytes, BaseException | None]:
     try:
         async for piece in upload.body:
             got += piece
-    except S3Error as error:
-        assert upload.error is error
-        return bytes(got), error
-    return bytes(got), None
+    except S3Error:
+        assert upload.error is not None
+    return bytes(got), upload.error
 
 
 def cut(data: bytes, sizes: list[int]) -> list[bytes]:

@@ -3,6 +3,8 @@ it in the next request, and nothing of a stack."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import logging
 import re
 from typing import TYPE_CHECKING
@@ -169,10 +171,9 @@ def test_what_follows_a_refused_body_is_never_taken_for_a_request(proxy: Proxy) 
         )
         assert_s3_error(connection.read_answer(), "InvalidBucketName")
         connection.send(NEXT.encode())
-        try:
+        # The body was read past, or the connection ends; never is it a DELETE.
+        with contextlib.suppress(OSError, http.client.HTTPException):
             assert connection.read_answer().body == b"0123456789"
-        except (OSError, Exception) as error:  # noqa: BLE001 - any end of the connection is as good
-            assert "RemoteDisconnected" in repr(error) or isinstance(error, OSError)
 
 
 def test_an_upgrade_is_not_taken_up(proxy: Proxy) -> None:
@@ -182,8 +183,13 @@ def test_an_upgrade_is_not_taken_up(proxy: Proxy) -> None:
             assert (answer.status, answer.body) == (200, b"0123456789")
 
 
-@pytest.mark.parametrize("target", ["/%2e%2e/etc/passwd", "/../../etc/passwd", "/.../k", "/-b/k", "/b%00b/k", "/b%0ab/k",
-                                    "/b%20b/k", "/%FF/k", "/" + "b" * 300 + "/k", "/b%2F..%2Fc", "/*/k", "/%C3%BC/k"])  # fmt: skip
+NO_BUCKETS = [
+    "/%2e%2e/etc/passwd", "/../../etc/passwd", "/.../k", "/-b/k", "/b%00b/k", "/b%0ab/k", "/b%20b/k", "/%FF/k",
+    "/" + "b" * 300 + "/k", "/b%2F..%2Fc", "/*/k", "/%C3%BC/k",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", NO_BUCKETS)
 def test_a_bucket_name_that_is_none_is_told_so(proxy: Proxy, target: str) -> None:
     for method in ("GET", "PUT", "DELETE"):
         answer = ask(proxy.address, method, target, [("content-length", "0")])
@@ -340,12 +346,9 @@ def test_a_body_that_ends_early_ends_the_connection_and_stores_nothing(proxy: Pr
         with RawConnection(proxy.address) as connection:
             connection.send((PUT + framing + "\r\n\r\n5\r\nabcd").encode())
             connection.sock.shutdown(1)
-            try:
-                answer = connection.read_answer("PUT")
-            except (OSError, Exception) as error:  # noqa: BLE001 - cut without a word is right as well
-                assert "Disconnected" in repr(error) or isinstance(error, OSError), repr(error)
-            else:
-                assert_s3_error(answer, "IncompleteBody", "BadRequest")
+            # Cut without a word is right as well.
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                assert_s3_error(connection.read_answer("PUT"), "IncompleteBody", "BadRequest")
             assert connection.is_closed_by_peer()
     assert ask(proxy.address, "GET", f"/{NAME}/smuggled").code == "NoSuchKey"
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.cli.child import Signals, start, status_of
-from outrider.cli.environment import for_child
+from outrider.cli.environment import endpoint_in, for_child
 from outrider.cli.summary import Summary, in_words
+from tests.support.child import free_ports
 from tests.support.command import DEADLINE_S, Command, python
 from tests.support.proxy import ServedProxy
 
@@ -100,11 +101,23 @@ def test_a_child_without_any_credentials_gets_ones_that_sign_and_prove_nothing(c
     assert told["AWS_ACCESS_KEY_ID"] == told["AWS_SECRET_ACCESS_KEY"] == "outrider-accepts-any"
 
 
-def test_a_port_that_was_asked_for_is_the_one(command: Command, bucket: Bucket) -> None:
-    with ServedProxy(bucket, command.cache_dir.parent) as other:
-        port = other.address[1]
+def test_a_port_that_was_asked_for_is_the_one(command: Command) -> None:
+    (port,) = free_ports(1)
     told = environment_of_child(command, "--listen", f"127.0.0.1:{port}")
     assert told["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{port}"
+
+
+def test_an_address_of_the_environment_is_the_one_too(command: Command) -> None:
+    (port,) = free_ports(1)
+    command.environ["OUTRIDER_LISTEN"] = f"127.0.0.1:{port}"
+    assert environment_of_child(command)["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{port}"
+
+
+def test_a_child_that_was_told_to_ignore_endpoints_is_no_longer() -> None:
+    environ = {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true", "AWS_ENDPOINT_URL": "http://elsewhere"}
+    child = for_child(environ, endpoint="http://e", admin="http://a", region=None, needs_keys=False)
+    assert "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS" not in child
+    assert endpoint_in(environ) is None
 
 
 def test_loopback_is_kept_from_an_http_proxy() -> None:

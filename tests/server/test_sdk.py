@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ import outrider_sdk
 from outrider import __version__
 from outrider_sdk import Client, ProxyNotFound, Warmed, expand
 from tests.support.child import free_ports
+from tests.support.command import Command, python
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -58,6 +60,15 @@ def test_status_tells_what_the_proxy_is_doing(client: Client, proxy: Proxy, buck
     assert (status.version, status.ready, status.origin) == (__version__, True, bucket.endpoint)
     assert f"http://{status.listen}" == proxy.endpoint
     assert status.served_bytes == {"disk": 0, "flight": 0, "origin": 0}
+
+
+def test_a_child_of_run_finds_its_proxy_without_being_told(bucket: Bucket, shards: None, tmp_path: Path) -> None:
+    command = Command(bucket, tmp_path)
+    sdk = str(Path(outrider_sdk.__file__).parent.parent)
+    command.environ["PYTHONPATH"] = os.pathsep.join([sdk, command.environ["PYTHONPATH"]])
+    program = "from outrider_sdk import Client; print(Client().warm('s3://sdk/train-001.tar').bytes, Client().status())"
+    done = command.run("run", "--origin", bucket.endpoint, "--", *python(program))
+    assert done.stdout.startswith(f"{SIZES['train-001.tar']} Status("), done.stderr
 
 
 def test_what_was_warmed_is_read_from_the_disk_afterwards(client: Client, proxy: Proxy) -> None:

@@ -10,21 +10,23 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 LOG_TAIL_BYTES = 4000
 
 # The parent's end of stdin is the lifeline: it closes when the parent ends, by SIGKILL too. PR_SET_PDEATHSIG was
 # rejected: it fires when the *thread* that started the child ends, and it cannot remove a directory.
+# `kill -s KILL`, since dash takes `-9` and `--` only apart.
 _WATCHDOG = """
 trap '' INT TERM HUP
 read -r word
-[ "$word" = ended ] || kill -9 -- "-$1" 2>/dev/null
+[ "$word" = ended ] || [ "$1" = none ] || kill -s KILL -- "-$1" 2>/dev/null
 shift
 for path in "$@"; do rm -rf -- "$path"; done
 """
@@ -62,11 +64,7 @@ class Child:
                 cwd=cwd,
                 start_new_session=True,
             )
-        self._watchdog = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(self.process.pid), *(str(path) for path in scratch)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._watchdog = _watch(str(self.process.pid), scratch)
 
     @property
     def running(self) -> bool:
@@ -101,6 +99,25 @@ class Child:
         last_word = b"\n" if self.running else b"ended\n"
         self._watchdog.communicate(last_word)
         return self.process.wait()
+
+
+@contextlib.contextmanager
+def scratch_directory(prefix: str) -> Iterator[Path]:
+    """A new temporary directory that is removed at the end, also when this process is killed before."""
+    directory = Path(tempfile.mkdtemp(prefix=prefix))
+    watchdog = _watch("none", [directory])
+    try:
+        yield directory
+    finally:
+        watchdog.communicate(b"\n")
+
+
+def _watch(pid: str, scratch: Sequence[Path]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _WATCHDOG, "watchdog", pid, *(str(path) for path in scratch)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def free_ports(count: int) -> list[int]:

@@ -91,8 +91,9 @@ class Fault:
     """What goes wrong with the requests that it matches, `times` times (None: always).
 
     `status`: this answer instead of the object. `break_after`: the body ends, as a broken connection, after so many
-    bytes. `refuse`: no reply at all. `bug`: what no origin may raise. `gate`: the head waits for the event; `body_gate`: the body does, after
-    `gate_after` bytes. `shift`: the 206 brings bytes, and names them so, that lie this much further on.
+    bytes. `refuse`: no reply at all. `bug`: what no origin may raise. `gate`: the head waits for the event;
+    `body_gate`: the body does, after `gate_after` bytes. `shift`: the 206 brings bytes, and names them so, that lie
+    this much further on.
     """
 
     times: int | None = 1
@@ -162,6 +163,7 @@ class FakeOrigin:
     weak_etags: bool = False
     no_etags: bool = False
     no_length: bool = False
+    range_bytes_max: int = 2**63
     faults: list[Fault] = field(default_factory=list)
     objects: dict[ObjectRef, Stored] = field(default_factory=dict)
     log: list[OriginRequest] = field(default_factory=list)
@@ -249,11 +251,13 @@ class FakeOrigin:
         status, start, stop = 200, 0, size
         if "range" in asked and not self.ignore_range:
             first, last = asked["range"].removeprefix("bytes=").split("-")
-            start, stop = (int(first), min(int(last) + 1, size) if last else size) if first else (size - int(last), size)
+            start, stop = (
+                (int(first), min(int(last) + 1, size) if last else size) if first else (size - int(last), size)
+            )
             start = max(0, start) + (0 if fault is None else fault.shift)
             if start >= stop:
                 return self._refusal(request, 416, b"<Error><Code>InvalidRange</Code></Error>", fault)
-            status = 206
+            status, stop = 206, min(stop, start + self.range_bytes_max)
             headers += (("content-range", f"bytes {start}-{stop - 1}/{size}"),)
         data = stored.data[start:stop]
         length = None if self.no_length else len(data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -235,6 +234,11 @@ class ServedProxy:
         self._child.wait_until(lambda: bool(self.lines("ready")), what="outrider serve", deadline_s=START_DEADLINE_S)
         self.ready_line = self.lines("ready")[-1]
 
+    def wait_for(self, event: str) -> None:
+        """Until the log has a line of `event`."""
+        assert self._child is not None
+        self._child.wait_until(lambda: bool(self.lines(event)), what=event, deadline_s=START_DEADLINE_S)
+
     def send(self, number: signal.Signals) -> None:
         assert self._child is not None
         self._child.process.send_signal(number)
@@ -242,20 +246,20 @@ class ServedProxy:
     def wait(self) -> int:
         """Its exit status, once it has ended by itself or after `send`."""
         assert self._child is not None
-        status = self._child.process.wait(STOP_DEADLINE_S)
-        self._child.stop()
-        return status
+        self._child.process.wait(STOP_DEADLINE_S)
+        return self.stop()
 
     def stop(self) -> int:
         assert self._child is not None
-        return self._child.stop()
+        child, self._child = self._child, None
+        return child.stop()
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        if self._child is not None:
             self.stop()
 
 

@@ -15,6 +15,7 @@ def test_a_wait_is_a_share_of_the_curve_until_the_tries_are_spent(failures: int,
     if failures >= tries:
         assert wait_s is None
     else:
+        assert wait_s is not None
         assert wait_s == min(2.0, 0.05 * 2**failures) * chance
         assert 0 <= wait_s < 2.0
 

@@ -28,7 +28,9 @@ from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 CHECKSUM = PayloadChecksum(b"payload").digest()
 
 
-def meta_of(key: str = "k", *, headers: Headers = (), size: int = 100, block_bytes: int = 30, index: int = 3) -> BlockMeta:
+def meta_of(
+    key: str = "k", *, headers: Headers = (), size: int = 100, block_bytes: int = 30, index: int = 3
+) -> BlockMeta:
     version = ObjectVersion(ObjectRef("bucket", key), '"etag"', size, headers)
     return BlockMeta("http://origin", version, block_bytes, index)
 
@@ -91,7 +93,7 @@ def test_every_single_bit_flip_is_found() -> None:
 
 def test_a_header_cut_anywhere_is_found() -> None:
     header = encode_header(meta_of(headers=(("x", "v" * 5000),)), CHECKSUM)
-    for length in [*range(0, 100), PAGE_BYTES - 1, PAGE_BYTES, len(header) - 1]:
+    for length in [*range(100), PAGE_BYTES - 1, PAGE_BYTES, len(header) - 1]:
         with pytest.raises(BadBlock):
             decode_header(header[:length])
 

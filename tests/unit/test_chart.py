@@ -48,6 +48,7 @@ CASES: dict[str, Values] = {
             "origin_connections": 256,
             "fills": 128,
             "requests": 8192,
+            "client_timeout_s": 0.5,
             "catalog_entries": 3_000_001,
             "drain_s": 2.5,
             "log_level": "warning",
@@ -249,12 +250,10 @@ def test_the_schema_draws_the_same_limits_as_the_proxy(chart: helm.Chart) -> Non
     assert schema is not None
     for name, said in schema["properties"]["settings"]["properties"].items():
         field = Settings.model_fields[name]
-        ours = {
-            "minimum": next((limit.ge for limit in field.metadata if hasattr(limit, "ge")), None),
-            "maximum": next((limit.le for limit in field.metadata if hasattr(limit, "le")), None),
-        }
         if said.get("type") in ("integer", "number"):
-            assert {bound: said.get(bound) for bound in ours} == ours, name
+            for bound, ours in (("minimum", "ge"), ("exclusiveMinimum", "gt"), ("maximum", "le")):
+                limits = [getattr(limit, ours) for limit in field.metadata if hasattr(limit, ours)]
+                assert ([said[bound]] if bound in said else []) == limits, (name, bound)
         if "enum" in said:
             allowed = {choice for arm in (field.annotation, *get_args(field.annotation)) for choice in get_args(arm)}
             assert set(said["enum"]) == {choice for choice in allowed if isinstance(choice, str)}, name
@@ -281,6 +280,7 @@ REFUSED: list[tuple[Values, str]] = [
     ({"settings": {"policy": "random"}}, "/settings/policy"),
     ({"settings": {"fills": 0}}, "/settings/fills"),
     ({"settings": {"fills": 1.5}}, "/settings/fills"),
+    ({"settings": {"client_timeout_s": 0}}, "/settings/client_timeout_s"),
     ({"settings": {"drain_s": None}}, "missing property 'drain_s'"),
     ({"settings": {"domain": "a,b"}}, "/settings/domain"),
     ({"cache": {"hostPath": "mnt/nvme"}}, "/cache/hostPath"),

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.model import (
-    BlockSlice,
     Extent,
     ObjectRef,
     ObjectVersion,
     block_extent,
-    blocks_of,
     is_strong_etag,
     version_id,
 )
@@ -38,17 +36,6 @@ def test_a_version_without_a_strong_etag_or_with_a_negative_size_cannot_be() -> 
         ObjectVersion(REF, 'W/"a"', 5)
     with pytest.raises(ValueError):
         ObjectVersion(REF, '"a"', -1)
-
-
-@given(st.integers(0, 200), st.integers(0, 200), st.integers(1, 50))
-def test_the_blocks_of_an_extent_are_its_offsets_in_order(start: int, length: int, block_bytes: int) -> None:
-    extent = Extent(start, start + length)
-    offsets = []
-    for piece in blocks_of(extent, block_bytes):
-        assert isinstance(piece, BlockSlice)
-        assert 0 <= piece.start < piece.stop <= block_bytes
-        offsets += [piece.index * block_bytes + offset for offset in range(piece.start, piece.stop)]
-    assert offsets == list(range(extent.start, extent.stop))
 
 
 @given(st.integers(1, 200), st.integers(1, 50))

@@ -151,9 +151,7 @@ def test_a_rename_names_its_source_in_the_same_bucket_and_takes_it_away() -> Non
     assert (operation.sources, operation.renames) == ((ObjectRef("bkt", "old"),), True)
 
 
-@given(
-    st.sampled_from(["PUT", "POST", "DELETE", "PATCH", "LINK"]), st.text("ab/?=&.%20", max_size=12), st.booleans()
-)
+@given(st.sampled_from(["PUT", "POST", "DELETE", "PATCH", "LINK"]), st.text("ab/?=&.%20", max_size=12), st.booleans())
 def test_whatever_is_no_read_makes_something_be_forgotten(method: str, rest: str, named: bool) -> None:
     operation = classify(method, f"/bkt/{'k' if named else ''}{rest}", ())
     assert operation.kind is FORWARD
@@ -188,8 +186,10 @@ def test_the_keys_of_a_delete_are_those_that_stand_in_it(keys: list[str]) -> Non
         (b"<Delete><Key>not in an object</Key></Delete>", []),
         (b"<Delete><Object><Key/></Object></Delete>", [""]),
         (b"<Delete><Object><Key>a</Key><Key>b</Key></Object></Delete>", ["a", "b"]),
-        ("<?xml version='1.0' encoding='utf-16'?><Delete><Object><Key>a</Key></Object></Delete>".encode("utf-16"),
-         ["a"]),
+        (
+            "<?xml version='1.0' encoding='utf-16'?><Delete><Object><Key>a</Key></Object></Delete>".encode("utf-16"),
+            ["a"],
+        ),
         # What does not parse, or what parsers read differently: the origin's matter, and a whole bucket's grant.
         (b"", None),
         (b"{}", None),

@@ -80,9 +80,9 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 
 def test_an_unknown_setting_is_an_error_that_names_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="OUTRIDER_CASH_DIR: no such setting.*cache_dir"):
+    with pytest.raises(SettingsError, match=r"OUTRIDER_CASH_DIR: no such setting.*cache_dir"):
         load({}, None, {"OUTRIDER_CASH_DIR": "/x"})
-    with pytest.raises(SettingsError, match="cash_dir: no such setting.*cache_dir"):
+    with pytest.raises(SettingsError, match=r"cash_dir: no such setting.*cache_dir"):
         load({}, file_with(tmp_path, 'cash_dir = "/x"'), {})
 
 
@@ -101,7 +101,7 @@ def test_loopback_binds_to_loopback(address: str) -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "10.0.0.1:1", "[::]:1", "example.com:1", "::1.example.com:1",
                                      "localhost.example.com:1"])  # fmt: skip
 def test_loopback_refuses_every_other_address(address: str) -> None:
-    with pytest.raises(SettingsError, match="--listen.*loopback"):
+    with pytest.raises(SettingsError, match=r"--listen.*loopback"):
         load({"listen": address}, None, {})
 
 
@@ -122,7 +122,7 @@ def test_certificate_and_key_go_together() -> None:
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError):
-        load({}, None, {}).fills = 3  # type: ignore[misc]
+        load({}, None, {}).fills = 3
 
 
 def test_the_first_freshness_rule_that_matches_holds(tmp_path: Path) -> None:

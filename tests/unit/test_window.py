@@ -36,9 +36,7 @@ def test_the_first_gets_take_a_block_each() -> None:
 
 
 @given(st.integers(1, 90), st.sets(st.integers(0, 90)), st.integers(0, 89))
-def test_a_whole_read_asks_for_every_missing_block_exactly_once(
-    block_count: int, here: set[int], first: int
-) -> None:
+def test_a_whole_read_asks_for_every_missing_block_exactly_once(block_count: int, here: set[int], first: int) -> None:
     first = min(first, block_count - 1)
     asked: Counter[int] = Counter()
     gets = 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.core.errors import OriginBroke
 from outrider.core.sigv4 import Credentials
 from outrider.settings import SettingsError
 
@@ -33,13 +35,26 @@ class AwsCredentials:
         self._lock = asyncio.Lock()
 
     async def current(self) -> Credentials | None:
-        """None: the chain has none, so requests go unsigned (public buckets)."""
-        if self._found is None:
-            await self._find()
-        if self._found is None:
-            return None
-        frozen = await self._found.get_frozen_credentials()
+        """None: the chain has none, so requests go unsigned (public buckets).
+
+        Raises:
+            OriginBroke: the chain names a way to credentials that does not work (no such profile, a role refused).
+        """
+        try:
+            if self._found is None:
+                await self._find()
+            if self._found is None:
+                return None
+            frozen = await self._found.get_frozen_credentials()
+        except Exception as error:
+            # botocore and the HTTP library under it raise dozens of kinds here; to a read they are one.
+            raise OriginBroke(f"no credentials: {error}") from error
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+    async def find_early(self) -> None:
+        """Walk the chain before the first request has to wait for it; failures are that request's to tell."""
+        with suppress(OriginBroke):
+            await self.current()
 
     async def region(self) -> str | None:
         """The chain's region; None when neither environment nor profile names one.

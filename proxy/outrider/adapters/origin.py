@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -60,7 +62,9 @@ class HttpOrigin:
 
     async def open(self) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._connections, ttl_dns_cache=30, keepalive_timeout=20),
+            connector=aiohttp.TCPConnector(
+                limit=self._connections, ttl_dns_cache=30, keepalive_timeout=20, ssl=_tls_context()
+            ),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=_READ_BUFFER_BYTES,
@@ -157,6 +161,11 @@ class HttpReply:
 def _timeout(request: OriginRequest) -> aiohttp.ClientTimeout:
     read = _READ_TIMEOUT_S if request.method in ("GET", "HEAD") else _WRITE_TIMEOUT_S
     return aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=read)
+
+
+def _tls_context() -> ssl.SSLContext:
+    """The system's trust store, or the one that AWS tools take from AWS_CA_BUNDLE."""
+    return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
 
 
 def _words(error: BaseException) -> str:

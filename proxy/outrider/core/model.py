@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -57,15 +56,7 @@ class BlockKey(NamedTuple):
     """A block's identity: the version's digest (origin, bucket, key, ETag, size, block size) and the index."""
 
     version_id: bytes
-    index: int
-
-
-class BlockSlice(NamedTuple):
-    """The part `[start, stop)` of block `index`, offsets within the block."""
-
-    index: int
-    start: int
-    stop: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls
 
 
 def is_strong_etag(etag: str | None) -> bool:
@@ -90,13 +81,3 @@ def block_extent(index: int, size: int, block_bytes: int) -> Extent:
     """Where block `index` lies in an object of `size` bytes; the last one is cut."""
     start = index * block_bytes
     return Extent(start, min(start + block_bytes, size))
-
-
-def blocks_of(extent: Extent, block_bytes: int) -> Iterator[BlockSlice]:
-    """The blocks that `extent` touches, in order, and which part of each."""
-    position = extent.start
-    while position < extent.stop:
-        index, offset = divmod(position, block_bytes)
-        stop = min(block_bytes, offset + extent.stop - position)
-        yield BlockSlice(index, offset, stop)
-        position += stop - offset

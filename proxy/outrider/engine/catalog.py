@@ -95,8 +95,8 @@ class Catalog:
         entry = self._entries.get(version.ref)
         if entry is not None and entry.mark is not None and entry.mark > mark:
             return  # a question put later was answered earlier
-        if self.believes(version.ref, mark):
-            self._entries[version.ref] = _Entry(version, mark)
+        # One put before a write is kept as well: it is not fresh, but good for asking whether it still is the one.
+        self._entries[version.ref] = _Entry(version, mark)
 
     def gone(self, ref: ObjectRef) -> None:
         """The origin has no such object. Nothing is remembered of that: the next read asks again."""

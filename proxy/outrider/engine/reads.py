@@ -184,13 +184,12 @@ class Reads:
                 return early
             extent = _extent_of(headers, version)
             whole = extent or Extent(0, version.size)
-            body = self._pieces(version, whole)
+            body = self._body(version, whole)
             cache = self._status_of(version, whole)
             try:
                 # The first byte is in hand before the head is promised: until here another version changes nothing.
                 first = await anext(body, None)
             except VersionChanged:
-                self._catalog.forget(ref)
                 continue
             except OriginBroke as error:
                 raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
@@ -310,6 +309,16 @@ class Reads:
         if here == 0:
             return CacheStatus.MISS
         return CacheStatus.HIT if here == last - first + 1 else CacheStatus.PARTIAL
+
+    async def _body(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
+        try:
+            async with aclosing(self._pieces(version, extent)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except VersionChanged:
+            # Also when it comes too late for this answer: the client's next try must not begin with the old blocks.
+            self._catalog.forget(version.ref)
+            raise
 
     async def _pieces(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
         """The bytes of `extent` in order, each from the nearest place that has it."""

@@ -65,7 +65,7 @@ def _chunked_upload(
         upload.body = _noting(upload, _decoded(source, decoder))
         return upload
     encoder = TrailerEncoder(length, {name: CHECKSUM_CHARS[name] for name in names})
-    # No `content-encoding: aws-chunked`: x-amz-content-sha256 says it already (minio-go never sent it to S3 either), and
+    # No `content-encoding: aws-chunked`: x-amz-content-sha256 says it already (minio-go long sent no more to S3), and
     # SeaweedFS and versitygw would store it as the object's own encoding.
     upload.headers = (
         ("x-amz-decoded-content-length", str(length)),

@@ -84,6 +84,14 @@ class Connection(RequestHandler):
             loop = asyncio.get_running_loop()
             self._head_timer = loop.call_later(self.server.client_timeout_s, self.force_close)
 
+    def close(self) -> None:
+        # aiohttp would leave an idle connection open, and deaf, until the drain has ended: a client's next request
+        # would wait for that.
+        idle = self._waiter is not None
+        super().close()
+        if idle:
+            self.force_close()
+
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()

@@ -1,0 +1,257 @@
+"""What every `ports.Origin` must do: the fake of the engine's tests and the real client before SeaweedFS, side by side,
+so that the fake is proved honest."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from itertools import count
+
+import pytest
+
+from outrider.adapters.origin import HttpOrigin
+from outrider.core.errors import OriginBroke
+from outrider.core.model import Headers
+from outrider.core.ranges import parse_content_range
+from outrider.core.sigv4 import Credentials
+from outrider.metrics import Metrics
+from outrider.ports import Origin, OriginRequest
+from tests.support.bucket import REGION, Bucket
+from tests.support.fakes import RAMP, FakeOrigin, Fault
+from tests.support.simulator import Simulator
+from tests.support.weather import Fault as Weather
+from tests.support.weather import FaultKind
+
+NAME = "contract-origin"
+DATA = RAMP[:300_000]
+_numbers = count()
+
+
+class Keys:
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    async def current(self) -> Credentials:
+        return Credentials(self._bucket.access_key, self._bucket.secret_key, None)
+
+
+class World:
+    """An origin, and the hand that makes it break off after so many bytes or answer with a status."""
+
+    def __init__(
+        self, origin: Origin, break_after: Callable[[int], None], answer: Callable[[int], None], nowhere: Origin
+    ) -> None:
+        self.origin = origin
+        self.break_after = break_after
+        self.answer = answer
+        self.nowhere = nowhere
+
+    async def ask(self, method: str, key: str, *headers: tuple[str, str]) -> tuple[int, dict[str, str], bytes]:
+        async with self.origin.send(OriginRequest(method, NAME, key, headers=headers)) as reply:
+            async with aclosing(reply.chunks()) as chunks:
+                body = b"".join([chunk async for chunk in chunks])
+            return reply.status, dict(reply.headers), body
+
+    async def put(self, key: str, data: bytes, *headers: tuple[str, str]) -> str:
+        request = OriginRequest("PUT", NAME, key, headers=headers, body=pieces(data), body_bytes=len(data))
+        async with self.origin.send(request) as reply:
+            assert reply.status == 200
+            return dict(reply.headers)["etag"]
+
+
+async def pieces(data: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), 65_536):
+        yield data[at : at + 65_536]
+
+
+@asynccontextmanager
+async def http_world(bucket: Bucket, simulator: Simulator) -> AsyncIterator[World]:
+    bucket.make_bucket(NAME)
+
+    def origin(endpoint: str) -> HttpOrigin:
+        return HttpOrigin(endpoint, REGION, Keys(bucket), Metrics(), time.time, connections=8)
+
+    real, nowhere = origin(simulator.endpoint), origin("http://127.0.0.1:9")
+    await real.open()
+    await nowhere.open()
+
+    def break_after(count: int) -> None:
+        simulator.weather.faults = [Weather(FaultKind.TRUNCATE, after_bytes=count)]
+
+    def answer(status: int) -> None:
+        simulator.weather.faults = [Weather(FaultKind.STATUS, status=status)]
+
+    try:
+        yield World(real, break_after, answer, nowhere)
+    finally:
+        await real.close()
+        await nowhere.close()
+
+
+@asynccontextmanager
+async def fake_world() -> AsyncIterator[World]:
+    fake = FakeOrigin(chunk_bytes=65_536)
+
+    def break_after(count: int) -> None:
+        fake.faults = [Fault(break_after=count)]
+
+    def answer(status: int) -> None:
+        fake.faults = [Fault(status=status)]
+
+    yield World(fake, break_after, answer, FakeOrigin(faults=[Fault(times=None, refuse=True)]))
+
+
+@pytest.fixture(params=["fake", "http"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    if request.param == "fake":
+        async with fake_world() as world:
+            yield world
+    else:
+        bucket, simulator = request.getfixturevalue("bucket"), request.getfixturevalue("simulator")
+        async with http_world(bucket, simulator) as world:
+            yield world
+
+
+@pytest.fixture
+def key() -> str:
+    return f"k{next(_numbers)}/a b+c&ключ"
+
+
+async def test_what_was_put_is_got_with_a_strong_etag_and_its_length(world: World, key: str) -> None:
+    etag = await world.put(key, DATA)
+    status, headers, body = await world.ask("GET", key)
+    assert (status, body, headers["etag"], headers["content-length"]) == (200, DATA, etag, str(len(DATA)))
+    assert etag.startswith('"')
+
+
+@pytest.mark.parametrize(("method", "length"), [("GET", 1000), ("HEAD", 1000)])
+async def test_the_content_length_is_that_of_the_body_a_get_would_have(
+    method: str, length: int, world: World, key: str
+) -> None:
+    await world.put(key, DATA[:length])
+    async with world.origin.send(OriginRequest(method, NAME, key)) as reply:
+        assert (reply.status, reply.content_length) == (200, length)
+        got = b"".join([chunk async for chunk in reply.chunks()])
+    assert got == (DATA[:length] if method == "GET" else b"")
+
+
+@pytest.mark.parametrize(
+    ("header", "start", "stop"),
+    [("bytes=0-0", 0, 1), ("bytes=100-199999", 100, 200_000), ("bytes=299999-", 299_999, 300_000),
+     ("bytes=200000-900000", 200_000, 300_000), ("bytes=-5", 299_995, 300_000)],
+)  # fmt: skip
+async def test_a_range_is_a_206_that_says_what_it_is(
+    header: str, start: int, stop: int, world: World, key: str
+) -> None:
+    await world.put(key, DATA)
+    status, headers, body = await world.ask("GET", key, ("range", header))
+    found = parse_content_range(headers["content-range"])
+    assert found is not None
+    assert (status, body, found[0].start, found[0].stop, found[1]) == (206, DATA[start:stop], start, stop, len(DATA))
+
+
+@pytest.mark.parametrize("size", [0, 5])
+async def test_a_range_beyond_the_object_is_a_416(size: int, world: World, key: str) -> None:
+    await world.put(key, DATA[:size])
+    assert (await world.ask("GET", key, ("range", "bytes=5-9")))[0] == 416
+
+
+async def test_an_empty_object_is_a_200_without_bytes(world: World, key: str) -> None:
+    await world.put(key, b"")
+    status, headers, body = await world.ask("GET", key)
+    assert (status, body, headers["content-length"]) == (200, b"", "0")
+
+
+async def test_a_missing_key_is_a_404_with_words_for_a_get_and_none_for_a_head(world: World, key: str) -> None:
+    status, _, body = await world.ask("GET", key)
+    assert (status, b"NoSuchKey" in body) == (404, True)
+    assert (await world.ask("HEAD", key))[::2] == (404, b"")
+
+
+async def test_if_match_holds_or_is_a_412(world: World, key: str) -> None:
+    etag = await world.put(key, DATA)
+    old: Headers = (("range", "bytes=5-9"), ("if-match", etag))
+    assert (await world.ask("GET", key, *old))[::2] == (206, DATA[5:10])
+    await world.put(key, DATA[1:])
+    assert (await world.ask("GET", key, *old))[0] == 412
+
+
+async def test_if_none_match_is_a_304_until_the_version_moved(world: World, key: str) -> None:
+    etag = await world.put(key, DATA)
+    known: Headers = (("range", "bytes=0-9"), ("if-none-match", etag))
+    assert (await world.ask("GET", key, *known))[::2] == (304, b"")
+    await world.put(key, DATA[1:])
+    status, headers, body = await world.ask("GET", key, *known)
+    assert (status, body) == (206, DATA[1:11])
+    assert headers["etag"] != etag
+
+
+async def test_what_was_deleted_is_gone(world: World, key: str) -> None:
+    await world.put(key, DATA)
+    assert (await world.ask("DELETE", key))[0] == 204
+    assert (await world.ask("GET", key))[0] == 404
+
+
+@pytest.mark.parametrize("after", [1, 100_000, 299_999])
+async def test_a_body_that_ends_early_is_never_taken_for_whole(after: int, world: World, key: str) -> None:
+    await world.put(key, DATA)
+    world.break_after(after)
+    got = bytearray()
+
+    async def take() -> None:
+        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
+            async for chunk in reply.chunks():
+                got.extend(chunk)
+
+    with pytest.raises(OriginBroke):
+        await take()
+    assert bytes(got) == DATA[: len(got)]
+    assert len(got) <= after
+
+
+async def test_a_status_of_the_origin_is_a_reply_like_any_other(world: World, key: str) -> None:
+    world.answer(503)
+    status, _, body = await world.ask("GET", key)
+    assert status == 503
+    assert b"<Error>" in body
+
+
+async def test_no_reply_at_all_is_an_origin_that_broke(world: World, key: str) -> None:
+    with pytest.raises(OriginBroke):
+        async with world.nowhere.send(OriginRequest("GET", NAME, key)):
+            pass
+
+
+async def test_a_reply_that_is_left_halfway_does_no_harm_to_the_next(world: World, key: str) -> None:
+    await world.put(key, DATA)
+    for _ in range(12):  # more than there are connections
+        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
+            chunks = reply.chunks()
+            assert DATA.startswith(await anext(chunks))
+            await chunks.aclose()
+    assert (await world.ask("GET", key))[2] == DATA
+
+
+@pytest.mark.parametrize("sent", [0, 1000, 299_999])
+async def test_a_request_whose_body_fails_stores_nothing(sent: int, world: World, key: str) -> None:
+    async def failing() -> AsyncIterator[bytes]:
+        if sent:
+            yield DATA[:sent]
+        raise ValueError("the client left")
+
+    request = OriginRequest("PUT", NAME, key, body=failing(), body_bytes=len(DATA))
+    status = None
+    try:
+        async with asyncio.timeout(10), world.origin.send(request) as reply:
+            status = reply.status
+    except OriginBroke:
+        pass
+    assert status is None or status >= 400
+    assert (await world.ask("HEAD", key))[0] == 404
+
+
+async def test_the_origins_name_is_its_endpoint(world: World) -> None:
+    assert world.origin.endpoint.startswith("http://")
+    assert not world.origin.endpoint.endswith("/")

@@ -1,0 +1,276 @@
+"""The whole engine against a dict: whatever happens in whatever order, a read is of exactly one version, one that was
+current within the freshness window and is no older than our own last write."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from outrider.adapters.recovery import Recovery
+from outrider.core.errors import InvalidRange, OriginBroke, S3Error, ServiceUnavailable, VersionChanged
+from outrider.core.model import ObjectRef
+from outrider.core.payload import UNSIGNED
+from outrider.core.s3wire import classify
+from outrider.engine.asking import OriginRefused
+from outrider.engine.reads import NotCacheable
+from outrider.engine.uploads import Upload, upload_of
+from tests.support.engine import BLOCK, Engine, engine, pieces_of
+from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
+
+TTL_S = 60.0
+KEYS = ("a", "b")
+CAPACITY = 4 * (BLOCK + 4096)
+SIZES = (0, 1, 1000, BLOCK, BLOCK + 1, 3 * BLOCK + 5, 6 * BLOCK)
+
+keys = st.sampled_from(KEYS)
+starts = st.one_of(st.none(), st.sampled_from((0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 7, 5 * BLOCK)))
+lengths = st.one_of(st.none(), st.sampled_from((1, 100, BLOCK, 3 * BLOCK)))
+
+
+class AtOnce(ThreadPoolExecutor):
+    """Work is done when it is asked for: the same script always takes the same way, so that it can be shrunk."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - it is the caller's, as with threads
+            future.set_exception(error)
+        return future
+
+
+class Version:
+    """What an object was from `since` on; `data` None: it was not there."""
+
+    def __init__(self, data: bytes | None, since: float) -> None:
+        self.data = data
+        self.since = since
+        self.until = inf
+
+
+class OneVersion(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="outrider-states-"))
+        self.runner = asyncio.Runner()
+        self.origin = FakeOrigin(chunk_bytes=20_000)
+        self.clock = FakeClock()
+        self.histories = {key: [Version(None, -inf)] for key in KEYS}
+        self.floors = dict.fromkeys(KEYS, 0)  # the oldest version that may be read since our last write
+        self.number = 0
+        self.start()
+
+    def start(self) -> None:
+        async def index() -> None:
+            await self.recovery.index()
+
+        self.stack = ExitStack()
+        self.room: Engine = self.stack.enter_context(
+            engine(self.folder / "c", self.origin, capacity_bytes=CAPACITY, clock=self.clock)
+        )
+        self.room.store._threads.shutdown()
+        self.room.store._threads = AtOnce()
+        self.recovery = Recovery(self.room.store, self.room.catalog)
+        self.runner.run(index())
+
+    def teardown(self) -> None:
+        self.origin.faults = []
+        self.runner.run(self.room.tasks.settle())
+        self.stack.close()
+        self.runner.close()
+        shutil.rmtree(self.folder)
+
+    def new_data(self, size: int) -> bytes:
+        self.number += 1
+        return ramp(size, start=self.number * 7)
+
+    def happened(self, key: str, data: bytes | None) -> None:
+        history = self.histories[key]
+        history[-1].until = self.clock.now
+        history.append(Version(data, self.clock.now))
+
+    # -- the world ------------------------------------------------------------------------------------------------
+
+    @rule(key=keys, size=st.sampled_from(SIZES))
+    def others_write(self, key: str, size: int) -> None:
+        data = self.new_data(size)
+        self.origin.put(ObjectRef("bkt", key), data)
+        self.happened(key, data)
+
+    @rule(key=keys)
+    def others_delete(self, key: str) -> None:
+        self.origin.delete(ObjectRef("bkt", key))
+        self.happened(key, None)
+
+    @rule(seconds=st.sampled_from((1.0, 6.0, 30.0, 59.0, 61.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(
+        fault=st.sampled_from(("break", "break at once", "503", "down", "shift")), times=st.integers(1, 6),
+        after=st.sampled_from((1, 5000, 30_000)),
+    )  # fmt: skip
+    def the_weather_turns(self, fault: str, times: int, after: int) -> None:
+        made = {
+            "break": Fault(times, method="GET", break_after=after),
+            "break at once": Fault(times, method="GET", break_after=0),
+            "503": Fault(times, status=503),
+            "down": Fault(times, refuse=True),
+            "shift": Fault(times, method="GET", shift=1),
+        }[fault]
+        self.origin.faults.append(made)
+
+    @rule()
+    def the_weather_clears(self) -> None:
+        self.origin.faults = []
+
+    @rule(at=st.integers(0, 10**6), pick=st.integers(0, 20))
+    def a_block_rots(self, at: int, pick: int) -> None:
+        # Only what this process has not verified yet: `verify=first` trusts what it wrote or read whole.
+        unverified = self.room.store.unverified()
+        if not unverified:
+            return
+        path = self.room.store.directory.path_of(unverified[pick % len(unverified)])
+        raw = bytearray(path.read_bytes())
+        raw[at % len(raw)] ^= 0x55
+        path.write_bytes(raw)
+
+    # -- us -------------------------------------------------------------------------------------------------------
+
+    @rule(clean=st.booleans())
+    def we_restart(self, clean: bool) -> None:
+        async def stop() -> None:
+            await self.room.tasks.cancel()
+            if clean:
+                await self.recovery.save()
+
+        self.runner.run(stop())
+        self.stack.close()
+        self.start()
+
+    @rule(key=keys, size=st.sampled_from(SIZES), kind=st.sampled_from(("PUT", "DELETE", "DELETE objects")))
+    def we_write(self, key: str, size: int, kind: str) -> None:
+        data = self.new_data(size) if kind == "PUT" else None
+        self.runner.run(self._write(key, data, kind))
+
+    async def _write(self, key: str, data: bytes | None, kind: str) -> None:
+        async def source() -> object:
+            yield data
+
+        ref = ObjectRef("bkt", key)
+        before = self.origin.objects.get(ref)
+        upload = Upload() if data is None else upload_of((), UNSIGNED, None, source(), len(data))  # type: ignore[arg-type]
+        if kind == "DELETE objects":
+            operation, names = classify("POST", "/bkt?delete", ()), [key]
+        else:
+            operation, names = classify(kind, f"/bkt/{key}", ()), None
+        try:
+            answer = await self.room.forwards.send(operation, (), upload, names)
+        except ServiceUnavailable:
+            return
+        if kind == "DELETE objects" and answer.status == 200:
+            self.origin.delete(ref)  # the fake does not read the body
+        await answer.body.aclose()
+        if answer.status < 300 or self.origin.objects.get(ref) is not before:
+            self.happened(key, data)
+            self.floors[key] = len(self.histories[key]) - 1
+
+    @rule(key=keys, start=starts, length=lengths, readers=st.integers(1, 3))
+    def we_read(self, key: str, start: int | None, length: int | None, readers: int) -> None:
+        async def reads() -> None:
+            await asyncio.gather(*(self._read(key, start, length) for _ in range(readers)))
+
+        self.runner.run(reads())
+
+    async def _read(self, key: str, start: int | None, length: int | None) -> None:
+        stormy = any(fault.times for fault in self.origin.faults)
+        headers = {}
+        if start is not None:
+            headers["range"] = f"bytes={start}-{'' if length is None else start + length - 1}"
+        elif length is not None:
+            headers["range"] = f"bytes=-{length}"
+        got = bytearray()
+        whole = False
+        try:
+            answer = await self.room.reads.get(ObjectRef("bkt", key), headers)
+            assert answer.body is not None
+            try:
+                async for piece in pieces_of(answer.body):
+                    got += piece
+                whole = True
+                assert len(got) == answer.length
+            except VersionChanged:
+                pass  # cut in mid-body, which the client sees; what he has until then is still of one version
+            except (OriginBroke, OriginRefused):
+                assert stormy
+        except InvalidRange:
+            allowed = [one for one in self._allowed(key) if one is not None and _slice(one, start, length) is None]
+            assert allowed
+            return
+        except OriginRefused as refused:
+            status = refused.status
+            assert stormy or (status == 404 and None in self._allowed(key))
+            return
+        except NotCacheable:
+            return  # forwarded: the origin answers itself
+        except S3Error:
+            assert stormy
+            return
+        slices = [_slice(data, start, length) for data in self._allowed(key) if data is not None]
+        if whole:
+            assert bytes(got) in slices
+        else:
+            assert any(one is not None and one.startswith(bytes(got)) for one in slices)
+
+    def _allowed(self, key: str) -> list[bytes | None]:
+        return [
+            version.data
+            for number, version in enumerate(self.histories[key])
+            if number >= self.floors[key] and version.until > self.clock.now - TTL_S
+        ]
+
+    # -- always ---------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_budget_holds(self) -> None:
+        assert 0 <= self.room.store.used_bytes <= CAPACITY
+
+    @invariant()
+    def nobody_failed_in_the_background(self) -> None:
+        assert not self.room.tasks.failures
+
+    @rule()
+    def all_settles(self) -> None:
+        self.runner.run(self.room.tasks.settle())
+        assert len(self.room.flights) == 0
+        assert not any(slot.in_use for slot in self.room.store._slots.values())
+        assert self.room.store.used_bytes == sum(slot.disk_bytes for slot in self.room.store._slots.values())
+
+
+def _slice(data: bytes, start: int | None, length: int | None) -> bytes | None:
+    """The bytes that the Range names; None: there are none, which is a 416."""
+    if start is None and length is None:
+        return data
+    if start is None:
+        part = data[-length:] if length else b""
+    else:
+        part = data[start:] if length is None else data[start : start + length]
+    return part or None
+
+
+OneVersion.TestCase.settings = settings(
+    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestOneVersion = pytest.mark.timeout(100)(OneVersion.TestCase)

@@ -1,0 +1,82 @@
+"""What the tests start ends with them, even when they are killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.child import Child, free_ports, scratch_directory
+
+REPOSITORY = Path(__file__).parents[2]
+GONE_S = 10.0
+
+# A parent whose child has a child of its own; prints the numbers of both.
+_PARENT = """
+import sys
+from pathlib import Path
+from tests.support.child import Child
+directory = Path(sys.argv[1])
+child = Child(["/bin/sh", "-c", "sleep 1000 & echo $!; wait"], log=directory / "log", scratch=[directory])
+child.wait_until(lambda: b"\\n" in child.log.read_bytes(), what="the shell", deadline_s=10)
+print(child.process.pid, child.log.read_text(), flush=True)
+sys.stdin.read()
+"""
+
+
+def wait_until_gone(pidfd: int) -> None:
+    readable, _, _ = select.select([pidfd], [], [], GONE_S)
+    os.close(pidfd)
+    assert readable, "still running"
+
+
+def test_a_killed_parent_leaves_neither_process_nor_directory(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, str(scratch)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY
+    )
+    assert parent.stdout is not None
+    pidfds = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
+    assert len(pidfds) == 2
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    for pidfd in pidfds:
+        wait_until_gone(pidfd)
+    # The watchdog removes it right after the kill; nothing tells when, so look until it is so.
+    until = time.monotonic() + GONE_S
+    while scratch.exists():
+        assert time.monotonic() < until, "the directory is still there"
+
+
+def test_stop_ends_the_whole_session_and_gives_the_status(tmp_path: Path) -> None:
+    argv = ["/bin/sh", "-c", "sleep 1000 & echo $!; trap 'exit 7' TERM; wait"]
+    child = Child(argv, log=tmp_path / "log")
+    child.wait_until(lambda: b"\n" in child.log.read_bytes(), what="the shell", deadline_s=10)
+    grandchild = os.pidfd_open(int(child.log.read_text()))
+    assert child.stop() == 7
+    wait_until_gone(grandchild)
+
+
+def test_a_start_that_fails_shows_the_log(tmp_path: Path) -> None:
+    child = Child(["/bin/sh", "-c", "echo no such luck; exit 3"], log=tmp_path / "log")
+    with pytest.raises(RuntimeError, match=r"the shell ended with status 3:\nno such luck"):
+        child.wait_until(lambda: False, what="the shell", deadline_s=10)
+    assert child.stop() == 3
+
+
+def test_a_scratch_directory_is_gone_afterwards() -> None:
+    with scratch_directory("outrider-test-") as directory:
+        (directory / "file").write_text("x")
+    assert not directory.exists()
+
+
+def test_free_ports_are_all_different() -> None:
+    ports = free_ports(50)
+    assert len(set(ports)) == 50

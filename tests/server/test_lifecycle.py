@@ -1,0 +1,314 @@
+"""Start, stop and the troubles in between, as whoever runs `outrider serve` sees them."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.child import program
+from tests.support.proxy import Proxy, ServedProxy, s3_client
+from tests.support.rawhttp import RawConnection, ask
+from tests.support.weather import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+    from tests.support.simulator import Simulator
+
+MIB = 1024 * 1024
+RAMP = (bytes(range(251)) * (20 * MIB // 251 + 1))[: 20 * MIB]
+NAME = "lifecycle"
+TARGET = f"/{NAME}/ramp"
+START_DEADLINE_S = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    client.put_object(Bucket=NAME, Key="ramp", Body=RAMP)
+    client.close()
+
+
+def refused(served: ServedProxy) -> str:
+    """What a start that must fail says on stderr."""
+    done = subprocess.run(
+        served.argv, env=served.environment, capture_output=True, text=True, timeout=START_DEADLINE_S, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_cache_directory_that_cannot_be_written_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for where in (str(tmp_path / "file" / "cache"), "/proc/outrider", "/dev/null"):
+        said = refused(ServedProxy(bucket, tmp_path, cache_dir=where))
+        assert where in said
+        assert "--cache-dir" in said
+
+
+def test_a_cache_directory_of_another_format_is_refused_and_left_as_it_is(bucket: Bucket, tmp_path: Path) -> None:
+    marker = tmp_path / "cache" / "outrider-cache"
+    marker.parent.mkdir()
+    marker.write_text("outrider cache, layout 99\n")
+    said = refused(ServedProxy(bucket, tmp_path))
+    assert str(marker.parent) in said
+    assert marker.read_text() == "outrider cache, layout 99\n"
+
+
+def test_a_cache_directory_in_use_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    with ServedProxy(bucket, tmp_path) as first:
+        said = refused(ServedProxy(bucket, tmp_path))
+        assert str(first.cache_dir) in said
+        assert ask(first.address, "GET", TARGET).body == RAMP
+
+
+def test_a_port_in_use_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for flag in ("listen", "admin"):
+            said = refused(ServedProxy(bucket, tmp_path, **{flag: f"127.0.0.1:{port}"}))
+            assert str(port) in said
+            assert "in use" in said
+
+
+def test_a_certificate_that_is_none_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "nonsense").write_text("nonsense")
+    for path in ("nonsense", "nothing"):
+        flags = {"tls_cert": str(tmp_path / path), "tls_key": str(tmp_path / path)}
+        assert "--tls-cert" in refused(ServedProxy(bucket, tmp_path, **flags))
+
+
+def _readiness(admin: str) -> int:
+    try:
+        with urllib.request.urlopen(f"{admin}/readyz", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    except urllib.error.URLError:
+        return 0
+
+
+def test_sigterm_lets_a_read_under_way_end_whole_and_the_next_start_hits(
+    bucket: Bucket, simulator: Simulator, tmp_path: Path
+) -> None:
+    simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
+    with ServedProxy(bucket, tmp_path, simulator.endpoint) as served:
+        with RawConnection(served.address) as reader, RawConnection(served.address) as idle:
+            assert idle.ask("HEAD", "/no-such-bucket-at-all/key").status == 404
+            reader.send(f"GET {TARGET} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            head = reader.read_head()
+            assert head.read(MIB) == RAMP[:MIB]
+            assert _readiness(served.admin) == 200
+            served.send(signal.SIGTERM)
+            # An idle connection is the first to see it.
+            assert idle.is_closed_by_peer()
+            assert _readiness(served.admin) in (0, 503)
+            with pytest.raises(ConnectionRefusedError):
+                RawConnection(served.address)
+            simulator.release()
+            assert head.read() == RAMP[MIB:]
+        assert served.wait() == 0
+        assert (served.cache_dir / "index").exists()
+        served.start()
+        served.wait_for("index ready")
+        answer = ask(served.address, "GET", TARGET)
+        assert (answer.headers["x-cache"], answer.body) == ("HIT", RAMP)
+        assert not (served.cache_dir / "index").exists(), "a snapshot is used once"
+        served.send(signal.SIGINT)
+        assert served.wait() == 0
+
+
+def test_a_drain_ends_at_its_limit(bucket: Bucket, simulator: Simulator, tmp_path: Path) -> None:
+    simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
+    (tmp_path / "config.toml").write_text("drain_s = 0.2\n")
+    with ServedProxy(bucket, tmp_path, simulator.endpoint, config=str(tmp_path / "config.toml")) as served:
+        with RawConnection(served.address) as reader:
+            reader.send(f"GET {TARGET} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            reader.read_head().read(MIB)
+            served.send(signal.SIGTERM)
+            assert served.wait() == 0
+        assert served.lines("stopping with requests under way")
+        assert not [line for line in served.lines() if "traceback" in line]
+
+
+def test_after_sigkill_the_scan_finds_what_was_here(bucket: Bucket, tmp_path: Path) -> None:
+    with ServedProxy(bucket, tmp_path) as served:
+        ask(served.address, "GET", TARGET)
+        assert ask(served.address, "GET", TARGET).headers["x-cache"] == "HIT"
+        (served.cache_dir / "tmp" / ("0" * 32 + ".7")).write_bytes(b"half a block")
+        served.send(signal.SIGKILL)
+        assert served.wait() == -signal.SIGKILL
+        served.start()
+        served.wait_for("index ready")
+        answer = ask(served.address, "GET", TARGET)
+        assert (answer.headers["x-cache"], answer.body) == ("HIT", RAMP)
+        assert list((served.cache_dir / "tmp").iterdir()) == []
+
+
+def test_a_damaged_block_is_a_miss_and_the_right_bytes(bucket: Bucket, tmp_path: Path) -> None:
+    with Proxy(bucket) as proxy:
+        ask(proxy.address, "GET", TARGET)
+        proxy.settle()
+        proxy.stop()
+        for block in (proxy.cache_dir / "v1").glob("*/*/*"):
+            with block.open("r+b") as file:
+                file.seek(-1, 2)
+                file.write(b"!")
+        proxy.start()
+        assert ask(proxy.address, "GET", TARGET).body == RAMP
+        assert proxy.metric("outrider_bad_blocks_total") == 3
+
+
+def test_reads_outlive_the_cache_directory(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    client = bucket.client()
+    for key in ("cold-1", "cold-2", "cold-3"):
+        client.put_object(Bucket=NAME, Key=key, Body=RAMP[: 3 * MIB])
+    client.close()
+    with Proxy(bucket, block_size="1MiB") as proxy:
+        ask(proxy.address, "GET", TARGET)
+        shutil.rmtree(proxy.cache_dir)
+        for key in ("cold-1", "ramp", "cold-2", "cold-3", "ramp", "cold-1"):
+            answer = ask(proxy.address, "GET", f"/{NAME}/{key}")
+            assert answer.status == 200
+            assert answer.body == (RAMP if key == "ramp" else RAMP[: 3 * MIB])
+        proxy.settle()
+        assert proxy.metric("outrider_store_errors_total") > 0
+    warned = [record.getMessage() for record in caplog.records if record.name == "outrider.adapters.disk"]
+    assert 1 <= len(warned) <= 4, f"once for each kind of trouble: {warned}"
+
+
+@pytest.mark.parametrize("size", ["0", "600KiB", "1028KiB", "3200KiB"])
+def test_a_cache_that_is_too_small_relays_the_right_bytes_and_keeps_its_budget(bucket: Bucket, size: str) -> None:
+    with Proxy(bucket, cache_size=size, block_size="1MiB") as proxy:
+        budget = int(size.removesuffix("KiB")) * 1024
+        store = proxy.outrider.store
+
+        def read(offset: int) -> bool:
+            with RawConnection(proxy.address) as connection:
+                head = f"GET {TARGET} HTTP/1.1\r\nhost: x\r\nrange: bytes={offset}-\r\n\r\n"
+                connection.send(head.encode())
+                answer, got = connection.read_head(), b""
+                while piece := answer.read(256 * 1024):
+                    got += piece
+                    assert store.used_bytes <= budget
+                    assert on_disk() <= budget
+            return got == RAMP[offset:]
+
+        def on_disk() -> int:
+            sizes = 0
+            for file in proxy.cache_dir.glob("v1/*/*/*"):
+                try:
+                    sizes += file.stat().st_size
+                except FileNotFoundError:
+                    continue
+            return sizes
+
+        with ThreadPoolExecutor(4) as readers:
+            assert all(readers.map(read, [0, 5 * MIB + 3, 0, 17 * MIB - 1]))
+        proxy.settle()
+        assert store.used_bytes <= budget
+        assert proxy.metric("outrider_relays_total") > 0 or len(store) > 0
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    where = tmp_path_factory.mktemp("tls")
+    try:
+        openssl = program("openssl")
+    except FileNotFoundError:
+        pytest.skip("no openssl here to make a certificate with")
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=outrider-test", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", where / "key.pem", "-out", where / "cert.pem"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return where / "cert.pem", where / "key.pem"
+
+
+@pytest.fixture
+def tls(bucket: Bucket, certificate: tuple[Path, Path]) -> Iterator[tuple[Proxy, Any]]:
+    cert, key = certificate
+    with Proxy(bucket, tls_cert=cert, tls_key=key) as proxy:
+        client = s3_client(proxy.endpoint, verify=str(cert))
+        yield proxy, client
+        client.close()
+
+
+def test_tls_serves_and_takes_objects(tls: tuple[Proxy, Any], bucket: Bucket) -> None:
+    proxy, client = tls
+    assert proxy.endpoint.startswith("https://")
+    for _ in range(2):
+        answer = client.get_object(Bucket=NAME, Key="ramp")
+        assert answer["Body"].read() == RAMP
+        proxy.settle()
+    assert answer["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == "HIT"
+    # Over https boto3 sends aws-chunked with a trailer.
+    client.put_object(Bucket=NAME, Key="by-tls", Body=RAMP[: 9 * MIB])
+    direct = bucket.client()
+    told = direct.get_object(Bucket=NAME, Key="by-tls")
+    assert told["Body"].read() == RAMP[: 9 * MIB]
+    assert told.get("ContentEncoding", "") == ""
+    direct.close()
+    assert client.get_object(Bucket=NAME, Key="by-tls", Range="bytes=5-9")["Body"].read() == RAMP[5:10]
+
+
+def test_a_tls_reader_that_leaves_is_forgotten(tls: tuple[Proxy, Any]) -> None:
+    proxy, client = tls
+    client.get_object(Bucket=NAME, Key="ramp")["Body"].close()
+    proxy.settle()
+    assert client.get_object(Bucket=NAME, Key="ramp")["Body"].read() == RAMP
+
+
+def test_plain_http_on_the_tls_port_is_cut(tls: tuple[Proxy, Any]) -> None:
+    proxy, client = tls
+    with RawConnection(proxy.address) as connection:
+        connection.send(f"GET {TARGET} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert connection.is_closed_by_peer()
+    assert client.head_object(Bucket=NAME, Key="ramp")
+
+
+def test_virtual_host_style_names_the_same_objects(bucket: Bucket) -> None:
+    with Proxy(bucket, domain=("s3.test", "other.test")) as proxy:
+        port = proxy.address[1]
+        hosts = [f"{NAME}.s3.test", f"{NAME}.s3.test:{port}", f"{NAME}.other.test", f"{NAME.upper()}.S3.TEST".lower()]
+        for host in hosts:
+            with RawConnection(proxy.address) as connection:
+                connection.send(f"GET /ramp HTTP/1.1\r\nhost: {host}\r\nrange: bytes=5-9\r\n\r\n".encode())
+                assert connection.read_answer().body == RAMP[5:10]
+        proxy.settle()
+        assert ask(proxy.address, "GET", TARGET, [("range", "bytes=5-9")]).headers["x-cache"] == "HIT"
+        with RawConnection(proxy.address) as connection:
+            connection.send(f"GET /?list-type=2 HTTP/1.1\r\nhost: {NAME}.s3.test\r\n\r\n".encode())
+            assert b"<Key>ramp</Key>" in connection.read_answer().body
+            connection.send(b"GET / HTTP/1.1\r\nhost: s3.test\r\n\r\n")
+            assert b"ListAllMyBucketsResult" in connection.read_answer().body
+            connection.send(b"GET /ramp HTTP/1.1\r\nhost: -.s3.test\r\n\r\n")
+            assert connection.read_answer().code == "InvalidBucketName"
+
+
+def test_a_cache_in_memory_hits_and_leaves_nothing(bucket: Bucket) -> None:
+    with Proxy(bucket, cache_dir="memory", cache_size="64MiB") as proxy:
+        for _ in range(2):
+            answer = ask(proxy.address, "GET", TARGET)
+            assert answer.body == RAMP
+            proxy.settle()
+        assert answer.headers["x-cache"] == "HIT"
+        where = proxy.outrider.store.directory.root
+        assert where.is_dir()
+    assert not where.exists()
