@@ -55,6 +55,8 @@ class Outrider:
     listen: str = ""
     admin: str = ""
     ready: bool = False
+    indexed: bool = False
+    """What the cache directory held at the start is known; until then it may be a miss."""
 
     @property
     def endpoint(self) -> str:
@@ -66,6 +68,7 @@ class Outrider:
         return {
             "version": __version__,
             "ready": self.ready,
+            "indexed": self.indexed,
             "listen": self.listen,
             "origin": self.settings.origin,
             "blocks": len(self.store),
@@ -102,7 +105,7 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
         await origin.open()
         stack.push_async_callback(origin.close)
         outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, tasks, stack)
-        recovering = tasks.spawn(_recover(recovery), "recovery")
+        recovering = tasks.spawn(_recover(outrider, recovery), "recovery")
         s3 = await _serve(outrider, stack)
         log.info("ready", extra={"listen": outrider.listen, "admin": outrider.admin, "origin": origin.endpoint,
                                  "cache_dir": str(directory.root), "version": __version__})  # fmt: skip
@@ -153,8 +156,9 @@ def _access(settings: Settings) -> Access:
     )
 
 
-async def _recover(recovery: Recovery) -> None:
+async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     await recovery.index()
+    outrider.indexed = True
     await recovery.scrub()
 
 

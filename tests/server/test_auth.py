@@ -81,7 +81,7 @@ def told(proxy: Proxy, bucket: Bucket, caplog: pytest.LogCaptureFixture) -> Iter
     texts += [ask(admin_address(proxy), "GET", path).body.decode() for path in ("/metrics", "/status")]
     texts += [
         f"{record.getMessage()} {vars(record)}"
-        for record in caplog.get_records("call")
+        for record in (*caplog.get_records("call"), *caplog.records)
         if record.name.startswith("outrider")
     ]
     assert any("outrider.access" in text for text in texts), "the log was not seen"

@@ -125,7 +125,6 @@ def test_sigterm_lets_a_read_under_way_end_whole_and_the_next_start_hits(
         assert served.wait() == 0
         assert (served.cache_dir / "index").exists()
         served.start()
-        served.wait_for("index ready")
         answer = ask(served.address, "GET", TARGET)
         assert (answer.headers["x-cache"], answer.body) == ("HIT", RAMP)
         assert not (served.cache_dir / "index").exists(), "a snapshot is used once"
@@ -149,12 +148,12 @@ def test_a_drain_ends_at_its_limit(bucket: Bucket, simulator: Simulator, tmp_pat
 def test_after_sigkill_the_scan_finds_what_was_here(bucket: Bucket, tmp_path: Path) -> None:
     with ServedProxy(bucket, tmp_path) as served:
         ask(served.address, "GET", TARGET)
+        served.settle()
         assert ask(served.address, "GET", TARGET).headers["x-cache"] == "HIT"
         (served.cache_dir / "tmp" / ("0" * 32 + ".7")).write_bytes(b"half a block")
         served.send(signal.SIGKILL)
         assert served.wait() == -signal.SIGKILL
         served.start()
-        served.wait_for("index ready")
         answer = ask(served.address, "GET", TARGET)
         assert (answer.headers["x-cache"], answer.body) == ("HIT", RAMP)
         assert list((served.cache_dir / "tmp").iterdir()) == []

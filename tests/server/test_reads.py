@@ -268,6 +268,7 @@ def test_a_presigned_url_is_served_from_here(proxy: Proxy) -> None:
         url = client.generate_presigned_url("get_object", Params={"Bucket": NAME, "Key": "five"})
         target = url.removeprefix(proxy.endpoint)
         assert ask(proxy.address, "GET", target).body == RAMP[: 5 * MIB]
+        proxy.settle()
         assert ask(proxy.address, "GET", target, [("range", "bytes=3-5")]).headers["x-cache"] == "HIT"
 
 

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from unittest.mock import patch
@@ -122,7 +123,7 @@ class Proxy:
         self.on_loop(settled)
 
     def start(self) -> None:
-        """Raises what `running` raises."""
+        """Returns when it serves and knows what its cache directory holds. Raises what `running` raises."""
         started, self._error = threading.Event(), None
         with patch.dict(os.environ, self._environment):
             settings = outrider_settings.load(self._settings, environ={})
@@ -179,6 +180,9 @@ class Proxy:
         async with running(settings) as self._outrider:
             # The credentials are looked for now, while this thread's environment has them.
             await self._outrider.credentials.current()
+            async with asyncio.timeout(START_DEADLINE_S):
+                while not self._outrider.indexed:
+                    await asyncio.sleep(0.001)
             started.set()
             await self._stopping.wait()
 
@@ -230,14 +234,24 @@ class ServedProxy:
         return [line for line in parsed if event in (None, line["event"])]
 
     def start(self) -> None:
+        """Returns when it serves and knows what its cache directory holds."""
         self._child = Child(self.argv, log=self.log, env=self.environment, grace_s=STOP_DEADLINE_S)
-        self._child.wait_until(lambda: bool(self.lines("ready")), what="outrider serve", deadline_s=START_DEADLINE_S)
+        self._wait_until(lambda: bool(self.lines("ready") and self.lines("index ready")), "outrider serve")
         self.ready_line = self.lines("ready")[-1]
 
-    def wait_for(self, event: str) -> None:
-        """Until the log has a line of `event`."""
+    def settle(self) -> None:
+        """Wait until no request and no fill is under way."""
+
+        def settled() -> bool:
+            with urllib.request.urlopen(f"{self.admin}/status", timeout=START_DEADLINE_S) as answer:
+                status = json.load(answer)
+            return bool(status["requests"] == status["fills"] == 0)
+
+        self._wait_until(settled, "an idle proxy")
+
+    def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
         assert self._child is not None
-        self._child.wait_until(lambda: bool(self.lines(event)), what=event, deadline_s=START_DEADLINE_S)
+        self._child.wait_until(ready, what=what, deadline_s=START_DEADLINE_S)
 
     def send(self, number: signal.Signals) -> None:
         assert self._child is not None

@@ -16,6 +16,7 @@ from outrider.adapters.system import set_up_logs
 from outrider.app import Outrider, running
 from outrider.cli import child, environment, options
 from outrider.cli.summary import Summary
+from outrider.core.errors import OriginBroke
 from outrider.settings import Settings, SettingsError
 
 SummaryForm = Literal["text", "json", "none"]
@@ -121,12 +122,11 @@ async def _child(outrider: Outrider, command: list[str], signals: child.Signals)
     signals.to(process)
     # The AWS chain is walked while the child starts, so that its first read need not wait for that; not before, since
     # the import of it would delay the child by half a second.
-    finding = asyncio.create_task(outrider.credentials.current(), name="credentials")
+    finding = asyncio.create_task(outrider.credentials.find_early(), name="credentials")
     try:
         return child.status_of(await process.wait())
     finally:
         finding.cancel()
-        # Its error, if any, is that of every read, and told there.
         await asyncio.gather(finding, return_exceptions=True)
 
 
@@ -139,6 +139,8 @@ async def _has_no_keys(credentials: AwsCredentials) -> bool:
             return await credentials.current() is None
     except TimeoutError:
         return True
+    except OriginBroke:
+        return False  # a way to credentials is named, and fails: each read will say how
 
 
 def _reachable(url: str) -> str:

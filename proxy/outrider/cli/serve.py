@@ -53,8 +53,10 @@ async def _serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        async with running(settings):
+        async with running(settings) as outrider:
+            finding = asyncio.create_task(outrider.credentials.find_early(), name="credentials")
             await stop.wait()
+            finding.cancel()
     except (UnusableCacheDir, SettingsError) as error:
         raise options.refused(error) from error
     except OSError as error:
