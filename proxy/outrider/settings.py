@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -23,7 +24,6 @@ _ENV_PREFIX = "OUTRIDER_"
 _UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "kib": 2**10, "m": 10**6, "mb": 10**6, "mib": 2**20,
           "g": 10**9, "gb": 10**9, "gib": 2**30, "t": 10**12, "tb": 10**12, "tib": 2**40}  # fmt: skip
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*|%)", re.ASCII)
-_LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 class SettingsError(ValueError):
@@ -243,7 +243,10 @@ def _names() -> str:
 
 def _is_loopback(address: str) -> bool:
     host = address.rpartition(":")[0].strip("[]")
-    return host in _LOOPBACK_HOSTS or host.startswith("127.")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"  # any other name is whatever a resolver says
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from outrider.core.eviction import POLICIES
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore
-from tests.support.fakes import FakeClock, ramp
+from tests.support.fakes import AtOnce, FakeClock, ramp
 
 BLOCK = 8 * 1024
 FILE = BLOCK + PAGE_BYTES
@@ -240,6 +240,27 @@ async def test_blocks_that_come_all_at_once_evict_no_more_than_they_need(root: P
     assert len(disk.store) == 12
     assert disk.metrics.value("outrider_evicted_blocks_total") == 5
     assert [meta.index for meta in disk.store.blocks()][:6] == [5, 6, 7, 8, 9, 10]
+    disk.close()
+
+
+@pytest.mark.parametrize("steps", range(20))
+async def test_room_that_one_makes_is_not_taken_by_another(steps: int, root: Path) -> None:
+    # Threads that answer at once make every order of the two repeatable.
+    disk = Disk(root, 2 * FILE)
+    await disk.write(meta_of(0), meta_of(1))
+    disk.store._threads.shutdown()
+    disk.store._threads = AtOnce()
+    one = asyncio.create_task(disk.store.create(meta_of(2)))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    other = asyncio.create_task(disk.store.create(meta_of(3)))
+    while not (one.done() and other.done()):
+        disk.keep_budget()
+        await asyncio.sleep(0)
+    disk.keep_budget()
+    assert disk.metrics.value("outrider_evicted_blocks_total") == 2
+    for task in (one, other):
+        await (await task).abort()
     disk.close()
 
 

@@ -146,6 +146,13 @@ async def test_conditions_are_answered_here(room: Engine) -> None:
     assert await taken(answer) == DATA
 
 
+async def test_an_etag_that_we_have_not_heard_of_is_asked_about_before_it_is_refused(room: Engine) -> None:
+    await taken(await room.reads.get(REF, {}))
+    newer = b"written past the proxy, within the freshness of what it knows"
+    etag = room.origin.put(REF, newer)
+    assert await taken(await room.reads.get(REF, {"if-match": etag})) == newer
+
+
 async def test_a_checksum_of_the_whole_stands_on_the_whole_and_only_where_asked(room: Engine) -> None:
     room.origin.put(REF, DATA, (("x-amz-checksum-crc32", "AAAA"),))
     asked = {"x-amz-checksum-mode": "ENABLED"}

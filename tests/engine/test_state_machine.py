@@ -6,12 +6,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,7 +24,7 @@ from outrider.engine.asking import OriginRefused
 from outrider.engine.reads import NotCacheable, ReadAnswer
 from outrider.engine.uploads import Upload, upload_of
 from tests.support.engine import BLOCK, Engine, engine, pieces_of
-from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
+from tests.support.fakes import AtOnce, FakeClock, FakeOrigin, Fault, ramp
 
 TTL_S = 60.0
 KEYS = ("a", "b")
@@ -37,18 +34,6 @@ SIZES = (0, 1, 1000, BLOCK, BLOCK + 1, 3 * BLOCK + 5, 6 * BLOCK)
 keys = st.sampled_from(KEYS)
 starts = st.one_of(st.none(), st.sampled_from((0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 7, 5 * BLOCK)))
 lengths = st.one_of(st.none(), st.sampled_from((1, 100, BLOCK, 3 * BLOCK)))
-
-
-class AtOnce(ThreadPoolExecutor):
-    """Work is done when it is asked for: the same script always takes the same way, so that it can be shrunk."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - it is the caller's, as with threads
-            future.set_exception(error)
-        return future
 
 
 class Version:

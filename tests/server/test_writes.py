@@ -131,6 +131,17 @@ def test_every_kind_of_write_makes_the_next_read_ask(proxy: Proxy, direct: Any) 
     assert stored(direct, "changed") is None
 
 
+def test_a_read_during_a_write_does_not_outlive_it(proxy: Proxy, direct: Any) -> None:
+    """The old version, learned after the write began and before it was committed, is not believed after it."""
+    direct.put_object(Bucket=NAME, Key="overtaken", Body=b"old version")
+    with RawConnection(proxy.address) as writer:
+        writer.send(f"PUT /{NAME}/overtaken HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\nnew ".encode())
+        assert read(proxy, "overtaken") == b"old version"
+        writer.send(b"version")
+        assert writer.read_answer("PUT").status == 200
+    assert read(proxy, "overtaken") == b"new version"
+
+
 def test_a_form_upload_makes_the_next_read_ask(proxy: Proxy, direct: Any) -> None:
     direct.put_object(Bucket=NAME, Key="form", Body=b"old")
     assert read(proxy, "form") == b"old"

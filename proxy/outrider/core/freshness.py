@@ -64,6 +64,8 @@ def evaluate(headers: Mapping[str, str], version: ObjectVersion) -> Verdict:
     If-Match that holds makes If-Unmodified-Since moot, and If-None-Match makes If-Modified-Since moot (S3's own
     rule, GetObject). A date that does not parse is ignored.
     """
+    if not any(name in headers for name in CONDITIONALS):
+        return Verdict.SERVE
     modified = _date(dict(version.headers).get("last-modified"))
     if (wanted := headers.get("if-match")) is not None:
         if not _names(wanted, version.etag):

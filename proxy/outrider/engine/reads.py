@@ -151,13 +151,9 @@ class Reads:
 
     async def head(self, ref: ObjectRef, headers: Mapping[str, str]) -> ReadAnswer:
         """Raises what `get` raises."""
-        version = self._catalog.fresh(ref)
-        cache = CacheStatus.HIT
+        version, cache = self._fresh(ref, headers), CacheStatus.HIT
         if version is None:
             version, cache = await self._ask(ref, None), CacheStatus.MISS
-        return self._head_of(version, headers, cache)
-
-    def _head_of(self, version: ObjectVersion, headers: Mapping[str, str], cache: CacheStatus) -> ReadAnswer:
         if (early := _conditional(version, headers, cache)) is not None:
             return early
         extent = _extent_of(headers, version)
@@ -173,7 +169,7 @@ class Reads:
         """
         for _ in range(_BEGINNINGS):
             try:
-                version = self._catalog.fresh(ref) or await self._ask(ref, _first_byte(headers))
+                version = self._fresh(ref, headers) or await self._ask(ref, _first_byte(headers))
             except OriginRefused as refused:
                 if not refused.body:
                     # Asked by HEAD, whose refusals have no words: the origin says them to the GET itself.
@@ -197,6 +193,15 @@ class Reads:
         raise NotCacheable(f"{ref} changed {_BEGINNINGS} times under one read")
 
     # -- which version ------------------------------------------------------------------------------------------
+
+    def _fresh(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion | None:
+        """The version to answer from without asking; None: ask."""
+        version = self._catalog.fresh(ref)
+        # A condition that fails on what we remember may hold on what the origin has: somebody who wrote past us asks
+        # for his new ETag. Only the origin refuses.
+        if version is not None and evaluate(headers, version) is Verdict.FAILED:
+            return None
+        return version
 
     async def _ask(self, ref: ObjectRef, first_byte: int | None) -> ObjectVersion:
         """The version that the origin has now. `first_byte` None: ask by HEAD; else by a GET that brings the block
