@@ -1,0 +1,1 @@
+"""One suite per port, run for each adapter and each fake."""

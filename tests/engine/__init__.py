@@ -1,0 +1,1 @@
+"""The engine with fakes at its ports: gates and a fake clock, no sleeps."""

@@ -1,0 +1,1 @@
+"""Pure code against models too simple to be wrong."""
