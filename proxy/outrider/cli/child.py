@@ -53,7 +53,8 @@ class Signals:
         """From here on `child` gets them; also the one that came while it was being started."""
         self._child = child
         if self.ended_by is not None:
-            self._send(self.ended_by)
+            # The caller looked before it forked, so this one came after, and the terminal gave it to the child as well.
+            self._pass_on(self.ended_by)
 
     def _pass_on(self, number: signal.Signals) -> None:
         if self._child is not None:
