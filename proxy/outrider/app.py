@@ -27,6 +27,7 @@ from outrider.engine.asking import Asking, Patience
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Flights
 from outrider.engine.forwards import Forwards
+from outrider.engine.openings import Openings
 from outrider.engine.reads import Reads
 from outrider.http.access import Access, Loopback, SigV4
 from outrider.http.admin import admin_app
@@ -134,10 +135,11 @@ def _rooms(
     catalog = Catalog(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
     asking = Asking(origin, Patience(), metrics)
     flights = Flights(asking, store, tasks.spawn, fills_max=settings.fills)
-    reads = Reads(
-        asking, origin.endpoint, catalog, store, flights, tasks.spawn, metrics,
+    openings = Openings(
+        asking, origin.endpoint, catalog, flights, tasks.spawn,
         block_bytes=settings.block_size, stale_if_error=settings.stale_if_error,
     )  # fmt: skip
+    reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=settings.block_size)
     server = S3Server(
         reads, Forwards(origin, asking, catalog), _access(settings), metrics,
         domains=settings.domain, requests_max=settings.requests, client_timeout_s=settings.client_timeout_s,

@@ -18,7 +18,9 @@ import pytest
 
 from outrider.adapters import blockdir, recovery
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
-from outrider.adapters.disk import DiskBlockWriter, DiskStore, FileLease, Limits
+from outrider.adapters.disk import DiskStore, Limits
+from outrider.adapters.diskwriter import DiskBlockWriter
+from outrider.adapters.leases import FileLease
 from outrider.adapters.recovery import Recovery
 from outrider.core.blockfile import PAGE_BYTES, BlockMeta, disk_bytes, header_bytes
 from outrider.core.errors import StoreUnavailable

@@ -14,7 +14,8 @@ import pytest
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
 from outrider.engine.asking import OriginRefused
-from outrider.engine.reads import Body, CacheStatus, NotCacheable
+from outrider.engine.openings import NotCacheable
+from outrider.engine.reads import Body, CacheStatus
 from tests.support.engine import BLOCK, REF, Engine, engine, pieces_of, taken
 from tests.support.fakes import RAMP, FakeOrigin, Fault, ramp
 

@@ -21,7 +21,8 @@ from outrider.core.model import ObjectRef
 from outrider.core.payload import UNSIGNED
 from outrider.core.s3wire import classify
 from outrider.engine.asking import OriginRefused
-from outrider.engine.reads import NotCacheable, ReadAnswer
+from outrider.engine.openings import NotCacheable
+from outrider.engine.reads import ReadAnswer
 from outrider.engine.uploads import Upload, upload_of
 from tests.support.engine import BLOCK, Engine, engine, pieces_of
 from tests.support.fakes import AtOnce, FakeClock, FakeOrigin, Fault, ramp

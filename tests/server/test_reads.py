@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
+from outrider.http.wire import SocketWire
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask
 from tests.support.weather import Fault, FaultKind
@@ -453,3 +455,28 @@ def test_an_error_of_the_origin_is_not_remembered(proxy: Proxy, direct: Any) -> 
     direct.put_object(Bucket=NAME, Key="late", Body=b"here")
     assert ask(proxy.address, "GET", f"/{NAME}/late").body == b"here"
     direct.delete_object(Bucket=NAME, Key="late")
+
+
+def test_a_hit_goes_from_the_block_file_to_the_socket_by_the_kernel(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = proxy.client()
+    assert client.get_object(Bucket=NAME, Key="five-blocks")["Body"].read() == RAMP
+    by_kernel: list[int] = []
+    by_python: list[int] = []
+    sendfile, send = os.sendfile, SocketWire.send
+
+    def counted_sendfile(*args: Any) -> int:
+        by_kernel.append(sendfile(*args))
+        return by_kernel[-1]
+
+    async def counted_send(self: SocketWire, data: Any, *, more: bool = False) -> None:
+        by_python.append(len(data))
+        await send(self, data, more=more)
+
+    monkeypatch.setattr(os, "sendfile", counted_sendfile)
+    monkeypatch.setattr(SocketWire, "send", counted_send)
+    assert client.get_object(Bucket=NAME, Key="five-blocks")["Body"].read() == RAMP
+    client.close()
+    assert sum(by_kernel) == len(RAMP)
+    assert sum(by_python) < 4096, "only the head is Python's"

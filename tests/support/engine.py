@@ -18,6 +18,7 @@ from outrider.engine.asking import Asking
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Flights
 from outrider.engine.forwards import Forwards
+from outrider.engine.openings import Openings
 from outrider.engine.reads import Body, FilePiece, Piece, ReadAnswer, Reads
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock, FakeOrigin, FakeTasks, no_wait_patience
@@ -100,10 +101,10 @@ def engine(
     catalog = Catalog(origin.endpoint, lambda _: mode, clock, catalog_entries)
     asking = Asking(origin, no_wait_patience(), metrics)
     flights = Flights(asking, store, tasks.spawn, fills_max=fills_max)
-    reads = Reads(
-        asking, origin.endpoint, catalog, store, flights, tasks.spawn, metrics,
-        block_bytes=BLOCK, stale_if_error=stale_if_error,
-    )  # fmt: skip
+    openings = Openings(
+        asking, origin.endpoint, catalog, flights, tasks.spawn, block_bytes=BLOCK, stale_if_error=stale_if_error
+    )
+    reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
     forwards = Forwards(origin, asking, catalog)
     try:
         yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards)

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir
+from outrider.adapters.diskwriter import DiskBlockWriter, create_file
+from outrider.adapters.leases import FileLease, OpenFile, Slot, doom_result
 from outrider.core import blockfile
 from outrider.core.blockfile import BadBlock, BlockMeta
 from outrider.core.errors import StoreUnavailable
 from outrider.core.eviction import Policy
 from outrider.core.model import BlockKey
 from outrider.metrics import Metrics
-from outrider.ports import Buffer, Clock
+from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
 
@@ -54,77 +54,6 @@ class Limits:
             raise ValueError(f"impossible limits: {self}")
 
 
-class OpenFile:
-    """A block file that is open. Closed when it is doomed or idle for long, never while leased."""
-
-    __slots__ = ("_doomed", "fd", "leases", "payload_offset")
-
-    def __init__(self, fd: int, payload_offset: int) -> None:
-        self.fd = fd
-        self.payload_offset = payload_offset
-        self.leases = 0
-        self._doomed = False
-
-    def doom(self) -> None:
-        """Close it now, or when the last lease goes."""
-        self._doomed = True
-        self._close_if_over()
-
-    def returned(self) -> None:
-        self.leases -= 1
-        assert self.leases >= 0
-        self._close_if_over()
-
-    def _close_if_over(self) -> None:
-        if self._doomed and self.leases == 0 and self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
-class FileLease:
-    """Owned by one reader, which releases it; a second release does nothing."""
-
-    __slots__ = ("_file", "_slot")
-
-    def __init__(self, file: OpenFile, slot: _Slot | None = None) -> None:
-        """`slot`: of a file that is not the slot's own, so that the block is no victim all the same."""
-        assert file.fd >= 0, "a lease of a closed file"
-        file.leases += 1
-        self._file: OpenFile | None = file
-        self._slot = slot
-        if slot is not None:
-            slot.busy += 1
-
-    @property
-    def block(self) -> OpenFile:
-        assert self._file is not None
-        return self._file
-
-    def release(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.returned()
-            if self._slot is not None:
-                self._slot.busy -= 1
-
-
-class _Slot:
-    """One block on disk. `busy` counts those who open it, or read it by a file of their own: no victim then."""
-
-    __slots__ = ("busy", "disk_bytes", "file", "meta", "verified")
-
-    def __init__(self, meta: BlockMeta, disk_bytes: int, file: OpenFile | None) -> None:
-        self.meta = meta
-        self.disk_bytes = disk_bytes
-        self.file = file
-        self.verified = file is not None
-        self.busy = 0
-
-    @property
-    def in_use(self) -> bool:
-        return self.busy > 0 or (self.file is not None and self.file.leases > 0)
-
-
 class DiskStore:
     """`BlockStore` in one directory, locked for this process. Rebuilding the index is `recovery`'s work."""
 
@@ -139,7 +68,7 @@ class DiskStore:
         self._clock = clock
         self._verify_always = verify_always
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="outrider-disk")
-        self._slots: dict[BlockKey, _Slot] = {}
+        self._slots: dict[BlockKey, Slot] = {}
         self._open: OrderedDict[BlockKey, None] = OrderedDict()
         self._used_bytes = 0
         # Reserved and maybe not yet on disk: free space that statvfs still shows but that is spoken for.
@@ -223,7 +152,7 @@ class DiskStore:
             slot.busy -= 1
         return self._lease_opened(block, slot, opened)
 
-    def _lease_opened(self, block: BlockKey, slot: _Slot, opened: OpenFile) -> FileLease:
+    def _lease_opened(self, block: BlockKey, slot: Slot, opened: OpenFile) -> FileLease:
         slot.verified = True
         own = self._slots.get(block) is not slot or slot.file is not None
         lease = FileLease(opened, slot if own else None)
@@ -234,7 +163,7 @@ class DiskStore:
             self._keep_open(block, slot, opened)
         return lease
 
-    def _keep_open(self, block: BlockKey, slot: _Slot, opened: OpenFile) -> None:
+    def _keep_open(self, block: BlockKey, slot: Slot, opened: OpenFile) -> None:
         slot.file = opened
         self._open[block] = None
         self._open.move_to_end(block)
@@ -245,13 +174,13 @@ class DiskStore:
             if idle.file.leases == 0:
                 self._close(oldest, idle)
 
-    def _close(self, block: BlockKey, slot: _Slot) -> None:
+    def _close(self, block: BlockKey, slot: Slot) -> None:
         self._open.pop(block, None)
         if slot.file is not None:
             slot.file.doom()
             slot.file = None
 
-    async def _discard(self, block: BlockKey, slot: _Slot, error: BadBlock) -> None:
+    async def _discard(self, block: BlockKey, slot: Slot, error: BadBlock) -> None:
         """A bad block is a miss, a deletion and a count."""
         if self._slots.get(block) is not slot:
             return
@@ -262,7 +191,7 @@ class DiskStore:
         with suppress(StoreUnavailable):  # counted and logged; the caller has its miss either way
             await self._unlink([(block, slot)])
 
-    def _forget(self, block: BlockKey, slot: _Slot) -> None:
+    def _forget(self, block: BlockKey, slot: Slot) -> None:
         if self._slots.get(block) is slot:
             del self._slots[block]
             self._policy.removed(block)
@@ -312,9 +241,9 @@ class DiskStore:
         self._pending_bytes -= need
         self._release_bytes(need)
 
-    def _victims(self, over: int, order: Iterable[BlockKey]) -> tuple[list[tuple[BlockKey, _Slot]], bool]:
+    def _victims(self, over: int, order: Iterable[BlockKey]) -> tuple[list[tuple[BlockKey, Slot]], bool]:
         """The first blocks of `order` that together take `over` bytes, and whether there were as many."""
-        chosen: list[tuple[BlockKey, _Slot]] = []
+        chosen: list[tuple[BlockKey, Slot]] = []
         for block in order:
             if over <= 0:
                 break
@@ -324,14 +253,14 @@ class DiskStore:
                 over -= slot.disk_bytes
         return chosen, over <= 0
 
-    async def _evict(self, victims: Sequence[tuple[BlockKey, _Slot]]) -> None:
+    async def _evict(self, victims: Sequence[tuple[BlockKey, Slot]]) -> None:
         # No await between the choice and these lines: nobody has begun to read a victim.
         for block, slot in victims:
             self._forget(block, slot)
         self._metrics.evicted_blocks.inc(len(victims))
         await self._unlink(victims)
 
-    async def _unlink(self, gone: Sequence[tuple[BlockKey, _Slot]]) -> None:
+    async def _unlink(self, gone: Sequence[tuple[BlockKey, Slot]]) -> None:
         """Unlink blocks that the index has forgotten already.
 
         Raises:
@@ -386,7 +315,7 @@ class DiskStore:
         block = meta.key
         path = self.directory.tmp / f"{blockdir.file_name(block)}.{next(self._tmp_numbers)}"
         try:
-            file = await self._run_opening(lambda: OpenFile(_create_file(path), blockfile.header_bytes(meta)))
+            file = await self._run_opening(lambda: OpenFile(create_file(path), blockfile.header_bytes(meta)))
         except OSError as error:
             self.unreserve(need)
             raise self._sick("create", error) from error
@@ -404,7 +333,7 @@ class DiskStore:
             # The rename replaced its file.
             self._forget(block, old)
             self._release_bytes(old.disk_bytes)
-        slot = _Slot(meta, disk_bytes, None)
+        slot = Slot(meta, disk_bytes, None)
         slot.verified = True
         self._slots[block] = slot
         self._policy.added(block)
@@ -424,7 +353,7 @@ class DiskStore:
             # Written anew since the scan began: the rename replaced the file that the scan counted.
             self._release_bytes(disk_bytes)
             return False
-        self._slots[block] = _Slot(meta, disk_bytes, None)
+        self._slots[block] = Slot(meta, disk_bytes, None)
         self._policy.added(block)
         self._metrics.store_blocks.set(len(self._slots))
         return True
@@ -469,7 +398,7 @@ class DiskStore:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            future.add_done_callback(_doom_result)
+            future.add_done_callback(doom_result)
             raise
 
     @property
@@ -482,95 +411,3 @@ class DiskStore:
             self._close(block, slot)
         self._threads.shutdown(wait=True)
         self.directory.close()
-
-
-def _create_file(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o600)
-    except FileNotFoundError:
-        # Somebody emptied the directory under us; a disk that came back is used again without a restart.
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return os.open(path, flags, 0o600)
-
-
-def _doom_result(future: asyncio.Future[OpenFile]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().doom()
-
-
-class DiskBlockWriter:
-    """A block in `tmp`, and its reservation, until `commit` or `abort`. Appends follow one another."""
-
-    def __init__(self, store: DiskStore, meta: BlockMeta, path: Path, disk_bytes: int, file: OpenFile) -> None:
-        self._store = store
-        self._meta = meta
-        self._path = path
-        self._disk_bytes = disk_bytes
-        self._file = file
-        self._written = 0
-        self._digest = blockfile.PayloadChecksum()
-        self._working: asyncio.Future[Any] | None = None
-        self._renamed = False
-        self._ended = False
-
-    def lease(self) -> FileLease:
-        return FileLease(self._file)
-
-    async def append(self, pieces: Sequence[Buffer]) -> None:
-        def write() -> int:
-            # Hash before the pages can be touched by anything else than this process' memory.
-            for piece in pieces:
-                self._digest.update(piece)
-            return blockdir.write_all(self._file.fd, pieces, self._file.payload_offset + self._written)
-
-        try:
-            self._written += await self._in_thread(write)
-        except OSError as error:
-            raise self._store.write_failed("write", error) from error
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        # The lease is the thread's: were we cancelled and aborted now, the fd must not close, and its number go to
-        # another file, under the thread's hands.
-        lease = self.lease()
-        future = asyncio.get_running_loop().run_in_executor(self._store.threads, work)
-        future.add_done_callback(lambda _: lease.release())
-        self._working = future
-        return await asyncio.shield(future)
-
-    async def commit(self) -> None:
-        assert self._written == self._meta.extent.length, "only a whole block is committed"
-
-        def finish() -> None:
-            header = blockfile.encode_header(self._meta, self._digest.digest())
-            blockdir.write_all(self._file.fd, [header], 0)
-            final = self._store.directory.path_of(self._meta.key)
-            try:
-                self._path.rename(final)
-            except FileNotFoundError:
-                final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._path.rename(final)
-            self._renamed = True
-
-        try:
-            await self._in_thread(finish)
-        except OSError as error:
-            raise self._store.write_failed("commit", error) from error
-        self._ended = True
-        self._store.landed(self._meta, self._disk_bytes, self._file)
-
-    async def abort(self) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        self._file.doom()
-        try:
-            if self._working is not None:
-                # We were cancelled, and a thread may be about to rename: a block that no index knows would be left.
-                await asyncio.wait([self._working])
-            path = self._store.directory.path_of(self._meta.key) if self._renamed else self._path
-            await asyncio.shield(self._store.run(path.unlink, True))
-        except OSError as error:
-            self._store.trouble("unlink", error)
-        finally:
-            self._store.unreserve(self._disk_bytes)

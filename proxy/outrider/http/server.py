@@ -24,7 +24,8 @@ from outrider.core.s3wire import Forgets, Kind, Operation
 from outrider.core.sigv4 import SignedRequest
 from outrider.engine.asking import OriginRefused
 from outrider.engine.forwards import Forwards
-from outrider.engine.reads import CacheStatus, NotCacheable, ReadAnswer, Reads
+from outrider.engine.openings import NotCacheable
+from outrider.engine.reads import CacheStatus, ReadAnswer, Reads
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who
 from outrider.http.reply import OnEnd, Reply, Sent

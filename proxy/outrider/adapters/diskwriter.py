@@ -1,0 +1,108 @@
+"""A block on its way to disk: written in `tmp` as it arrives, renamed when it is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from outrider.adapters import blockdir
+from outrider.adapters.leases import FileLease, OpenFile
+from outrider.core import blockfile
+from outrider.core.blockfile import BlockMeta
+from outrider.ports import Buffer
+
+if TYPE_CHECKING:
+    from outrider.adapters.disk import DiskStore
+
+T = TypeVar("T")
+
+
+def create_file(path: Path) -> int:
+    """A new file, open for reading and writing; it blocks."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        # Somebody emptied the directory under us; a disk that came back is used again without a restart.
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return os.open(path, flags, 0o600)
+
+
+class DiskBlockWriter:
+    """A block in `tmp`, and its reservation, until `commit` or `abort`. Appends follow one another."""
+
+    def __init__(self, store: DiskStore, meta: BlockMeta, path: Path, disk_bytes: int, file: OpenFile) -> None:
+        self._store = store
+        self._meta = meta
+        self._path = path
+        self._disk_bytes = disk_bytes
+        self._file = file
+        self._written = 0
+        self._digest = blockfile.PayloadChecksum()
+        self._working: asyncio.Future[Any] | None = None
+        self._renamed = False
+        self._ended = False
+
+    def lease(self) -> FileLease:
+        return FileLease(self._file)
+
+    async def append(self, pieces: Sequence[Buffer]) -> None:
+        def write() -> int:
+            # Hash before the pages can be touched by anything else than this process' memory.
+            for piece in pieces:
+                self._digest.update(piece)
+            return blockdir.write_all(self._file.fd, pieces, self._file.payload_offset + self._written)
+
+        try:
+            self._written += await self._in_thread(write)
+        except OSError as error:
+            raise self._store.write_failed("write", error) from error
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        # The lease is the thread's: were we cancelled and aborted now, the fd must not close, and its number go to
+        # another file, under the thread's hands.
+        lease = self.lease()
+        future = asyncio.get_running_loop().run_in_executor(self._store.threads, work)
+        future.add_done_callback(lambda _: lease.release())
+        self._working = future
+        return await asyncio.shield(future)
+
+    async def commit(self) -> None:
+        assert self._written == self._meta.extent.length, "only a whole block is committed"
+
+        def finish() -> None:
+            header = blockfile.encode_header(self._meta, self._digest.digest())
+            blockdir.write_all(self._file.fd, [header], 0)
+            final = self._store.directory.path_of(self._meta.key)
+            try:
+                self._path.rename(final)
+            except FileNotFoundError:
+                final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._path.rename(final)
+            self._renamed = True
+
+        try:
+            await self._in_thread(finish)
+        except OSError as error:
+            raise self._store.write_failed("commit", error) from error
+        self._ended = True
+        self._store.landed(self._meta, self._disk_bytes, self._file)
+
+    async def abort(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._file.doom()
+        try:
+            if self._working is not None:
+                # We were cancelled, and a thread may be about to rename: a block that no index knows would be left.
+                await asyncio.wait([self._working])
+            path = self._store.directory.path_of(self._meta.key) if self._renamed else self._path
+            await asyncio.shield(self._store.run(path.unlink, True))
+        except OSError as error:
+            self._store.trouble("unlink", error)
+        finally:
+            self._store.unreserve(self._disk_bytes)

@@ -1,0 +1,88 @@
+"""Open block files and the leases on them: a file is closed, and a block evicted, only when nobody reads it.
+
+Not thread-safe: all of it lives on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from outrider.core.blockfile import BlockMeta
+
+
+class OpenFile:
+    """A block file that is open. Closed when it is doomed or idle for long, never while leased."""
+
+    __slots__ = ("_doomed", "fd", "leases", "payload_offset")
+
+    def __init__(self, fd: int, payload_offset: int) -> None:
+        self.fd = fd
+        self.payload_offset = payload_offset
+        self.leases = 0
+        self._doomed = False
+
+    def doom(self) -> None:
+        """Close it now, or when the last lease goes."""
+        self._doomed = True
+        self._close_if_over()
+
+    def returned(self) -> None:
+        self.leases -= 1
+        assert self.leases >= 0
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if self._doomed and self.leases == 0 and self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class FileLease:
+    """Owned by one reader, which releases it; a second release does nothing."""
+
+    __slots__ = ("_file", "_slot")
+
+    def __init__(self, file: OpenFile, slot: Slot | None = None) -> None:
+        """`slot`: of a file that is not the slot's own, so that the block is no victim all the same."""
+        assert file.fd >= 0, "a lease of a closed file"
+        file.leases += 1
+        self._file: OpenFile | None = file
+        self._slot = slot
+        if slot is not None:
+            slot.busy += 1
+
+    @property
+    def block(self) -> OpenFile:
+        assert self._file is not None
+        return self._file
+
+    def release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.returned()
+            if self._slot is not None:
+                self._slot.busy -= 1
+
+
+class Slot:
+    """One block on disk. `busy` counts those who open it, or read it by a file of their own: no victim then."""
+
+    __slots__ = ("busy", "disk_bytes", "file", "meta", "verified")
+
+    def __init__(self, meta: BlockMeta, disk_bytes: int, file: OpenFile | None) -> None:
+        self.meta = meta
+        self.disk_bytes = disk_bytes
+        self.file = file
+        self.verified = file is not None
+        self.busy = 0
+
+    @property
+    def in_use(self) -> bool:
+        return self.busy > 0 or (self.file is not None and self.file.leases > 0)
+
+
+def doom_result(future: asyncio.Future[OpenFile]) -> None:
+    """For a file that a thread opened after nobody wanted it any more."""
+    if not future.cancelled() and future.exception() is None:
+        future.result().doom()
