@@ -7,6 +7,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 SOURCES = ("disk", "flight", "origin")
 """Where a served byte came from: a block on disk, a block still arriving, or relayed past the cache."""
 
+_METHODS = frozenset(("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"))
+
+
+def method_label(method: str) -> str:
+    """The method, if it is one of S3's; else `other`, so that no client can make up labels."""
+    return method if method in _METHODS else "other"
+
 
 class Metrics:
     """One set of metrics in a registry of its own, so that two proxies in one process do not mix."""

@@ -97,6 +97,22 @@ def test_a_token_is_asked_for_everything_but_health(guarded: Proxy) -> None:
     assert look(guarded, "/nothing").status in (401, 404)
 
 
+def test_a_client_cannot_make_up_labels(proxy: Proxy) -> None:
+    for method in ("PROPFIND", "MKCOL"):
+        ask(proxy.address, method, f"/{NAME}/dir/key")
+        proxy.settle()
+    text = look(proxy, "/metrics").body.decode()
+    assert 'op="forward other"' in text
+    assert "PROPFIND" not in text
+    assert "MKCOL" not in text
+
+
+def test_the_time_to_the_first_byte_is_measured(proxy: Proxy) -> None:
+    ask(proxy.address, "GET", f"/{NAME}/dir/key")
+    proxy.settle()
+    assert proxy.outrider.metrics.value("outrider_first_byte_seconds_count", op="get") == 1
+
+
 def test_what_the_admin_port_does_not_have_it_does_not_do(proxy: Proxy) -> None:
     assert look(proxy, "/nothing").status == 404
     assert look(proxy, "/metrics", ("content-length", "0"), method="POST").status == 405

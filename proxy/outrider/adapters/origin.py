@@ -21,7 +21,7 @@ from outrider.core.canonical import encode_path, encode_query
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.sigv4 import Credentials, SigningKeys, sign_headers
-from outrider.metrics import Metrics
+from outrider.metrics import Metrics, method_label
 from outrider.ports import Chunks, Clock, OriginRequest
 
 _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
@@ -90,9 +90,9 @@ class HttpOrigin:
                 timeout=_timeout(request),
             )  # fmt: skip
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            self._metrics.origin_requests.labels(request.method, "none").inc()
+            self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
             raise OriginBroke(_words(error)) from error
-        self._metrics.origin_requests.labels(request.method, str(response.status)).inc()
+        self._metrics.origin_requests.labels(method_label(request.method), str(response.status)).inc()
         try:
             yield HttpReply(response, self._metrics)
         finally:

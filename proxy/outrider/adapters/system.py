@@ -35,11 +35,17 @@ class TextLines(logging.Formatter):
     """For a terminal: the same facts, shorter."""
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = " ".join(f"{name}={value}" for name, value in _fields(record).items())
+        facts = " ".join(f"{name}={_printable(value)}" for name, value in _fields(record).items())
         line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {record.getMessage()} {facts}".rstrip()
         if record.levelno >= logging.WARNING:
             line = f"{record.levelname}: {line}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _printable(value: object) -> str:
+    """A key may hold line breaks and terminal escapes, which must not act as such."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)
 
 
 def set_up_logs(level: str, form: Literal["json", "text"] | None) -> None:

@@ -25,12 +25,12 @@ from outrider.core.sigv4 import SignedRequest
 from outrider.engine.asking import OriginRefused
 from outrider.engine.forwards import Forwards
 from outrider.engine.openings import NotCacheable
-from outrider.engine.reads import CacheStatus, ReadAnswer, Reads
+from outrider.engine.reads import Body, CacheStatus, ReadAnswer, Reads
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who
 from outrider.http.reply import OnEnd, Reply, Sent
 from outrider.http.wire import SocketWire, TlsWire, wire_of
-from outrider.metrics import Metrics
+from outrider.metrics import Metrics, method_label
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("outrider.access")
@@ -54,6 +54,15 @@ class _Asked:
     operation: Operation | None = None
     client: str = "-"
     cache: CacheStatus = CacheStatus.BYPASS
+
+    @property
+    def op(self) -> str:
+        """A metric's label: a client's own words, a made-up method among them, have no place in it."""
+        if self.operation is None:
+            return "bad"
+        if self.operation.kind is not Kind.FORWARD:
+            return str(self.operation.kind.value)
+        return f"forward {method_label(self.operation.method)}"
 
 
 class Connection(RequestHandler):
@@ -165,8 +174,7 @@ class S3Server(web.Server):
         except S3Error as error:
             return self._refuse(asked, error)
         except OriginRefused as refused:
-            headers = (*s3wire.passed_down(refused.headers), ("x-cache", CacheStatus.BYPASS.value))
-            return Reply(refused.status, headers, wire=asked.wire, body=refused.body, on_end=self._on_end(asked))
+            return self._reply(asked, refused.status, s3wire.passed_down(refused.headers), refused.body, None)
         except ConnectionError:
             self._ended(asked, None, Sent(), "client left")
             raise
@@ -204,12 +212,20 @@ class S3Server(web.Server):
 
     def _read_reply(self, asked: _Asked, answer: ReadAnswer) -> Reply:
         asked.cache = answer.cache
-        headers = (*answer.headers, ("x-amz-request-id", asked.id), ("x-cache", answer.cache.value))
-        if answer.status != 304:
-            headers = (*headers, ("accept-ranges", "bytes")) if not _has(headers, "accept-ranges") else headers
-        return Reply(
-            answer.status, headers, wire=asked.wire, body=answer.body, length=answer.length, on_end=self._on_end(asked)
-        )
+        headers = answer.headers
+        if answer.status != 304 and not _has(headers, "accept-ranges"):
+            headers = (*headers, ("accept-ranges", "bytes"))
+        return self._reply(asked, answer.status, headers, answer.body, answer.length)
+
+    def _reply(
+        self, asked: _Asked, status: int, headers: Headers, body: bytes | Body | None, length: int | None
+    ) -> Reply:
+        """The head is certain: this is the time to the first byte."""
+        if not _has(headers, "x-amz-request-id"):
+            headers = (*headers, ("x-amz-request-id", asked.id))
+        headers = (*headers, ("x-cache", asked.cache.value))
+        self._metrics.first_byte_s.labels(asked.op).observe(time.perf_counter() - asked.started)
+        return Reply(status, headers, wire=asked.wire, body=body, length=length, on_end=self._on_end(asked))
 
     async def _forward(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
         upload = Upload()
@@ -222,13 +238,7 @@ class S3Server(web.Server):
         self, asked: _Asked, operation: Operation, upload: Upload, deleted_keys: list[str] | None
     ) -> Reply:
         answer = await self._forwards.send(operation, asked.headers, upload, deleted_keys)
-        headers = answer.headers
-        if not _has(headers, "x-amz-request-id"):
-            headers = (*headers, ("x-amz-request-id", asked.id))
-        headers = (*headers, ("x-cache", CacheStatus.BYPASS.value))
-        return Reply(
-            answer.status, headers, wire=asked.wire, body=answer.body, length=answer.length, on_end=self._on_end(asked)
-        )
+        return self._reply(asked, answer.status, answer.headers, answer.body, answer.length)
 
     async def _delete_objects(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
         """Its keys stand in its body: read that first, for the grants and for the catalog."""
@@ -276,9 +286,7 @@ class S3Server(web.Server):
             self._idle.set()
         self._metrics.in_flight.set(self.in_flight)
         operation = asked.operation
-        op = "bad" if operation is None else operation.kind.value
-        if operation is not None and operation.kind is Kind.FORWARD:
-            op = f"forward {asked.request.method}"
+        op = asked.op
         cache = asked.cache.value
         self._metrics.requests.labels(op, str(status or 0), cache).inc()
         for source, count in sent.items():
