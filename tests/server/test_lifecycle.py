@@ -274,6 +274,24 @@ def test_a_tls_reader_that_leaves_is_forgotten(tls: tuple[Proxy, Any]) -> None:
     assert client.get_object(Bucket=NAME, Key="ramp")["Body"].read() == RAMP
 
 
+def test_an_origin_behind_https_is_trusted_by_the_bundle_that_aws_tools_use(
+    tls: tuple[Proxy, Any], bucket: Bucket, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin, _ = tls
+    with Proxy(bucket, origin.endpoint) as stranger:
+        answer = ask(stranger.address, "GET", TARGET)
+        assert (answer.status, answer.code) == (503, "ServiceUnavailable")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate[0]))
+    with Proxy(bucket, origin.endpoint) as proxy:
+        assert ask(proxy.address, "GET", TARGET).body == RAMP
+
+
+def test_a_bundle_that_is_none_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    served = ServedProxy(bucket, tmp_path)
+    served.environment["AWS_CA_BUNDLE"] = str(tmp_path / "nothing")
+    assert "AWS_CA_BUNDLE" in refused(served)
+
+
 def test_plain_http_on_the_tls_port_is_cut(tls: tuple[Proxy, Any]) -> None:
     proxy, client = tls
     with RawConnection(proxy.address) as connection:

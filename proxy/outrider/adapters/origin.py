@@ -23,6 +23,7 @@ from outrider.core.model import Headers
 from outrider.core.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.metrics import Metrics, method_label
 from outrider.ports import Chunks, Clock, OriginRequest
+from outrider.settings import SettingsError
 
 _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 _UNSIGNED = "UNSIGNED-PAYLOAD"
@@ -165,7 +166,13 @@ def _timeout(request: OriginRequest) -> aiohttp.ClientTimeout:
 
 def _tls_context() -> ssl.SSLContext:
     """The system's trust store, or the one that AWS tools take from AWS_CA_BUNDLE."""
-    return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
+    bundle = os.environ.get("AWS_CA_BUNDLE")
+    try:
+        return ssl.create_default_context(cafile=bundle or None)
+    except OSError as error:  # ssl.SSLError is one
+        raise SettingsError(
+            f"AWS_CA_BUNDLE={bundle}: {error.strerror or error}. Name a PEM file, or unset it."
+        ) from error
 
 
 def _words(error: BaseException) -> str:

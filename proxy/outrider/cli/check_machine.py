@@ -194,11 +194,9 @@ def job_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Fin
             "http proxy", "http_proxy is set, and NO_PROXY does not name 127.0.0.1",
             "Add 127.0.0.1,localhost to NO_PROXY and no_proxy of the job, else its reads go to that proxy.",
         )  # fmt: skip
-    if "AWS_CA_BUNDLE" in environ and (settings.origin or "https:").startswith("https:"):
-        yield warn(
-            "certificates", "AWS_CA_BUNDLE is set, which Outrider does not read",
-            "If the origin's certificate is signed by that bundle, set SSL_CERT_FILE to it for the proxy.",
-        )  # fmt: skip
+    bundle = environ.get("AWS_CA_BUNDLE")
+    if bundle and not Path(bundle).is_file():
+        yield warn("certificates", f"AWS_CA_BUNDLE names {bundle}, which is no file", "Name a PEM file, or unset it.")
 
 
 def check_endpoint(ours: str, environ: Mapping[str, str]) -> Finding:
