@@ -45,15 +45,16 @@ print(len(client.get_object(Bucket="run", Key="ramp")["Body"].read()))
 client.close()
 """
 # Says when it can take signals, notes each, and ends at SIGTERM with status 5.
+# os.write, since a signal may come while the first line is written, and print is not reentrant.
 NOTE_SIGNALS = """
-import signal, sys
+import os, signal, sys
 def note(number, frame):
-    print(signal.Signals(number).name, flush=True)
+    os.write(1, signal.Signals(number).name.encode() + b"\\n")
     if number == signal.SIGTERM:
         sys.exit(5)
 for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGTERM"):
     signal.signal(getattr(signal, name), note)
-print("up", flush=True)
+os.write(1, b"up\\n")
 while True:
     signal.pause()
 """
