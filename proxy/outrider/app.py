@@ -7,8 +7,8 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ from outrider.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
+# How long a start waits for its index: a snapshot of ten thousand blocks is read in less, and the first reads then
+# find what is there. A directory that takes longer is indexed while reads are served.
+_INDEX_WAIT_S = 0.25
 _DEFAULT_REGION = "us-east-1"
 # A block whose last byte was just sent may lack only its name on disk. A fill that takes longer is not waited for.
 _LAST_FILLS_S = 0.5
@@ -56,7 +59,7 @@ class Outrider:
     listen: str = ""
     admin: str = ""
     ready: bool = False
-    indexed: bool = False
+    indexed: asyncio.Event = field(default_factory=asyncio.Event)
     """What the cache directory held at the start is known; until then it may be a miss."""
 
     @property
@@ -69,7 +72,7 @@ class Outrider:
         return {
             "version": __version__,
             "ready": self.ready,
-            "indexed": self.indexed,
+            "indexed": self.indexed.is_set(),
             "listen": self.listen,
             "origin": self.settings.origin,
             "blocks": len(self.store),
@@ -107,6 +110,9 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
         stack.push_async_callback(origin.close)
         outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, tasks, stack)
         recovering = tasks.spawn(_recover(outrider, recovery), "recovery")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_INDEX_WAIT_S):
+                await outrider.indexed.wait()
         s3 = await _serve(outrider, stack)
         log.info("ready", extra={"listen": outrider.listen, "admin": outrider.admin, "origin": origin.endpoint,
                                  "cache_dir": str(directory.root), "version": __version__})  # fmt: skip
@@ -160,7 +166,7 @@ def _access(settings: Settings) -> Access:
 
 async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     await recovery.index()
-    outrider.indexed = True
+    outrider.indexed.set()
     await recovery.scrub()
 
 

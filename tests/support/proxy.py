@@ -181,8 +181,7 @@ class Proxy:
             # The credentials are looked for now, while this thread's environment has them.
             await self._outrider.credentials.current()
             async with asyncio.timeout(START_DEADLINE_S):
-                while not self._outrider.indexed:
-                    await asyncio.sleep(0.001)
+                await self._outrider.indexed.wait()
             started.set()
             await self._stopping.wait()
 
