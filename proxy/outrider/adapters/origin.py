@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
+from cachetools import LRUCache
 from yarl import URL
 
 from outrider.core.canonical import encode_path, encode_query
@@ -33,6 +36,9 @@ _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0
 # CompleteMultipartUpload and COPY of large objects keep quiet for minutes.
 _WRITE_TIMEOUT_S = 600.0
+_REGION = re.compile(r"[a-z0-9]{2,15}(?:-[a-z0-9]{1,15}){0,5}", re.ASCII)
+_AWS_ENDPOINT = re.compile(r"(?P<scheme>https?)://s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com(?P<cn>\.cn)?", re.ASCII)
+_PLACES_MAX = 10_000
 # What a reply may buffer while its reader is slow (aiohttp pauses the socket at twice this).
 _READ_BUFFER_BYTES = 512 * 1024
 
@@ -48,12 +54,10 @@ class HttpOrigin:
         self, endpoint: str, region: str, credentials: CredentialSource, metrics: Metrics, clock: Clock,
         *, connections: int,
     ) -> None:  # fmt: skip
-        parts = urlsplit(endpoint)
-        self._base = f"{parts.scheme}://{parts.netloc}"
-        self._prefix = parts.path.rstrip("/")
-        self._host = parts.netloc
-        self.endpoint = self._base + self._prefix
-        self._region = region
+        self._home = _Place(endpoint, region)
+        # Where buckets were found to live that are not of our region.
+        self._places: LRUCache[str, _Place] = LRUCache(_PLACES_MAX)
+        self.endpoint = endpoint
         self._credentials = credentials
         self._metrics = metrics
         self._clock = clock
@@ -80,11 +84,25 @@ class HttpOrigin:
 
     @asynccontextmanager
     async def send(self, request: OriginRequest) -> AsyncIterator[HttpReply]:
+        bucket = request.bucket or ""
+        place = self._places.get(bucket, self._home)
+        response = await self._try(request, place)
+        if (elsewhere := _hinted(request, response, place)) is not None:
+            response.close()
+            self._places[bucket] = elsewhere
+            response = await self._try(request, elsewhere)
+        try:
+            yield HttpReply(response, self._metrics)
+        finally:
+            # A body that was read whole has given its connection back already; of any other nothing more is wanted.
+            response.close()
+
+    async def _try(self, request: OriginRequest, place: _Place) -> aiohttp.ClientResponse:
         assert self._session is not None
-        path = self._path(request)
-        headers = await self._signed(request, path)
+        path = place.path_of(request)
+        headers = await self._signed(request, place, path)
         query = encode_query(request.query)
-        url = URL(f"{self._base}{path}{'?' if query else ''}{query}", encoded=True)
+        url = URL(f"{place.base}{path}{'?' if query else ''}{query}", encoded=True)
         try:
             response = await self._session.request(
                 request.method, url, headers=headers, data=request.body, allow_redirects=False,
@@ -94,21 +112,9 @@ class HttpOrigin:
             self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
             raise OriginBroke(_words(error)) from error
         self._metrics.origin_requests.labels(method_label(request.method), str(response.status)).inc()
-        try:
-            yield HttpReply(response, self._metrics)
-        finally:
-            # A body that was read whole has given its connection back already; of any other nothing more is wanted.
-            response.close()
+        return response
 
-    def _path(self, request: OriginRequest) -> str:
-        path = self._prefix + "/"
-        if request.bucket is not None:
-            path += encode_path(request.bucket)
-            # A bucket's own address ends without a slash unless the client wrote one; S3 takes both.
-            path += "/" + encode_path(request.key)
-        return path
-
-    async def _signed(self, request: OriginRequest, path: str) -> dict[str, str]:
+    async def _signed(self, request: OriginRequest, place: _Place, path: str) -> dict[str, str]:
         headers: dict[str, str] = {}
         for name, value in request.headers:
             headers[name] = f"{headers[name]},{value}" if name in headers else value
@@ -125,13 +131,57 @@ class HttpOrigin:
         else:
             headers.update(
                 sign_headers(
-                    method=request.method, host=self._host, path=path, query=request.query, headers=headers,
-                    payload_hash=payload_hash, credentials=credentials, region=self._region, now=self._clock(),
+                    method=request.method, host=place.host, path=path, query=request.query, headers=headers,
+                    payload_hash=payload_hash, credentials=credentials, region=place.region, now=self._clock(),
                     keys=self._keys,
                 )
             )  # fmt: skip
-        headers["host"] = self._host
+        headers["host"] = place.host
         return headers
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An endpoint, and the region that it is signed for."""
+
+    endpoint: str
+    region: str
+
+    @property
+    def base(self) -> str:
+        return f"{urlsplit(self.endpoint).scheme}://{self.host}"
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.endpoint).netloc
+
+    def path_of(self, request: OriginRequest) -> str:
+        path = urlsplit(self.endpoint).path.rstrip("/") + "/"
+        if request.bucket is not None:
+            path += encode_path(request.bucket)
+            # A bucket's own address ends without a slash unless the client wrote one; S3 takes both.
+            path += "/" + encode_path(request.key)
+        return path
+
+
+def _hinted(request: OriginRequest, response: aiohttp.ClientResponse, place: _Place) -> _Place | None:
+    """Where the bucket of a read lives, when the origin says that it is not here; None: nothing of the kind.
+
+    Only the region's name is taken from the reply, never an address: a `Location` could send our signature anywhere.
+    Source: S3 user guide, "Making requests": 301 PermanentRedirect, and 400 AuthorizationHeaderMalformed.
+    """
+    if request.method not in ("GET", "HEAD") or response.status not in (301, 307, 400):
+        return None
+    region = response.headers.get("x-amz-bucket-region", "")
+    if region == place.region or _REGION.fullmatch(region) is None:
+        return None
+    return _Place(endpoint_in(place.endpoint, region), region)
+
+
+def endpoint_in(endpoint: str, region: str) -> str:
+    """The endpoint of `region` where `endpoint` is AWS S3's; any other store has one for all its regions."""
+    match = _AWS_ENDPOINT.fullmatch(endpoint)
+    return endpoint if match is None else f"{match['scheme']}://s3.{region}.amazonaws.com{match['cn'] or ''}"
 
 
 class HttpReply:

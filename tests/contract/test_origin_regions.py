@@ -1,0 +1,108 @@
+"""Buckets of another region: the hint is followed for reads, passed on otherwise, and never leads to a stranger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import web
+
+from outrider.adapters.origin import HttpOrigin, endpoint_in
+from outrider.core.sigv4 import Credentials
+from outrider.metrics import Metrics
+from outrider.ports import OriginRequest
+
+BODY = b"0123456789"
+
+
+class Keys:
+    async def current(self) -> Credentials:
+        return Credentials("AKID", "secret", None)
+
+
+@dataclass
+class Store:
+    """A store whose bucket lives in `region`, and which answers a signature for another one with `status`."""
+
+    region: str
+    status: int
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        signed_for = request.headers["authorization"].split("/")[2]
+        self.asked.append((request.method, signed_for))
+        if signed_for != self.region:
+            headers = {"x-amz-bucket-region": self.region, "location": "http://stranger.example/"}
+            return web.Response(status=self.status, headers=headers)
+        return web.Response(body=BODY)
+
+
+@asynccontextmanager
+async def before(store: Store) -> AsyncIterator[HttpOrigin]:
+    runner = web.ServerRunner(web.Server(store.answer))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    origin = HttpOrigin(
+        f"http://127.0.0.1:{runner.addresses[0][1]}", "us-east-1", Keys(), Metrics(), time.time, connections=2
+    )
+    await origin.open()
+    try:
+        yield origin
+    finally:
+        await origin.close()
+        await runner.cleanup()
+
+
+async def ask(origin: HttpOrigin, method: str) -> tuple[int, bytes]:
+    async with origin.send(OriginRequest(method, "bucket", "key")) as reply, aclosing(reply.chunks()) as chunks:
+        return reply.status, b"".join([chunk async for chunk in chunks])
+
+
+@pytest.mark.parametrize("status", [301, 307, 400])
+async def test_a_region_hint_is_followed_once_and_remembered(status: int) -> None:
+    store = Store("eu-central-1", status)
+    async with before(store) as origin:
+        assert await ask(origin, "GET") == (200, BODY)
+        assert await ask(origin, "GET") == (200, BODY)
+        # A write profits from what a read has found out.
+        assert (await ask(origin, "PUT"))[0] == 200
+    assert store.asked == [
+        ("GET", "us-east-1"),
+        ("GET", "eu-central-1"),
+        ("GET", "eu-central-1"),
+        ("PUT", "eu-central-1"),
+    ]
+
+
+async def test_a_write_gets_the_redirect_itself() -> None:
+    store = Store("eu-central-1", 307)
+    async with before(store) as origin:
+        assert (await ask(origin, "PUT"))[0] == 307
+    assert len(store.asked) == 1
+
+
+@pytest.mark.parametrize("region", ["", "us-east-1", "evil.example/x?", "a" * 200, "UPPER", "eu_1"])
+async def test_a_hint_that_is_no_region_is_passed_on(region: str) -> None:
+    store = Store(region, 301)
+    async with before(store) as origin:
+        assert (await ask(origin, "GET"))[0] == (200 if region == "us-east-1" else 301)
+    assert len(store.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("https://s3.us-east-1.amazonaws.com", "https://s3.eu-west-3.amazonaws.com"),
+        ("https://s3.amazonaws.com", "https://s3.eu-west-3.amazonaws.com"),
+        ("https://s3-us-west-2.amazonaws.com", "https://s3.eu-west-3.amazonaws.com"),
+        ("https://s3.cn-north-1.amazonaws.com.cn", "https://s3.eu-west-3.amazonaws.com.cn"),
+        ("http://127.0.0.1:9000/prefix", "http://127.0.0.1:9000/prefix"),
+        ("https://s3.us-east-1.amazonaws.com.evil.example", "https://s3.us-east-1.amazonaws.com.evil.example"),
+    ],
+)
+def test_only_aws_has_an_endpoint_for_each_region(endpoint: str, expected: str) -> None:
+    assert endpoint_in(endpoint, "eu-west-3") == expected
