@@ -164,6 +164,16 @@ async def test_a_checksum_of_the_whole_stands_on_the_whole_and_only_where_asked(
     await taken(part)
 
 
+async def test_an_object_first_met_by_a_get_has_its_checksum_too(room: Engine) -> None:
+    room.origin.put(REF, DATA[:10], (("x-amz-checksum-crc32", "AAAA"),))
+    asked = {"x-amz-checksum-mode": "ENABLED"}
+    for _ in range(2):
+        answer = await room.reads.get(REF, asked)
+        assert dict(answer.headers)["x-amz-checksum-crc32"] == "AAAA"
+        await taken(answer)
+    assert dict(room.origin.log[0].headers)["x-amz-checksum-mode"] == "ENABLED"
+
+
 # -- what the origin may refuse ---------------------------------------------------------------------------------
 
 
