@@ -27,6 +27,7 @@ from outrider.engine.asking import Asking, Patience
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Flights
 from outrider.engine.forwards import Forwards
+from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
 from outrider.engine.reads import Reads
 from outrider.http.access import Access, Loopback, SigV4
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 # How long a start waits for its index: a snapshot of ten thousand blocks is read in less, and the first reads then
 # find what is there. A directory that takes longer is indexed while reads are served.
 _INDEX_WAIT_S = 0.25
+# Some 200 pages of 1,000 keys.
+_LISTINGS_BYTES_MAX = 64 * 1024 * 1024
 _DEFAULT_REGION = "us-east-1"
 # A block whose last byte was just sent may lack only its name on disk. A fill that takes longer is not waited for.
 _LAST_FILLS_S = 0.5
@@ -146,8 +149,9 @@ def _rooms(
         block_bytes=settings.block_size, stale_if_error=settings.stale_if_error,
     )  # fmt: skip
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=settings.block_size)
+    listings = Listings(settings.list_ttl_of, time.monotonic, _LISTINGS_BYTES_MAX)
     server = S3Server(
-        reads, Forwards(origin, asking, catalog), _access(settings), metrics,
+        reads, Forwards(origin, asking, catalog, listings), _access(settings), metrics,
         domains=settings.domain, requests_max=settings.requests, client_timeout_s=settings.client_timeout_s,
     )  # fmt: skip
     return Outrider(settings, metrics, store, catalog, flights, server, credentials), Recovery(store, catalog)

@@ -101,6 +101,14 @@ class FreshnessRule(BaseModel):
     freshness: FreshnessText
 
 
+class ListCacheRule(BaseModel):
+    """LISTs of `bucket/prefix` that match the glob `prefixes` are kept for `ttl_s` seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    prefixes: str
+    ttl_s: float = Field(gt=0)
+
+
 def _default_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "outrider"
@@ -141,6 +149,7 @@ class Settings(BaseModel):
     tls_key: Path | None = Field(None, description="Its private key.")
     freshness: FreshnessText = Field("ttl:60", description="How long an object is served without asking the origin.")
     freshness_rules: tuple[FreshnessRule, ...] = Field((), description="Freshness per bucket/key glob, first match.")
+    list_cache: tuple[ListCacheRule, ...] = Field((), description="LISTs to keep, per bucket/prefix glob, first match.")
     stale_if_error: bool = Field(False, description="Serve what is here when the origin cannot be reached.")
     policy: Literal["lru", "fifo", "none"] = Field("lru", description="Which blocks go when room is needed.")
     verify: Literal["first", "always"] = Field("first", description="When a block's checksum is verified.")
@@ -166,6 +175,10 @@ class Settings(BaseModel):
             if fnmatchcase(name, rule.objects):
                 return Freshness.parse(rule.freshness)
         return self._default_freshness
+
+    def list_ttl_of(self, prefix: str) -> float | None:
+        """For how many seconds a LIST of `bucket/prefix` is kept; None: not at all."""
+        return next((rule.ttl_s for rule in self.list_cache if fnmatchcase(prefix, rule.prefixes)), None)
 
     @cached_property
     def _default_freshness(self) -> Freshness:

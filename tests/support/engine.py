@@ -18,6 +18,7 @@ from outrider.engine.asking import Asking
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Flights
 from outrider.engine.forwards import Forwards
+from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
 from outrider.engine.reads import Body, FilePiece, Piece, ReadAnswer, Reads
 from outrider.metrics import Metrics
@@ -105,7 +106,7 @@ def engine(
         asking, origin.endpoint, catalog, flights, tasks.spawn, block_bytes=BLOCK, stale_if_error=stale_if_error
     )
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
-    forwards = Forwards(origin, asking, catalog)
+    forwards = Forwards(origin, asking, catalog, Listings(lambda prefix: None, clock, 1 << 20))
     try:
         yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards)
     finally:

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from math import inf
 
-from outrider.core.model import ObjectVersion
+from outrider.core.model import Headers, ObjectVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,25 @@ class Verdict(Enum):
 
 
 CONDITIONALS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+
+# One strong ETag, also without its quotes, as some clients send it; `*`, lists and weak tags are read otherwise from
+# store to store.
+_PLAIN_ETAG = re.compile(r'"[A-Za-z0-9-]+"|[A-Za-z0-9-]+', re.ASCII)
+# The one form of a date that RFC 9110 lets a client send; stores refuse or ignore the older ones.
+_PLAIN_DATE = re.compile(r"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT", re.ASCII)
+
+
+def are_plain(headers: Headers) -> bool:
+    """Whether all stores read the conditions of a request alike, so that the cache may weigh them (`evaluate`)."""
+    seen: set[str] = set()
+    for name, value in headers:
+        if name not in CONDITIONALS:
+            continue
+        form = _PLAIN_ETAG if name.endswith("-match") else _PLAIN_DATE
+        if name in seen or form.fullmatch(value) is None or (form is _PLAIN_DATE and _date(value) is None):
+            return False
+        seen.add(name)
+    return True
 
 
 def evaluate(headers: Mapping[str, str], version: ObjectVersion) -> Verdict:

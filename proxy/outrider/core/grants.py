@@ -8,7 +8,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 
 from outrider.core.model import ObjectRef
-from outrider.core.s3wire import Forgets, Operation
+from outrider.core.s3wire import LIST_QUERY, Forgets, Operation
 
 
 class Access(Enum):
@@ -77,12 +77,6 @@ class Client:
     grants: tuple[Grant, ...]
 
 
-_LIST_QUERY = frozenset(
-    ("list-type", "prefix", "delimiter", "max-keys", "marker", "continuation-token", "start-after", "encoding-type",
-     "fetch-owner", "versions", "uploads", "key-marker", "version-id-marker", "upload-id-marker", "max-uploads", "x-id")
-)  # fmt: skip
-
-
 def allowed(client: Client, operation: Operation, keys_in_body: Sequence[str] | None = None) -> bool:
     """Whether the grants of `client` cover all that `operation` touches.
 
@@ -102,7 +96,7 @@ def allowed(client: Client, operation: Operation, keys_in_body: Sequence[str] | 
     names = {name for name, _ in operation.query}
     if access is Access.READ and names <= {"location"} and (operation.method == "HEAD" or names):
         return any(grant.touches_bucket(bucket) for grant in grants)
-    if access is Access.READ and names <= _LIST_QUERY:
+    if access is Access.READ and names <= LIST_QUERY:
         prefixes = [value for name, value in operation.query if name == "prefix"] or [""]
         return all(any(grant.covers_key(access, bucket, prefix) for grant in grants) for prefix in prefixes)
     return any(grant.covers_bucket(access, bucket) for grant in grants)

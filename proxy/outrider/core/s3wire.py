@@ -13,8 +13,10 @@ from html import escape
 from urllib.parse import unquote, unquote_to_bytes
 from xml.parsers import expat
 
+from outrider.core import freshness, ranges
 from outrider.core.canonical import parse_query
 from outrider.core.errors import BadRequest, InvalidBucketName, S3Error
+from outrider.core.freshness import CONDITIONALS
 from outrider.core.model import Headers, ObjectRef
 
 Query = tuple[tuple[str, str], ...]
@@ -75,6 +77,15 @@ _PLAIN_AMZ = frozenset(
     ("x-amz-date", "x-amz-content-sha256", "x-amz-security-token", "x-amz-checksum-mode", "x-amz-user-agent",
      "x-amz-api-version", "x-amz-optional-object-attributes")
 )  # fmt: skip
+
+# `x-amz-optional-object-attributes` changes what a LIST tells.
+_PLAIN_AMZ_OF_LIST = _PLAIN_AMZ - {"x-amz-optional-object-attributes"}
+
+LIST_QUERY = frozenset(
+    ("list-type", "prefix", "delimiter", "max-keys", "marker", "continuation-token", "start-after", "encoding-type",
+     "fetch-owner", "versions", "uploads", "key-marker", "version-id-marker", "upload-id-marker", "max-uploads", "x-id")
+)  # fmt: skip
+"""What the lists of a bucket (objects, versions, uploads) take; `x-id` means nothing."""
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -137,12 +148,33 @@ def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
         return Kind.FORWARD
     if any(name not in _MEANINGLESS_QUERY for name, _ in query):
         return Kind.FORWARD
-    for name, _ in headers:
+    # What stores read differently, the origin reads itself.
+    if not freshness.are_plain(headers):
+        return Kind.FORWARD
+    # A folder's own key is served whole by some, whatever the conditions say.
+    if key.endswith("/") and any(name in freshness.CONDITIONALS or name == "range" for name, _ in headers):
+        return Kind.FORWARD
+    for name, value in headers:
+        # A HEAD's Range is ignored by some.
+        if name == "range" and (method == "HEAD" or ranges.parse(value) is None):
+            return Kind.FORWARD
         # CORS answers vary with Origin, and stores differ on If-Range. SSE-C, requester pays, expected owner: the
         # origin must judge each time.
         if name in ("origin", "if-range") or (name.startswith("x-amz-") and name not in _PLAIN_AMZ):
             return Kind.FORWARD
     return Kind.GET if method == "GET" else Kind.HEAD
+
+
+def is_plain_list(operation: Operation, headers: Headers) -> bool:
+    """A LIST of a bucket whose answer hangs on nothing but its query."""
+    if operation.method != "GET" or operation.bucket is None or operation.key:
+        return False
+    if not {name for name, _ in operation.query} <= LIST_QUERY:
+        return False
+    return all(
+        name in _PLAIN_AMZ_OF_LIST or not (name.startswith("x-amz-") or name in ("origin", "range", *CONDITIONALS))
+        for name, _ in headers
+    )
 
 
 def _effects(

@@ -28,7 +28,7 @@ class _Entry:
     """Of the question that `version` answered; None: found at a start, so it must be asked about in any mode."""
 
 
-class _Forgets:
+class ForgetLog:
     """When each name was last forgotten, bounded: what falls out raises the floor for all that are not here."""
 
     def __init__(self, capacity: int) -> None:
@@ -57,8 +57,8 @@ class Catalog:
         self._clock = clock
         self._entries: LRUCache[ObjectRef, _Entry] = LRUCache(capacity)
         self._generation = 0
-        self._forgotten = _Forgets(capacity)
-        self._forgotten_buckets = _Forgets(10_000)
+        self._forgotten = ForgetLog(capacity)
+        self._forgotten_buckets = ForgetLog(10_000)
 
     def __len__(self) -> int:
         return len(self._entries)

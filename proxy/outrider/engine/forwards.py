@@ -13,6 +13,8 @@ from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3wire import Forgets, Operation
 from outrider.engine.asking import Asking
 from outrider.engine.catalog import Catalog
+from outrider.engine.listings import Listings
+from outrider.engine.reads import CacheStatus
 from outrider.engine.uploads import Upload
 from outrider.ports import Chunks, Origin, OriginRequest
 
@@ -25,6 +27,8 @@ class ForwardAnswer:
     headers: Headers
     length: int | None
     body: ForwardBody
+    cache: CacheStatus = CacheStatus.BYPASS
+    """HIT: a kept listing."""
 
 
 class ForwardBody:
@@ -45,13 +49,18 @@ class ForwardBody:
         await self._stack.aclose()
 
 
+async def _once(body: bytes) -> Chunks:
+    yield body
+
+
 class Forwards:
     """Writes go to the origin exactly once; reads without a body may be tried again."""
 
-    def __init__(self, origin: Origin, asking: Asking, catalog: Catalog) -> None:
+    def __init__(self, origin: Origin, asking: Asking, catalog: Catalog, listings: Listings) -> None:
         self._origin = origin
         self._asking = asking
         self._catalog = catalog
+        self._listings = listings
 
     async def send(
         self, operation: Operation, headers: Headers, upload: Upload, deleted_keys: Sequence[str] | None = None
@@ -61,6 +70,11 @@ class Forwards:
         Raises:
             S3Error: the body is not what the client said; ServiceUnavailable: the origin cannot be reached.
         """
+        listing = self._listings.key_of(operation, headers)
+        if listing is not None and (page := self._listings.get(listing)) is not None:
+            body = ForwardBody(_once(page.body), AsyncExitStack())
+            return ForwardAnswer(200, page.headers, len(page.body), body, CacheStatus.HIT)
+        mark = self._listings.mark()
         if upload.body is not None and upload.body_bytes == 0:
             # An origin that is told of an empty object commits it at once: all must have held before.
             async for _ in upload.body:
@@ -82,18 +96,22 @@ class Forwards:
                     raise upload.error from error
                 raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
             self._forget(operation, deleted_keys)
-            body = ForwardBody(reply.chunks(), stack.pop_all())
-            length = reply.content_length
-            return ForwardAnswer(reply.status, s3wire.passed_down(reply.headers), length, body)
+            told = s3wire.passed_down(reply.headers)
+            chunks = reply.chunks()
+            if listing is not None and reply.status == 200:
+                chunks = self._listings.keeping(operation, listing, mark, told, chunks)
+            return ForwardAnswer(reply.status, told, reply.content_length, ForwardBody(chunks, stack.pop_all()))
         raise AssertionError("unreachable")
 
     def _forget(self, operation: Operation, deleted_keys: Sequence[str] | None) -> None:
         if operation.forgets is Forgets.NOTHING:
             return
         assert operation.bucket is not None
+        self._listings.forget(operation.bucket)
         if operation.renames:
             for source in operation.sources:
                 self._catalog.forget(source)
+                self._listings.forget(source.bucket)
         if operation.forgets is Forgets.KEY:
             self._catalog.forget(operation.ref)
         elif operation.forgets is Forgets.KEYS_IN_BODY and deleted_keys is not None:

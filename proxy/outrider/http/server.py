@@ -18,7 +18,16 @@ from aiohttp.http import HttpVersion10, HttpVersion11
 from aiohttp.web_protocol import RequestHandler
 
 from outrider.core import s3wire
-from outrider.core.errors import BadRequest, IncompleteBody, InternalError, RequestTimeout, S3Error, SlowDown
+from outrider.core.errors import (
+    BadRequest,
+    IncompleteBody,
+    InternalError,
+    InvalidRange,
+    PreconditionFailed,
+    RequestTimeout,
+    S3Error,
+    SlowDown,
+)
 from outrider.core.model import Headers
 from outrider.core.s3wire import Forgets, Kind, Operation
 from outrider.core.sigv4 import SignedRequest
@@ -174,7 +183,10 @@ class S3Server(web.Server):
         except S3Error as error:
             return self._refuse(asked, error)
         except OriginRefused as refused:
-            return self._reply(asked, refused.status, s3wire.passed_down(refused.headers), refused.body, None)
+            # A HEAD's refusal has no body, but tells how long the one to a GET would be.
+            length = dict(refused.headers).get("content-length", "") if request.method == "HEAD" else ""
+            body, length_bytes = (None, int(length)) if length.isdecimal() else (refused.body, None)
+            return self._reply(asked, refused.status, s3wire.passed_down(refused.headers), body, length_bytes)
         except ConnectionError:
             self._ended(asked, None, Sent(), "client left")
             raise
@@ -207,15 +219,14 @@ class S3Server(web.Server):
             if operation.kind is Kind.HEAD:
                 return self._read_reply(asked, await self._reads.head(operation.ref, plain))
             return self._read_reply(asked, await self._reads.get(operation.ref, plain))
-        except NotCacheable:
+        except (NotCacheable, InvalidRange, PreconditionFailed):
+            # A refusal is the origin's to give, in its own words: it may know of a newer version, and its readings of
+            # a Range past the end differ from store to store.
             return await self._forward(asked, operation, who)
 
     def _read_reply(self, asked: _Asked, answer: ReadAnswer) -> Reply:
         asked.cache = answer.cache
-        headers = answer.headers
-        if answer.status != 304 and not _has(headers, "accept-ranges"):
-            headers = (*headers, ("accept-ranges", "bytes"))
-        return self._reply(asked, answer.status, headers, answer.body, answer.length)
+        return self._reply(asked, answer.status, answer.headers, answer.body, answer.length)
 
     def _reply(
         self, asked: _Asked, status: int, headers: Headers, body: bytes | Body | None, length: int | None
@@ -238,6 +249,7 @@ class S3Server(web.Server):
         self, asked: _Asked, operation: Operation, upload: Upload, deleted_keys: list[str] | None
     ) -> Reply:
         answer = await self._forwards.send(operation, asked.headers, upload, deleted_keys)
+        asked.cache = answer.cache
         return self._reply(asked, answer.status, answer.headers, answer.body, answer.length)
 
     async def _delete_objects(self, asked: _Asked, operation: Operation, who: Who) -> Reply:

@@ -1,0 +1,112 @@
+"""Kept LIST answers: only where a rule says so, only as long as it says, and never past a write of ours."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import pytest
+
+from outrider.core.model import Headers
+from outrider.core.s3wire import Forgets, Kind, Operation, classify
+from outrider.engine.listings import Listings
+from outrider.ports import Chunks
+from tests.support.fakes import FakeClock
+
+PAGE = b"<ListBucketResult/>" * 10
+TTL_S = 60.0
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def listings(clock: FakeClock) -> Listings:
+    return Listings(lambda prefix: TTL_S if prefix.startswith("train/") else None, clock, 1000)
+
+
+def a_list(target: str = "/train?list-type=2&prefix=a/", headers: Headers = ()) -> Operation:
+    return classify("GET", target, headers)
+
+
+async def chunks_of(body: bytes) -> Chunks:
+    for at in range(0, len(body), 7):
+        yield body[at : at + 7]
+
+
+async def keep(listings: Listings, operation: Operation, body: bytes = PAGE, *, write_meanwhile: bool = False) -> None:
+    key = listings.key_of(operation, ())
+    assert key is not None
+    mark = listings.mark()
+    if write_meanwhile:
+        listings.forget("train")
+    async with aclosing(listings.keeping(operation, key, mark, (), chunks_of(body))) as chunks:
+        assert b"".join([chunk async for chunk in chunks]) == body
+
+
+def found(listings: Listings, operation: Operation) -> bytes | None:
+    key = listings.key_of(operation, ())
+    assert key is not None
+    page = listings.get(key)
+    return None if page is None else page.body
+
+
+async def test_a_page_is_kept_until_its_time_is_up(listings: Listings, clock: FakeClock) -> None:
+    await keep(listings, a_list())
+    assert found(listings, a_list("/train?prefix=a%2F&list-type=2")) == PAGE, "the order of the query means nothing"
+    assert found(listings, a_list("/train?list-type=2&prefix=b/")) is None
+    clock.now += TTL_S - 0.1
+    assert found(listings, a_list()) == PAGE
+    clock.now += 0.1
+    assert found(listings, a_list()) is None
+
+
+async def test_a_write_to_the_bucket_forgets_its_pages_and_no_others(listings: Listings) -> None:
+    await keep(listings, a_list())
+    listings.forget("other")
+    assert found(listings, a_list()) == PAGE
+    listings.forget("train")
+    assert found(listings, a_list()) is None
+
+
+async def test_a_page_that_a_write_overtook_is_not_kept(listings: Listings) -> None:
+    await keep(listings, a_list(), write_meanwhile=True)
+    assert found(listings, a_list()) is None
+
+
+async def test_a_page_that_did_not_come_whole_is_not_kept(listings: Listings) -> None:
+    key = listings.key_of(a_list(), ())
+    assert key is not None
+    async with aclosing(listings.keeping(a_list(), key, listings.mark(), (), chunks_of(PAGE))) as chunks:
+        await anext(chunks)
+    assert listings.get(key) is None
+
+
+async def test_the_pages_have_a_limit_in_bytes(listings: Listings) -> None:
+    await keep(listings, a_list(), b"x" * 1001)
+    assert found(listings, a_list()) is None
+    for number in range(20):
+        await keep(listings, a_list(f"/train?prefix={number}"), b"x" * 400)
+    kept = [number for number in range(20) if found(listings, a_list(f"/train?prefix={number}"))]
+    assert kept == [18, 19]
+
+
+@pytest.mark.parametrize(
+    ("target", "headers"),
+    [
+        ("/other?list-type=2", ()),
+        ("/train/key", ()),
+        ("/train?acl", ()),
+        ("/train?list-type=2&tomorrow=1", ()),
+        ("/train?list-type=2", (("origin", "https://page"),)),
+        ("/train?list-type=2", (("x-amz-request-payer", "requester"),)),
+        ("/train?list-type=2", (("x-amz-optional-object-attributes", "RestoreStatus"),)),
+    ],
+)
+def test_what_is_no_plain_list_of_a_rule_is_not_kept(listings: Listings, target: str, headers: Headers) -> None:
+    assert listings.key_of(classify("GET", target, headers), headers) is None
+
+
+def test_a_head_of_a_bucket_is_no_list(listings: Listings) -> None:
+    assert listings.key_of(Operation(Kind.FORWARD, "HEAD", "train", "", (), Forgets.NOTHING), ()) is None

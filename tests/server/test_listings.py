@@ -1,0 +1,60 @@
+"""The LIST cache before a real bucket: off by default, opt-in per prefix, honest after writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from tests.support.bucket import Bucket
+    from tests.support.simulator import Simulator
+
+NAME = "listings"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    for key in ("a/1", "a/2", "b/1"):
+        client.put_object(Bucket=NAME, Key=key, Body=b"x")
+    client.close()
+
+
+def listed(client: Any, prefix: str) -> tuple[list[str], str]:
+    told = client.list_objects_v2(Bucket=NAME, Prefix=prefix)
+    return [entry["Key"] for entry in told.get("Contents", [])], told["ResponseMetadata"]["HTTPHeaders"]["x-cache"]
+
+
+def test_a_list_of_a_rule_is_asked_once_and_again_after_each_kind_of_write(
+    bucket: Bucket, simulator: Simulator
+) -> None:
+    with Proxy(bucket, simulator.endpoint, list_cache=[{"prefixes": f"{NAME}/a*", "ttl_s": 3600}]) as proxy:
+        client = proxy.client()
+        simulator.reset()
+        assert listed(client, "a/") == (["a/1", "a/2"], "BYPASS")
+        assert listed(client, "a/") == (["a/1", "a/2"], "HIT")
+        assert simulator.counts().gets == 1
+        client.put_object(Bucket=NAME, Key="a/3", Body=b"x")
+        assert listed(client, "a/") == (["a/1", "a/2", "a/3"], "BYPASS")
+        client.delete_objects(Bucket=NAME, Delete={"Objects": [{"Key": "a/3"}]})
+        assert listed(client, "a/") == (["a/1", "a/2"], "BYPASS")
+        client.copy_object(Bucket=NAME, Key="a/4", CopySource={"Bucket": NAME, "Key": "a/1"})
+        assert listed(client, "a/") == (["a/1", "a/2", "a/4"], "BYPASS")
+        client.delete_object(Bucket=NAME, Key="a/4")
+        assert listed(client, "a/") == (["a/1", "a/2"], "BYPASS")
+        assert listed(client, "a/") == (["a/1", "a/2"], "HIT")
+        for _ in range(2):
+            assert listed(client, "b/") == (["b/1"], "BYPASS")
+        client.close()
+
+
+def test_without_a_rule_each_list_is_the_origins(bucket: Bucket) -> None:
+    with Proxy(bucket) as proxy:
+        client = proxy.client()
+        for _ in range(2):
+            assert listed(client, "a/") == (["a/1", "a/2"], "BYPASS")
+        client.close()
