@@ -62,6 +62,10 @@ class Openings:
     async def ask(self, ref: ObjectRef, first_byte: int | None) -> ObjectVersion:
         """The version that the origin has now. `first_byte` None: ask by HEAD; else by a GET that brings the block
         of that byte with it, so that an unknown object costs one round trip."""
+        if self._catalog.stale(ref) is not None:
+            # Most likely it is the same still, and its blocks are here. Not by If-None-Match: a 304 leaves out the
+            # headers, which may have changed while the bytes, and so the ETag, did not.
+            first_byte = None
         by_head = first_byte is None
         opening = self._openings.get(ref)
         # One that began before a write may tell of the older version, and a HEAD's refusal has no words for a GET.
@@ -105,17 +109,10 @@ class Openings:
 
     async def _open_by_get(self, ref: ObjectRef, opening: _Opening, index: int) -> None:
         start = index * self._block_bytes
-        # Not one that a write made doubtful: the same bytes put again may have other headers, which a 304 leaves out.
-        known = self._catalog.stale(ref)
         headers: Headers = (
             ("range", f"bytes={start}-{start + self._block_bytes - 1}"), ("x-amz-checksum-mode", "ENABLED"),
         )  # fmt: skip
-        if known is not None:
-            headers += (("if-none-match", known.etag),)
         async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers)) as reply:
-            if reply.status == 304 and known is not None:
-                self._learn(ref, opening, known)
-                return
             if reply.status != 416:
                 version = await self._version_of(ref, reply)
                 flights = self._adopt(version, index)
