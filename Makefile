@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is pinned to a release without a wheel for newer Pythons: there, what needs it is left out.
 HAS_TORCH := $(shell $(PYTHON) -c 'import sys; print(int(sys.version_info[:2] == (3, 11)))')
 comma := ,
-EXTRAS := bucket,dev$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
+EXTRAS := bucket,clients,dev$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
 
 .PHONY: install test demo demo-short lint clean
 

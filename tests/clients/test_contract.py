@@ -1,0 +1,183 @@
+"""What works against the bucket works through the proxy: real clients read, write, list and delete, both ways.
+
+Of each client there is one at the bucket and one at the proxy. What one of them writes, the other reads, so that two
+mistakes of the proxy cannot hide each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.bucket import Bucket
+from tests.support.clients import CLIENTS, MIB, Door, S3Client, missing
+from tests.support.proxy import Keys, Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = "clients"
+KEYS: Keys = ("CLIENTSKEY", "clients/secret+one")
+CLIENTS_FILE = f"""
+[[client]]
+name = "clients"
+access_key = "{KEYS[0]}"
+secret_key = "{KEYS[1]}"
+grants = [{{bucket = "{NAME}", access = "write"}}]
+"""
+
+# Above 8 MiB most clients write in parts.
+READ = {"loopback": (0, 1, 5 * MIB, 20 * MIB), "sigv4": (9 * MIB,)}
+WRITTEN = {"loopback": (0, 20 * MIB), "sigv4": (0, 9 * MIB)}
+# What the bucket sends beside objects: a listing of one key, an error. Far below any size that is worth a cache.
+SMALL_XML_BYTES = 4096
+AWKWARD = ("with space/a b.tar", "ünïcode/日本語-😀.tar", "plus+and%25/100%;x=y&z,it's (1)!.tar")
+# The first byte, some inside one block, a run over the edges at 4 and 8 MiB, the last byte.
+RANGES = ((0, 1), (1_000_003, 1_000_777), (4 * MIB - 5, 8 * MIB + 5), (9 * MIB - 1, 9 * MIB))
+
+
+def ramp(size: int, start: int = 0) -> bytes:
+    """251 is prime, so bytes that are shifted by any block, or by another `start`, show."""
+    return (bytes(range(251)) * (size // 251 + 2))[start : start + size]
+
+
+def sha256(body: bytes) -> str:
+    """A digest is told in one line when it differs, 20 MiB are not."""
+    return hashlib.sha256(body).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def proxies(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Proxy]]:
+    bucket.make_bucket(NAME)
+    clients = tmp_path_factory.mktemp("clients") / "clients.toml"
+    clients.write_text(CLIENTS_FILE)
+    with Proxy(bucket) as loopback, Proxy(bucket, auth="sigv4", clients=clients) as sigv4:
+        yield {"loopback": loopback, "sigv4": sigv4}
+
+
+@pytest.fixture(scope="module", params=READ)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def proxy(proxies: dict[str, Proxy], mode: str) -> Proxy:
+    return proxies[mode]
+
+
+@pytest.fixture(scope="module", params=CLIENTS, ids=lambda client: client.name)
+def kind(request: pytest.FixtureRequest) -> type[S3Client]:
+    client: type[S3Client] = request.param
+    for what in missing(client):
+        pytest.skip(f"the extra `clients` is not installed: {what}")
+    return client
+
+
+@pytest.fixture(scope="module")
+def direct(kind: type[S3Client], bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Client]:
+    """The client at the bucket itself."""
+    scratch = tmp_path_factory.mktemp("direct")
+    with contextlib.closing(kind(Door(bucket.endpoint, (bucket.access_key, bucket.secret_key), scratch))) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def through(kind: type[S3Client], proxy: Proxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Client]:
+    """The same client at the proxy; in `sigv4` mode with keys that the bucket does not know."""
+    scratch = tmp_path_factory.mktemp("through")
+    with contextlib.closing(kind(Door(proxy.endpoint, KEYS, scratch))) as client:
+        yield client
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest, kind: type[S3Client], mode: str) -> str:
+    """For one test's objects alone, so that each begins cold."""
+    return f"{request.node.originalname}/{kind.name}/{mode}"
+
+
+def sent_for(proxy: Proxy) -> float:
+    """The body bytes that the bucket has sent so far."""
+    proxy.settle()
+    return proxy.metric("outrider_origin_bytes_total")
+
+
+def outcome(client: S3Client, key: str) -> bytes | str:
+    """What a read gives, or the kind of error that it ends with."""
+    try:
+        return client.read(NAME, key)
+    except Exception as error:  # noqa: BLE001 - each client has errors of its own
+        return type(error).__name__
+
+
+def test_a_read_gives_the_same_bytes_directly_cold_and_warm(
+    direct: S3Client, through: S3Client, proxy: Proxy, mode: str, prefix: str
+) -> None:
+    for size in READ[mode]:
+        body, key = ramp(size), f"{prefix}/{size}"
+        direct.write(NAME, key, body)
+        if not size and "read_empty" in direct.cannot:
+            assert outcome(through, key) == outcome(direct, key) != body
+            continue
+        assert sha256(direct.read(NAME, key)) == sha256(body)
+        began = sent_for(proxy)
+        assert sha256(through.read(NAME, key)) == sha256(body), f"{size} bytes, cold"
+        cold = sent_for(proxy)
+        assert cold - began <= size + SMALL_XML_BYTES, "filled once, however many connections ask"
+        assert sha256(through.read(NAME, key)) == sha256(body), f"{size} bytes, warm"
+        assert sent_for(proxy) - cold <= SMALL_XML_BYTES, "a warm read takes nothing from the bucket"
+
+
+def test_a_write_through_the_proxy_is_read_directly_and_replaces_what_was_cached(
+    direct: S3Client, through: S3Client, mode: str, prefix: str
+) -> None:
+    for size in WRITTEN[mode]:
+        key, older, newer = f"{prefix}/{size}", ramp(1000, start=7), ramp(size, start=100)
+        through.write(NAME, key, older)
+        assert sha256(through.read(NAME, key)) == sha256(older)
+        through.write(NAME, key, newer)
+        if not size and "read_empty" in direct.cannot:
+            assert outcome(through, key) == outcome(direct, key) not in (older, newer)
+            continue
+        assert sha256(through.read(NAME, key)) == sha256(newer), "after our 2xx no read sees the older version"
+        assert sha256(direct.read(NAME, key)) == sha256(newer)
+
+
+def test_a_range_gives_the_same_bytes_directly_cold_and_warm(direct: S3Client, through: S3Client, prefix: str) -> None:
+    if "read_range" in direct.cannot:
+        pytest.skip("the tool reads whole objects only")
+    body = ramp(9 * MIB)
+    direct.write(NAME, f"{prefix}/ramp", body)
+    for start, stop in RANGES:
+        wanted = sha256(body[start:stop])
+        assert sha256(direct.read_range(NAME, f"{prefix}/ramp", start, stop)) == wanted
+        for state in ("cold", "warm"):
+            got = through.read_range(NAME, f"{prefix}/ramp", start, stop)
+            assert sha256(got) == wanted, f"{state} [{start}, {stop})"
+
+
+def test_awkward_keys_are_the_same_objects_both_ways(direct: S3Client, through: S3Client, prefix: str) -> None:
+    for number, name in enumerate(AWKWARD):
+        theirs, ours = f"{prefix}/direct/{name}", f"{prefix}/through/{name}"
+        direct.write(NAME, theirs, ramp(1000, start=number))
+        assert through.read(NAME, theirs) == ramp(1000, start=number)
+        through.write(NAME, ours, ramp(1000, start=number + 50))
+        assert direct.read(NAME, ours) == ramp(1000, start=number + 50)
+
+
+def test_a_listing_is_the_same_both_ways_and_follows_each_write(
+    direct: S3Client, through: S3Client, prefix: str
+) -> None:
+    keys = {f"{prefix}/{name}" for name in ("a", "b c", "deep/er/d", "ünï")}
+    for number, key in enumerate(sorted(keys)):
+        (direct, through)[number % 2].write(NAME, key, b"listed")
+    assert direct.list(NAME, f"{prefix}/") == through.list(NAME, f"{prefix}/") == keys
+
+    gone = f"{prefix}/b c"
+    assert through.read(NAME, gone) == b"listed"
+    through.delete(NAME, gone)
+    assert direct.list(NAME, f"{prefix}/") == through.list(NAME, f"{prefix}/") == keys - {gone}
+    # An empty answer is how rclone says that there is nothing.
+    assert outcome(through, gone) == outcome(direct, gone) != b"listed"

@@ -1,0 +1,136 @@
+"""WebDataset reads a shard in each form of URL that people write, directly and through the proxy: the same samples."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import tarfile
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.support.bucket import Bucket
+from tests.support.child import program
+from tests.support.clients import Boto3, Door, PresignedV2, PresignedV4, s3fs_options
+from tests.support.proxy import ANY_KEYS, Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+wds = pytest.importorskip("webdataset", reason="the extra `clients` is not installed")
+
+NAME = "clients-webdataset"
+SAMPLES = 40
+SAMPLE_BYTES = 150_001
+
+Samples = list[tuple[str, str]]
+Stages = list[Any]
+
+
+def sample(number: int) -> bytes:
+    return (bytes(range(251)) * (SAMPLE_BYTES // 251 + 2))[number : number + SAMPLE_BYTES]
+
+
+def shard() -> bytes:
+    """6 MB: more than one read of any opener."""
+    into = io.BytesIO()
+    with tarfile.open(fileobj=into, mode="w") as tar:
+        for number in range(SAMPLES):
+            member = tarfile.TarInfo(f"{number:04}.bin")
+            member.size = SAMPLE_BYTES
+            tar.addfile(member, io.BytesIO(sample(number)))
+    return into.getvalue()
+
+
+WANTED: Samples = [(f"{number:04}", hashlib.sha256(sample(number)).hexdigest()) for number in range(SAMPLES)]
+
+
+def samples(*stages: Any) -> Samples:
+    """Key and digest of each sample, in the order of the shard."""
+    return [
+        (each["__key__"], hashlib.sha256(each["bin"]).hexdigest())
+        for each in wds.DataPipeline(*stages)
+        if "bin" in each
+    ]
+
+
+def by_url(url: str) -> Samples:
+    return samples(wds.SimpleShardList([url]), wds.tarfile_to_samples(handler=wds.reraise_exception))
+
+
+def by_opener(opened: Callable[[str], Any], key: str) -> Samples:
+    """For what `gopen` cannot open: a stage that opens, as the examples of fsspec and boto3 do."""
+
+    def streams(shards: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for each in shards:
+            with opened(each["url"]) as stream:
+                yield {**each, "stream": stream}
+
+    expanded = wds.tariterators.tar_file_expander
+    grouped = wds.tariterators.group_by_keys
+    return samples(wds.SimpleShardList([key]), streams, expanded, grouped)
+
+
+def s5cmd_cat(door: Door, key: str) -> Samples:
+    return by_url(f"pipe:{program('s5cmd')} --retry-count 0 cat s3://{NAME}/{key}")
+
+
+def pipe_curl(door: Door, key: str) -> Samples:
+    with contextlib.closing(PresignedV4(door)) as signer:
+        return by_url(f"pipe:curl -s -f -L '{signer.url('get_object', Bucket=NAME, Key=key)}'")
+
+
+def plain_url(door: Door, key: str) -> Samples:
+    # What boto3 makes without being told which: SigV2.
+    with contextlib.closing(PresignedV2(door)) as signer:
+        return by_url(signer.url("get_object", Bucket=NAME, Key=key))
+
+
+def fsspec_opener(door: Door, key: str) -> Samples:
+    fsspec = pytest.importorskip("fsspec", reason="the extra `clients` is not installed")
+    fs = fsspec.filesystem("s3", skip_instance_cache=True, **s3fs_options(door))
+    try:
+        return by_opener(lambda url: fs.open(f"{NAME}/{url}", "rb"), key)
+    finally:
+        type(fs).close_session(fs.loop, fs._s3)
+
+
+def boto3_opener(door: Door, key: str) -> Samples:
+    with contextlib.closing(Boto3(door)) as client:
+        return by_opener(lambda url: contextlib.closing(client.s3.get_object(Bucket=NAME, Key=url)["Body"]), key)
+
+
+FORMS = (s5cmd_cat, pipe_curl, plain_url, fsspec_opener, boto3_opener)
+
+
+@pytest.fixture(scope="module")
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
+    with Proxy(bucket) as running:
+        yield running
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_a_shard_gives_the_same_samples_directly_cold_and_warm(
+    form: Callable[[Door, str], Samples], bucket: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    key = f"{form.__name__}.tar"
+    client = bucket.client()
+    client.put_object(Bucket=bucket.make_bucket(NAME), Key=key, Body=shard())
+    client.close()
+    doors = {
+        "direct": Door(bucket.endpoint, (bucket.access_key, bucket.secret_key), tmp_path),
+        "cold": Door(proxy.endpoint, ANY_KEYS, tmp_path),
+        "warm": Door(proxy.endpoint, ANY_KEYS, tmp_path),
+    }
+    for state, door in doors.items():
+        proxy.settle()
+        sent = proxy.metric("outrider_origin_bytes_total")
+        # A pipe's command finds the door where a training job's would: in the environment.
+        with patch.dict(os.environ, door.environment()):
+            assert form(door, key) == WANTED, state
+    proxy.settle()
+    assert proxy.metric("outrider_origin_bytes_total") == sent, "a warm epoch takes nothing from the bucket"

@@ -1,0 +1,576 @@
+"""Real S3 clients behind one small contract: what each is called, what it can, and how it is told to do it.
+
+A library is imported by the client that needs it, so that a run without the extra `clients` can still name them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import io
+import os
+import subprocess
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest.mock import patch
+
+from tests.support.bucket import REGION
+from tests.support.child import program
+from tests.support.proxy import Keys, s3_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DEADLINE_S = 60.0
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where a client connects and what it signs with; `scratch` is a directory for the files that it needs."""
+
+    endpoint: str
+    keys: Keys
+    scratch: Path
+
+    @property
+    def address(self) -> str:
+        return self.endpoint.partition("://")[2]
+
+    def environment(self) -> dict[str, str]:
+        """A process's whole environment, in which this door is the only S3 that can be found."""
+        foreign = ("AWS_", "S3_", "RCLONE_", "OUTRIDER_")
+        return {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | {
+            "AWS_ACCESS_KEY_ID": self.keys[0],
+            "AWS_SECRET_ACCESS_KEY": self.keys[1],
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "S3_ENDPOINT_URL": self.endpoint,
+            # Nobody's own profile is read, nor changed.
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "RCLONE_CONFIG": os.devnull,
+            # A proxy for the web must not stand between the client and loopback.
+            "no_proxy": "*",
+            "NO_PROXY": "*",
+        }
+
+
+class S3Client:
+    """One client at one door. Lists are whole keys below a prefix; ranges are half-open; `close` ends it."""
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Modules that must be there, beyond what every test has."""
+    runs: ClassVar[tuple[str, ...]] = ()
+    """Programs that must be there."""
+    cannot: ClassVar[frozenset[str]] = frozenset()
+    """What fails against the bucket too: `read_range` (the tool has none), `read_empty`."""
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+
+    def read(self, bucket: str, key: str) -> bytes:
+        raise NotImplementedError
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        raise NotImplementedError
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        raise NotImplementedError
+
+    def list(self, bucket: str, prefix: str) -> set[str]:
+        raise NotImplementedError
+
+    def delete(self, bucket: str, key: str) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing to end, where a client keeps nothing open."""
+
+
+class Boto3(S3Client):
+    """`get_object` and `put_object`: one request an object."""
+
+    name = "boto3"
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(door)
+        self.s3 = s3_client(door.endpoint, door.keys)
+
+    def read(self, bucket: str, key: str) -> bytes:
+        return bytes(self.s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        answer = self.s3.get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}")
+        return bytes(answer["Body"].read())
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        self.s3.put_object(Bucket=bucket, Key=key, Body=body)
+
+    def list(self, bucket: str, prefix: str) -> set[str]:
+        pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return {entry["Key"] for page in pages for entry in page.get("Contents", ())}
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.s3.delete_object(Bucket=bucket, Key=key)
+
+    def close(self) -> None:
+        self.s3.close()
+
+
+class Boto3Transfer(Boto3):
+    """The transfer manager: HEAD, parallel ranges with If-Match, multipart above 8 MiB."""
+
+    name = "boto3-transfer"
+
+    def read(self, bucket: str, key: str) -> bytes:
+        into = io.BytesIO()
+        self.s3.download_fileobj(bucket, key, into)
+        return into.getvalue()
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        self.s3.upload_fileobj(io.BytesIO(body), bucket, key)
+
+
+class Presigned(Boto3):
+    """URLs signed by boto3 and asked by a client that knows nothing of S3."""
+
+    version: ClassVar[str]
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(door)
+        self.signer = s3_client(door.endpoint, door.keys, signature_version=self.version)
+
+    def url(self, act: str, **parameters: str) -> str:
+        return str(self.signer.generate_presigned_url(act, Params=parameters, ExpiresIn=600))
+
+    def ask(self, method: str, url: str, body: bytes | None = None, **headers: str) -> bytes:
+        request = urllib.request.Request(url, data=body, headers=headers, method=method)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=DEADLINE_S) as answer:
+            return bytes(answer.read())
+
+    def read(self, bucket: str, key: str) -> bytes:
+        return self.ask("GET", self.url("get_object", Bucket=bucket, Key=key))
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        return self.ask("GET", self.url("get_object", Bucket=bucket, Key=key), Range=f"bytes={start}-{stop - 1}")
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        # urllib calls a body without a type a form, and SigV2 signs the type.
+        url = self.url("put_object", Bucket=bucket, Key=key, ContentType="application/x-tar")
+        self.ask("PUT", url, body, **{"Content-Type": "application/x-tar"})
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.ask("DELETE", self.url("delete_object", Bucket=bucket, Key=key))
+
+    def close(self) -> None:
+        self.signer.close()
+        super().close()
+
+
+class PresignedV4(Presigned):
+    name = "presigned-v4"
+    version = "s3v4"
+
+
+class PresignedV2(Presigned):
+    name = "presigned-v2"
+    version = "s3"
+
+
+class Curl(Presigned):
+    """curl with presigned URLs; a range is not signed then."""
+
+    name = "curl"
+    runs = ("curl",)
+    version = "s3v4"
+
+    def ask(self, method: str, url: str, body: bytes | None = None, **headers: str) -> bytes:
+        argv = ["curl", "--silent", "--show-error", "--fail", "--globoff", "--request", method, url]
+        for name, value in headers.items():
+            argv += ["--header", f"{name}: {value}"]
+        if body is not None:
+            path = self.door.scratch / "curl-upload"
+            path.write_bytes(body)
+            argv += ["--upload-file", str(path)]
+        return run(self.door, *argv)
+
+
+class AioBotocore(S3Client):
+    name = "aiobotocore"
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(door)
+        self.runner = asyncio.Runner()
+        config = importlib.import_module("aiobotocore.config").AioConfig(
+            s3={"addressing_style": "path"}, retries={"max_attempts": 0}
+        )
+        self.context = importlib.import_module("aiobotocore.session").get_session().create_client(
+            "s3", endpoint_url=door.endpoint, region_name=REGION, config=config,
+            aws_access_key_id=door.keys[0], aws_secret_access_key=door.keys[1],
+        )  # fmt: skip
+        self.s3 = self.runner.run(self.context.__aenter__())
+
+    def read(self, bucket: str, key: str) -> bytes:
+        return self._read(Bucket=bucket, Key=key)
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        return self._read(Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}")
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        self.runner.run(self.s3.put_object(Bucket=bucket, Key=key, Body=body))
+
+    def list(self, bucket: str, prefix: str) -> set[str]:
+        async def keys() -> set[str]:
+            pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+            return {entry["Key"] async for page in pages for entry in page.get("Contents", ())}
+
+        return self.runner.run(keys())
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.runner.run(self.s3.delete_object(Bucket=bucket, Key=key))
+
+    def close(self) -> None:
+        self.runner.run(self.context.__aexit__(None, None, None))
+        self.runner.close()
+
+    def _read(self, **parameters: str) -> bytes:
+        async def body() -> bytes:
+            answer = await self.s3.get_object(**parameters)
+            async with answer["Body"] as stream:
+                return bytes(await stream.read())
+
+        return self.runner.run(body())
+
+
+class S3Fs(S3Client):
+    """fsspec's `s3://`: HEAD, then ranges as its read-ahead likes them."""
+
+    name = "s3fs"
+    needs = ("s3fs",)
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(door)
+        self.fs = importlib.import_module("fsspec").filesystem("s3", skip_instance_cache=True, **s3fs_options(door))
+
+    def read(self, bucket: str, key: str) -> bytes:
+        with self.fs.open(f"{bucket}/{key}", "rb") as file:
+            return bytes(file.read())
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        with self.fs.open(f"{bucket}/{key}", "rb") as file:
+            file.seek(start)
+            return bytes(file.read(stop - start))
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        with self.fs.open(f"{bucket}/{key}", "wb") as file:
+            file.write(body)
+
+    def list(self, bucket: str, prefix: str) -> set[str]:
+        return {path.partition("/")[2] for path in self.fs.find(f"{bucket}/{prefix}")}
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.fs.rm_file(f"{bucket}/{key}")
+
+    def close(self) -> None:
+        type(self.fs).close_session(self.fs.loop, self.fs._s3)
+
+
+def s3fs_options(door: Door) -> dict[str, Any]:
+    """What `fsspec.open("s3://...", **options)` wants; listings are not cached, since others write here too."""
+    return {
+        "key": door.keys[0],
+        "secret": door.keys[1],
+        "endpoint_url": door.endpoint,
+        "client_kwargs": {"region_name": REGION},
+        "use_listings_cache": False,
+    }
+
+
+class Obstore(S3Client):
+    """Rust's object_store."""
+
+    name = "obstore"
+    needs = ("obstore",)
+
+    def store(self, bucket: str) -> Any:
+        return importlib.import_module("obstore.store").S3Store(
+            bucket, endpoint=self.door.endpoint, region=REGION, virtual_hosted_style_request=False,
+            access_key_id=self.door.keys[0], secret_access_key=self.door.keys[1],
+            client_options={"allow_http": True}, retry_config={"max_retries": 0},
+        )  # fmt: skip
+
+    def read(self, bucket: str, key: str) -> bytes:
+        return bytes(self.store(bucket).get(key).bytes())
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        return bytes(self.store(bucket).get_range(key, start=start, end=stop))
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        self.store(bucket).put(key, body)
+
+    def list(self, bucket: str, prefix: str) -> set[str]:
+        return {entry["path"] for batch in self.store(bucket).list(prefix) for entry in batch}
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.store(bucket).delete(key)
+
+
+class Minio(S3Client):
+    """minio-py; multipart above 5 MiB when it is not told the length."""
+
+    name = "minio"
+    needs = ("minio",)
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(door)
+        self.s3 = importlib.import_module("minio").Minio(
+            door.address, access_key=door.keys[0], secret_key=door.keys[1], secure=False, region=REGION
+        )
+
+    def read(self, bucket: str, key: str) -> bytes:
+        return self._get(bucket, key)
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        return self._get(bucket, key, offset=start, length=stop - start)
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        self.s3.put_object(bucket, key, io.BytesIO(body), length=-1, part_size=5 * MIB)
+
+    def list(self, bucket: str, prefix: str) -> set[str]:
+        return {entry.object_name for entry in self.s3.list_objects(bucket, prefix=prefix, recursive=True)}
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.s3.remove_object(bucket, key)
+
+    def close(self) -> None:
+        self.s3._http.clear()
+
+    def _get(self, bucket: str, key: str, **extent: int) -> bytes:
+        answer = self.s3.get_object(bucket, key, **extent)
+        try:
+            return bytes(answer.read())
+        finally:
+            answer.close()
+            answer.release_conn()
+
+
+class SmartOpen(Boto3):
+    """smart_open streams with boto3: `bytes=0-` and onwards; it neither lists nor deletes, boto3 does."""
+
+    name = "smart_open"
+    needs = ("smart_open",)
+
+    def open(self, bucket: str, key: str, mode: str) -> Any:
+        parameters = {"client": self.s3}
+        return importlib.import_module("smart_open").open(
+            f"s3://{bucket}/{key}", mode, transport_params=parameters, compression="disable"
+        )
+
+    def read(self, bucket: str, key: str) -> bytes:
+        with self.open(bucket, key, "rb") as file:
+            return bytes(file.read())
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        with self.open(bucket, key, "rb") as file:
+            file.seek(start)
+            return bytes(file.read(stop - start))
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        with self.open(bucket, key, "wb") as file:
+            file.write(body)
+
+
+class PyArrow(S3Client):
+    """The C++ SDK: HEAD and odd ranges, uploads in aws-chunked with a CRC64NVME trailer also over http."""
+
+    name = "pyarrow"
+    needs = ("pyarrow.fs",)
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(door)
+        arrow = importlib.import_module("pyarrow.fs")
+        self.selector = arrow.FileSelector
+        self.fs = arrow.S3FileSystem(
+            access_key=door.keys[0], secret_key=door.keys[1], region=REGION,
+            scheme="http", endpoint_override=door.address,
+        )  # fmt: skip
+
+    def read(self, bucket: str, key: str) -> bytes:
+        with self.fs.open_input_stream(f"{bucket}/{key}", compression=None) as file:
+            return bytes(file.read())
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        with self.fs.open_input_file(f"{bucket}/{key}") as file:
+            return bytes(file.read_at(stop - start, start))
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        with self.fs.open_output_stream(f"{bucket}/{key}", compression=None) as file:
+            file.write(body)
+
+    def list(self, bucket: str, prefix: str) -> set[str]:
+        found = self.fs.get_file_info(self.selector(f"{bucket}/{prefix}", recursive=True))
+        return {info.path.partition("/")[2] for info in found if info.is_file}
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.fs.delete_file(f"{bucket}/{key}")
+
+
+class TorchConnector(S3Client):
+    """The CRT: parallel ranges of 8 MiB with no HEAD before them."""
+
+    name = "s3torchconnector"
+    needs = ("s3torchconnector",)
+    # It asks for the first 8 MiB at once, and knows an empty object by an ActualObjectSize that SeaweedFS does not say.
+    cannot = frozenset({"read_empty"})
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(door)
+        # The CRT has no other way to be given keys, and reads its environment once for all clients of a process.
+        profiles = door.scratch / "profiles"
+        profiles.write_text(
+            f"[door]\naws_access_key_id = {door.keys[0]}\naws_secret_access_key = {door.keys[1]}\n", "utf-8"
+        )
+        config = importlib.import_module("s3torchconnector").S3ClientConfig(
+            force_path_style=True, max_attempts=1, profile="door"
+        )
+        self.s3 = importlib.import_module("s3torchconnector._s3client").S3Client(
+            REGION, endpoint=door.endpoint, s3client_config=config
+        )
+        with patch.dict(os.environ, {**door.environment(), "AWS_SHARED_CREDENTIALS_FILE": str(profiles)}):
+            assert self.s3._client is not None
+
+    def read(self, bucket: str, key: str) -> bytes:
+        return bytes(self.s3.get_object(bucket, key).read())
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        ranged = importlib.import_module("s3torchconnector").S3ReaderConstructor.range_based()
+        reader = self.s3.get_object(bucket, key, reader_constructor=ranged)
+        reader.seek(start)
+        return bytes(reader.read(stop - start))
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        with self.s3.put_object(bucket, key) as writer:
+            writer.write(body)
+
+    def list(self, bucket: str, prefix: str) -> set[str]:
+        return {entry.key for page in self.s3.list_objects(bucket, prefix) for entry in page.object_info}
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.s3.delete_object(bucket, key)
+
+
+class S5Cmd(S3Client):
+    """`cat`, as WebDataset's users pipe it; a new process each time."""
+
+    name = "s5cmd"
+    runs = ("s5cmd",)
+    cannot = frozenset({"read_range"})
+
+    def read(self, bucket: str, key: str) -> bytes:
+        return self.command("cat", f"s3://{bucket}/{key}")
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        path = self.door.scratch / "s5cmd-upload"
+        path.write_bytes(body)
+        self.command("cp", str(path), f"s3://{bucket}/{key}")
+
+    def list(self, bucket: str, prefix: str) -> set[str]:
+        lines = self.command("ls", "--show-fullpath", f"s3://{bucket}/{prefix}*").decode().splitlines()
+        return {line.removeprefix(f"s3://{bucket}/") for line in lines}
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.command("rm", f"s3://{bucket}/{key}")
+
+    def command(self, act: str, *words: str) -> bytes:
+        # What stands in its way is to be seen, not tried again.
+        raw = ["--raw"] if act in {"cat", "rm"} else []
+        return run(self.door, program("s5cmd"), "--retry-count", "0", act, *raw, *words)
+
+
+class S5CmdCopy(S5Cmd):
+    """`cp` both ways: parallel ranges and multipart."""
+
+    name = "s5cmd-cp"
+
+    def read(self, bucket: str, key: str) -> bytes:
+        path = self.door.scratch / "s5cmd-download"
+        self.command("cp", "--raw", "--part-size", "5", "--concurrency", "4", f"s3://{bucket}/{key}", str(path))
+        return path.read_bytes()
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        path = self.door.scratch / "s5cmd-upload"
+        path.write_bytes(body)
+        self.command("cp", "--part-size", "5", str(path), f"s3://{bucket}/{key}")
+
+
+class Rclone(S3Client):
+    """Go's SDK v2: `x-id` in the query, UNSIGNED-PAYLOAD, an mtime among the metadata."""
+
+    name = "rclone"
+    runs = ("rclone",)
+
+    def read(self, bucket: str, key: str) -> bytes:
+        return self.command("cat", self.remote(bucket, key))
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        return self.command("cat", "--offset", str(start), "--count", str(stop - start), self.remote(bucket, key))
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        path = self.door.scratch / "rclone-upload"
+        path.write_bytes(body)
+        # Two objects of one size: without this, the second might be taken for the first and not be sent.
+        self.command("copyto", "--ignore-times", str(path), self.remote(bucket, key))
+
+    def list(self, bucket: str, prefix: str) -> set[str]:
+        lines = self.command("lsf", "--recursive", "--files-only", self.remote(bucket, prefix)).decode().splitlines()
+        return {prefix + line for line in lines}
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.command("deletefile", self.remote(bucket, key))
+
+    def remote(self, bucket: str, key: str) -> str:
+        return f':s3,provider=Other,env_auth=true,region={REGION},endpoint="{self.door.endpoint}":{bucket}/{key}'
+
+    def command(self, act: str, *words: str) -> bytes:
+        flags = ("--retries", "1", "--low-level-retries", "1", "--s3-upload-cutoff", "8M", "--s3-chunk-size", "5M")
+        return run(self.door, program("rclone"), act, *flags, *words)
+
+
+CLIENTS: tuple[type[S3Client], ...] = (
+    Boto3, Boto3Transfer, PresignedV4, PresignedV2, Curl, AioBotocore, S3Fs, Obstore, Minio, SmartOpen, PyArrow,
+    TorchConnector, S5Cmd, S5CmdCopy, Rclone,
+)  # fmt: skip
+
+
+def run(door: Door, *argv: str | Path) -> bytes:
+    """What a command wrote to stdout, with this door in its environment.
+
+    Raises:
+        AssertionError: it ended with a status that is not 0; the message ends with what it said.
+    """
+    done = subprocess.run(
+        [str(word) for word in argv], capture_output=True, env=door.environment(), cwd=door.scratch,
+        timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{argv[0]} ended with {done.returncode}:\n{done.stderr.decode(errors='replace')}"
+    return done.stdout
+
+
+def missing(client: type[S3Client]) -> Iterator[str]:
+    """What this client needs of the extra `clients` and that is not here."""
+    for name in client.needs:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            yield str(error)
+    for name in client.runs:
+        try:
+            program(name)
+        except FileNotFoundError as error:
+            yield str(error)
