@@ -83,25 +83,12 @@ class InvalidBucketName(S3Error):
     code, status, message = "InvalidBucketName", 400, "The specified bucket is not valid."
 
 
-class InvalidURI(S3Error):
-    code, status, message = "InvalidURI", 400, "The specified URI couldn't be parsed."
-
-
 class InvalidRange(S3Error):
     code, status, message = "InvalidRange", 416, "The requested range is not satisfiable."
 
 
-class MalformedXML(S3Error):
-    code, status = "MalformedXML", 400
-    message = "The XML that you provided was not well formed or did not validate against our published schema."
-
-
 class MissingContentLength(S3Error):
     code, status, message = "MissingContentLength", 411, "You must provide the Content-Length HTTP header."
-
-
-class KeyTooLong(S3Error):
-    code, status, message = "KeyTooLongError", 400, "Your key is too long."
 
 
 class PreconditionFailed(S3Error):

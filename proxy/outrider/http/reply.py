@@ -18,7 +18,7 @@ from aiohttp.http import HttpVersion10
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
 from outrider.engine.reads import Body, FilePiece
-from outrider.http.wire import SocketWire, TlsWire
+from outrider.http.wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Reply(web.StreamResponse):
     """
 
     def __init__(
-        self, status: int, headers: Headers, *, wire: SocketWire | TlsWire, body: bytes | Body | None = None,
+        self, status: int, headers: Headers, *, wire: Wire, body: bytes | Body | None = None,
         length: int | None = None, close: bool = False, on_end: OnEnd | None = None,
     ) -> None:  # fmt: skip
         super().__init__(status=status)

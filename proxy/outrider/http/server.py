@@ -38,7 +38,7 @@ from outrider.engine.reads import Body, CacheStatus, ReadAnswer, Reads
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who
 from outrider.http.reply import OnEnd, Reply, Sent
-from outrider.http.wire import SocketWire, TlsWire, wire_of
+from outrider.http.wire import TlsWire, Wire, wire_of
 from outrider.metrics import Metrics, method_label
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class _Asked:
     """One request on its way, and what its log line will say."""
 
     request: web.BaseRequest
-    wire: SocketWire | TlsWire
+    wire: Wire
     headers: Headers
     id: str = field(default_factory=lambda: secrets.token_hex(8).upper())
     started: float = field(default_factory=time.perf_counter)
@@ -162,7 +162,7 @@ class S3Server(web.Server):
             max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX, logger=log, keepalive_timeout=600.0,
         )  # fmt: skip
 
-    def refuse_unparsed(self, request: web.BaseRequest, wire: SocketWire | TlsWire) -> Reply:
+    def refuse_unparsed(self, request: web.BaseRequest, wire: Wire) -> Reply:
         asked = _Asked(request, wire, ())
         self._began()
         return _error_reply(asked, BadRequest(), "", close=True, on_end=self._on_end(asked))
