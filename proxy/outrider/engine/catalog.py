@@ -85,11 +85,6 @@ class Catalog:
             return None
         return entry.version
 
-    def known(self, ref: ObjectRef) -> ObjectVersion | None:
-        """The version last heard of, stale or doubtful perhaps: good for asking whether it still is the one."""
-        entry = self._entries.get(ref)
-        return None if entry is None else entry.version
-
     def learn(self, version: ObjectVersion, mark: Mark) -> None:
         """The origin answered with `version` to a question put at `mark`."""
         entry = self._entries.get(version.ref)
