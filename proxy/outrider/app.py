@@ -27,6 +27,7 @@ from outrider.engine.asking import Asking, Patience
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Flights
 from outrider.engine.forwards import Forwards
+from outrider.engine.hits import Hits
 from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
 from outrider.engine.reads import Reads
@@ -100,7 +101,7 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
         UnusableCacheDir, SettingsError: it cannot start as it was told to.
         OSError: an address cannot be bound.
     """
-    raise_open_files_limit()
+    open_files = raise_open_files_limit()
     async with AsyncExitStack() as stack:
         metrics = Metrics()
         directory = stack.enter_context(_directory(settings.cache_dir))
@@ -111,7 +112,7 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
         origin = HttpOrigin(endpoint, region, credentials, metrics, time.time, connections=settings.origin_connections)
         await origin.open()
         stack.push_async_callback(origin.close)
-        outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, tasks, stack)
+        outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, tasks, stack, open_files)
         recovering = tasks.spawn(_recover(outrider, recovery), "recovery")
         with suppress(TimeoutError):
             async with asyncio.timeout(_INDEX_WAIT_S):
@@ -133,10 +134,10 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
 
 def _rooms(
     settings: Settings, metrics: Metrics, directory: BlockDir, credentials: AwsCredentials, origin: HttpOrigin,
-    tasks: _Tasks, stack: AsyncExitStack,
+    tasks: _Tasks, stack: AsyncExitStack, open_files: int,
 ) -> tuple[Outrider, Recovery]:  # fmt: skip
     total = directory.total_bytes()
-    limits = Limits(settings.cache_size.of(total), settings.min_free.of(total))
+    limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
     policy = POLICIES[settings.policy]()
     always = settings.verify == "always"
     store = DiskStore(directory, policy, limits, metrics, time.monotonic, verify_always=always)
@@ -150,10 +151,12 @@ def _rooms(
     )  # fmt: skip
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=settings.block_size)
     listings = Listings(settings.list_ttl_of, time.monotonic, _LISTINGS_BYTES_MAX)
+    hits = Hits(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
     server = S3Server(
-        reads, Forwards(origin, asking, catalog, listings), _access(settings), metrics,
+        reads, hits, Forwards(origin, asking, catalog, listings), _access(settings), metrics,
         domains=settings.domain, requests_max=settings.requests, client_timeout_s=settings.client_timeout_s,
     )  # fmt: skip
+    stack.callback(server.stop)
     return Outrider(settings, metrics, store, catalog, flights, server, credentials), Recovery(store, catalog)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 SOURCES = ("disk", "flight", "origin")
@@ -52,17 +54,26 @@ class Metrics:
         self.relays = Counter("outrider_relays", "Reads relayed past the cache.", registry=r)
         for source in SOURCES:
             self.served_bytes.labels(source)
+        self.before_reading: list[Callable[[], None]] = []
+        """Called before the numbers are read: a hit is counted in plain integers, which are added up here."""
 
     def text(self) -> bytes:
         """The exposition for a scrape, in Prometheus' text format 0.0.4."""
+        self._add_up()
         return generate_latest(self.registry)
+
+    def _add_up(self) -> None:
+        for add in self.before_reading:
+            add()
 
     def value(self, name: str, **labels: str) -> float:
         """One sample's value, 0 if it has not happened: for the summary of `run` and for tests."""
+        self._add_up()
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of all samples called `name` whose labels include `labels`."""
+        self._add_up()
         wanted = labels.items()
         return sum(
             sample.value

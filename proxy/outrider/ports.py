@@ -121,6 +121,10 @@ class BlockStore(Protocol):
 
     def has(self, block: BlockKey) -> bool: ...
 
+    def open_now(self, block: BlockKey) -> OpenBlock | None:
+        """As `lease_open`, but without a lease: good until the caller next awaits."""
+        ...
+
     def lease_open(self, block: BlockKey) -> Lease | None:
         """A lease without any wait, if the block is here, verified and its file open; else None."""
         ...

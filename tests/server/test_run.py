@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.cli.child import Signals, start, status_of
+from outrider.cli.child import Signals, ended, start, status_of
 from outrider.cli.environment import endpoint_in, for_child
 from outrider.cli.summary import Summary, in_words
 from tests.support.child import free_ports
@@ -245,9 +245,9 @@ async def test_a_signal_that_comes_before_the_child_is_kept_for_it() -> None:
         while signals.ended_by is None:
             await asyncio.sleep(0)
         assert signals.ended_by is signal.SIGTERM
-        child = await start(["sleep", "60"], os.environ)
+        child = start(["sleep", "60"], os.environ)
         signals.to(child)
-        assert status_of(await child.wait()) == 128 + signal.SIGTERM
+        assert status_of(await ended(child)) == 128 + signal.SIGTERM
     finally:
         signals.remove()
 

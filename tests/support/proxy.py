@@ -19,6 +19,7 @@ from botocore.config import Config
 
 import outrider
 from outrider import settings as outrider_settings
+from outrider.adapters.system import new_event_loop
 from outrider.app import Outrider, running
 from tests.support.bucket import REGION
 from tests.support.child import Child
@@ -167,8 +168,8 @@ class Proxy:
 
     def _run(self, settings: outrider_settings.Settings, started: threading.Event) -> None:
         try:
-            with patch.dict(os.environ, self._environment):
-                asyncio.run(self._serve(settings, started))
+            with patch.dict(os.environ, self._environment), asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self._serve(settings, started))
         except BaseException as error:  # noqa: BLE001 - top of a thread: `start` raises it
             self._error = error
         finally:

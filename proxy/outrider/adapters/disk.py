@@ -106,13 +106,17 @@ class DiskStore:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def lease_open(self, block: BlockKey) -> FileLease | None:
+    def open_now(self, block: BlockKey) -> OpenFile | None:
         slot = self._slots.get(block)
         if slot is None or slot.file is None or not slot.verified or self._verify_always:
             return None
         self._policy.read(block)
         self._open.move_to_end(block)
-        return FileLease(slot.file)
+        return slot.file
+
+    def lease_open(self, block: BlockKey) -> FileLease | None:
+        file = self.open_now(block)
+        return None if file is None else FileLease(file)
 
     async def lease(self, block: BlockKey) -> FileLease | None:
         if (lease := self.lease_open(block)) is None and (lease := await self._opened(block)) is not None:

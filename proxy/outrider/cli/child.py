@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 
 _PASSED_ON = (
@@ -34,7 +36,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.ended_by: signal.Signals | None = None
-        self._child: asyncio.subprocess.Process | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._installed: list[signal.Signals] = []
 
     def install(self) -> None:
@@ -49,7 +51,7 @@ class Signals:
         for number in self._installed:
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    def to(self, child: asyncio.subprocess.Process) -> None:
+    def to(self, child: subprocess.Popen[bytes]) -> None:
         """From here on `child` gets them; also the one that came while it was being started."""
         self._child = child
         if self.ended_by is not None:
@@ -69,17 +71,20 @@ class Signals:
             self._child.send_signal(number)
 
 
-async def start(command: Sequence[str], environ: Mapping[str, str]) -> asyncio.subprocess.Process:
+def start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """The child, with our own stdin, stdout and stderr.
+
+    Not by the loop: uvloop's children forget which signals were ignored, and it hands a file that the kernel cannot run
+    to a shell.
 
     Raises:
         CannotStart
     """
     name = command[0]
     try:
-        return await asyncio.create_subprocess_exec(*command, env=environ)
+        return subprocess.Popen(command, env=environ)
     except FileNotFoundError as error:
-        if "/" in name and os.path.exists(name):  # noqa: ASYNC240, PTH110 - on the way out
+        if "/" in name and os.path.exists(name):  # noqa: PTH110 - on the way out
             raise CannotStart(
                 NOT_EXECUTABLE, f"{name}: the interpreter that its first line names does not exist. Correct that line."
             ) from error
@@ -92,6 +97,25 @@ async def start(command: Sequence[str], environ: Mapping[str, str]) -> asyncio.s
         raise CannotStart(
             NOT_EXECUTABLE, f"{name}: cannot be run: {error.strerror}. Does a script lack its #! line?"
         ) from error
+
+
+async def ended(process: subprocess.Popen[bytes]) -> int:
+    """Its return code, once it has ended."""
+    loop = asyncio.get_running_loop()
+    code: asyncio.Future[int] = loop.create_future()
+
+    def tell(returncode: int) -> None:
+        if not code.done():
+            code.set_result(returncode)
+
+    def wait() -> None:
+        returncode = process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop has ended before the child
+            loop.call_soon_threadsafe(tell, returncode)
+
+    # A daemon: should we end first, nobody waits for it.
+    threading.Thread(target=wait, name="child", daemon=True).start()
+    return await code
 
 
 def status_of(returncode: int) -> int:

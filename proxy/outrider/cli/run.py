@@ -12,7 +12,7 @@ import typer
 
 from outrider.adapters.blockdir import UnusableCacheDir
 from outrider.adapters.credentials import AwsCredentials
-from outrider.adapters.system import set_up_logs
+from outrider.adapters.system import new_event_loop, set_up_logs
 from outrider.app import Outrider, running
 from outrider.cli import child, environment, options
 from outrider.cli.summary import Summary
@@ -64,7 +64,8 @@ def run(
         del flags[name]
     settings = _settings(flags, config)
     set_up_logs(settings.log_level, settings.log_format)
-    raise typer.Exit(asyncio.run(_run(settings, command, summary)))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        raise typer.Exit(runner.run(_run(settings, command, summary)))
 
 
 def _settings(flags: dict[str, object], config: Path | None) -> Settings:
@@ -118,13 +119,13 @@ async def _child(outrider: Outrider, command: list[str], signals: child.Signals)
     )
     if signals.ended_by is not None:
         return 128 + signals.ended_by
-    process = await child.start(command, environ)
+    process = child.start(command, environ)
     signals.to(process)
     # The AWS chain is walked while the child starts, so that its first read need not wait for that; not before, since
     # the import of it would delay the child by half a second.
     finding = asyncio.create_task(outrider.credentials.find_early(), name="credentials")
     try:
-        return child.status_of(await process.wait())
+        return child.status_of(await child.ended(process))
     finally:
         finding.cancel()
         await asyncio.gather(finding, return_exceptions=True)

@@ -8,7 +8,7 @@ import signal
 import typer
 
 from outrider.adapters.blockdir import UnusableCacheDir
-from outrider.adapters.system import set_up_logs
+from outrider.adapters.system import new_event_loop, set_up_logs
 from outrider.app import running
 from outrider.cli import options
 from outrider.settings import Settings, SettingsError
@@ -44,7 +44,8 @@ def serve(
     del flags["config"]
     settings = options.load(flags, config)
     set_up_logs(settings.log_level, settings.log_format)
-    raise typer.Exit(asyncio.run(_serve(settings)))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        raise typer.Exit(runner.run(_serve(settings)))
 
 
 async def _serve(settings: Settings) -> int:

@@ -38,12 +38,17 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
-    """One content of an object. `etag` is strong and quoted; `headers` are what a reply replays."""
+    """One content of an object. `etag` is strong and quoted; `headers` are what a reply replays.
+
+    `whole_headers`: the origin was asked in the form in which it tells checksums of the whole object; those that are
+    not among `headers` do not exist. False: `headers` came with a part, or from disk.
+    """
 
     ref: ObjectRef
     etag: str
     size: int
     headers: Headers = ()
+    whole_headers: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 0:

@@ -6,7 +6,7 @@ Unknown means forward: a call invented tomorrow reaches the origin untouched. So
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from html import escape
@@ -70,7 +70,7 @@ _SIGNATURE_QUERY = frozenset(
 _SIGV4_MARK, _SIGV2_MARK = "x-amz-signature", "awsaccesskeyid"
 
 # rclone and other SDK v2 clients name the operation in the query; it changes nothing.
-_MEANINGLESS_QUERY = frozenset(("x-id",))
+MEANINGLESS_QUERY = frozenset(("x-id",))
 
 # Headers on a GET that leave its answer what it is; any other x-amz-* header means a call that is not plain.
 _PLAIN_AMZ = frozenset(
@@ -146,7 +146,7 @@ def _decoded(raw: str) -> str:
 def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
     if method not in ("GET", "HEAD") or not key:
         return Kind.FORWARD
-    if any(name not in _MEANINGLESS_QUERY for name, _ in query):
+    if any(name not in MEANINGLESS_QUERY for name, _ in query):
         return Kind.FORWARD
     # What stores read differently, the origin reads itself.
     if not freshness.are_plain(headers):
@@ -283,6 +283,11 @@ def replayable(headers: Headers) -> Headers:
 def passed_down(headers: Headers) -> Headers:
     """What of an origin's reply goes to the client of a forwarded request."""
     return tuple((name, value) for name, value in headers if name not in _NOT_PASSED_DOWN)
+
+
+def asks_checksums(headers: Mapping[str, str]) -> bool:
+    """Whether the reply shall tell the checksums of the whole object: asked for, and not a part."""
+    return "range" not in headers and headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
 
 
 def without_checksums(headers: Headers) -> Headers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from cachetools import LRUCache
@@ -57,6 +58,8 @@ class Catalog:
         self._clock = clock
         self._entries: LRUCache[ObjectRef, _Entry] = LRUCache(capacity)
         self._generation = 0
+        self.changes = 0
+        """Grows whenever something that was believed of a name no longer is: what was looked up before may not hold."""
         self._forgotten = ForgetLog(capacity)
         self._forgotten_buckets = ForgetLog(10_000)
 
@@ -78,6 +81,14 @@ class Catalog:
             return None
         return entry.version if is_fresh(entry.mark.at, self._clock(), self._freshness_of(ref)) else None
 
+    def until(self, ref: ObjectRef) -> float:
+        """Until when, by the clock, `fresh` goes on giving what it gives now, as long as `changes` stands still."""
+        entry = self._entries.get(ref)
+        assert entry is not None
+        assert entry.mark is not None
+        ttl_s = self._freshness_of(ref).ttl_s
+        return ttl_s if ttl_s == inf else entry.mark.at + ttl_s
+
     def stale(self, ref: ObjectRef) -> ObjectVersion | None:
         """What may stand in while the origin is down: the version last heard of, unless a write made it doubtful."""
         entry = self._entries.get(ref)
@@ -90,12 +101,15 @@ class Catalog:
         entry = self._entries.get(version.ref)
         if entry is not None and entry.mark is not None and entry.mark > mark:
             return  # a question put later was answered earlier
+        if entry is not None and entry.version != version:
+            self.changes += 1
         # One put before a write is kept as well: it is not fresh, but good for asking whether it still is the one.
         self._entries[version.ref] = _Entry(version, mark)
 
     def gone(self, ref: ObjectRef) -> None:
         """The origin has no such object. Nothing is remembered of that: the next read asks again."""
-        self._entries.pop(ref, None)
+        if self._entries.pop(ref, None) is not None:
+            self.changes += 1
 
     def recall(self, origin: str, version: ObjectVersion) -> None:
         """Blocks of `version` were found on disk: whether it still is the object's content has to be asked."""
@@ -105,8 +119,10 @@ class Catalog:
     def forget(self, ref: ObjectRef) -> None:
         """A write is about to change `ref`, or has: the next read asks the origin, and no older answer is believed."""
         self._generation += 1
+        self.changes += 1
         self._forgotten.note(ref, self._generation)
 
     def forget_bucket(self, bucket: str) -> None:
         self._generation += 1
+        self.changes += 1
         self._forgotten_buckets.note(bucket, self._generation)

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
+
+from cachetools import LRUCache
 
 from outrider.core import ranges, s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
@@ -19,6 +22,11 @@ from outrider.ports import OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
 
+_CHECKSUMS: Headers = (("x-amz-checksum-mode", "ENABLED"),)
+# A HEAD that was sent with a GET and is not back this long after it is waited for no more.
+_BESIDE_WAIT_S = 1.0
+_FOLDERS_MAX = 4096
+
 
 class NotCacheable(Signal):
     """The cache cannot answer this one: no strong ETag, no size, a name that moves too fast. Forward it."""
@@ -30,6 +38,7 @@ class _Opening:
 
     mark: Mark
     by_head: bool
+    whole_headers: bool
     version: asyncio.Future[ObjectVersion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def settle(self, version: ObjectVersion) -> None:
@@ -58,10 +67,13 @@ class Openings:
         self._block_bytes = block_bytes
         self._stale_if_error = stale_if_error
         self._openings: dict[ObjectRef, _Opening] = {}
+        # The size last seen in each folder: one object there is much like the next.
+        self._sizes: LRUCache[tuple[str, str], int] = LRUCache(_FOLDERS_MAX)
 
-    async def ask(self, ref: ObjectRef, first_byte: int | None) -> ObjectVersion:
+    async def ask(self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool = False) -> ObjectVersion:
         """The version that the origin has now. `first_byte` None: ask by HEAD; else by a GET that brings the block
-        of that byte with it, so that an unknown object costs one round trip."""
+        of that byte with it, so that an unknown object costs one round trip. `whole_headers`: also the checksums of
+        the whole, which stores leave out of the answer to a Range."""
         if self._catalog.stale(ref) is not None:
             # Most likely it is the same still, and its blocks are here. Not by If-None-Match: a 304 leaves out the
             # headers, which may have changed while the bytes, and so the ETag, did not.
@@ -69,8 +81,13 @@ class Openings:
         by_head = first_byte is None
         opening = self._openings.get(ref)
         # One that began before a write may tell of the older version, and a HEAD's refusal has no words for a GET.
-        if opening is None or not self._catalog.believes(ref, opening.mark) or (opening.by_head and not by_head):
-            opening = _Opening(self._catalog.mark(), by_head)
+        if (
+            opening is None
+            or not self._catalog.believes(ref, opening.mark)
+            or (opening.by_head and not by_head)
+            or (whole_headers and not opening.whole_headers)
+        ):
+            opening = _Opening(self._catalog.mark(), by_head, whole_headers or by_head)
             self._openings[ref] = opening
             task = self._spawn(self._open(ref, opening, first_byte), f"open {ref}")
             # Not a `finally` in the task: one that is cancelled before its first step never gets there.
@@ -103,18 +120,26 @@ class Openings:
             del self._openings[ref]
 
     async def _open_by_head(self, ref: ObjectRef, opening: _Opening) -> None:
-        request = OriginRequest("HEAD", ref.bucket, ref.key, headers=(("x-amz-checksum-mode", "ENABLED"),))
-        async with self._asking.reply(request) as reply:
-            self._learn(ref, opening, await self._version_of(ref, reply))
+        self._learn(ref, opening, await self._head(ref))
+
+    async def _head(self, ref: ObjectRef) -> ObjectVersion:
+        async with self._asking.reply(OriginRequest("HEAD", ref.bucket, ref.key, headers=_CHECKSUMS)) as reply:
+            return await self._version_of(ref, reply, whole=True)
 
     async def _open_by_get(self, ref: ObjectRef, opening: _Opening, index: int) -> None:
         start = index * self._block_bytes
-        headers: Headers = (
-            ("range", f"bytes={start}-{start + self._block_bytes - 1}"), ("x-amz-checksum-mode", "ENABLED"),
-        )  # fmt: skip
+        # One request that tells all, or a part and a HEAD beside it. The first is for small objects: of a large one
+        # too much would be under way when we stop it.
+        whole = opening.whole_headers and self._is_small(ref)
+        beside = self._head_beside(ref) if opening.whole_headers and not whole else None
+        headers: Headers = _CHECKSUMS
+        if not whole:
+            headers += (("range", f"bytes={start}-{start + self._block_bytes - 1}"),)
         async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers)) as reply:
             if reply.status != 416:
-                version = await self._version_of(ref, reply)
+                version = await self._version_of(ref, reply, whole=whole)
+                if beside is not None:
+                    version = await _merged(version, beside)
                 flights = self._adopt(version, index)
                 self._learn(ref, opening, version)
                 if flights and _begins_at(reply) == start:
@@ -126,6 +151,26 @@ class Openings:
         # Nothing at that offset: the object is shorter, or empty. Only its HEAD can tell how long it is.
         await self._open_by_head(ref, opening)
 
+    def _is_small(self, ref: ObjectRef) -> bool:
+        """Whether one block will most likely hold it."""
+        return self._sizes.get(_folder(ref), self._block_bytes + 1) <= self._block_bytes
+
+    def _head_beside(self, ref: ObjectRef) -> asyncio.Future[ObjectVersion | None]:
+        """What a HEAD tells, asked at the same time as something else; None: it told nothing."""
+        told: asyncio.Future[ObjectVersion | None] = asyncio.get_running_loop().create_future()
+
+        def settle(version: ObjectVersion | None) -> None:
+            if not told.done():
+                told.set_result(version)
+
+        async def ask() -> None:
+            with suppress(Signal):
+                settle(await self._head(ref))
+
+        task = self._spawn(ask(), f"head {ref}")
+        task.add_done_callback(lambda _: settle(None))
+        return told
+
     def _adopt(self, version: ObjectVersion, index: int) -> list[Flight]:
         key = BlockKey(version_id(self._origin, version, self._block_bytes), index)
         if index * self._block_bytes >= version.size or not self._flights.wanted(key):
@@ -134,12 +179,13 @@ class Openings:
 
     def _learn(self, ref: ObjectRef, opening: _Opening, version: ObjectVersion) -> None:
         self._catalog.learn(version, opening.mark)
+        self._sizes[_folder(ref)] = version.size
         if self._openings.get(ref) is opening:
             # The question is answered; the rest of the opening only fills a block.
             del self._openings[ref]
         opening.settle(version)
 
-    async def _version_of(self, ref: ObjectRef, reply: OriginReply) -> ObjectVersion:
+    async def _version_of(self, ref: ObjectRef, reply: OriginReply, *, whole: bool) -> ObjectVersion:
         if reply.status not in (200, 206):
             if reply.status == 404:
                 self._catalog.gone(ref)
@@ -156,7 +202,19 @@ class Openings:
         if size is None or not is_strong_etag(etag):
             raise NotCacheable(f"{ref} has no strong ETag or no size")
         assert etag is not None
-        return ObjectVersion(ref, etag, size, kept)
+        return ObjectVersion(ref, etag, size, kept, whole and reply.status == 200)
+
+
+async def _merged(version: ObjectVersion, beside: asyncio.Future[ObjectVersion | None]) -> ObjectVersion:
+    """`version` with what a HEAD told of the same; without it when that takes much longer than the GET."""
+    await asyncio.wait([beside], timeout=_BESIDE_WAIT_S)
+    told = beside.result() if beside.done() else None
+    same = told is not None and (told.etag, told.size) == (version.etag, version.size)
+    return told if told is not None and same else version
+
+
+def _folder(ref: ObjectRef) -> tuple[str, str]:
+    return ref.bucket, ref.key.rpartition("/")[0]
 
 
 def _begins_at(reply: OriginReply) -> int | None:

@@ -124,8 +124,8 @@ class Reads:
     async def head(self, ref: ObjectRef, headers: Mapping[str, str]) -> ReadAnswer:
         """Raises what `get` raises."""
         version, cache = self._fresh(ref, headers), CacheStatus.HIT
-        if version is None:
-            version, cache = await self._openings.ask(ref, None), CacheStatus.MISS
+        if version is None or _lacks_checksums(version, headers):
+            version, cache = await self._ask(ref, None, headers), CacheStatus.MISS
         if (early := _conditional(version, headers, cache)) is not None:
             return early
         extent = _extent_of(headers, version)
@@ -141,7 +141,9 @@ class Reads:
         """
         for _ in range(_BEGINNINGS):
             try:
-                version = self._fresh(ref, headers) or await self._openings.ask(ref, _first_byte(headers))
+                version = self._fresh(ref, headers)
+                if version is None or _lacks_checksums(version, headers):
+                    version = await self._ask(ref, _first_byte(headers), headers)
             except OriginRefused as refused:
                 if not refused.body:
                     # Asked by HEAD, whose refusals have no words: the origin says them to the GET itself.
@@ -164,6 +166,10 @@ class Reads:
             return _answer(version, extent, headers, cache, _Primed(first, body))
         raise NotCacheable(f"{ref} changed {_BEGINNINGS} times under one read")
 
+    def resume(self, version: ObjectVersion, extent: Extent) -> Body:
+        """The bytes of `extent`, for a reply whose head is out: now only `version` will do."""
+        return self._body(version, extent)
+
     # -- which version ------------------------------------------------------------------------------------------
 
     def _fresh(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion | None:
@@ -174,6 +180,15 @@ class Reads:
         if version is not None and evaluate(headers, version) is Verdict.FAILED:
             return None
         return version
+
+    async def _ask(self, ref: ObjectRef, first_byte: int | None, headers: Mapping[str, str]) -> ObjectVersion:
+        try:
+            return await self._openings.ask(ref, first_byte, whole_headers=s3wire.asks_checksums(headers))
+        except ServiceUnavailable:
+            # A checksum that nobody can tell us now is no reason to refuse bytes that are here.
+            if (version := self._fresh(ref, headers)) is None:
+                raise
+            return version
 
     # -- which bytes, from where --------------------------------------------------------------------------------
 
@@ -293,6 +308,11 @@ def _extent_of(headers: Mapping[str, str], version: ObjectVersion) -> Extent | N
     return ranges.resolve(spec, version.size)
 
 
+def _lacks_checksums(version: ObjectVersion, headers: Mapping[str, str]) -> bool:
+    """Whether the request wants to know what only a question about the whole object tells."""
+    return s3wire.asks_checksums(headers) and not version.whole_headers
+
+
 def _conditional(version: ObjectVersion, headers: Mapping[str, str], cache: CacheStatus) -> ReadAnswer | None:
     verdict = evaluate(headers, version)
     if verdict is Verdict.FAILED:
@@ -311,7 +331,7 @@ def _answer(
     body: Body | None,
 ) -> ReadAnswer:
     headers = version.headers
-    if extent is not None or asked.get("x-amz-checksum-mode", "").upper() != "ENABLED":
+    if extent is not None or not s3wire.asks_checksums(asked):
         headers = s3wire.without_checksums(headers)
     if extent is None:
         return ReadAnswer(200, headers, version.size, cache, body)

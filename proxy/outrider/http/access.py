@@ -24,6 +24,11 @@ class Who:
 
 
 class Access(Protocol):
+    @property
+    def is_open(self) -> bool:
+        """Nobody is asked who he is."""
+        ...
+
     def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
         """Raises S3Error: the signature is missing or wrong."""
         ...
@@ -36,6 +41,8 @@ class Access(Protocol):
 class Loopback:
     """The pod is the border: any signature is accepted, or none."""
 
+    is_open = True
+
     def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
         return Who(None, None, payload_rule(request.headers))
 
@@ -45,6 +52,8 @@ class Loopback:
 
 class SigV4:
     """Every request carries a good signature of a client key, and a grant of that client covers it."""
+
+    is_open = False
 
     def __init__(self, clients: Mapping[str, Client], secrets: Mapping[str, str], clock: Clock) -> None:
         self._clients = clients

@@ -31,6 +31,7 @@ OnEnd = Callable[["Reply", Sent, str | None], None]
 
 class Reply(web.StreamResponse):
     """`length` None: sent in chunks, or until the connection ends (HTTP/1.0). A body of bytes has its own length.
+    `head`: what has yet to be sent of a head that somebody else began, and `sent` what he sent after it.
 
     A body that fails halfway cuts the connection, so that a short answer never looks whole.
     """
@@ -38,6 +39,7 @@ class Reply(web.StreamResponse):
     def __init__(
         self, status: int, headers: Headers, *, wire: Wire, body: bytes | Body | None = None,
         length: int | None = None, close: bool = False, on_end: OnEnd | None = None,
+        head: bytes | None = None, sent: Sent | None = None,
     ) -> None:  # fmt: skip
         super().__init__(status=status)
         self._wire_headers = headers
@@ -46,6 +48,8 @@ class Reply(web.StreamResponse):
         self._content_bytes = len(body) if isinstance(body, bytes) else length
         self._must_close = close
         self._on_end = on_end
+        self._begun_head = head
+        self._already_sent = sent
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Head and body are sent by `write_eof`, together: the file's first bytes ride in the head's segment."""
@@ -54,7 +58,7 @@ class Reply(web.StreamResponse):
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
-        sent: Sent = Counter()
+        sent: Sent = self._already_sent or Counter()
         cut: str | None = "client left"
         try:
             await self._send(sent)
@@ -132,6 +136,8 @@ class Reply(web.StreamResponse):
 
     def _head(self, *, chunked: bool) -> bytes:
         assert self._req is not None
+        if self._begun_head is not None:
+            return self._begun_head
         lines = [f"HTTP/1.1 {self.status} {_reason(self.status)}"]
         lines.extend([f"{name}: {value}" for name, value in self._wire_headers if name != "content-length"])
         if chunked:

@@ -9,9 +9,11 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion10, HttpVersion11
@@ -33,20 +35,24 @@ from outrider.core.s3wire import Forgets, Kind, Operation
 from outrider.core.sigv4 import SignedRequest
 from outrider.engine.asking import OriginRefused
 from outrider.engine.forwards import Forwards
+from outrider.engine.hits import Hits
 from outrider.engine.openings import NotCacheable
 from outrider.engine.reads import Body, CacheStatus, ReadAnswer, Reads
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who
+from outrider.http.accesslog import AccessLog
+from outrider.http.fastlane import Begun, FastLane
 from outrider.http.reply import OnEnd, Reply, Sent
-from outrider.http.wire import TlsWire, Wire, wire_of
+from outrider.http.wire import SocketWire, TlsWire, Wire, wire_of
 from outrider.metrics import Metrics, method_label
 
 log = logging.getLogger(__name__)
-access_log = logging.getLogger("outrider.access")
 
 # Presigned queries carry session tokens of 1-2 KiB, and a key of 1,024 bytes is 3 KiB when escaped.
 _LINE_BYTES_MAX = 32 * 1024
 _FIELD_BYTES_MAX = 16 * 1024
+# Threads that wait for the disk, so that the loop does not; more do not make one disk faster.
+_READERS = 8
 # How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
 _LINGER_S = 2.0
 
@@ -77,17 +83,18 @@ class _Asked:
 class Connection(RequestHandler):
     """One client connection: aiohttp's parser and keep-alive, our own errors and our own sending side."""
 
-    __slots__ = ("_head_timer", "server", "wire")
+    __slots__ = ("_head_timer", "begun", "server", "wire")
 
     def __init__(self, server: S3Server, **options: Any) -> None:
         super().__init__(server, **options)
         self.server = server
         self._head_timer: asyncio.TimerHandle | None = None
+        self.begun: Begun | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        assert isinstance(transport, asyncio.Transport)
-        self.wire = wire_of(transport)
+        # Not asked of its class: uvloop's transports are none of asyncio's.
+        self.wire = wire_of(cast(asyncio.Transport, transport), self.server.readers)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
@@ -95,13 +102,39 @@ class Connection(RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_idle() and self._answered_at_once(data):
+            return
         super().data_received(data)
         # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long.
-        if self._waiter is None or self._waiter.done():
+        if self._is_asked():
             self._stop_head_timer()
         elif self._head_timer is None:
             loop = asyncio.get_running_loop()
-            self._head_timer = loop.call_later(self.server.client_timeout_s, self.force_close)
+            self._head_timer = loop.call_later(self.server.client_timeout_s, self._head_is_late)
+
+    def _is_idle(self) -> bool:
+        """No request is under way or in the parser, and none has to be turned away."""
+        waiter = self._waiter
+        if waiter is None or waiter.done() or self._head_timer is not None:
+            return False
+        return not (self._close or self._force_close)
+
+    def _answered_at_once(self, data: bytes) -> bool:
+        wire = self.wire
+        if not isinstance(wire, SocketWire):
+            return False
+        try:
+            answered = self.server.fast_lane.answer(data, wire)
+        except OSError:
+            self.force_close()
+            return True
+        # aiohttp takes a connection on which it saw nothing for an idle one.
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if answered is True:
+            return True
+        if answered is not False:
+            self.begun = answered
+        return False
 
     def close(self) -> None:
         # aiohttp would leave an idle connection open, and deaf, until the drain has ended: a client's next request
@@ -109,6 +142,16 @@ class Connection(RequestHandler):
         idle = self._waiter is not None
         super().close()
         if idle:
+            self.force_close()
+
+    def _is_asked(self) -> bool:
+        """A request is under way, or waits for its turn."""
+        return self._request_in_progress or bool(self._messages)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        # Asked again: between its turn and its first step a request shows in neither place.
+        if not self._is_asked():
             self.force_close()
 
     def _stop_head_timer(self) -> None:
@@ -137,11 +180,14 @@ class S3Server(web.Server):
     """The protocol factory of the S3 port."""
 
     def __init__(
-        self, reads: Reads, forwards: Forwards, access: Access, metrics: Metrics,
+        self, reads: Reads, hits: Hits, forwards: Forwards, access: Access, metrics: Metrics,
         *, domains: tuple[str, ...] = (), requests_max: int, client_timeout_s: float,
     ) -> None:  # fmt: skip
         super().__init__(self._handle)
         self.client_timeout_s = client_timeout_s
+        self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-read")
+        self._access_log = AccessLog()
+        self.fast_lane = FastLane(hits, access, metrics, self._access_log, domains=domains)
         self._reads = reads
         self._forwards = forwards
         self._access = access
@@ -151,6 +197,11 @@ class S3Server(web.Server):
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def stop(self) -> None:
+        """After the last connection: nothing is sent any more."""
+        self._access_log.flush()
+        self.readers.shutdown(wait=True)
 
     async def idle(self) -> None:
         """Returns once no request is under way."""
@@ -176,6 +227,9 @@ class S3Server(web.Server):
         )
         asked = _Asked(request, protocol.wire, headers)
         self._began()
+        if (begun := protocol.begun) is not None:
+            protocol.begun = None
+            return self._resumed(asked, begun)
         try:
             if self.in_flight > self._requests_max:
                 raise SlowDown(headers=(("retry-after", "1"),))
@@ -223,6 +277,14 @@ class S3Server(web.Server):
             # A refusal is the origin's to give, in its own words: it may know of a newer version, and its readings of
             # a Range past the end differ from store to store.
             return await self._forward(asked, operation, who)
+
+    def _resumed(self, asked: _Asked, begun: Begun) -> Reply:
+        """What the fast lane began, and its socket did not take at once."""
+        asked.operation, asked.cache = begun.operation, CacheStatus.HIT
+        asked.id, asked.started, asked.client = begun.request_id, begun.started, begun.client
+        body = self._reads.resume(begun.version, begun.rest) if begun.rest.length else None
+        return Reply(begun.status, (), wire=asked.wire, body=body, length=begun.rest.length, on_end=self._on_end(asked),
+                     head=begun.head, sent=Counter(disk=begun.sent))  # fmt: skip
 
     def _read_reply(self, asked: _Asked, answer: ReadAnswer) -> Reply:
         asked.cache = answer.cache
@@ -313,7 +375,7 @@ class S3Server(web.Server):
             fields["range"] = asked_range
         if cut is not None:
             fields["cut"] = cut
-        access_log.info("request", extra=fields)
+        self._access_log.request(fields)
 
 
 def _check_framing(asked: _Asked) -> None:

@@ -2,6 +2,9 @@
 
 uvloop has no `loop.sendfile`, and asyncio's takes the transport apart for each call: so a duplicate of the socket's
 descriptor is kept per connection, which `add_writer` accepts beside the transport's own.
+
+`sendfile` waits for the disk where a page is not in memory, and all other clients would wait with it. So the pages are
+looked at first, and what is missing is read in a thread.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import errno
 import os
 import socket
 import ssl
+from concurrent.futures import Executor
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -20,6 +24,12 @@ Buffer = bytes | bytearray | memoryview
 SEND_TIMEOUT_S = 3600.0
 _TLS_READ_BYTES = 256 * 1024
 _TLS_BUFFER_BYTES = 1024 * 1024
+# What is sent between two looks at the pages: far less than a socket takes at once would make many looks, far more
+# would let pages go again before they are sent.
+_STRIDE_BYTES = 1024 * 1024
+# The kernel reads files ahead, and drops them, in runs of this size and more: one page tells of its run.
+_RUN_BYTES = 128 * 1024
+_probe = [bytearray(1)]
 
 
 class Wire(Protocol):
@@ -39,8 +49,9 @@ class Wire(Protocol):
 class SocketWire:
     """Plain TCP."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, readers: Executor) -> None:
         original = transport.get_extra_info("socket")
+        self._readers = readers
         self._socket: socket.socket | None = socket.socket(fileno=os.dup(original.fileno()))
         self._socket.setblocking(False)
         self._waiter: asyncio.Future[None] | None = None
@@ -63,15 +74,33 @@ class SocketWire:
             else:
                 view = view[sent:]
 
+    def send_now(self, data: Buffer, *, more: bool = False) -> int:
+        """How many bytes the kernel took without a wait. Raises OSError: the client is gone."""
+        try:
+            return self._alive().send(data, socket.MSG_MORE if more else 0)
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+    def send_file_now(self, fd: int, offset: int, count: int) -> int:
+        """As `send_now`, of a file's bytes that are in memory."""
+        try:
+            sent = os.sendfile(self._alive().fileno(), fd, offset, count)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        if sent == 0:
+            raise OSError(errno.EIO, "a block file is shorter than it was")
+        return sent
+
     async def send_file(self, fd: int, offset: int, count: int) -> None:
+        looked_at = offset
         while count:
-            try:
-                sent = os.sendfile(self._alive().fileno(), fd, offset, count)
-            except (BlockingIOError, InterruptedError):
-                await self._writable()
-                continue
+            if offset >= looked_at:
+                looked_at = offset + min(count, _STRIDE_BYTES)
+                if not in_memory(fd, offset, looked_at - offset):
+                    await _pread(self._readers, fd, looked_at - offset, offset)
+            sent = self.send_file_now(fd, offset, looked_at - offset)
             if sent == 0:
-                raise OSError(errno.EIO, "a block file is shorter than it was")
+                await self._writable()
             offset += sent
             count -= sent
 
@@ -107,7 +136,8 @@ class SocketWire:
 class TlsWire:
     """TLS: the kernel cannot send a file through it, so the bytes are read in a thread and go through the transport."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, readers: Executor) -> None:
+        self._readers = readers
         self._transport: asyncio.Transport | None = transport
         transport.set_write_buffer_limits(high=_TLS_BUFFER_BYTES)
         self._room = asyncio.Event()
@@ -128,27 +158,52 @@ class TlsWire:
         self._transport.write(data)
 
     async def send_file(self, fd: int, offset: int, count: int) -> None:
-        loop = asyncio.get_running_loop()
-        # The thread reads a descriptor of its own: ours may close, and its number be reused, if we are cancelled.
-        own = os.dup(fd)
-        try:
-            while count:
-                data = await asyncio.shield(
-                    loop.run_in_executor(None, os.pread, own, min(count, _TLS_READ_BYTES), offset)
-                )
-                if not data:
-                    raise OSError(errno.EIO, "a block file is shorter than it was")
-                await self.send(data)
-                offset += len(data)
-                count -= len(data)
-        finally:
-            os.close(own)
+        while count:
+            data = await _pread(self._readers, fd, min(count, _TLS_READ_BYTES), offset)
+            if not data:
+                raise OSError(errno.EIO, "a block file is shorter than it was")
+            await self.send(data)
+            offset += len(data)
+            count -= len(data)
 
     def lost(self) -> None:
         self._transport = None
         self._room.set()
 
 
-def wire_of(transport: asyncio.Transport) -> SocketWire | TlsWire:
+def wire_of(transport: asyncio.Transport, readers: Executor) -> SocketWire | TlsWire:
+    """`readers`: the threads that wait for the disk."""
     tls: ssl.SSLContext | None = transport.get_extra_info("sslcontext")
-    return SocketWire(transport) if tls is None else TlsWire(transport)
+    return SocketWire(transport, readers) if tls is None else TlsWire(transport, readers)
+
+
+def in_memory(fd: int, offset: int, count: int) -> bool:
+    """Whether `sendfile` of these bytes would not wait for the disk, as far as one page in each run tells.
+
+    A file system that cannot say is taken to be fast: a tmpfs is one. Source: preadv2(2), RWF_NOWAIT.
+    """
+    try:
+        for position in range(offset, offset + count - 1, _RUN_BYTES):
+            os.preadv(fd, _probe, position, os.RWF_NOWAIT)
+        os.preadv(fd, _probe, offset + count - 1, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+    return True
+
+
+async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
+    """`os.pread` in a thread, with a descriptor of its own: ours may close, and its number be reused, if we are
+    cancelled."""
+    own = os.dup(fd)
+
+    def read() -> bytes:
+        try:
+            return os.pread(own, count, offset)
+        finally:
+            os.close(own)
+
+    # Shielded: a call that is cancelled before a thread took it would never close the descriptor.
+    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(readers, read))

@@ -1,0 +1,65 @@
+"""Reads that can be answered at once: the version is fresh, all blocks are here, nobody is asked or waited for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
+from outrider.engine.catalog import Catalog
+from outrider.ports import BlockStore, Clock, OpenBlock
+
+# A read over more blocks than this is long enough for the longer way not to matter.
+_BLOCKS_MAX = 64
+
+
+@dataclass(slots=True)
+class Known:
+    """A version that is fresh; `Hits.is_current` says for how long."""
+
+    version: ObjectVersion
+    version_id: bytes
+    until: float
+    changes: int
+
+
+class Hits:
+    """Looks only, and keeps nothing. Called from the engine's thread."""
+
+    def __init__(self, origin: str, catalog: Catalog, store: BlockStore, clock: Clock, *, block_bytes: int) -> None:
+        self._origin = origin
+        self._catalog = catalog
+        self._store = store
+        self._clock = clock
+        self._block_bytes = block_bytes
+
+    def known(self, ref: ObjectRef) -> Known | None:
+        """None: the origin has to be asked first."""
+        version = self._catalog.fresh(ref)
+        if version is None:
+            return None
+        vid = version_id(self._origin, version, self._block_bytes)
+        return Known(version, vid, self._catalog.until(ref), self._catalog.changes)
+
+    def is_current(self, known: Known) -> bool:
+        """Whether the catalog would say the same again. False may also mean: look it up again."""
+        return known.changes == self._catalog.changes and self._clock() < known.until
+
+    def first_block(self, known: Known, extent: Extent) -> tuple[OpenBlock, int, int] | None:
+        """The open file, offset and count of the first bytes of `extent`, when all of its blocks are here.
+
+        Good until the caller next awaits. None: something is missing, or not open.
+        """
+        block_bytes = self._block_bytes
+        index, inside = divmod(extent.start, block_bytes)
+        last = (extent.stop - 1) // block_bytes
+        if last != index and not self._are_here(known, index + 1, last):
+            return None
+        file = self._store.open_now(BlockKey(known.version_id, index))
+        if file is None:
+            return None
+        return file, file.payload_offset + inside, min(block_bytes - inside, extent.length)
+
+    def _are_here(self, known: Known, first: int, last: int) -> bool:
+        if last - first >= _BLOCKS_MAX:
+            return False
+        return all(self._store.has(BlockKey(known.version_id, index)) for index in range(first, last + 1))

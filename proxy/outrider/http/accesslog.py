@@ -1,0 +1,98 @@
+"""One line a request. The lines of hits are made here and written in bundles: a log record of its own for each would
+cost more time than the hit itself (15 us of some 40, py-spy)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from functools import lru_cache
+
+log = logging.getLogger("outrider.access")
+
+# A line is seen this much later at most; a bundle is written at once when it is this long.
+_DELAY_S = 0.25
+_LINES_MAX = 1000
+
+
+class AccessLog:
+    """Lines in the order in which the requests ended."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._flushing: asyncio.TimerHandle | None = None
+        self._write = _line_writer()
+        self._second = 0
+        self._clock_text = ""
+
+    def request(self, facts: dict[str, object]) -> None:
+        self.flush()  # in the order in which they ended
+        log.info("request", extra=facts)
+
+    def hit(self, subject: str, seconds: float, method: str, status: int, count: int, request_id: str, client: str,
+            asked_range: str | None) -> None:  # fmt: skip
+        """A read that was answered at once. `subject`: what `subject_of` made."""
+        if self._write is None:
+            self._record(subject, seconds, method, status, count, request_id, client, asked_range)
+            return
+        now = time.time()
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._clock_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        ranged = "" if asked_range is None else f', "range": "{asked_range}"'
+        self._lines.append(
+            f'{{"time": "{self._clock_text}.{int((now - second) * 1000):03d}Z", "level": "info", "event": "request", '
+            f'"request": "{request_id}", "op": "{method.lower()}", "method": "{method}", "status": {status}, '
+            f'"cache": "HIT", "bytes": {count}, "seconds": {seconds:.6f}, "client": {_quoted(client)}, '
+            f"{subject}{ranged}}}\n"
+        )
+        if len(self._lines) >= _LINES_MAX:
+            self.flush()
+        elif self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_later(_DELAY_S, self.flush)
+
+    def _record(self, subject: str, seconds: float, method: str, status: int, count: int, request_id: str, client: str,
+                asked_range: str | None) -> None:  # fmt: skip
+        if not log.isEnabledFor(logging.INFO):
+            return
+        facts: dict[str, object] = {
+            "request": request_id, "op": method.lower(), "method": method, "status": status, "cache": "HIT",
+            "bytes": count, "seconds": round(seconds, 6), "client": client, **json.loads(f"{{{subject}}}"),
+        }  # fmt: skip
+        if asked_range is not None:
+            facts["range"] = asked_range
+        self.request(facts)
+
+    def flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        if self._lines and self._write is not None:
+            self._write("".join(self._lines))
+        self._lines.clear()
+
+
+def subject_of(bucket: str, key: str) -> str:
+    """The part of a line that tells the object, made once for many."""
+    return f'"bucket": {json.dumps(bucket)}, "key": {json.dumps(key)}'
+
+
+@lru_cache(maxsize=256)
+def _quoted(client: str) -> str:
+    return json.dumps(client)
+
+
+def _line_writer() -> Callable[[str], None] | None:
+    """Where lines may be written as they are: when the records would reach one handler, and that one takes lines."""
+    handlers: list[logging.Handler] = []
+    logger: logging.Logger | None = log
+    while logger is not None:
+        handlers += logger.handlers
+        logger = logger.parent if logger.propagate else None
+    if len(handlers) != 1 or not log.isEnabledFor(logging.INFO):
+        return None
+    writer: Callable[[str], None] | None = getattr(handlers[0], "write_lines", None)
+    return writer

@@ -1,0 +1,257 @@
+"""The fast lane of the S3 port: a plain read of what is here is answered in the call that brought its bytes, without
+the HTTP parser, a task or a wait.
+
+Where anything is unusual, missing, stale, unproved or refused, nothing has been sent, and the request goes the long way
+(`server`), which says the same, only later. What the socket does not take at once goes on there, too.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from email.utils import formatdate
+from itertools import count
+
+from outrider.core import freshness, ranges, s3wire
+from outrider.core.canonical import parse_query
+from outrider.core.errors import InvalidRange, S3Error
+from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.plainread import PlainRead, recognise
+from outrider.core.s3wire import Kind, Operation
+from outrider.core.sigv4 import SignedRequest
+from outrider.engine.hits import Hits, Known
+from outrider.http.access import Access
+from outrider.http.accesslog import AccessLog, subject_of
+from outrider.http.wire import SocketWire, in_memory
+from outrider.metrics import Metrics
+
+# Names whose reply heads are kept ready: some 2 KiB each.
+_SUBJECTS_MAX = 8192
+_QUERIES_MAX = 1024
+# Sent before the loop turns to others.
+_BYTES_AT_ONCE = 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Subject:
+    """An object that was asked for, with all that its replies share."""
+
+    operation: Operation
+    known: Known
+    log: str
+    allowed: set[str]
+    whole: bytes = b""
+    whole_with_checksums: bytes = b""
+    part: bytes = b""
+
+    def prepare(self, version: ObjectVersion) -> None:
+        plain = s3wire.without_checksums(version.headers)
+        tail = b"content-length: %d\r\n" % version.size
+        self.whole = _head(200, plain) + tail
+        self.whole_with_checksums = _head(200, version.headers) + tail
+        self.part = _head(206, plain)
+
+
+@dataclass(slots=True)
+class Begun:
+    """A reply whose socket was full: `head` has still to be sent, then the bytes of `rest`."""
+
+    operation: Operation
+    version: ObjectVersion
+    head: bytes
+    rest: Extent
+    status: int
+    sent: int
+    request_id: str
+    started: float
+    client: str
+
+
+class FastLane:
+    """Owned by the S3 port. Counts and logs what it answered by itself."""
+
+    def __init__(
+        self, hits: Hits, access: Access, metrics: Metrics, access_log: AccessLog, *, domains: tuple[str, ...] = ()
+    ) -> None:
+        self._hits = hits
+        self._access = access
+        self._metrics = metrics
+        self._access_log = access_log
+        self._domains = domains
+        self._subjects: OrderedDict[bytes, _Subject] = OrderedDict()
+        self._harmless_queries: dict[bytes, bool] = {}
+        self._ids = count(secrets.randbits(40) << 20)
+        self._second = 0
+        self._date = b""
+        self._first_byte_s = {op: metrics.first_byte_s.labels(op) for op in ("get", "head")}
+        # Requests by kind and status, and bytes from disk, not yet told to `metrics`.
+        self._answered: dict[tuple[str, int], int] = {}
+        self._served_bytes = 0
+        metrics.before_reading.append(self._tell_metrics)
+
+    def answer(self, data: bytes, wire: SocketWire) -> bool | Begun:
+        """Answer `data`, a whole request, now. False: it is not one for here, and nothing was sent.
+
+        Raises OSError: the client is gone.
+        """
+        started = time.perf_counter()
+        read = recognise(data)
+        if read is None or (subject := self._subject(read)) is None:
+            return False
+        client = self._admitted(read, subject)
+        if client is None:
+            return False
+        version = subject.known.version
+        try:
+            extent = _extent(read, version)
+        except InvalidRange:
+            return False
+        if extent is None:
+            return False
+        if read.method == "HEAD" or extent.length == 0:
+            return self._send(read, subject, wire, Extent(0, 0), None, started, client)
+        first = self._hits.first_block(subject.known, extent)
+        if first is None:
+            return False
+        file, offset, length = first
+        length = min(length, _BYTES_AT_ONCE)
+        if not in_memory(file.fd, offset, length):
+            return False
+        return self._send(read, subject, wire, extent, (file.fd, offset, length), started, client)
+
+    # -- who, and what -------------------------------------------------------------------------------------------
+
+    def _subject(self, read: PlainRead) -> _Subject | None:
+        """None: the longer way has to find out."""
+        name = read.path if not self._domains else b"%s %s" % (read.host.encode(), read.path)
+        subject = self._subjects.get(name)
+        if subject is None or not self._hits.is_current(subject.known):
+            subject = self._looked_up(name, read, subject)
+        if subject is None or (read.query and not self._is_harmless(read.query)):
+            return None
+        version = subject.known.version
+        if read.checksums and read.range is None and not version.whole_headers:
+            return None
+        if read.if_match is not None and not _names_plainly(read.if_match, version):
+            return None
+        return subject
+
+    def _looked_up(self, name: bytes, read: PlainRead, old: _Subject | None) -> _Subject | None:
+        self._subjects.pop(name, None)
+        operation = old.operation if old else _operation(read, self._domains)
+        known = None if operation is None else self._hits.known(operation.ref)
+        if operation is None or known is None:
+            return None
+        if old is not None and old.known.version is known.version:
+            old.known = known
+            subject = old
+        else:
+            subject = _Subject(operation, known, subject_of(*operation.ref), set())
+            subject.prepare(known.version)
+        self._subjects[name] = subject
+        if len(self._subjects) > _SUBJECTS_MAX:
+            self._subjects.popitem(last=False)
+        return subject
+
+    def _is_harmless(self, query: bytes) -> bool:
+        """Whether `query` is a signature and nothing that would make another answer."""
+        harmless = self._harmless_queries.get(query)
+        if harmless is None:
+            rest = s3wire.without_signature(tuple(parse_query(query.decode("ascii"))))
+            harmless = all(name in s3wire.MEANINGLESS_QUERY for name, _ in rest)
+            if len(self._harmless_queries) >= _QUERIES_MAX:
+                self._harmless_queries.clear()
+            self._harmless_queries[query] = harmless
+        return harmless
+
+    def _admitted(self, read: PlainRead, subject: _Subject) -> str | None:
+        """The client's name, `-` for nobody in particular; None: refused, or not to be judged here."""
+        if self._access.is_open:
+            return "-"
+        host = s3wire.bucket_of_host(read.host, self._domains)
+        signed = SignedRequest(read.method, read.path.decode("ascii"), read.query.decode("ascii"), read.headers())
+        try:
+            who = self._access.identify(signed, host)
+            if who.client is None:
+                return None
+            if who.client.access_key not in subject.allowed:
+                self._access.check(who, subject.operation, None)
+                subject.allowed.add(who.client.access_key)
+        except S3Error:
+            return None
+        return who.client.name
+
+    # -- the reply -----------------------------------------------------------------------------------------------
+
+    def _send(
+        self, read: PlainRead, subject: _Subject, wire: SocketWire, extent: Extent,
+        piece: tuple[int, int, int] | None, started: float, client: str,
+    ) -> bool | Begun:  # fmt: skip
+        request_id = f"{next(self._ids):016X}"
+        status = 200 if read.range is None else 206
+        head = self._head(read, subject, extent, request_id)
+        taken = wire.send_now(head, more=piece is not None)
+        sent = 0
+        if taken == len(head) and piece is not None:
+            sent = wire.send_file_now(*piece)
+        seconds = time.perf_counter() - started
+        self._first_byte_s[read.method.lower()].observe(seconds)
+        if taken < len(head) or sent < extent.length:
+            rest = Extent(extent.start + sent, extent.stop)
+            version = subject.known.version
+            return Begun(subject.operation, version, head[taken:], rest, status, sent, request_id, started, client)
+        answered = (read.method, status)
+        self._answered[answered] = self._answered.get(answered, 0) + 1
+        self._served_bytes += sent
+        self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id, client, read.range)
+        return True
+
+    def _head(self, read: PlainRead, subject: _Subject, extent: Extent, request_id: str) -> bytes:
+        now = time.time()
+        if int(now) != self._second:
+            self._second = int(now)
+            self._date = b"date: %s\r\n\r\n" % formatdate(now, usegmt=True).encode()
+        ident = b"x-amz-request-id: %s\r\n" % request_id.encode()
+        if read.range is None:
+            head = subject.whole_with_checksums if read.checksums else subject.whole
+            return head + ident + self._date
+        size = subject.known.version.size
+        return b"%scontent-range: bytes %d-%d/%d\r\ncontent-length: %d\r\n%s%s" % (
+            subject.part, extent.start, extent.stop - 1, size, extent.stop - extent.start, ident, self._date,
+        )  # fmt: skip
+
+    def _tell_metrics(self) -> None:
+        answered, self._answered = self._answered, {}
+        for (method, status), number in answered.items():
+            self._metrics.requests.labels(method.lower(), str(status), "HIT").inc(number)
+        served, self._served_bytes = self._served_bytes, 0
+        self._metrics.served_bytes.labels("disk").inc(served)
+
+
+def _operation(read: PlainRead, domains: tuple[str, ...]) -> Operation | None:
+    headers: Headers = (("host", read.host),)
+    try:
+        operation = s3wire.classify("GET", read.path.decode("ascii"), headers, domains)
+    except S3Error:
+        return None
+    return operation if operation.kind is Kind.GET else None
+
+
+def _extent(read: PlainRead, version: ObjectVersion) -> Extent | None:
+    """None: a Range of another form. Raises InvalidRange."""
+    if read.range is None:
+        return Extent(0, version.size)
+    spec = ranges.parse(read.range)
+    return None if spec is None else ranges.resolve(spec, version.size)
+
+
+def _names_plainly(if_match: str, version: ObjectVersion) -> bool:
+    return if_match in (version.etag, version.etag[1:-1]) and freshness.are_plain((("if-match", if_match),))
+
+
+def _head(status: int, headers: Headers) -> bytes:
+    reason = "OK" if status == 200 else "Partial Content"
+    lines = [f"HTTP/1.1 {status} {reason}", *(f"{name}: {value}" for name, value in headers)]
+    return "\r\n".join([*lines, "x-cache: HIT", "server: outrider", ""]).encode("utf-8", "surrogateescape")
