@@ -193,8 +193,14 @@ def _effects(
         return Forgets.KEY, tuple(sources), renames
     if method == "POST" and any(name == "delete" for name, _ in query):
         return Forgets.KEYS_IN_BODY, tuple(sources), renames
-    # A POST form names its key inside the body, and a bucket's own settings can change any answer of it.
+    # A bucket's own settings can change any answer of it.
     return Forgets.BUCKET, tuple(sources), renames
+
+
+def is_preflight(method: str, headers: Headers) -> bool:
+    """A browser's question before a CORS request: never signed, and answered from the bucket's CORS rules alone."""
+    names = {name for name, _ in headers}
+    return method == "OPTIONS" and names >= {"origin", "access-control-request-method"}
 
 
 def _source(value: str, bucket: str) -> ObjectRef:
