@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hmac
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +33,15 @@ def signed(fields: Fields, document: dict[str, Any], keys: tuple[str, str], vers
     request.context["s3-presign-post-fields"] = made = dict(fields)
     if "conditions" in document and isinstance(document["conditions"], list):
         request.context["s3-presign-post-policy"] = document
-    auth = S3SigV4PostAuth(Credentials(*keys), "s3", REGION) if version == "s3v4" else HmacV1PostAuth(Credentials(*keys))
+    auth = (
+        S3SigV4PostAuth(Credentials(*keys), "s3", REGION) if version == "s3v4" else HmacV1PostAuth(Credentials(*keys))
+    )
     auth.add_auth(request)
     return made
 
 
 def signed_as_it_stands(fields: Fields, text: str, keys: tuple[str, str]) -> Fields:
     """A Signature Version 2 over any text at all in the place of a policy."""
-    import hmac  # noqa: PLC0415
-
     encoded = b64encode(text.encode()).decode()
     signature = b64encode(hmac.digest(keys[1].encode(), encoded.encode(), "sha1")).decode()
     return {**fields, "AWSAccessKeyId": keys[0], "policy": encoded, "signature": signature}
@@ -62,11 +62,11 @@ def encoded(
 
 
 def post(
-    address: tuple[str, int], bucket: str, body: bytes, headers: Iterable[tuple[str, str]] = (), boundary: str = BOUNDARY
+    address: tuple[str, int],
+    bucket: str,
+    body: bytes,
+    headers: Iterable[tuple[str, str]] = (),
+    boundary: str = BOUNDARY,
 ) -> Answer:
     head = [("content-type", f"multipart/form-data; boundary={boundary}"), ("content-length", str(len(body))), *headers]
     return ask(address, "POST", f"/{bucket}", head, body)
-
-
-def dumped(document: Any) -> str:
-    return json.dumps(document)
