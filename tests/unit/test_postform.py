@@ -115,6 +115,9 @@ def test_fields_may_come_with_a_file_name_as_pythons_requests_sends_them() -> No
     ("damage", "error"),
     [
         (lambda b: b"--wrong" + b[2:], MalformedPOSTRequest),
+        (lambda b: b.replace(b"--", b"-x", 1), MalformedPOSTRequest),
+        (lambda b: b.replace(b'"key"', b'"key"\r\ncontent-disposition: form-data; name="b"'), MalformedPOSTRequest),
+        (lambda b: b.replace(b'"file"', b'"file"\r\ncontent-type: a\rX: y'), MalformedPOSTRequest),
         (lambda b: b"preamble\r\n" + b, MalformedPOSTRequest),
         (lambda b: b.replace(b'; name="key"', b""), MalformedPOSTRequest),
         (lambda b: b.replace(b"form-data", b"attachment", 1), MalformedPOSTRequest),
