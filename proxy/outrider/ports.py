@@ -39,6 +39,8 @@ class OriginRequest:
     payload_hash: str | None = None
     form: PostForm | None = None
     """`body` is what follows the head of this form; the origin signs its policy, instead of the request."""
+    bare: bool = False
+    """With an empty `key`: no slash after the bucket."""
 
 
 class OriginReply(Protocol):

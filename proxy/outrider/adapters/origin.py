@@ -181,8 +181,8 @@ class _Place:
         path = urlsplit(self.endpoint).path.rstrip("/") + "/"
         if request.bucket is not None:
             path += encode_path(request.bucket)
-            # A bucket's own address ends without a slash unless the client wrote one; S3 takes both.
-            path += "/" + encode_path(request.key)
+            if request.key or not request.bare:
+                path += "/" + encode_path(request.key)
         return path
 
 

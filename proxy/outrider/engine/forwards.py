@@ -85,7 +85,7 @@ class Forwards:
         request = OriginRequest(
             operation.method, operation.bucket, key, operation.query,
             s3wire.passed_up(headers) + upload.headers,
-            upload.body, upload.body_bytes, upload.payload_hash, upload.form,
+            upload.body, upload.body_bytes, upload.payload_hash, upload.form, operation.bare,
         )  # fmt: skip
         async with AsyncExitStack() as stack:
             stack.callback(self._forget, operation, deleted_keys)
