@@ -115,10 +115,14 @@ def test_what_the_policy_does_not_allow_gets_the_buckets_own_code(
     own: Keys = (bucket.access_key, bucket.secret_key)
     host, _, port = bucket.address.partition(":")
     by_bucket = post((host, int(port)), NAME, encoded(signed(fields, policy(conditions), own).items(), b"12345"))
+    asked = strict.metric("outrider_origin_requests_total", method="POST")
     for answer in (by_bucket, send(proxy, fields, b"12345", conditions, ("a", "b")),
                    send(strict, fields, b"12345", conditions)):  # fmt: skip
         assert (answer.code, answer.status) == (code, by_bucket.status), answer
     assert keys_of(direct, "up/refused") == []
+    if code == "AccessDenied":
+        # Judged here, whatever the bucket would have said.
+        assert strict.metric("outrider_origin_requests_total", method="POST") == asked
 
 
 def test_a_file_that_grows_too_large_is_cut_off_before_it_is_whole(strict: Proxy, direct: Any) -> None:
