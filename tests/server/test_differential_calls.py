@@ -118,7 +118,9 @@ _RANDOM = re.compile(rb"<(LastModified|RequestId|HostId|RetainUntilDate)>[^<]*<"
 def same_name(answer: Answer) -> Answer:
     """As if both twins had one name, and were asked at one moment."""
     body = _RANDOM.sub(rb"<\1><", answer.body.replace(TWINS[1].encode(), TWINS[0].encode()))
-    headers = {name: value for name, value in answer.headers.items() if name != "last-modified"}
+    headers = {
+        name: value.replace(TWINS[1], TWINS[0]) for name, value in answer.headers.items() if name != "last-modified"
+    }
     return replace(answer, body=body, headers=headers)
 
 

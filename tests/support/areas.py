@@ -73,7 +73,7 @@ def both(key: str, query: str = "", /, **headers: str) -> tuple[Step, Step]:
 
 def parts(*numbers: int, etag: str = "") -> str:
     listed = "".join(
-        f"<Part><PartNumber>{number}</PartNumber><ETag>{etag or '{etag%d}' % number}</ETag></Part>"
+        f"<Part><PartNumber>{number}</PartNumber><ETag>{etag or f'{{etag{number}}}'}</ETag></Part>"
         for number in numbers
     )
     return f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>"
@@ -189,7 +189,7 @@ AREAS: dict[str, list[Step]] = {
     "listing": [
         # SeaweedFS loses what is put into a folder's own key.
         *(put(key, b"" if key.endswith("/") else b"body") for key in KEYS), *(step for version in ("", "list-type=2&") for step in (
-            get(None, version), get(None, f"{version}max-keys=2"), get(None, f"{version}max-keys=0"), get(None, f"{version}max-keys=x"),
+            get(None, version.rstrip("&")), get(None, f"{version}max-keys=2"), get(None, f"{version}max-keys=0"), get(None, f"{version}max-keys=x"),
             get(None, f"{version}delimiter=%2F"), get(None, f"{version}delimiter=%2F&prefix=dir%2F"),
             get(None, f"{version}encoding-type=url"), get(None, f"{version}encoding-type=none"), get(None, f"{version}prefix=none"),
             get(None, f"{version}delimiter=%2F&max-keys=3&encoding-type=url"), get(None, f"{version}prefix={quote('é/', safe='')}"))),
