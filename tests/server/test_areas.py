@@ -6,6 +6,7 @@ Three buckets take the same steps; each read is asked twice, the second time of 
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -102,31 +103,36 @@ def proxies(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield {"loopback": loopback, "sigv4": strict}
 
 
-def sides(bucket: Bucket, proxies: dict[str, Proxy], area: str) -> tuple[Side, dict[str, Side]]:
+@contextmanager
+def sides(bucket: Bucket, proxies: dict[str, Proxy], area: str) -> Iterator[tuple[Side, dict[str, Side]]]:
     name = re.sub("[^a-z0-9]", "-", area)
     names = [bucket.make_bucket(f"areas-{name}-{letter}") for letter in "abc"]
     direct = Side(bucket.endpoint, (bucket.access_key, bucket.secret_key), names[0])
-    return direct, {
+    through = {
         "loopback": Side(proxies["loopback"].endpoint, ANY_KEYS, names[1]),
         "sigv4": Side(proxies["sigv4"].endpoint, KEYS, names[2]),
     }
+    try:
+        yield direct, through
+    finally:
+        for side in (direct, *through.values()):
+            side.asker.close()
 
 
 @pytest.mark.parametrize("area", AREAS)
 def test_an_area_of_the_api_is_the_same_directly_and_through_the_proxy(
     bucket: Bucket, proxies: dict[str, Proxy], area: str
 ) -> None:
-    direct, through = sides(bucket, proxies, area)
     found = []
-    for number, step in enumerate(AREAS[area]):
-        wanted = direct.take(step)
-        for mode, side in through.items():
-            for when in ("first", "again") if step.method in ("GET", "HEAD") and "{token}" not in step.query else ("",):
-                told = difference(wanted, side.take(step))
-                if told is not None:
-                    found.append(f"{mode} {when}, step {number}, {step}: {told}")
-    for side in (direct, *through.values()):
-        side.asker.close()
+    with sides(bucket, proxies, area) as (direct, through):
+        for number, step in enumerate(AREAS[area]):
+            wanted = direct.take(step)
+            twice = step.method in ("GET", "HEAD") and "{token}" not in step.query
+            for mode, side in through.items():
+                for when in ("first", "again") if twice else ("",):
+                    told = difference(wanted, side.take(step))
+                    if told is not None:
+                        found.append(f"{mode} {when}, step {number}, {step}: {told}")
     assert not found, "\n".join(found)
 
 
@@ -150,7 +156,6 @@ FORMS: dict[str, tuple[dict[str, str], bytes]] = {
 def test_a_form_upload_is_the_same_directly_and_through_the_proxy(
     bucket: Bucket, proxies: dict[str, Proxy], case: str, version: str
 ) -> None:
-    direct, through = sides(bucket, proxies, "forms")
     fields, file = FORMS[case]
     key = fields["key"].replace("${filename}", "f.bin")
 
@@ -169,9 +174,8 @@ def test_a_form_upload_is_the_same_directly_and_through_the_proxy(
         ]
         return [replace(answer, headers=headers, body=body), *stored]
 
-    wanted = outcome(direct)
-    for mode, side in through.items():
-        told = [difference(one, other) for one, other in zip(wanted, outcome(side), strict=True)]
-        assert told == [None] * 4, mode
-        side.asker.close()
-    direct.asker.close()
+    with sides(bucket, proxies, "forms") as (direct, through):
+        wanted = outcome(direct)
+        for mode, side in through.items():
+            told = [difference(one, other) for one, other in zip(wanted, outcome(side), strict=True)]
+            assert told == [None] * 4, mode
