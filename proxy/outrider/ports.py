@@ -9,6 +9,7 @@ from typing import Protocol
 
 from outrider.core.blockfile import BlockMeta
 from outrider.core.model import BlockKey, Headers, ObjectVersion
+from outrider.core.postform import PostForm
 from outrider.core.s3wire import Query
 
 Clock = Callable[[], float]
@@ -36,6 +37,10 @@ class OriginRequest:
     body: AsyncIterator[Buffer] | None = None
     body_bytes: int | None = None
     payload_hash: str | None = None
+    form: PostForm | None = None
+    """`body` is what follows the head of this form; the origin signs its policy, instead of the request."""
+    bare: bool = False
+    """With an empty `key`: no slash after the bucket."""
 
 
 class OriginReply(Protocol):

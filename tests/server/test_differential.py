@@ -100,7 +100,12 @@ def _ask_about_objects(pair: Pair, shape: Shape, stored: Stored) -> None:
     key = shape.key_of(next(pair.numbers))
     known: dict[str, str] = {}
     if shape.exists:
-        assert pair.direct.ask("PUT", NAME, key, "", stored.headers, body=stored.body(key, 0)).status == 200
+        if stored.multipart and not key.endswith("/"):
+            # A checksum is of a part, not of the beginning of an upload.
+            plain = [one for one in stored.headers if one[0] != "x-amz-sdk-checksum-algorithm"]
+            pair.direct.put(NAME, key, plain, stored.body(key, 0))
+        else:
+            assert pair.direct.ask("PUT", NAME, key, "", stored.headers, body=stored.body(key, 0)).status == 200
         known = pair.direct.ask("HEAD", NAME, key).headers
     meant = shape.filled(known)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.freshness import Freshness, Verdict, evaluate, is_fresh
+from outrider.core.freshness import Freshness, Verdict, are_plain, evaluate, is_fresh
 from outrider.core.model import ObjectRef, ObjectVersion
 
 MODIFIED = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -79,6 +79,42 @@ def test_fresh_means_younger_than_the_ttl(checked_at: float, age: float, ttl_s: 
 )
 def test_conditions_are_weighed_in_the_order_of_rfc_9110(headers: dict[str, str], verdict: Verdict) -> None:
     assert evaluate(headers, VERSION) is verdict
+
+
+ETAG_NAMES, DATE_NAMES = ("if-match", "if-none-match"), ("if-modified-since", "if-unmodified-since")
+
+
+@pytest.mark.parametrize("name", ETAG_NAMES)
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [('"abc"', True), ("abc", True), ('"d41d8cd98f00b204e9800998ecf8427e-12"', True), ("*", False), ('"*"', False),
+     ('W/"abc"', False), ('"a", "b"', False), ('"a","a"', False), ("", False), ('""', False), ('"abc', False),
+     ('abc"', False), ('"a b"', False), ('"é"', False)],
+)  # fmt: skip
+def test_one_strong_etag_alone_is_plain(name: str, value: str, plain: bool) -> None:
+    assert are_plain(((name, value),)) == plain
+
+
+@pytest.mark.parametrize("name", DATE_NAMES)
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [(SAME, True), ("Sat, 01 Jan 2000 00:00:00 GMT", True), ("Saturday, 01-Jan-00 00:00:00 GMT", False),
+     ("Sat Jan  1 00:00:00 2000", False), ("Sat, 01 Jan 2000 00:00:00 +0000", False), ("", False), ("0", False),
+     ("Sat, 32 Jan 2000 00:00:00 GMT", False), ("Sat, 01 Xyz 2000 00:00:00 GMT", False), ("yesterday", False)],
+)  # fmt: skip
+def test_one_date_in_the_form_of_rfc_9110_is_plain(name: str, value: str, plain: bool) -> None:
+    assert are_plain(((name, value),)) == plain
+
+
+def test_a_condition_that_comes_twice_is_not_plain() -> None:
+    for name, value in (("if-match", '"a"'), ("if-modified-since", SAME)):
+        assert are_plain(((name, value), ("range", "x"), ("x-amz-date", "")))
+        assert not are_plain(((name, value), (name, value)))
+
+
+def test_one_odd_condition_among_plain_ones_is_enough() -> None:
+    assert are_plain((("if-match", '"a"'), ("if-none-match", '"b"'), ("if-modified-since", SAME)))
+    assert not are_plain((("if-match", '"a"'), ("if-none-match", "*"), ("if-modified-since", SAME)))
 
 
 def test_a_version_without_a_date_passes_every_condition_on_dates() -> None:

@@ -16,6 +16,7 @@ from outrider.core.s3wire import (
     bucket_of_host,
     classify,
     error_xml,
+    is_preflight,
     keys_to_delete,
     passed_down,
     passed_up,
@@ -28,6 +29,21 @@ from outrider.core.s3wire import (
 SIGNED = (("authorization", "AWS4-HMAC-SHA256 ..."), ("x-amz-date", "x"), ("x-amz-content-sha256", "x"),
           ("x-amz-security-token", "x"), ("range", "bytes=0-1"), ("user-agent", "u"), ("if-match", "e"),
           ("x-amz-checksum-mode", "ENABLED"), ("amz-sdk-request", "attempt=1"))  # fmt: skip
+PLAIN_CONDITIONS: tuple[Headers, ...] = tuple(
+    ((name, value),)
+    for names, value in ((("if-match", "if-none-match"), '"abc-1"'), (("if-match", "if-none-match"), "abc"),
+                         (("if-modified-since", "if-unmodified-since"), "Sat, 01 Jan 2000 00:00:00 GMT"))
+    for name in names
+)  # fmt: skip
+ODD_CONDITIONS: tuple[Headers, ...] = (
+    *(((name, value),) for name in ("if-match", "if-none-match")
+      for value in ("*", '"a", "b"', 'W/"a"', "", '""', '"a', '"a"b"', '"a b"', '"é"')),
+    *(((name, value),) for name in ("if-modified-since", "if-unmodified-since")
+      for value in ("Saturday, 01-Jan-00 00:00:00 GMT", "Sat Jan  1 00:00:00 2000", "Sat, 01 Jan 2000 00:00:00 +0000",
+                    "Sat, 32 Jan 2000 00:00:00 GMT", "Sat, 01 Jan 2000 00:00:00", "yesterday", "", "0")),
+    (("if-match", '"a"'), ("if-match", '"a"')),
+    (("if-match", '"a"'), ("if-none-match", "*")),
+)  # fmt: skip
 GET, HEAD, FORWARD = Kind.GET, Kind.HEAD, Kind.FORWARD
 NOTHING, KEY, KEYS, BUCKET = Forgets.NOTHING, Forgets.KEY, Forgets.KEYS_IN_BODY, Forgets.BUCKET
 
@@ -57,6 +73,26 @@ NOTHING, KEY, KEYS, BUCKET = Forgets.NOTHING, Forgets.KEY, Forgets.KEYS_IN_BODY,
         ("GET", "/bkt/k", (("x-amz-invented-tomorrow", "1"),), FORWARD, NOTHING),
         ("GET", "/bkt/k", (("origin", "https://x"),), FORWARD, NOTHING),
         ("GET", "/bkt/k", (("if-range", "e"),), FORWARD, NOTHING),
+        # Ranges that stores read differently, and any on a HEAD.
+        *(("GET", "/bkt/k", (("range", odd),), FORWARD, NOTHING) for odd in (
+            "bytes=0-1,3-4", "bytes=5-2", "bytes=-", "bytes=", "bytes", "", "items=0-1", "Bytes=0-1", "bytes=a-b",
+            "bytes= 0-1", "bytes=0-1,", "bytes=9999999999999999999-", "bytes=+1-2")),
+        ("GET", "/bkt/k", (("range", "bytes=0-1"),), GET, NOTHING),
+        ("GET", "/bkt/k", (("range", "bytes=5-"),), GET, NOTHING),
+        ("GET", "/bkt/k", (("range", "bytes=-5"),), GET, NOTHING),
+        ("HEAD", "/bkt/k", (("range", "bytes=0-1"),), FORWARD, NOTHING),
+        ("HEAD", "/bkt/k", (("range", "items=0-1"),), FORWARD, NOTHING),
+        # Conditions that stores read differently.
+        *(("GET", "/bkt/k", odd, FORWARD, NOTHING) for odd in ODD_CONDITIONS),
+        *(("HEAD", "/bkt/k", odd, FORWARD, NOTHING) for odd in ODD_CONDITIONS),
+        *(("GET", "/bkt/k", plain, GET, NOTHING) for plain in PLAIN_CONDITIONS),
+        *(("HEAD", "/bkt/k", plain, HEAD, NOTHING) for plain in PLAIN_CONDITIONS),
+        # A folder's own key is served whole by some, whatever was asked of it.
+        ("GET", "/bkt/dir/", (), GET, NOTHING),
+        ("HEAD", "/bkt/dir/", (), HEAD, NOTHING),
+        ("GET", "/bkt/dir/", (("range", "bytes=0-1"),), FORWARD, NOTHING),
+        *(("GET", "/bkt/dir/", plain, FORWARD, NOTHING) for plain in PLAIN_CONDITIONS),
+        *(("HEAD", "/bkt/dir/", plain, FORWARD, NOTHING) for plain in PLAIN_CONDITIONS),
         # The bucket and the service.
         ("GET", "/", (), FORWARD, NOTHING),
         ("GET", "/bkt", (), FORWARD, NOTHING),
@@ -149,6 +185,26 @@ def test_a_copy_names_its_source(value: str, source: ObjectRef) -> None:
 def test_a_rename_names_its_source_in_the_same_bucket_and_takes_it_away() -> None:
     operation = classify("PUT", "/bkt/k", (("x-amz-rename-source", "old"),))
     assert (operation.sources, operation.renames) == ((ObjectRef("bkt", "old"),), True)
+
+
+@pytest.mark.parametrize(
+    ("method", "names", "expected"),
+    [("OPTIONS", ("origin", "access-control-request-method"), True), ("OPTIONS", ("origin",), False),
+     ("OPTIONS", ("access-control-request-method",), False), ("OPTIONS", (), False),
+     ("GET", ("origin", "access-control-request-method"), False),
+     ("PUT", ("origin", "access-control-request-method"), False)],
+)  # fmt: skip
+def test_only_a_browsers_question_is_a_preflight(method: str, names: tuple[str, ...], expected: bool) -> None:
+    assert is_preflight(method, tuple((name, "x") for name in names)) == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "bare"),
+    [("/bkt", "x", True), ("/bkt?acl", "x", True), ("/bkt/", "x", False), ("/bkt/?acl", "x", False),
+     ("/bkt/k", "x", False), ("/", "bkt.s3.local", False), ("/k", "bkt.s3.local", False)],
+)  # fmt: skip
+def test_a_bucket_without_a_slash_stays_without_one(target: str, host: str, bare: bool) -> None:
+    assert classify("GET", target, (("host", host),), ("s3.local",)).bare == bare
 
 
 @given(st.sampled_from(["PUT", "POST", "DELETE", "PATCH", "LINK"]), st.text("ab/?=&.%20", max_size=12), st.booleans())

@@ -23,9 +23,11 @@ from yarl import URL
 from outrider.core.canonical import encode_path, encode_query
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
+from outrider.core.postform import PostForm
+from outrider.core.postpolicy import signed_anew
 from outrider.core.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.metrics import Metrics, method_label
-from outrider.ports import Chunks, Clock, OriginRequest
+from outrider.ports import Buffer, Chunks, Clock, OriginRequest
 from outrider.settings import SettingsError
 
 _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
@@ -100,12 +102,16 @@ class HttpOrigin:
     async def _try(self, request: OriginRequest, place: _Place) -> aiohttp.ClientResponse:
         assert self._session is not None
         path = place.path_of(request)
-        headers = await self._signed(request, place, path)
+        body = request.body
+        if request.form is None:
+            headers = await self._signed(request, place, path)
+        else:
+            headers, body = await self._signed_form(request, request.form, place)
         query = encode_query(request.query)
         url = URL(f"{place.base}{path}{'?' if query else ''}{query}", encoded=True)
         try:
             response = await self._session.request(
-                request.method, url, headers=headers, data=request.body, allow_redirects=False,
+                request.method, url, headers=headers, data=body, allow_redirects=False,
                 timeout=_timeout(request),
             )  # fmt: skip
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -114,10 +120,26 @@ class HttpOrigin:
         self._metrics.origin_requests.labels(method_label(request.method), str(response.status)).inc()
         return response
 
+    async def _signed_form(
+        self, request: OriginRequest, form: PostForm, place: _Place
+    ) -> tuple[dict[str, str], AsyncIterator[Buffer]]:
+        """Its signature stands in its fields, and one in the headers as well would be refused."""
+        assert request.bucket is not None
+        assert request.body is not None
+        assert request.body_bytes is not None
+        credentials = await self._credentials.current()
+        fields = signed_anew(form, request.bucket, credentials, place.region, self._clock(), self._keys)
+        head = form.head(fields)
+        headers = {
+            **_joined(request.headers),
+            "content-type": form.content_type,
+            "content-length": str(len(head) + request.body_bytes),
+            "host": place.host,
+        }
+        return headers, _after(head, request.body)
+
     async def _signed(self, request: OriginRequest, place: _Place, path: str) -> dict[str, str]:
-        headers: dict[str, str] = {}
-        for name, value in request.headers:
-            headers[name] = f"{headers[name]},{value}" if name in headers else value
+        headers = _joined(request.headers)
         headers.setdefault("accept-encoding", "identity")
         if request.body is not None and request.body_bytes is not None:
             headers["content-length"] = str(request.body_bytes)
@@ -159,8 +181,8 @@ class _Place:
         path = urlsplit(self.endpoint).path.rstrip("/") + "/"
         if request.bucket is not None:
             path += encode_path(request.bucket)
-            # A bucket's own address ends without a slash unless the client wrote one; S3 takes both.
-            path += "/" + encode_path(request.key)
+            if request.key or not request.bare:
+                path += "/" + encode_path(request.key)
         return path
 
 
@@ -207,6 +229,19 @@ class HttpReply:
                 yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise OriginBroke(_words(error)) from error
+
+
+def _joined(headers: Headers) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for name, value in headers:
+        values[name] = f"{values[name]},{value}" if name in values else value
+    return values
+
+
+async def _after(head: bytes, body: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
+    yield head
+    async for piece in body:
+        yield piece
 
 
 def _timeout(request: OriginRequest) -> aiohttp.ClientTimeout:

@@ -66,6 +66,15 @@ class BadDigest(S3Error):
     message = "The checksum that you specified did not match what we received."
 
 
+class EntityTooLarge(S3Error):
+    code, status, message = "EntityTooLarge", 400, "Your proposed upload exceeds the maximum allowed size."
+
+
+class EntityTooSmall(S3Error):
+    code, status = "EntityTooSmall", 400
+    message = "Your proposed upload is smaller than the minimum allowed object size."
+
+
 class IncompleteBody(S3Error):
     code, status = "IncompleteBody", 400
     message = "You did not provide the number of bytes specified by the Content-Length HTTP header."
@@ -83,8 +92,23 @@ class InvalidBucketName(S3Error):
     code, status, message = "InvalidBucketName", 400, "The specified bucket is not valid."
 
 
+class InvalidPolicyDocument(S3Error):
+    code, status = "InvalidPolicyDocument", 400
+    message = "The content of the form does not meet the conditions specified in the policy document."
+
+
 class InvalidRange(S3Error):
     code, status, message = "InvalidRange", 416, "The requested range is not satisfiable."
+
+
+class MalformedPOSTRequest(S3Error):
+    code, status = "MalformedPOSTRequest", 400
+    message = "The body of your POST request is not well-formed multipart/form-data."
+
+
+class MaxPostPreDataLengthExceeded(S3Error):
+    code, status = "MaxPostPreDataLengthExceededError", 400
+    message = "Your POST request fields preceding the upload file were too large."
 
 
 class MissingContentLength(S3Error):

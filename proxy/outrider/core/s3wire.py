@@ -52,6 +52,8 @@ class Operation:
     sources: tuple[ObjectRef, ...] = ()
     """Objects that the request reads on the side (copy, rename): the client needs a grant on these too."""
     renames: bool = False
+    bare: bool = False
+    """`/bucket` without the slash after it. S3 takes both alike, some stores do not (SeaweedFS: OPTIONS)."""
 
     @property
     def ref(self) -> ObjectRef:
@@ -105,10 +107,11 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
         raise BadRequest("More than one Host header.")
     host_bucket = bucket_of_host(hosts[0], domains) if hosts else None
     if host_bucket is None:
-        first, _, rest = path[1:].partition("/")
+        first, slash, rest = path[1:].partition("/")
         bucket, key = _decoded(first), _decoded(rest)
+        bare = not slash
     else:
-        bucket, key = host_bucket, _decoded(path[1:])
+        bucket, key, bare = host_bucket, _decoded(path[1:]), False
     query = without_signature(tuple(parse_query(raw_query)))
     if not bucket:
         return Operation(Kind.FORWARD, method, None, "", query)
@@ -116,7 +119,7 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
         raise InvalidBucketName
     kind = _kind(method, key, query, headers)
     forgets, sources, renames = _effects(method, bucket, key, query, headers)
-    return Operation(kind, method, bucket, key, query, forgets, sources, renames)
+    return Operation(kind, method, bucket, key, query, forgets, sources, renames, bare)
 
 
 def bucket_of_host(host: str, domains: Iterable[str]) -> str | None:
@@ -193,8 +196,14 @@ def _effects(
         return Forgets.KEY, tuple(sources), renames
     if method == "POST" and any(name == "delete" for name, _ in query):
         return Forgets.KEYS_IN_BODY, tuple(sources), renames
-    # A POST form names its key inside the body, and a bucket's own settings can change any answer of it.
+    # A bucket's own settings can change any answer of it.
     return Forgets.BUCKET, tuple(sources), renames
+
+
+def is_preflight(method: str, headers: Headers) -> bool:
+    """A browser's question before a CORS request: never signed, and answered from the bucket's CORS rules alone."""
+    names = {name for name, _ in headers}
+    return method == "OPTIONS" and names >= {"origin", "access-control-request-method"}
 
 
 def _source(value: str, bucket: str) -> ObjectRef:

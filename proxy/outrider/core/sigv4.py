@@ -49,12 +49,14 @@ __all__ = [
     "Identity",
     "Payload",
     "PayloadForm",
+    "Scope",
     "SignedRequest",
     "SigningKeys",
     "encode_path",
     "encode_query",
     "parse_query",
     "payload_rule",
+    "scope_of",
     "sign_headers",
     "verify",
 ]
@@ -139,7 +141,9 @@ class SigningKeys:
         return key
 
 
-class _Scope(NamedTuple):
+class Scope(NamedTuple):
+    """What a signing key is good for: `text` is all but the access key, as it stands in a Credential."""
+
     access_key: str
     date: str
     region: str
@@ -149,7 +153,7 @@ class _Scope(NamedTuple):
 class _Claim(NamedTuple):
     """A SigV4 signature as either form states it; `query` holds the pairs that it covers."""
 
-    scope: _Scope
+    scope: Scope
     amz_date: str
     signed_headers: str
     payload_hash: str
@@ -243,7 +247,7 @@ def _header_form(
     if match is None:
         raise _not_sigv4(authorization)
     amz_date, sent_at = _date_of_headers(headers)
-    scope = _scope(match[1], amz_date, AuthorizationHeaderMalformed)
+    scope = scope_of(match[1], amz_date, AuthorizationHeaderMalformed)
     payload_hash = headers.get("x-amz-content-sha256")
     if payload_hash is None:
         raise InvalidRequest("Missing required header for this request: x-amz-content-sha256")
@@ -272,7 +276,7 @@ def _presigned(headers: Mapping[str, str], query: list[tuple[str, str]], now: fl
     sent_at = epoch_of(amz_date)
     if sent_at is None:
         raise AuthorizationQueryParametersError("X-Amz-Date must be in the ISO8601 form YYYYMMDDTHHMMSSZ.")
-    scope = _scope(given["x-amz-credential"], amz_date, AuthorizationQueryParametersError)
+    scope = scope_of(given["x-amz-credential"], amz_date, AuthorizationQueryParametersError)
     _check_expiry(given["x-amz-expires"], sent_at, now, skew_s)
     payload_hash = given.get("x-amz-content-sha256", headers.get("x-amz-content-sha256", PayloadForm.UNSIGNED.value))
     covered = [pair for pair in query if pair[0].lower() != "x-amz-signature"]
@@ -355,7 +359,8 @@ def _not_sigv4(authorization: str) -> S3Error:
     return InvalidArgument("Unsupported Authorization Type.")
 
 
-def _scope(credential: str, amz_date: str, error: type[S3Error]) -> _Scope:
+def scope_of(credential: str, amz_date: str, error: type[S3Error]) -> Scope:
+    """The parts of a Credential; raises `error` when it is none, or not of the day of `amz_date`."""
     # From the right: an access key may hold a slash, a scope cannot.
     parts = credential.rsplit("/", 4)
     if len(parts) != 5 or not parts[0] or not parts[2]:
@@ -365,7 +370,7 @@ def _scope(credential: str, amz_date: str, error: type[S3Error]) -> _Scope:
         raise error("The Credential is for another service; it must end in s3/aws4_request.")
     if date != amz_date[:8]:
         raise error("The date of the Credential is not the date of the request.")
-    return _Scope(access_key, date, region, credential[len(access_key) + 1 :])
+    return Scope(access_key, date, region, credential[len(access_key) + 1 :])
 
 
 def _check_expiry(expires: str, sent_at: float, now: float, skew_s: float) -> None:

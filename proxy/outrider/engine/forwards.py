@@ -80,9 +80,12 @@ class Forwards:
             async for _ in upload.body:
                 pass
             upload = Upload(headers=upload.headers)
+        # A form is sent to its bucket; the key that it names is known for the catalog's sake.
+        key = operation.key if upload.form is None else ""
         request = OriginRequest(
-            operation.method, operation.bucket, operation.key, operation.query,
-            s3wire.passed_up(headers) + upload.headers, upload.body, upload.body_bytes, upload.payload_hash,
+            operation.method, operation.bucket, key, operation.query,
+            s3wire.passed_up(headers) + upload.headers,
+            upload.body, upload.body_bytes, upload.payload_hash, upload.form, operation.bare,
         )  # fmt: skip
         async with AsyncExitStack() as stack:
             stack.callback(self._forget, operation, deleted_keys)

@@ -15,6 +15,7 @@ from outrider.core.chunked import ChunkedDecoder, ChunkSigning, TrailerEncoder
 from outrider.core.errors import ContentSha256Mismatch, IncompleteBody, InvalidRequest, MissingContentLength
 from outrider.core.model import Headers
 from outrider.core.payload import CHECKSUM_CHARS, Payload, PayloadForm, decoded_length_of, trailer_names_of
+from outrider.core.postform import PostForm
 from outrider.core.sigv4 import Identity
 from outrider.ports import Buffer
 
@@ -27,6 +28,8 @@ class Upload:
     body_bytes: int | None = None
     payload_hash: str | None = None
     headers: Headers = ()
+    form: PostForm | None = None
+    """`body` is a form's, from the first byte of its file."""
     error: Exception | None = field(default=None)
 
 
@@ -49,7 +52,7 @@ def upload_of(
         return Upload()
     if content_length == 0:
         raise ContentSha256Mismatch
-    upload.body = _noting(upload, _plain(source, payload, content_length))
+    upload.body = noting(upload, _plain(source, payload, content_length))
     return upload
 
 
@@ -62,7 +65,7 @@ def _chunked_upload(
     names = trailer_names_of(headers) if payload.trailers_expected else frozenset()
     upload = Upload(body_bytes=length)
     if not names:
-        upload.body = _noting(upload, _decoded(source, decoder))
+        upload.body = noting(upload, _decoded(source, decoder))
         return upload
     encoder = TrailerEncoder(length, {name: CHECKSUM_CHARS[name] for name in names})
     # No `content-encoding: aws-chunked`: x-amz-content-sha256 says it already (minio-go long sent no more to S3), and
@@ -73,7 +76,7 @@ def _chunked_upload(
     )
     upload.payload_hash = PayloadForm.UNSIGNED_CHUNKS_TRAILER.value
     upload.body_bytes = encoder.encoded_length
-    upload.body = _noting(upload, _reframed(source, decoder, encoder))
+    upload.body = noting(upload, _reframed(source, decoder, encoder))
     return upload
 
 
@@ -116,7 +119,8 @@ def _decoder(headers: Headers, payload: Payload, identity: Identity | None) -> C
     return ChunkedDecoder(length, signing, trailer_names_of(headers), payload.trailers_expected)
 
 
-async def _noting(upload: Upload, body: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
+async def noting(upload: Upload, body: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
+    """`body`, with `upload.error` set when it fails."""
     try:
         async for piece in body:
             yield piece

@@ -8,7 +8,10 @@ from typing import Protocol
 
 from outrider.core.errors import AccessDenied
 from outrider.core.grants import Client, allowed
-from outrider.core.payload import Payload, payload_rule
+from outrider.core.model import Headers
+from outrider.core.payload import UNSIGNED, Payload, payload_rule
+from outrider.core.postform import PostForm
+from outrider.core.postpolicy import SizeRange, parse_policy, signer_of
 from outrider.core.s3wire import Operation
 from outrider.core.sigv4 import Identity, SignedRequest, SigningKeys, verify
 from outrider.ports import Clock
@@ -33,6 +36,13 @@ class Access(Protocol):
         """Raises S3Error: the signature is missing or wrong."""
         ...
 
+    def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
+        """Who signed the form's policy, which allows the form; and how long the file may be.
+
+        Raises S3Error: the policy is missing, wrong, or against it.
+        """
+        ...
+
     def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
         """Raises AccessDenied: no grant covers it."""
         ...
@@ -45,6 +55,10 @@ class Loopback:
 
     def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
         return Who(None, None, payload_rule(request.headers))
+
+    def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
+        # Its policy goes on to the origin, which judges by it.
+        return Who(None, None, UNSIGNED), SizeRange()
 
     def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
         pass
@@ -68,6 +82,16 @@ class SigV4:
         if identity is None:
             raise AccessDenied("Anonymous access is not allowed here: sign the request with a client key.")
         return Who(self._clients[identity.access_key], identity, identity.payload)
+
+    def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
+        # A form says what it wants in its fields, which its policy covers; headers are under no signature.
+        for name, _ in headers:
+            if name.startswith("x-amz-"):
+                raise AccessDenied(f"There were headers present in the request which were not signed: {name}")
+        access_key = signer_of(form, secret_of=self._secrets.get, keys=self._keys)
+        policy = parse_policy(form.values["policy"])
+        policy.check(form, bucket, self._clock())
+        return Who(self._clients[access_key], None, UNSIGNED), policy.sizes
 
     def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
         assert who.client is not None

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from aiohttp import hdrs, web
@@ -31,9 +31,11 @@ from outrider.core.errors import (
     SlowDown,
 )
 from outrider.core.model import Headers
+from outrider.core.postform import is_form
 from outrider.core.s3wire import Forgets, Kind, Operation
 from outrider.core.sigv4 import SignedRequest
 from outrider.engine.asking import OriginRefused
+from outrider.engine.forms import incoming_form
 from outrider.engine.forwards import Forwards
 from outrider.engine.hits import Hits
 from outrider.engine.openings import NotCacheable
@@ -259,10 +261,16 @@ class S3Server(web.Server):
         target = request.raw_path
         path, _, query = target.partition("?")
         host = next((value for name, value in asked.headers if name == "host"), "")
+        operation = s3wire.classify(request.method, target, asked.headers, self._domains)
+        if is_form(operation, asked.headers):
+            return await self._post_form(asked, operation)
+        if s3wire.is_preflight(request.method, asked.headers):
+            asked.operation = operation
+            return await self._send_up(asked, operation, Upload(), None)
         signed = SignedRequest(request.method, path, query, asked.headers)
         who = self._access.identify(signed, s3wire.bucket_of_host(host, self._domains))
         asked.client = who.client.name if who.client else "-"
-        operation = asked.operation = s3wire.classify(request.method, target, asked.headers, self._domains)
+        asked.operation = operation
         if operation.forgets is Forgets.KEYS_IN_BODY:
             return await self._delete_objects(asked, operation, who)
         self._access.check(who, operation, None)
@@ -324,6 +332,18 @@ class S3Server(web.Server):
         self._access.check(who, operation, keys)
         upload = Upload(_once(body), len(body), headers=trailers) if body else Upload()
         return await self._send_up(asked, operation, upload, keys)
+
+    async def _post_form(self, asked: _Asked, operation: Operation) -> Reply:
+        """Who sends it, and to which key, stands in its body: read that up to the file."""
+        asked.operation = operation
+        assert operation.bucket is not None
+        kind = dict(asked.headers)["content-type"]
+        incoming = await incoming_form(kind, self._client_body(asked), asked.request.content_length)
+        who, sizes = self._access.identify_form(incoming.form, operation.bucket, asked.headers)
+        asked.client = who.client.name if who.client else "-"
+        operation = asked.operation = replace(operation, key=incoming.form.key, forgets=Forgets.KEY)
+        self._access.check(who, operation, None)
+        return await self._send_up(asked, operation, incoming.upload(sizes), None)
 
     async def _client_body(self, asked: _Asked) -> AsyncIterator[bytes]:
         """The request's body as it arrives; leave to send it is given when the first byte is wanted, not before.

@@ -1,0 +1,255 @@
+"""A browser's upload, multipart/form-data: its fields read, its file found, its head written anew.
+
+Only what was understood here goes on to the origin, in one spelling: parsers differ on repeated fields, on fields after
+the file and on odd boundaries, and the grant must hold for the key that the origin reads.
+
+Sources: Amazon S3 API Reference, "POST Object"; RFC 7578; RFC 2046 section 5.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from email.message import Message
+
+from outrider.core.errors import InvalidArgument, MalformedPOSTRequest, MaxPostPreDataLengthExceeded
+from outrider.core.model import Headers
+from outrider.core.s3wire import Operation
+
+FIELDS_BYTES_MAX = 20 * 1024
+"""S3's own limit of what may come before the file; the same is allowed after it, where it means nothing."""
+
+Fields = tuple[tuple[str, str], ...]
+
+_BOUNDARY = re.compile(r"[A-Za-z0-9'()+_,./:=? -]{0,69}[A-Za-z0-9'()+_,./:=?-]", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,256}", re.ASCII)
+_FILE = "file"
+_FILENAME = "${filename}"
+# No field of POST Object; some origins take each x-amz-* field for a header, and a copy needs a grant on its source.
+_SOURCES = ("x-amz-copy-source", "x-amz-rename-source")
+
+
+@dataclass(frozen=True, slots=True)
+class PostForm:
+    """The fields before the file, in their order and with their names as sent; no name comes twice, in any case."""
+
+    boundary: str
+    fields: Fields
+    filename: str
+    """Without the folders that some browsers send along; empty: none was told."""
+    file_type: str | None
+    """The Content-Type that stands at the file; S3 takes that of the field of this name alone."""
+
+    def __post_init__(self) -> None:
+        names = [name.lower() for name, _ in self.fields]
+        if len(set(names)) != len(names):
+            raise MalformedPOSTRequest("A field of this form comes twice.")
+        if any(name.startswith(_SOURCES) for name in names):
+            raise InvalidArgument("A form cannot copy.")
+
+    @property
+    def values(self) -> dict[str, str]:
+        """By lower-case name; the key is that of the object to be."""
+        return {name.lower(): value for name, value in self.fields} | {"key": self.key}
+
+    @property
+    def key(self) -> str:
+        """The object's key, with the name of the file in its place.
+
+        Raises:
+            InvalidArgument: there is none, or one that origins would read otherwise.
+        """
+        key = next((value for name, value in self.fields if name.lower() == "key"), "")
+        if not key:
+            raise lacking("key")
+        if self.filename:
+            key = key.replace(_FILENAME, self.filename)
+        if _FILENAME in key:
+            raise InvalidArgument(f"The key names {_FILENAME}, and the file has no name that can stand there.")
+        return key
+
+    @property
+    def content_type(self) -> str:
+        """Of the whole request."""
+        return f'multipart/form-data; boundary="{self.boundary}"'
+
+    def head(self, fields: Iterable[tuple[str, str]]) -> bytes:
+        """The form up to the first byte of the file, with `fields` in place of its own."""
+        dashes = f"--{self.boundary}\r\nContent-Disposition: form-data; name="
+        parts = [f'{dashes}"{name}"\r\n\r\n{value}\r\n' for name, value in fields]
+        kind = "" if self.file_type is None else f"Content-Type: {self.file_type}\r\n"
+        # Its name has done its work, and would be read by each origin in its own way.
+        parts.append(f'{dashes}"{_FILE}"; filename="{_FILE}"\r\n{kind}\r\n')
+        return "".join(parts).encode("utf-8", "surrogateescape")
+
+
+def lacking(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"Bucket POST must contain a field named '{name}'. If it is specified, please check the order of the fields."
+    )
+
+
+def is_form(operation: Operation, headers: Headers) -> bool:
+    """A POST Object, which carries its signature in its fields; one that is signed in the usual way is none."""
+    if operation.method != "POST" or operation.bucket is None or operation.key or operation.query:
+        return False
+    named = dict(headers)
+    kind = named.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "multipart/form-data" and "authorization" not in named
+
+
+def boundary_of(content_type: str) -> str:
+    """Raises MalformedPOSTRequest: there is none that RFC 2046 allows."""
+    boundary = _parameter(content_type, "boundary")
+    if boundary is None or _BOUNDARY.fullmatch(boundary) is None:
+        raise MalformedPOSTRequest
+    return boundary
+
+
+class FieldsReader:
+    """Reads a form up to the first byte of its file; keeps no more than `FIELDS_BYTES_MAX` and the last piece fed."""
+
+    def __init__(self, boundary: str) -> None:
+        self._boundary = boundary
+        self._delimiter = _delimiter(boundary)
+        # As if a line had ended before it: the first delimiter then looks like any other.
+        self._buffer = bytearray(b"\r\n")
+        self._part = 0
+        self._fields: list[tuple[str, str]] = []
+
+    def feed(self, data: bytes) -> tuple[PostForm, bytes] | None:
+        """The form and the first bytes of its file; None: more is needed.
+
+        Raises:
+            InvalidArgument: it ends, and no file came.
+            MalformedPOSTRequest: it is no form.
+            MaxPostPreDataLengthExceeded: it is too long.
+        """
+        self._buffer += data
+        while (head := self._head()) is not None:
+            start, name, message = head
+            _check_length(start)
+            if name.lower() == _FILE:
+                filename = message.get_filename() or ""
+                form = PostForm(self._boundary, tuple(self._fields), _last_name(filename), _kind(message))
+                return form, bytes(self._buffer[start:])
+            # From the end of the head's own line: a value may be empty without a line of its own.
+            stop = self._buffer.find(self._delimiter, start - 2)
+            if stop < 0:
+                break
+            self._fields.append(
+                (name, bytes(self._buffer[start : max(start, stop)]).decode("utf-8", "surrogateescape"))
+            )
+            self._part = stop
+        _check_length(len(self._buffer))
+        return None
+
+    def _head(self) -> tuple[int, str, Message] | None:
+        """Of the part that begins at `_part`: where its value begins, its name, its headers; None: not whole yet."""
+        start = self._part + len(self._delimiter)
+        if not self._delimiter.startswith(bytes(self._buffer[self._part : start])):
+            raise MalformedPOSTRequest
+        opening = bytes(self._buffer[start : start + 2])
+        if opening == b"--":
+            raise InvalidArgument("POST requires exactly one file upload per request.")
+        if not b"\r\n".startswith(opening):
+            raise MalformedPOSTRequest
+        stop = self._buffer.find(b"\r\n\r\n", start)
+        if stop < 0:
+            return None
+        message = _headers(bytes(self._buffer[start + 2 : stop]))
+        name = message.get_param("name", header="content-disposition")
+        if message.get_content_disposition() != "form-data" or not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise MalformedPOSTRequest
+        return stop + 4, name, message
+
+
+class FileScanner:
+    """Finds the end of the file among the bytes after a form's head."""
+
+    def __init__(self, boundary: str) -> None:
+        self._delimiter = _delimiter(boundary)
+        # The end of the head's last line: a delimiter may follow it at once, and some parsers see one there.
+        self._held = b"\r\n"
+        self._not_ours = 2
+        self._ending: bytes | None = None
+        self._after = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Those of the bytes fed so far that belong to the file and were not given yet.
+
+        Raises:
+            MalformedPOSTRequest: more comes after the file than before it may.
+        """
+        if self._ending is not None:
+            self._after += data
+            _check_after(self._after)
+            return b""
+        joined = self._held + data
+        at = joined.find(self._delimiter)
+        if at < 0:
+            at = max(0, len(joined) - len(self._delimiter) + 1)
+            self._held = joined[at:]
+        else:
+            self._ending = self._delimiter[self._not_ours :] if at == 0 else self._delimiter
+            self._after = joined[at + len(self._delimiter) :]
+            _check_after(self._after)
+        given, self._not_ours = joined[self._not_ours : at], max(0, self._not_ours - at)
+        return given
+
+    def ending(self) -> bytes:
+        """What to send after the file: as many bytes as came, but nothing that could be taken for another field.
+
+        Raises:
+            MalformedPOSTRequest: the file has no end, or one that is none.
+        """
+        if self._ending is None or self._after[:2] not in (b"--", b"\r\n"):
+            raise MalformedPOSTRequest
+        left = len(self._after) - 2
+        # S3 ignores what comes after the file, the name of the button that was pressed for one; others read it.
+        return self._ending + b"--" + (b"\r\n" + b" " * (left - 2) if left >= 2 else b" " * left)
+
+
+def _delimiter(boundary: str) -> bytes:
+    return b"\r\n--" + boundary.encode("ascii")
+
+
+def _check_length(length: int) -> None:
+    if length > FIELDS_BYTES_MAX:
+        raise MaxPostPreDataLengthExceeded
+
+
+def _check_after(after: bytes) -> None:
+    if len(after) > FIELDS_BYTES_MAX:
+        raise MalformedPOSTRequest("The file must be the last field of the form.")
+
+
+def _headers(raw: bytes) -> Message:
+    message = Message()
+    for line in raw.decode("utf-8", "surrogateescape").split("\r\n"):
+        name, colon, value = line.partition(":")
+        if not colon or not _NAME.fullmatch(name) or name in message or not _is_line(value):
+            raise MalformedPOSTRequest
+        message[name] = value.strip()
+    return message
+
+
+def _is_line(value: str) -> bool:
+    return all(char == "\t" or " " <= char != "\x7f" for char in value)
+
+
+def _parameter(content_type: str, name: str) -> str | None:
+    message = Message()
+    message["content-type"] = content_type
+    value = message.get_param(name)
+    return value if isinstance(value, str) else None
+
+
+def _kind(message: Message) -> str | None:
+    value = message["content-type"]
+    return None if value is None else str(value)
+
+
+def _last_name(filename: str) -> str:
+    return re.split(r"[/\\]", filename)[-1]

@@ -1,0 +1,256 @@
+"""The policy of a browser's upload: who signed it, what it allows, and the same signed with other credentials.
+
+Sources: Amazon S3 API Reference, "Creating a POST policy", "Calculating a signature" (browser-based uploads, Signature
+Version 4); Signature Version 2 signs the same document by HMAC-SHA1.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from outrider.core.canonical import epoch_of, raw_bytes
+from outrider.core.errors import (
+    AccessDenied,
+    EntityTooLarge,
+    EntityTooSmall,
+    InvalidAccessKeyId,
+    InvalidArgument,
+    InvalidPolicyDocument,
+    SignatureDoesNotMatch,
+)
+from outrider.core.postform import Fields, PostForm, lacking
+from outrider.core.sigv4 import ALGORITHM, Credentials, SigningKeys, scope_of
+
+_V2 = ("awsaccesskeyid", "signature")
+_V4 = ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature")
+_SIGNING = frozenset((*_V2, *_V4, "x-amz-security-token", "policy"))
+# What no condition needs to cover; S3 names these and `x-ignore-*`.
+_UNCOVERED = frozenset(("awsaccesskeyid", "signature", "x-amz-signature", "policy", "file"))
+_EXPIRATION = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]{1,9})?Z", re.ASCII)
+_SIZE = re.compile(r"[0-9]{1,18}", re.ASCII)
+# For a form that brings no policy: the origin reads the fields as soon as they arrive, so only clocks need time.
+_OWN_POLICY_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRange:
+    """How long the file may be, in bytes, both ends included; `stop` None: as long as the origin takes."""
+
+    start: int = 0
+    stop: int | None = None
+
+    def check_so_far(self, size: int) -> None:
+        """Raises EntityTooLarge."""
+        if self.stop is not None and size > self.stop:
+            raise EntityTooLarge
+
+    def check(self, size: int) -> None:
+        """Raises EntityTooLarge, EntityTooSmall."""
+        self.check_so_far(size)
+        if size < self.start:
+            raise EntityTooSmall
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`operator` is eq or starts-with; `name` is a field's, in lower case."""
+
+    operator: str
+    name: str
+    value: str
+
+    def holds(self, value: str) -> bool:
+        if self.operator == "eq":
+            return value == self.value
+        # A list of content types: each must be of the kind (S3, "Condition matching").
+        values = value.split(",") if self.name == "content-type" else [value]
+        return all(one.strip().startswith(self.value) for one in values) if len(values) > 1 else (
+            value.startswith(self.value)
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a signed policy allows until `expires_at` (seconds since 1970)."""
+
+    expires_at: float
+    conditions: tuple[Condition, ...]
+    sizes: SizeRange
+
+    def check(self, form: PostForm, bucket: str, now: float) -> None:
+        """Raises AccessDenied: it has expired, a condition fails, or a field is under none."""
+        if now >= self.expires_at:
+            raise AccessDenied("Invalid according to Policy: Policy expired.")
+        values = form.values | {"bucket": bucket}
+        for condition in self.conditions:
+            if not condition.holds(values.get(condition.name, "")):
+                told = json.dumps([condition.operator, f"${condition.name}", condition.value])
+                raise AccessDenied(f"Invalid according to Policy: Policy Condition failed: {told}")
+        covered = {condition.name for condition in self.conditions} | _UNCOVERED
+        extra = sorted(name for name in values.keys() - covered if not name.startswith("x-ignore-"))
+        if extra:
+            raise AccessDenied(f"Invalid according to Policy: Extra input fields: {', '.join(extra)}")
+
+
+def parse_policy(encoded: str) -> Policy:
+    """Read the base64 of a policy.
+
+    Raises:
+        InvalidPolicyDocument: it is none.
+    """
+    document = _document(encoded)
+    if document is None or document.keys() != {"expiration", "conditions"}:
+        raise InvalidPolicyDocument("Invalid Policy: Invalid JSON: it must hold expiration and conditions.")
+    conditions: list[Condition] = []
+    sizes = SizeRange()
+    if not isinstance(document["conditions"], list) or not document["conditions"]:
+        raise InvalidPolicyDocument("Invalid Policy: Invalid 'conditions' value: must be a List.")
+    for stated in document["conditions"]:
+        match stated:
+            case dict() if stated and all(isinstance(value, str) for value in stated.values()):
+                conditions += [Condition("eq", name.lower(), value) for name, value in stated.items()]
+            case [str(operator), str(name), str(value)] if operator.lower() in (
+                "eq",
+                "starts-with",
+            ) and name.startswith("$"):
+                conditions.append(Condition(operator.lower(), name[1:].lower(), value))
+            case [str(operator), start, stop] if operator.lower() == "content-length-range":
+                one = SizeRange(_size(start), _size(stop))
+                assert one.stop is not None
+                sizes = SizeRange(
+                    max(sizes.start, one.start), min(one.stop, one.stop if sizes.stop is None else sizes.stop)
+                )
+            case _:
+                raise InvalidPolicyDocument(f"Invalid Policy: Invalid Condition: {json.dumps(stated)[:200]}")
+    return Policy(_expiration(document["expiration"]), tuple(conditions), sizes)
+
+
+def signer_of(form: PostForm, *, secret_of: Callable[[str], str | None], keys: SigningKeys) -> str:
+    """The access key that signed the policy of `form`, by Signature Version 4 or 2.
+
+    Raises:
+        AccessDenied: nobody did.
+        InvalidAccessKeyId: `secret_of` does not know the key.
+        InvalidArgument: a field of the signature is missing or malformed.
+        SignatureDoesNotMatch: the secret is another.
+    """
+    values = form.values
+    v4, v2 = (any(name in values for name in names) for names in (_V4, _V2))
+    if "policy" not in values and not v4 and not v2:
+        raise AccessDenied("Anonymous access is not allowed here: sign the form's policy with a client key.")
+    if v4 and v2:
+        raise InvalidArgument("Only one auth mechanism allowed; sign the policy once.")
+    for name in ("policy", *(_V4 if v4 else _V2)):
+        if name not in values:
+            raise lacking(name)
+    policy = values["policy"]
+    if v2:
+        access_key, claimed = values["awsaccesskeyid"], values["signature"]
+        expected = b64encode(hmac.digest(raw_bytes(_known(secret_of, access_key)), raw_bytes(policy), "sha1")).decode()
+    else:
+        claimed = values["x-amz-signature"]
+        if values["x-amz-algorithm"] != ALGORITHM:
+            raise InvalidArgument(f'X-Amz-Algorithm only supports "{ALGORITHM}".')
+        if epoch_of(values["x-amz-date"]) is None:
+            raise InvalidArgument("X-Amz-Date must be in the ISO8601 form YYYYMMDDTHHMMSSZ.")
+        scope = scope_of(values["x-amz-credential"], values["x-amz-date"], InvalidArgument)
+        access_key = scope.access_key
+        expected = _signature_v4(policy, _known(secret_of, access_key), scope.date, scope.region, keys)
+    if not hmac.compare_digest(expected.encode(), raw_bytes(claimed)):
+        raise SignatureDoesNotMatch
+    return access_key
+
+
+def signed_anew(
+    form: PostForm, bucket: str, credentials: Credentials | None, region: str, now: float, keys: SigningKeys
+) -> Fields:
+    """The fields of `form` for an origin that knows `credentials` alone; with None, those of an anonymous form.
+
+    Its policy keeps its conditions, for the origin to judge too; one that cannot be read is signed as it stands, and
+    the origin says what is wrong with it. A form without a policy gets one that allows just these fields.
+    """
+    kept = tuple(
+        (name, form.key if name.lower() == "key" else value)
+        for name, value in form.fields
+        if name.lower() not in _SIGNING
+    )
+    if credentials is None:
+        return kept
+    amz_date = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    signing = {
+        "x-amz-algorithm": ALGORITHM,
+        "x-amz-credential": f"{credentials.access_key}/{amz_date[:8]}/{region}/s3/aws4_request",
+        "x-amz-date": amz_date,
+    }
+    if credentials.session_token is not None:
+        signing["x-amz-security-token"] = credentials.session_token
+    policy = _policy_with(form.values.get("policy"), {"bucket": bucket, **dict(kept)}, signing, now)
+    signature = _signature_v4(policy, credentials.secret_key, amz_date[:8], region, keys)
+    return (*kept, *signing.items(), ("policy", policy), ("x-amz-signature", signature))
+
+
+def _policy_with(encoded: str | None, fields: Mapping[str, str], signing: Mapping[str, str], now: float) -> str:
+    if encoded is None:
+        until = datetime.fromtimestamp(now + _OWN_POLICY_S, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        document: dict[str, Any] | None = {"expiration": until, "conditions": [{n: v} for n, v in fields.items()]}
+    else:
+        document = _document(encoded)
+    if document is None or not isinstance(document.get("conditions"), list):
+        assert encoded is not None
+        return encoded
+    conditions = [kept for stated in document["conditions"] if (kept := _without_signing(stated)) is not None]
+    conditions += [{name: value} for name, value in signing.items()]
+    return b64encode(json.dumps({**document, "conditions": conditions}).encode()).decode()
+
+
+def _without_signing(stated: Any) -> Any | None:
+    match stated:
+        case dict() if stated:
+            return {name: value for name, value in stated.items() if name.lower() not in _SIGNING} or None
+        case [_, str(name), _] if name[:1] == "$" and name[1:].lower() in _SIGNING:
+            return None
+    return stated
+
+
+def _document(encoded: str) -> dict[str, Any] | None:
+    try:
+        document = json.loads(b64decode(raw_bytes(encoded), validate=True))
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _expiration(stated: Any) -> float:
+    match = _EXPIRATION.fullmatch(stated) if isinstance(stated, str) else None
+    try:
+        if match is not None:
+            return datetime.fromisoformat(match[1]).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        pass
+    raise InvalidPolicyDocument("Invalid Policy: Invalid 'expiration' value: must be like 2030-12-31T12:00:00.000Z.")
+
+
+def _size(stated: Any) -> int:
+    if (isinstance(stated, int) and not isinstance(stated, bool)) or isinstance(stated, str):
+        text = str(stated)
+        if _SIZE.fullmatch(text):
+            return int(text)
+    raise InvalidPolicyDocument("Invalid Policy: Invalid content-length-range: it takes two numbers of bytes.")
+
+
+def _known(secret_of: Callable[[str], str | None], access_key: str) -> str:
+    secret_key = secret_of(access_key)
+    if secret_key is None:
+        raise InvalidAccessKeyId
+    return secret_key
+
+
+def _signature_v4(policy: str, secret_key: str, date: str, region: str, keys: SigningKeys) -> str:
+    return hmac.digest(keys.get(secret_key, date, region), raw_bytes(policy), "sha256").hex()

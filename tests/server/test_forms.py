@@ -1,0 +1,259 @@
+"""Browser uploads into a real bucket: in both modes as the bucket itself takes them, and never past a grant."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import forms
+from tests.support.forms import BOUNDARY, encoded, policy, post, signed
+from tests.support.proxy import Keys, Proxy, ServedProxy
+from tests.support.rawhttp import RawConnection, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.bucket import Bucket
+    from tests.support.rawhttp import Answer
+
+NAME, OTHER = "forms", "forms-other"
+WRITER: Keys = ("FORMWRITER", "form-writer/secret")
+READER: Keys = ("FORMREADER", "form-reader+secret")
+MIB = 1024 * 1024
+CONDITIONS: list[Any] = [{"bucket": NAME}, ["starts-with", "$key", ""]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    bucket.make_bucket(OTHER)
+
+
+@pytest.fixture
+def direct(bucket: Bucket) -> Iterator[Any]:
+    client = bucket.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
+    with Proxy(bucket, freshness="immutable") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def strict(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    clients = tmp_path_factory.mktemp("forms") / "clients.toml"
+    clients.write_text(
+        f'[[client]]\naccess_key = "{WRITER[0]}"\nsecret_key = "{WRITER[1]}"\n'
+        f'grants = [{{bucket = "{NAME}", prefix = "up/", access = "write"}}]\n'
+        f'[[client]]\naccess_key = "{READER[0]}"\nsecret_key = "{READER[1]}"\n'
+        f'grants = [{{bucket = "{NAME}", access = "read"}}]\n'
+    )
+    with Proxy(bucket, auth="sigv4", clients=clients, freshness="immutable") as running:
+        yield running
+
+
+def send(
+    proxy: Proxy, fields: dict[str, str], file: bytes, conditions: list[Any] | None = None, keys: Keys = WRITER,
+    name: str = NAME, **more: Any,
+) -> Answer:  # fmt: skip
+    made = signed(fields, policy(CONDITIONS if conditions is None else conditions), keys)
+    return post(proxy.address, name, encoded(made.items(), file, **more))
+
+
+def keys_of(direct: Any, prefix: str = "") -> list[str]:
+    listed = direct.list_objects_v2(Bucket=NAME, Prefix=prefix).get("Contents", [])
+    return [str(entry["Key"]) for entry in listed]
+
+
+@pytest.mark.parametrize("version", ["s3", "s3v4"])
+@pytest.mark.parametrize("mode", ["proxy", "strict"])
+def test_what_boto3_presigns_is_stored_and_read_as_new(
+    request: pytest.FixtureRequest, direct: Any, mode: str, version: str
+) -> None:
+    running: Proxy = request.getfixturevalue(mode)
+    keys: Keys = WRITER if mode == "strict" else ("any", "body")
+    client = running.client(keys, signature_version=version)
+    made = client.generate_presigned_post(
+        NAME, "up/${filename}", Fields={"Content-Type": "text/x", "x-amz-meta-note": "kept"},
+        Conditions=[{"Content-Type": "text/x"}, {"x-amz-meta-note": "kept"}, ["content-length-range", 0, 3 * MIB]],
+    )  # fmt: skip
+    key = f"up/{mode} {version} é"
+    reader = running.client(keys)
+    for file in (b"one", b"", b"--", b"x" * 3 * MIB, f"a\r\n--{BOUNDARY[:-1]}".encode()):
+        answer = post(running.address, NAME, encoded(made["fields"].items(), file, key[3:], [("submit", "Upload")]))
+        assert (answer.status, answer.body) == (204, b""), answer
+        assert reader.get_object(Bucket=NAME, Key=key)["Body"].read() == file
+        told = direct.get_object(Bucket=NAME, Key=key)
+        assert told["Body"].read() == file
+        assert (told["ContentType"], told["Metadata"]) == ("text/x", {"note": "kept"})
+    running.settle()
+    assert reader.get_object(Bucket=NAME, Key=key)["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == "HIT"
+
+
+# Fields, conditions, and what S3 says of them. Source: S3 API reference, "Creating a POST policy".
+KEY = {"key": "up/refused"}
+REFUSED: dict[str, tuple[dict[str, str], list[Any], str]] = {
+    "another key": ({"key": "up/refused"}, [{"bucket": NAME}, {"key": "up/other"}], "AccessDenied"),
+    "another bucket": (KEY, [{"bucket": OTHER}, ["starts-with", "$key", ""]], "AccessDenied"),
+    "a field under no condition": ({**KEY, "x-amz-meta-a": "b"}, CONDITIONS, "AccessDenied"),
+    "too large": (KEY, [*CONDITIONS, ["content-length-range", 0, 3]], "EntityTooLarge"),
+    "too small": (KEY, [*CONDITIONS, ["content-length-range", 9, 99]], "EntityTooSmall"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_policy_does_not_allow_gets_the_buckets_own_code(
+    bucket: Bucket, proxy: Proxy, strict: Proxy, direct: Any, case: str
+) -> None:
+    fields, conditions, code = REFUSED[case]
+    own: Keys = (bucket.access_key, bucket.secret_key)
+    host, _, port = bucket.address.partition(":")
+    by_bucket = post((host, int(port)), NAME, encoded(signed(fields, policy(conditions), own).items(), b"12345"))
+    asked = strict.metric("outrider_origin_requests_total", method="POST")
+    for answer in (by_bucket, send(proxy, fields, b"12345", conditions, ("a", "b")),
+                   send(strict, fields, b"12345", conditions)):  # fmt: skip
+        assert (answer.code, answer.status) == (code, by_bucket.status), answer
+    assert keys_of(direct, "up/refused") == []
+    if code == "AccessDenied":
+        # Judged here, whatever the bucket would have said.
+        assert strict.metric("outrider_origin_requests_total", method="POST") == asked
+
+
+def test_a_file_that_grows_too_large_is_cut_off_before_it_is_whole(strict: Proxy, direct: Any) -> None:
+    conditions = [*CONDITIONS, ["content-length-range", 0, MIB]]
+    made = signed({"key": "up/large"}, policy(conditions), WRITER)
+    body = encoded(made.items(), b"x" * 64 * MIB)
+    with RawConnection(strict.address) as connection:
+        head = f"POST /{NAME} HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary={BOUNDARY}\r\n"
+        connection.send(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[: 4 * MIB])
+        assert connection.read_answer("POST").code == "EntityTooLarge"
+        assert connection.is_closed_by_peer()
+    assert keys_of(direct, "up/large") == []
+
+
+def test_a_form_needs_a_good_signature_and_a_grant_to_write_its_key(strict: Proxy, direct: Any) -> None:
+    for fields, keys, name, code in [
+        ({"key": "up/granted"}, (WRITER[0], "wrong"), NAME, "SignatureDoesNotMatch"),
+        ({"key": "up/granted"}, ("NOBODY", "x"), NAME, "InvalidAccessKeyId"),
+        ({"key": "up/granted"}, READER, NAME, "AccessDenied"),
+        ({"key": "down/k"}, WRITER, NAME, "AccessDenied"),
+        ({"key": "up/../down/k"}, WRITER, NAME, "AccessDenied"),
+        ({"key": "${filename}"}, WRITER, NAME, "AccessDenied"),
+        ({"key": "up/granted"}, WRITER, OTHER, "AccessDenied"),
+    ]:
+        conditions = [{"bucket": name}, ["starts-with", "$key", ""]]
+        answer = send(strict, fields, b"x", conditions, keys, name, filename="up/granted")
+        assert (answer.status, answer.code) == (403, code), (fields, keys, name)
+    made = signed({"key": "up/granted"}, policy(CONDITIONS, "2020-01-01T00:00:00.000Z"), WRITER)
+    assert "Policy expired" in post(strict.address, NAME, encoded(made.items(), b"x")).error["Message"]
+    assert post(strict.address, NAME, encoded([("key", "up/granted")], b"x")).code == "AccessDenied"
+    assert keys_of(direct, "up/granted") == []
+    assert keys_of(direct, "down/") == []
+
+
+def test_no_second_key_reaches_the_bucket(strict: Proxy, direct: Any) -> None:
+    """Parsers differ on which of two they take: the one that was granted must be the only one."""
+    made = signed({"key": "up/first"}, policy(CONDITIONS), WRITER)
+    for name in ("key", "Key"):
+        assert post(strict.address, NAME, encoded([*made.items(), (name, "down/second")], b"x")).code == (
+            "MalformedPOSTRequest"
+        )
+        after = [(name, "down/second"), ("submit", "Go")]
+        for _ in range(5):
+            assert post(strict.address, NAME, encoded(made.items(), b"x", after=after)).status == 204
+        evil = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\ndown/second'.encode()
+        for _ in range(5):
+            assert post(strict.address, NAME, encoded(made.items(), evil)).status == 204
+    assert direct.head_object(Bucket=NAME, Key="up/first")["ContentLength"] == 0
+    assert keys_of(direct, "down/") == []
+
+
+def test_headers_that_no_policy_covers_are_refused(strict: Proxy, direct: Any) -> None:
+    body = encoded(signed({"key": "up/headers"}, policy(CONDITIONS), WRITER).items(), b"x")
+    for header in (("x-amz-acl", "public-read"), ("x-amz-copy-source", f"{OTHER}/secret")):
+        assert post(strict.address, NAME, body, [header]).code == "AccessDenied"
+    assert keys_of(direct, "up/headers") == []
+
+
+def test_a_form_of_nobody_is_taken_in_loopback_mode(proxy: Proxy, direct: Any) -> None:
+    made = {"key": "up/nobody", "x-amz-meta-a": "b", "success_action_status": "201"}
+    answer = post(proxy.address, NAME, encoded(made.items(), b"x"))
+    assert answer.status == 201
+    assert b"<Key>up/nobody</Key>" in answer.body
+    assert direct.head_object(Bucket=NAME, Key="up/nobody")["Metadata"] == {"a": "b"}
+
+
+def test_what_is_no_form_is_refused_and_what_ends_early_is_not_stored(proxy: Proxy, strict: Proxy, direct: Any) -> None:
+    direct.put_object(Bucket=NAME, Key="up/early", Body=b"before")
+    for one in (proxy, strict):
+        body = encoded(signed({"key": "up/early"}, policy(CONDITIONS), WRITER).items(), b"file" * 10)
+        assert post(one.address, NAME, b"nothing of the kind").code == "MalformedPOSTRequest"
+        assert post(one.address, NAME, body, boundary="another").code == "MalformedPOSTRequest"
+        assert post(one.address, NAME, body[:-30]).code == "MalformedPOSTRequest"
+        assert post(one.address, NAME, body[:300]).code == "MalformedPOSTRequest"
+        long = encoded([("key", "k" * 30_000)], b"x")
+        assert post(one.address, NAME, long).code == "MaxPostPreDataLengthExceededError"
+        head = [("content-type", f"multipart/form-data; boundary={BOUNDARY}"), ("transfer-encoding", "chunked")]
+        assert ask(one.address, "POST", f"/{NAME}", head, b"0\r\n\r\n").code == "MissingContentLength"
+        with RawConnection(one.address) as connection:
+            lines = f"POST /{NAME} HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary={BOUNDARY}\r\n"
+            connection.send(f"{lines}content-length: {len(body)}\r\n\r\n".encode() + body[:-20])
+        one.settle()
+    assert direct.get_object(Bucket=NAME, Key="up/early")["Body"].read() == b"before"
+
+
+def test_a_read_during_a_form_upload_does_not_outlive_it(proxy: Proxy, direct: Any) -> None:
+    direct.put_object(Bucket=NAME, Key="up/overtaken", Body=b"old")
+    body = encoded([("key", "up/overtaken")], b"new")
+    with RawConnection(proxy.address) as writer:
+        lines = f"POST /{NAME} HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary={BOUNDARY}\r\n"
+        writer.send(f"{lines}content-length: {len(body)}\r\n\r\n".encode() + body[:-20])
+        assert ask(proxy.address, "GET", f"/{NAME}/up/overtaken").body == b"old"
+        writer.send(body[-20:])
+        assert writer.read_answer("POST").status == 204
+    assert ask(proxy.address, "GET", f"/{NAME}/up/overtaken").body == b"new"
+
+
+def test_a_browser_may_ask_first_without_a_key(strict: Proxy) -> None:
+    """A CORS preflight is never signed; what it may do after it needs a signature as ever."""
+    asks = [("origin", "https://example.com"), ("access-control-request-method", "POST")]
+    answer = ask(strict.address, "OPTIONS", f"/{NAME}", asks)
+    assert answer.status == 200
+    assert answer.headers["access-control-allow-origin"]
+    for headers in (asks[:1], asks[1:], []):
+        assert ask(strict.address, "OPTIONS", f"/{NAME}", headers).code == "AccessDenied"
+    for method in ("GET", "PUT"):
+        assert ask(strict.address, method, f"/{NAME}/up/x", [*asks, ("content-length", "0")]).code == "AccessDenied"
+
+
+def _peak_bytes(pid: int) -> int:
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert match is not None
+    return int(match[1]) * 1024
+
+
+def test_a_large_file_is_streamed(bucket: Bucket, direct: Any, tmp_path: Path) -> None:
+    size = 150 * MIB
+    with ServedProxy(bucket, tmp_path) as served:
+        assert post(served.address, NAME, encoded([("key", "up/warm-up")], b"x" * MIB)).status == 204
+        before = _peak_bytes(served.pid)
+        body = encoded([("key", "up/streamed")], b"x" * size)
+        assert post(served.address, NAME, body).status == 204
+        grown = _peak_bytes(served.pid) - before
+    assert direct.head_object(Bucket=NAME, Key="up/streamed")["ContentLength"] == size
+    direct.delete_object(Bucket=NAME, Key="up/streamed")
+    assert grown < 32 * MIB, f"{grown} bytes"
+
+
+def test_a_signed_request_with_a_form_in_it_is_no_browsers_form(proxy: Proxy, direct: Any) -> None:
+    """Unknown means forward: it needs a grant on the whole bucket, and the bucket says what it thinks of it."""
+    body = encoded(forms.signed_as_it_stands({"key": "up/both"}, "{", WRITER).items(), b"x")
+    answer = post(proxy.address, NAME, body, [("authorization", "AWS4-HMAC-SHA256 anything")])
+    assert answer.status >= 400
+    assert keys_of(direct, "up/both") == []
