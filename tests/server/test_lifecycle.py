@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.child import program
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask
 from tests.support.weather import Fault, FaultKind
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.bucket import Bucket
+    from tests.support.certificate import Certificate
     from tests.support.simulator import Simulator
 
 MIB = 1024 * 1024
@@ -224,27 +224,10 @@ def test_a_cache_that_is_too_small_relays_the_right_bytes_and_keeps_its_budget(b
         assert proxy.metric("outrider_relays_total") > 0 or len(store) > 0
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    where = tmp_path_factory.mktemp("tls")
-    try:
-        openssl = program("openssl")
-    except FileNotFoundError:
-        pytest.skip("no openssl here to make a certificate with")
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=outrider-test", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", where / "key.pem", "-out", where / "cert.pem"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return where / "cert.pem", where / "key.pem"
-
-
 @pytest.fixture
-def tls(bucket: Bucket, certificate: tuple[Path, Path]) -> Iterator[tuple[Proxy, Any]]:
-    cert, key = certificate
-    with Proxy(bucket, tls_cert=cert, tls_key=key) as proxy:
-        client = s3_client(proxy.endpoint, verify=str(cert))
+def tls(bucket: Bucket, certificate: Certificate) -> Iterator[tuple[Proxy, Any]]:
+    with Proxy(bucket, tls_cert=certificate.chain, tls_key=certificate.key) as proxy:
+        client = s3_client(proxy.endpoint, verify=str(certificate.authority))
         yield proxy, client
         client.close()
 
@@ -275,13 +258,13 @@ def test_a_tls_reader_that_leaves_is_forgotten(tls: tuple[Proxy, Any]) -> None:
 
 
 def test_an_origin_behind_https_is_trusted_by_the_bundle_that_aws_tools_use(
-    tls: tuple[Proxy, Any], bucket: Bucket, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    tls: tuple[Proxy, Any], bucket: Bucket, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin, _ = tls
     with Proxy(bucket, origin.endpoint) as stranger:
         answer = ask(stranger.address, "GET", TARGET)
         assert (answer.status, answer.code) == (503, "ServiceUnavailable")
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate[0]))
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.authority))
     with Proxy(bucket, origin.endpoint) as proxy:
         assert ask(proxy.address, "GET", TARGET).body == RAMP
 
