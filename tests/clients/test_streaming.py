@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.clients.streamed import SAMPLE_BYTES, SAMPLES, lines
 from tests.support.door import HAS_TORCH, Door, require, run
-from tests.support.proxy import ANY_KEYS, Keys, Proxy, serving_environment
+from tests.support.proxy import Keys, Proxy, serving_environment
 
 if TYPE_CHECKING:
     from tests.support.bucket import Bucket
+    from tests.support.certificate import Certificate
 
 pytestmark = pytest.mark.skipif(not HAS_TORCH, reason="the pinned torch has no wheel for this Python")
 
@@ -41,31 +42,37 @@ def streamed(kind: str, door: Door, act: str, *urls: str) -> list[str]:
     return [line for line in said if line.partition(" ")[0].isdecimal()]
 
 
-@pytest.mark.parametrize("kind", ["litdata", "mosaicml"])
+# litdata's Rust client takes no http.
+@pytest.mark.parametrize(("kind", "module", "tls"), [("litdata", "litdata", True), ("mosaicml", "streaming", False)])
 def test_a_dataset_is_the_same_whoever_wrote_it_and_is_filled_once(
-    kind: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    require(["litdata" if kind == "litdata" else "streaming"])
+    kind: str, module: str, tls: bool, bucket: Bucket, certificate: Certificate, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    require([module])
     bucket.make_bucket(NAME)
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS_FILE)
     monkeypatch.setenv("PYTHONPATH", f"{serving_environment(bucket)['PYTHONPATH']}:{ROOT}")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    own: Keys = (bucket.access_key, bucket.secret_key)
+    # Where both leave what they do not remove.
+    for name in ("HOME", "TMPDIR", "DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER"):
+        monkeypatch.setenv(name, str(tmp_path))
 
-    theirs = f"s3://{NAME}/{kind}/direct"
-    assert streamed(kind, Door(bucket.endpoint, own, tmp_path / "writer"), "write", theirs) == []
-    with Proxy(bucket) as loopback, Proxy(bucket, auth="sigv4", clients=clients) as sigv4:
-        ours = []
-        for mode, proxy, keys in (("loopback", loopback, ANY_KEYS), ("sigv4", sigv4, KEYS)):
-            ours.append(f"s3://{NAME}/{kind}/{mode}")
-            streamed(kind, Door(proxy.endpoint, keys, tmp_path / f"{mode}-writer"), "write", ours[-1])
-            # Cold, then warm: the second read has a local directory of its own.
-            door = Door(proxy.endpoint, keys, tmp_path / f"{mode}-reader")
-            proxy.settle()
-            began = proxy.metric("outrider_origin_bytes_total")
-            assert streamed(kind, door, "read", theirs, theirs) == 2 * lines()
-            proxy.settle()
-            sent = proxy.metric("outrider_origin_bytes_total") - began
-            assert SAMPLES * SAMPLE_BYTES <= sent <= SAMPLES * SAMPLE_BYTES + BESIDE_BYTES
-    assert streamed(kind, Door(bucket.endpoint, own, tmp_path / "reader"), "read", *ours) == 2 * lines()
+    def direct(name: str) -> Door:
+        return Door(bucket.endpoint, (bucket.access_key, bucket.secret_key), tmp_path / name)
+
+    def through(name: str) -> Door:
+        return Door(proxy.endpoint, KEYS, tmp_path / name, certificate.authority if tls else None)
+
+    theirs, ours = f"s3://{NAME}/{kind}/direct", f"s3://{NAME}/{kind}/through"
+    flags: dict[str, Any] = {"tls_cert": certificate.chain, "tls_key": certificate.key} if tls else {}
+    with Proxy(bucket, auth="sigv4", clients=clients, **flags) as proxy:
+        streamed(kind, direct("direct-writer"), "write", theirs)
+        streamed(kind, through("through-writer"), "write", ours)
+        proxy.settle()
+        began = proxy.metric("outrider_origin_bytes_total")
+        # Cold, then warm: the second read has a local directory of its own.
+        assert streamed(kind, through("through-reader"), "read", theirs, theirs) == 2 * lines()
+        proxy.settle()
+        sent = proxy.metric("outrider_origin_bytes_total") - began
+        assert SAMPLES * SAMPLE_BYTES <= sent <= SAMPLES * SAMPLE_BYTES + BESIDE_BYTES
+    assert streamed(kind, direct("direct-reader"), "read", ours) == lines()
