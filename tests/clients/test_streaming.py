@@ -53,9 +53,9 @@ def test_a_dataset_is_the_same_whoever_wrote_it_and_is_filled_once(
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS_FILE)
     monkeypatch.setenv("PYTHONPATH", f"{serving_environment(bucket)['PYTHONPATH']}:{ROOT}")
-    # Where both leave what they do not remove.
-    for name in ("HOME", "TMPDIR", "DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER"):
-        monkeypatch.setenv(name, str(tmp_path))
+    # Where litdata works, and empties what it finds: a directory of all users without these.
+    for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
 
     def direct(name: str) -> Door:
         return Door(bucket.endpoint, (bucket.access_key, bucket.secret_key), tmp_path / name)
