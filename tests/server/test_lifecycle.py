@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import urllib.error
 import urllib.request
@@ -255,6 +256,23 @@ def test_a_tls_reader_that_leaves_is_forgotten(tls: tuple[Proxy, Any]) -> None:
     client.get_object(Bucket=NAME, Key="ramp")["Body"].close()
     proxy.settle()
     assert client.get_object(Bucket=NAME, Key="ramp")["Body"].read() == RAMP
+
+
+def test_a_tls_client_that_idles_and_says_no_goodbye_is_cut_at_the_end(
+    bucket: Bucket, certificate: Certificate
+) -> None:
+    trusting = ssl.create_default_context(cafile=certificate.authority)
+    with Proxy(bucket, tls_cert=certificate.chain, tls_key=certificate.key) as proxy:
+        plain = socket.create_connection(proxy.address, timeout=START_DEADLINE_S)
+        idle = trusting.wrap_socket(plain, server_hostname="127.0.0.1")
+        idle.sendall(f"HEAD {TARGET} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert idle.recv(4096).startswith(b"HTTP/1.1 200")
+        proxy.stop()
+        # Below TLS: the goodbye is not what is waited for, but the end of the connection.
+        with socket.socket(fileno=idle.detach()) as below:
+            below.settimeout(START_DEADLINE_S)
+            while below.recv(4096):
+                pass
 
 
 def test_an_origin_behind_https_is_trusted_by_the_bundle_that_aws_tools_use(
