@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 NAME = "clients-awscli"
-# The second is sent and fetched in parts.
-FILES = {"a.tar": 1000, "deep/er/b c.tar": 9_000_001, "empty": 0}
+# The second is sent and fetched in parts. None is empty: beside others, a sync of one to SeaweedFS itself often hangs.
+FILES = {"a.tar": 1000, "deep/er/b c.tar": 9_000_001}
 
 
 def test_directories_listings_and_presigned_urls_are_the_same_both_ways(bucket: Bucket, tmp_path: Path) -> None:
