@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 NAME = "clients-awscli"
-# The second is sent and fetched in parts. None is empty: beside others, a sync of one to SeaweedFS itself often hangs.
+# The second is sent and fetched in parts. Still to be found out: a sync to SeaweedFS itself hangs now and then.
 FILES = {"a.tar": 1000, "deep/er/b c.tar": 9_000_001}
 
 
