@@ -11,10 +11,11 @@ EXTRAS := bucket,clients,dev$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
 
 install: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml sdk/pyproject.toml
+$(VENV)/installed: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]" --editable sdk
+	$(BIN)/python -m pip install --quiet --no-deps --requirement tests/clients/no-deps.txt
 	touch $@
 
 test: install

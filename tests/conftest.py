@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.bucket import Bucket
+from tests.support.certificate import Certificate, certify
 from tests.support.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -24,3 +25,9 @@ def bucket() -> Iterator[Bucket]:
 def simulator(bucket: Bucket) -> Iterator[Simulator]:
     with Simulator(bucket.address) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """For an https server on 127.0.0.1."""
+    return certify(tmp_path_factory.mktemp("certificate"))

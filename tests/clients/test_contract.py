@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.bucket import Bucket
-from tests.support.clients import CLIENTS, MIB, Door, S3Client, missing
+from tests.support.door import MIB, Door, S3Client, require
+from tests.support.libraries import LIBRARIES
 from tests.support.proxy import Keys, Proxy
+from tests.support.tools import TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.support.certificate import Certificate
 
 NAME = "clients"
 KEYS: Keys = ("CLIENTSKEY", "clients/secret+one")
@@ -30,8 +34,8 @@ grants = [{{bucket = "{NAME}", access = "write"}}]
 """
 
 # Above 8 MiB most clients write in parts.
-READ = {"loopback": (0, 1, 5 * MIB, 20 * MIB), "sigv4": (9 * MIB,)}
-WRITTEN = {"loopback": (0, 20 * MIB), "sigv4": (0, 9 * MIB)}
+READ = {"loopback": (0, 1, 5 * MIB, 20 * MIB), "sigv4": (9 * MIB,), "https": (9 * MIB,)}
+WRITTEN = {"loopback": (0, 20 * MIB), "sigv4": (0, 9 * MIB), "https": (0, 1000, 9 * MIB)}
 # What the bucket sends beside objects: a listing of one key, an error. Far below any size that is worth a cache.
 SMALL_XML_BYTES = 4096
 AWKWARD = ("with space/a b.tar", "ünïcode/日本語-😀.tar", "plus+and%25/100%;x=y&z,it's (1)!.tar")
@@ -50,14 +54,20 @@ def sha256(body: bytes) -> str:
 
 
 @pytest.fixture(scope="module")
-def proxies(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Proxy]]:
+def proxies(
+    bucket: Bucket, certificate: Certificate, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Proxy]]:
+    """`https` checks signatures too: the SDKs send unsigned chunks with a trailer over https alone."""
     bucket.make_bucket(NAME)
     clients = tmp_path_factory.mktemp("clients") / "clients.toml"
     clients.write_text(CLIENTS_FILE)
-    with Proxy(bucket) as loopback, Proxy(bucket, auth="sigv4", clients=clients) as sigv4:
-        yield {"loopback": loopback, "sigv4": sigv4}
+    signed: dict[str, Any] = {"auth": "sigv4", "clients": clients}
+    tls: dict[str, Any] = {"tls_cert": certificate.chain, "tls_key": certificate.key}
+    with Proxy(bucket) as loopback, Proxy(bucket, **signed) as sigv4, Proxy(bucket, **signed, **tls) as https:
+        yield {"loopback": loopback, "sigv4": sigv4, "https": https}
 
 
+CLIENTS = (*LIBRARIES, *TOOLS)
 WITH_RANGES = [client for client in CLIENTS if "read_range" not in client.cannot]
 
 
@@ -74,8 +84,7 @@ def proxy(proxies: dict[str, Proxy], mode: str) -> Proxy:
 @pytest.fixture(scope="module", params=CLIENTS, ids=lambda client: client.name)
 def kind(request: pytest.FixtureRequest) -> type[S3Client]:
     client: type[S3Client] = request.param
-    for what in missing(client):
-        pytest.skip(f"the extra `clients` is not installed: {what}")
+    require(client.needs, client.runs)
     return client
 
 
@@ -88,10 +97,13 @@ def direct(kind: type[S3Client], bucket: Bucket, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="module")
-def through(kind: type[S3Client], proxy: Proxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Client]:
-    """The same client at the proxy; in `sigv4` mode with keys that the bucket does not know."""
+def through(
+    kind: type[S3Client], mode: str, proxy: Proxy, certificate: Certificate, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[S3Client]:
+    """The same client at the proxy; but in `loopback` mode with keys that the bucket does not know."""
     scratch = tmp_path_factory.mktemp("through")
-    with contextlib.closing(kind(Door(proxy.endpoint, KEYS, scratch))) as client:
+    authority = certificate.authority if mode == "https" else None
+    with contextlib.closing(kind(Door(proxy.endpoint, KEYS, scratch, authority))) as client:
         yield client
 
 

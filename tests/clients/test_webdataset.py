@@ -10,18 +10,19 @@ import tarfile
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import fsspec
 import pytest
+import webdataset as wds
 
 from tests.support.bucket import Bucket
 from tests.support.child import program
-from tests.support.clients import Boto3, Door, PresignedV2, PresignedV4, s3fs_options
+from tests.support.door import Door
+from tests.support.libraries import Boto3, PresignedV2, PresignedV4, s3fs_options
 from tests.support.proxy import ANY_KEYS, Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-wds = pytest.importorskip("webdataset", reason="the extra `clients` is not installed")
 
 NAME = "clients-webdataset"
 SAMPLES = 40
@@ -79,6 +80,10 @@ def s5cmd_cat(door: Door, key: str) -> Samples:
     return by_url(f"pipe:{program('s5cmd')} --retry-count 0 cat s3://{NAME}/{key}")
 
 
+def aws_cp(door: Door, key: str) -> Samples:
+    return by_url(f"pipe:{program('aws')} s3 cp s3://{NAME}/{key} -")
+
+
 def pipe_curl(door: Door, key: str) -> Samples:
     with contextlib.closing(PresignedV4(door)) as signer:
         return by_url(f"pipe:curl -s -f -L '{signer.url('get_object', Bucket=NAME, Key=key)}'")
@@ -91,7 +96,6 @@ def plain_url(door: Door, key: str) -> Samples:
 
 
 def fsspec_opener(door: Door, key: str) -> Samples:
-    fsspec = pytest.importorskip("fsspec", reason="the extra `clients` is not installed")
     fs = fsspec.filesystem("s3", skip_instance_cache=True, **s3fs_options(door))
     try:
         return by_opener(lambda url: fs.open(f"{NAME}/{url}", "rb"), key)
@@ -104,7 +108,7 @@ def boto3_opener(door: Door, key: str) -> Samples:
         return by_opener(lambda url: contextlib.closing(client.s3.get_object(Bucket=NAME, Key=url)["Body"]), key)
 
 
-FORMS = (s5cmd_cat, pipe_curl, plain_url, fsspec_opener, boto3_opener)
+FORMS = (s5cmd_cat, aws_cp, pipe_curl, plain_url, fsspec_opener, boto3_opener)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import urllib.error
 import urllib.request
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.child import program
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask
 from tests.support.weather import Fault, FaultKind
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.bucket import Bucket
+    from tests.support.certificate import Certificate
     from tests.support.simulator import Simulator
 
 MIB = 1024 * 1024
@@ -224,27 +225,10 @@ def test_a_cache_that_is_too_small_relays_the_right_bytes_and_keeps_its_budget(b
         assert proxy.metric("outrider_relays_total") > 0 or len(store) > 0
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    where = tmp_path_factory.mktemp("tls")
-    try:
-        openssl = program("openssl")
-    except FileNotFoundError:
-        pytest.skip("no openssl here to make a certificate with")
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=outrider-test", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", where / "key.pem", "-out", where / "cert.pem"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return where / "cert.pem", where / "key.pem"
-
-
 @pytest.fixture
-def tls(bucket: Bucket, certificate: tuple[Path, Path]) -> Iterator[tuple[Proxy, Any]]:
-    cert, key = certificate
-    with Proxy(bucket, tls_cert=cert, tls_key=key) as proxy:
-        client = s3_client(proxy.endpoint, verify=str(cert))
+def tls(bucket: Bucket, certificate: Certificate) -> Iterator[tuple[Proxy, Any]]:
+    with Proxy(bucket, tls_cert=certificate.chain, tls_key=certificate.key) as proxy:
+        client = s3_client(proxy.endpoint, verify=str(certificate.authority))
         yield proxy, client
         client.close()
 
@@ -274,14 +258,31 @@ def test_a_tls_reader_that_leaves_is_forgotten(tls: tuple[Proxy, Any]) -> None:
     assert client.get_object(Bucket=NAME, Key="ramp")["Body"].read() == RAMP
 
 
+def test_a_tls_client_that_idles_and_says_no_goodbye_is_cut_at_the_end(
+    bucket: Bucket, certificate: Certificate
+) -> None:
+    trusting = ssl.create_default_context(cafile=certificate.authority)
+    with Proxy(bucket, tls_cert=certificate.chain, tls_key=certificate.key) as proxy:
+        plain = socket.create_connection(proxy.address, timeout=START_DEADLINE_S)
+        idle = trusting.wrap_socket(plain, server_hostname="127.0.0.1")
+        idle.sendall(f"HEAD {TARGET} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert idle.recv(4096).startswith(b"HTTP/1.1 200")
+        proxy.stop()
+        # Below TLS: the goodbye is not what is waited for, but the end of the connection.
+        with socket.socket(fileno=idle.detach()) as below:
+            below.settimeout(START_DEADLINE_S)
+            while below.recv(4096):
+                pass
+
+
 def test_an_origin_behind_https_is_trusted_by_the_bundle_that_aws_tools_use(
-    tls: tuple[Proxy, Any], bucket: Bucket, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    tls: tuple[Proxy, Any], bucket: Bucket, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin, _ = tls
     with Proxy(bucket, origin.endpoint) as stranger:
         answer = ask(stranger.address, "GET", TARGET)
         assert (answer.status, answer.code) == (503, "ServiceUnavailable")
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate[0]))
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.authority))
     with Proxy(bucket, origin.endpoint) as proxy:
         assert ask(proxy.address, "GET", TARGET).body == RAMP
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -57,6 +58,8 @@ _FIELD_BYTES_MAX = 16 * 1024
 _READERS = 8
 # How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
 _LINGER_S = 2.0
+# How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
+_GOODBYE_S = 0.5
 
 
 @dataclass(slots=True)
@@ -85,13 +88,14 @@ class _Asked:
 class Connection(RequestHandler):
     """One client connection: aiohttp's parser and keep-alive, our own errors and our own sending side."""
 
-    __slots__ = ("_head_timer", "begun", "server", "wire")
+    __slots__ = ("_head_timer", "begun", "closed", "server", "wire")
 
     def __init__(self, server: S3Server, **options: Any) -> None:
         super().__init__(server, **options)
         self.server = server
         self._head_timer: asyncio.TimerHandle | None = None
         self.begun: Begun | None = None
+        self.closed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -101,6 +105,7 @@ class Connection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
         self.wire.lost()
+        self.closed.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -208,6 +213,15 @@ class S3Server(web.Server):
     async def idle(self) -> None:
         """Returns once no request is under way."""
         await self._idle.wait()
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        """Returns when every connection is closed; aiohttp leaves those open whose clients do not say goodbye (TLS)."""
+        still_open = [one for one in self.connections if isinstance(one, Connection)]
+        await super().shutdown(timeout)
+        await _all_closed(still_open)
+        for one in still_open:
+            one.wire.abort()
+        await _all_closed(still_open)
 
     def __call__(self) -> RequestHandler:
         return Connection(
@@ -434,3 +448,10 @@ def _error_reply(asked: _Asked, error: S3Error, resource: str, *, close: bool, o
         ("x-cache", asked.cache.value),
     )  # fmt: skip
     return Reply(error.status, headers, wire=asked.wire, body=body, close=close, on_end=on_end)
+
+
+async def _all_closed(connections: list[Connection]) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_GOODBYE_S):
+            for one in connections:
+                await one.closed.wait()

@@ -45,11 +45,16 @@ class Wire(Protocol):
         """The connection is gone: whoever waits is told so, and nothing is written any more."""
         ...
 
+    def abort(self) -> None:
+        """Close now, with what was not sent yet."""
+        ...
+
 
 class SocketWire:
     """Plain TCP."""
 
     def __init__(self, transport: asyncio.Transport, readers: Executor) -> None:
+        self._transport: asyncio.Transport | None = transport
         original = transport.get_extra_info("socket")
         self._readers = readers
         self._socket: socket.socket | None = socket.socket(fileno=os.dup(original.fileno()))
@@ -130,7 +135,12 @@ class SocketWire:
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
             self._socket = None
+        self._transport = None
         self._fail(ConnectionResetError("the client is gone"))
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class TlsWire:
@@ -169,6 +179,10 @@ class TlsWire:
     def lost(self) -> None:
         self._transport = None
         self._room.set()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
 
 def wire_of(transport: asyncio.Transport, readers: Executor) -> SocketWire | TlsWire:

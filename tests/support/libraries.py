@@ -1,4 +1,4 @@
-"""Real S3 clients behind one small contract: what each is called, what it can, and how it is told to do it.
+"""Real S3 clients that are libraries: what each is called, what it can, and how it is told to do it.
 
 A library is imported by the client that needs it, so that a run without the extra `clients` can still name them all.
 """
@@ -9,88 +9,14 @@ import asyncio
 import importlib
 import io
 import os
-import subprocess
+import ssl
 import urllib.request
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 from tests.support.bucket import REGION
-from tests.support.child import program
-from tests.support.proxy import Keys, s3_client
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-DEADLINE_S = 60.0
-MIB = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Door:
-    """Where a client connects and what it signs with; `scratch` is a directory for the files that it needs."""
-
-    endpoint: str
-    keys: Keys
-    scratch: Path
-
-    @property
-    def address(self) -> str:
-        return self.endpoint.partition("://")[2]
-
-    def environment(self) -> dict[str, str]:
-        """A process's whole environment, in which this door is the only S3 that can be found."""
-        foreign = ("AWS_", "S3_", "RCLONE_", "OUTRIDER_")
-        return {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | {
-            "AWS_ACCESS_KEY_ID": self.keys[0],
-            "AWS_SECRET_ACCESS_KEY": self.keys[1],
-            "AWS_REGION": REGION,
-            "AWS_DEFAULT_REGION": REGION,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "S3_ENDPOINT_URL": self.endpoint,
-            # Nobody's own profile is read, nor changed.
-            "AWS_CONFIG_FILE": os.devnull,
-            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-            "RCLONE_CONFIG": os.devnull,
-            # A proxy for the web must not stand between the client and loopback.
-            "no_proxy": "*",
-            "NO_PROXY": "*",
-        }
-
-
-class S3Client:
-    """One client at one door. Lists are whole keys below a prefix; ranges are half-open; `close` ends it."""
-
-    name: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]] = ()
-    """Modules that must be there, beyond what every test has."""
-    runs: ClassVar[tuple[str, ...]] = ()
-    """Programs that must be there."""
-    cannot: ClassVar[frozenset[str]] = frozenset()
-    """What fails against the bucket too: `read_range` (the tool has none), `read_empty`."""
-
-    def __init__(self, door: Door) -> None:
-        self.door = door
-
-    def read(self, bucket: str, key: str) -> bytes:
-        raise NotImplementedError
-
-    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
-        raise NotImplementedError
-
-    def write(self, bucket: str, key: str, body: bytes) -> None:
-        raise NotImplementedError
-
-    def list(self, bucket: str, prefix: str) -> set[str]:
-        raise NotImplementedError
-
-    def delete(self, bucket: str, key: str) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing to end, where a client keeps nothing open."""
+from tests.support.door import DEADLINE_S, HAS_TORCH, MIB, Door, S3Client
+from tests.support.proxy import s3_client
 
 
 class Boto3(S3Client):
@@ -100,7 +26,7 @@ class Boto3(S3Client):
 
     def __init__(self, door: Door) -> None:
         super().__init__(door)
-        self.s3 = s3_client(door.endpoint, door.keys)
+        self.s3 = s3_client(door.endpoint, door.keys, verify=door.verify)
 
     def read(self, bucket: str, key: str) -> bytes:
         return bytes(self.s3.get_object(Bucket=bucket, Key=key)["Body"].read())
@@ -144,14 +70,16 @@ class Presigned(Boto3):
 
     def __init__(self, door: Door) -> None:
         super().__init__(door)
-        self.signer = s3_client(door.endpoint, door.keys, signature_version=self.version)
+        self.signer = s3_client(door.endpoint, door.keys, verify=door.verify, signature_version=self.version)
 
     def url(self, act: str, **parameters: str) -> str:
         return str(self.signer.generate_presigned_url(act, Params=parameters, ExpiresIn=600))
 
     def ask(self, method: str, url: str, body: bytes | None = None, **headers: str) -> bytes:
         request = urllib.request.Request(url, data=body, headers=headers, method=method)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=DEADLINE_S) as answer:
+        trusting = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=self.door.authority))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusting)
+        with opener.open(request, timeout=DEADLINE_S) as answer:
             return bytes(answer.read())
 
     def read(self, bucket: str, key: str) -> bytes:
@@ -183,24 +111,6 @@ class PresignedV2(Presigned):
     version = "s3"
 
 
-class Curl(Presigned):
-    """curl with presigned URLs; a range is not signed then."""
-
-    name = "curl"
-    runs = ("curl",)
-    version = "s3v4"
-
-    def ask(self, method: str, url: str, body: bytes | None = None, **headers: str) -> bytes:
-        argv = ["curl", "--silent", "--show-error", "--fail", "--globoff", "--request", method, url]
-        for name, value in headers.items():
-            argv += ["--header", f"{name}: {value}"]
-        if body is not None:
-            path = self.door.scratch / "curl-upload"
-            path.write_bytes(body)
-            argv += ["--upload-file", str(path)]
-        return run(self.door, *argv)
-
-
 class AioBotocore(S3Client):
     name = "aiobotocore"
 
@@ -211,7 +121,7 @@ class AioBotocore(S3Client):
             s3={"addressing_style": "path"}, retries={"max_attempts": 0}
         )
         self.context = importlib.import_module("aiobotocore.session").get_session().create_client(
-            "s3", endpoint_url=door.endpoint, region_name=REGION, config=config,
+            "s3", endpoint_url=door.endpoint, region_name=REGION, config=config, verify=door.verify,
             aws_access_key_id=door.keys[0], aws_secret_access_key=door.keys[1],
         )  # fmt: skip
         self.s3 = self.runner.run(self.context.__aenter__())
@@ -287,7 +197,7 @@ def s3fs_options(door: Door) -> dict[str, Any]:
         "key": door.keys[0],
         "secret": door.keys[1],
         "endpoint_url": door.endpoint,
-        "client_kwargs": {"region_name": REGION},
+        "client_kwargs": {"region_name": REGION, "verify": door.verify},
         "use_listings_cache": False,
     }
 
@@ -299,11 +209,13 @@ class Obstore(S3Client):
     needs = ("obstore",)
 
     def store(self, bucket: str) -> Any:
-        return importlib.import_module("obstore.store").S3Store(
-            bucket, endpoint=self.door.endpoint, region=REGION, virtual_hosted_style_request=False,
-            access_key_id=self.door.keys[0], secret_access_key=self.door.keys[1],
-            client_options={"allow_http": True}, retry_config={"max_retries": 0},
-        )  # fmt: skip
+        # It has no other way to be told whom to trust.
+        with patch.dict(os.environ, self.door.environment()):
+            return importlib.import_module("obstore.store").S3Store(
+                bucket, endpoint=self.door.endpoint, region=REGION, virtual_hosted_style_request=False,
+                access_key_id=self.door.keys[0], secret_access_key=self.door.keys[1],
+                client_options={"allow_http": True}, retry_config={"max_retries": 0},
+            )  # fmt: skip
 
     def read(self, bucket: str, key: str) -> bytes:
         return bytes(self.store(bucket).get(key).bytes())
@@ -329,9 +241,11 @@ class Minio(S3Client):
 
     def __init__(self, door: Door) -> None:
         super().__init__(door)
-        self.s3 = importlib.import_module("minio").Minio(
-            door.address, access_key=door.keys[0], secret_key=door.keys[1], secure=False, region=REGION
-        )
+        with patch.dict(os.environ, door.environment()):
+            self.s3 = importlib.import_module("minio").Minio(
+                door.address, access_key=door.keys[0], secret_key=door.keys[1], region=REGION,
+                secure=door.scheme == "https",
+            )  # fmt: skip
 
     def read(self, bucket: str, key: str) -> bytes:
         return self._get(bucket, key)
@@ -398,7 +312,8 @@ class PyArrow(S3Client):
         self.selector = arrow.FileSelector
         self.fs = arrow.S3FileSystem(
             access_key=door.keys[0], secret_key=door.keys[1], region=REGION,
-            scheme="http", endpoint_override=door.address,
+            scheme=door.scheme, endpoint_override=door.address,
+            tls_ca_file_path=door.authority and str(door.authority),
         )  # fmt: skip
 
     def read(self, bucket: str, key: str) -> bytes:
@@ -465,112 +380,7 @@ class TorchConnector(S3Client):
         self.s3.delete_object(bucket, key)
 
 
-class S5Cmd(S3Client):
-    """`cat`, as WebDataset's users pipe it; a new process each time."""
-
-    name = "s5cmd"
-    runs = ("s5cmd",)
-    cannot = frozenset({"read_range"})
-
-    def read(self, bucket: str, key: str) -> bytes:
-        return self.command("cat", f"s3://{bucket}/{key}")
-
-    def write(self, bucket: str, key: str, body: bytes) -> None:
-        path = self.door.scratch / "s5cmd-upload"
-        path.write_bytes(body)
-        self.command("cp", str(path), f"s3://{bucket}/{key}")
-
-    def list(self, bucket: str, prefix: str) -> set[str]:
-        lines = self.command("ls", "--show-fullpath", f"s3://{bucket}/{prefix}*").decode().splitlines()
-        return {line.removeprefix(f"s3://{bucket}/") for line in lines}
-
-    def delete(self, bucket: str, key: str) -> None:
-        self.command("rm", f"s3://{bucket}/{key}")
-
-    def command(self, act: str, *words: str) -> bytes:
-        # What stands in its way is to be seen, not tried again.
-        raw = ["--raw"] if act in {"cat", "rm"} else []
-        return run(self.door, program("s5cmd"), "--retry-count", "0", act, *raw, *words)
-
-
-class S5CmdCopy(S5Cmd):
-    """`cp` both ways: parallel ranges and multipart."""
-
-    name = "s5cmd-cp"
-
-    def read(self, bucket: str, key: str) -> bytes:
-        path = self.door.scratch / "s5cmd-download"
-        self.command("cp", "--raw", "--part-size", "5", "--concurrency", "4", f"s3://{bucket}/{key}", str(path))
-        return path.read_bytes()
-
-    def write(self, bucket: str, key: str, body: bytes) -> None:
-        path = self.door.scratch / "s5cmd-upload"
-        path.write_bytes(body)
-        self.command("cp", "--part-size", "5", str(path), f"s3://{bucket}/{key}")
-
-
-class Rclone(S3Client):
-    """Go's SDK v2: `x-id` in the query, UNSIGNED-PAYLOAD, an mtime among the metadata."""
-
-    name = "rclone"
-    runs = ("rclone",)
-
-    def read(self, bucket: str, key: str) -> bytes:
-        return self.command("cat", self.remote(bucket, key))
-
-    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
-        return self.command("cat", "--offset", str(start), "--count", str(stop - start), self.remote(bucket, key))
-
-    def write(self, bucket: str, key: str, body: bytes) -> None:
-        path = self.door.scratch / "rclone-upload"
-        path.write_bytes(body)
-        # Two objects of one size: without this, the second might be taken for the first and not be sent.
-        self.command("copyto", "--ignore-times", str(path), self.remote(bucket, key))
-
-    def list(self, bucket: str, prefix: str) -> set[str]:
-        lines = self.command("lsf", "--recursive", "--files-only", self.remote(bucket, prefix)).decode().splitlines()
-        return {prefix + line for line in lines}
-
-    def delete(self, bucket: str, key: str) -> None:
-        self.command("deletefile", self.remote(bucket, key))
-
-    def remote(self, bucket: str, key: str) -> str:
-        return f':s3,provider=Other,env_auth=true,region={REGION},endpoint="{self.door.endpoint}":{bucket}/{key}'
-
-    def command(self, act: str, *words: str) -> bytes:
-        flags = ("--retries", "1", "--low-level-retries", "1", "--s3-upload-cutoff", "8M", "--s3-chunk-size", "5M")
-        return run(self.door, program("rclone"), act, *flags, *words)
-
-
-CLIENTS: tuple[type[S3Client], ...] = (
-    Boto3, Boto3Transfer, PresignedV4, PresignedV2, Curl, AioBotocore, S3Fs, Obstore, Minio, SmartOpen, PyArrow,
-    TorchConnector, S5Cmd, S5CmdCopy, Rclone,
+LIBRARIES: tuple[type[S3Client], ...] = (
+    Boto3, Boto3Transfer, PresignedV4, PresignedV2, AioBotocore, S3Fs, Obstore, Minio, SmartOpen, PyArrow,
+    *((TorchConnector,) if HAS_TORCH else ()),
 )  # fmt: skip
-
-
-def run(door: Door, *argv: str | Path) -> bytes:
-    """What a command wrote to stdout, with this door in its environment.
-
-    Raises:
-        AssertionError: it ended with a status that is not 0; the message ends with what it said.
-    """
-    done = subprocess.run(
-        [str(word) for word in argv], capture_output=True, env=door.environment(), cwd=door.scratch,
-        timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{argv[0]} ended with {done.returncode}:\n{done.stderr.decode(errors='replace')}"
-    return done.stdout
-
-
-def missing(client: type[S3Client]) -> Iterator[str]:
-    """What this client needs of the extra `clients` and that is not here."""
-    for name in client.needs:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            yield str(error)
-    for name in client.runs:
-        try:
-            program(name)
-        except FileNotFoundError as error:
-            yield str(error)

@@ -1,0 +1,41 @@
+"""A process that writes and reads datasets as mosaicml-streaming's users do; see `test_streaming.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+
+import torch
+
+from tests.clients.streamed import SAMPLE_BYTES, SAMPLES, sample
+
+if torch.version.cuda is None:
+    # torchvision is built for CUDA: beside a CPU torch its operators do not load, and its import misses these. The
+    # library wants nothing of it but base classes of datasets that are not used here.
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+from streaming import MDSWriter, StreamingDataset
+
+
+def write(url: str) -> None:
+    columns = {"number": "int", "body": "bytes"}
+    with MDSWriter(out=url, columns=columns, hashes=["sha256"], size_limit=8 * SAMPLE_BYTES) as out:
+        for number in range(SAMPLES):
+            out.write({"number": number, "body": sample(number)})
+
+
+def read(url: str, turn: int) -> None:
+    cache = os.path.join(os.getcwd(), f"cache-{turn}")
+    dataset = StreamingDataset(remote=url, local=cache, shuffle=False, batch_size=1, validate_hash="sha256")
+    for each in dataset:
+        print(each["number"], hashlib.sha256(each["body"]).hexdigest())
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write":
+        write(sys.argv[2])
+    else:
+        for turn, url in enumerate(sys.argv[2:]):
+            read(url, turn)

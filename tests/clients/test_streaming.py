@@ -1,0 +1,78 @@
+"""The streaming datasets of litdata and mosaicml-streaming: written and read directly and through the proxy.
+
+Each runs in a process of its own: both find S3 in their environment, and keep state for as long as they live.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.clients.streamed import SAMPLE_BYTES, SAMPLES, lines
+from tests.support.door import HAS_TORCH, Door, require, run
+from tests.support.proxy import Keys, Proxy, serving_environment
+
+if TYPE_CHECKING:
+    from tests.support.bucket import Bucket
+    from tests.support.certificate import Certificate
+
+pytestmark = pytest.mark.skipif(not HAS_TORCH, reason="the pinned torch has no wheel for this Python")
+
+NAME = "clients-streaming"
+KEYS: Keys = ("STREAMINGKEY", "streaming-secret")
+CLIENTS_FILE = f"""
+[[client]]
+name = "streaming"
+access_key = "{KEYS[0]}"
+secret_key = "{KEYS[1]}"
+grants = [{{bucket = "{NAME}", access = "write"}}]
+"""
+# Ten lists, HEADs and indexes beside the samples.
+BESIDE_BYTES = 100_000
+ROOT = Path(__file__).parents[2]
+
+
+def streamed(kind: str, door: Door, act: str, *urls: str) -> list[str]:
+    """What a process of this kind prints of the samples that it read."""
+    door.scratch.mkdir()
+    said = run(door, sys.executable, "-m", f"tests.clients.stream_{kind}", act, *urls).decode().splitlines()
+    return [line for line in said if line.partition(" ")[0].isdecimal()]
+
+
+# litdata's Rust client takes no http.
+@pytest.mark.parametrize(("kind", "module", "tls"), [("litdata", "litdata", True), ("mosaicml", "streaming", False)])
+def test_a_dataset_is_the_same_whoever_wrote_it_and_is_filled_once(
+    kind: str, module: str, tls: bool, bucket: Bucket, certificate: Certificate, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    require([module])
+    bucket.make_bucket(NAME)
+    clients = tmp_path / "clients.toml"
+    clients.write_text(CLIENTS_FILE)
+    monkeypatch.setenv("PYTHONPATH", f"{serving_environment(bucket)['PYTHONPATH']}:{ROOT}")
+    # Where litdata works, and empties what it finds: a directory of all users without these.
+    for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+
+    def direct(name: str) -> Door:
+        return Door(bucket.endpoint, (bucket.access_key, bucket.secret_key), tmp_path / name)
+
+    def through(name: str) -> Door:
+        return Door(proxy.endpoint, KEYS, tmp_path / name, certificate.authority if tls else None)
+
+    theirs, ours = f"s3://{NAME}/{kind}/direct", f"s3://{NAME}/{kind}/through"
+    flags: dict[str, Any] = {"tls_cert": certificate.chain, "tls_key": certificate.key} if tls else {}
+    with Proxy(bucket, auth="sigv4", clients=clients, **flags) as proxy:
+        streamed(kind, direct("direct-writer"), "write", theirs)
+        streamed(kind, through("through-writer"), "write", ours)
+        proxy.settle()
+        began = proxy.metric("outrider_origin_bytes_total")
+        # Cold, then warm: the second read has a local directory of its own.
+        assert streamed(kind, through("through-reader"), "read", theirs, theirs) == 2 * lines()
+        proxy.settle()
+        sent = proxy.metric("outrider_origin_bytes_total") - began
+        assert SAMPLES * SAMPLE_BYTES <= sent <= SAMPLES * SAMPLE_BYTES + BESIDE_BYTES
+    assert streamed(kind, direct("direct-reader"), "read", ours) == lines()

@@ -1,0 +1,132 @@
+"""A real S3 client in tests: the door that it comes through, and the small contract that each is behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tests.support.bucket import REGION
+from tests.support.child import program
+from tests.support.proxy import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+DEADLINE_S = 60.0
+MIB = 1024 * 1024
+# The pinned torch has no wheel for newer Pythons: there, the clients that need it are left out, as in pyproject.toml.
+HAS_TORCH = sys.version_info < (3, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where a client connects and what it signs with; `scratch` is a directory for the files that it needs.
+
+    `authority` is the certificate (PEM) of who vouches for an https endpoint; None for http.
+    """
+
+    endpoint: str
+    keys: Keys
+    scratch: Path
+    authority: Path | None = None
+
+    @property
+    def scheme(self) -> str:
+        return self.endpoint.partition("://")[0]
+
+    @property
+    def address(self) -> str:
+        return self.endpoint.partition("://")[2]
+
+    @property
+    def verify(self) -> str | bool:
+        """What botocore wants to know of certificates."""
+        return True if self.authority is None else str(self.authority)
+
+    def environment(self) -> dict[str, str]:
+        """A process's whole environment, in which this door is the only S3 that can be found."""
+        bundles = ("AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+        trusted = {} if self.authority is None else dict.fromkeys(bundles, str(self.authority))
+        foreign = ("AWS_", "S3_", "RCLONE_", "OUTRIDER_")
+        return {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | {
+            "AWS_ACCESS_KEY_ID": self.keys[0],
+            "AWS_SECRET_ACCESS_KEY": self.keys[1],
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            # What stands in a client's way is to be seen, not tried again.
+            "AWS_MAX_ATTEMPTS": "1",
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "S3_ENDPOINT_URL": self.endpoint,
+            # Nobody's own profile is read, nor changed.
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "RCLONE_CONFIG": os.devnull,
+            # A proxy for the web must not stand between the client and loopback.
+            "no_proxy": "*",
+            "NO_PROXY": "*",
+            **trusted,
+        }
+
+
+class S3Client:
+    """One client at one door. Lists are whole keys below a prefix; ranges are half-open; `close` ends it."""
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Modules that must be there, beyond what every test has."""
+    runs: ClassVar[tuple[str, ...]] = ()
+    """Programs that must be there."""
+    cannot: ClassVar[frozenset[str]] = frozenset()
+    """What fails against the bucket too: `read_range` (the tool has none), `read_empty`."""
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+
+    def read(self, bucket: str, key: str) -> bytes:
+        raise NotImplementedError
+
+    def read_range(self, bucket: str, key: str, start: int, stop: int) -> bytes:
+        raise NotImplementedError
+
+    def write(self, bucket: str, key: str, body: bytes) -> None:
+        raise NotImplementedError
+
+    def list(self, bucket: str, prefix: str) -> set[str]:
+        raise NotImplementedError
+
+    def delete(self, bucket: str, key: str) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing to end, where a client keeps nothing open."""
+
+
+def run(door: Door, *argv: str | Path) -> bytes:
+    """What a command wrote to stdout, with this door in its environment.
+
+    Raises:
+        AssertionError: it ended with a status that is not 0; the message ends with what it said.
+    """
+    done = subprocess.run(
+        [str(word) for word in argv], capture_output=True, env=door.environment(), cwd=door.scratch,
+        timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{argv[0]} ended with {done.returncode}:\n{done.stderr.decode(errors='replace')}"
+    return done.stdout
+
+
+def require(modules: Iterable[str], programs: Iterable[str] = ()) -> None:
+    """A client that is not here is a failure, not a skip: what was not run was not shown to work."""
+    for name in modules:
+        assert importlib.util.find_spec(name), f"no module {name}: `make install` brings it"
+    for name in programs:
+        try:
+            program(name)
+        except FileNotFoundError as error:
+            raise AssertionError(f"{error}; `make install` brings every program but curl") from None
