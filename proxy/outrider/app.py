@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -21,7 +22,7 @@ from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.origin import HttpOrigin
 from outrider.adapters.recovery import Recovery
-from outrider.adapters.system import raise_open_files_limit
+from outrider.adapters.system import new_event_loop, raise_open_files_limit
 from outrider.core.eviction import POLICIES
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.catalog import Catalog
@@ -45,6 +46,7 @@ _INDEX_WAIT_S = 0.25
 # Some 200 pages of 1,000 keys.
 _LISTINGS_BYTES_MAX = 64 * 1024 * 1024
 _DEFAULT_REGION = "us-east-1"
+_BACKLOG = 1024
 # A block whose last byte was just sent may lack only its name on disk. A fill that takes longer is not waited for.
 _LAST_FILLS_S = 0.5
 
@@ -126,6 +128,8 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
             outrider.ready = False
             for site in list(s3.sites):
                 await site.stop()
+            if outrider.server.workers is not None:
+                outrider.server.workers.stop_listening()
             await _drain(outrider)
             await tasks.wait(_LAST_FILLS_S, apart_from=recovering)
             await tasks.stop()
@@ -156,7 +160,7 @@ def _rooms(
         reads, hits, Forwards(origin, asking, catalog, listings), _access(settings), metrics,
         domains=settings.domain, requests_max=settings.requests, client_timeout_s=settings.client_timeout_s,
     )  # fmt: skip
-    stack.callback(server.stop)
+    stack.push_async_callback(server.stop)
     return Outrider(settings, metrics, store, catalog, flights, server, credentials), Recovery(store, catalog)
 
 
@@ -187,17 +191,31 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> web.ServerRunner:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
     outrider.admin = await _bind(admin, settings.admin, None)
-    outrider.listen = await _bind(s3, settings.listen, _tls(settings))
+    if settings.workers == 1:
+        outrider.listen = await _bind(s3, settings.listen, _tls(settings))
+    else:
+        host, port = _host_and_port(settings.listen)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        outrider.server.work_with(settings.workers - 1, new_event_loop).listen(listener)
+        outrider.listen = f"{_host(settings.listen)}:{listener.getsockname()[1]}"
     outrider.ready = True
     return s3
 
 
 async def _bind(runner: web.BaseRunner, address: str, tls: ssl.SSLContext | None) -> str:
-    host, _, port = address.rpartition(":")
-    site = web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=tls, backlog=1024)
+    host, port = _host_and_port(address)
+    site = web.TCPSite(runner, host, port, ssl_context=tls, backlog=_BACKLOG)
     await site.start()
-    bound = runner.addresses[-1]
-    return f"{host}:{bound[1]}"
+    return f"{_host(address)}:{runner.addresses[-1][1]}"
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    return _host(address).strip("[]"), int(address.rpartition(":")[2])
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

@@ -126,8 +126,8 @@ class BlockStore(Protocol):
 
     def has(self, block: BlockKey) -> bool: ...
 
-    def open_now(self, block: BlockKey) -> OpenBlock | None:
-        """As `lease_open`, but without a lease: good until the caller next awaits."""
+    def lease_at_once(self, block: BlockKey) -> Lease | None:
+        """As `lease_open`, from any thread; its lease may be released in any thread."""
         ...
 
     def lease_open(self, block: BlockKey) -> Lease | None:

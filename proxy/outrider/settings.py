@@ -160,6 +160,7 @@ class Settings(BaseModel):
         60.0, gt=0, le=3600, description="How long a client may be silent in the middle of its request."
     )
     catalog_entries: int = Field(1_000_000, ge=1, description="Objects remembered at most.")
+    workers: int = Field(1, ge=1, le=64, description="Event loops that answer hits, each in a thread of its own.")
     drain_s: float = Field(30.0, ge=0, le=3600, description="How long a stop waits for requests under way.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
     log_format: Literal["json", "text"] | None = Field(None, description="Default: text on a terminal, else json.")
@@ -202,6 +203,8 @@ class Settings(BaseModel):
             wrong.append(f"--admin {self.admin}: off loopback it needs OUTRIDER_ADMIN_TOKEN.")
         if (self.tls_cert is None) != (self.tls_key is None):
             wrong.append("--tls-cert and --tls-key go together.")
+        if self.workers > 1 and self.tls_cert is not None:
+            wrong.append("--workers above 1 serves plain http alone: the kernel cannot send files through TLS.")
         if wrong:
             raise SettingsError("\n".join(wrong))
         if self.auth == "sigv4":

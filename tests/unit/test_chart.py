@@ -51,6 +51,7 @@ CASES: dict[str, Values] = {
             "requests": 8192,
             "client_timeout_s": 0.5,
             "catalog_entries": 3_000_001,
+            "workers": 2,
             "drain_s": 2.5,
             "log_level": "warning",
             "log_format": "text",

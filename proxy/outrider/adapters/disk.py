@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -38,6 +38,8 @@ _THREADS = 8
 # After the disk failed a write, do not ask it again for this long: reads go on from the origin meanwhile.
 _SICK_PAUSE_S = 5.0
 _LOG_PAUSE_S = 60.0
+# Reads that the policy hears of late; of more than these it hears of the last.
+_READS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class DiskStore:
         # Reserved and maybe not yet on disk: free space that statvfs still shows but that is spoken for.
         self._pending_bytes = 0
         self._tmp_numbers = count()
+        # Blocks read since the policy was last told: it lives on one thread, hits may come from several.
+        self._reads: deque[BlockKey] = deque()
         self._sick_until = 0.0
         self._log_after: dict[str, float] = {}
         # Until the scan knows what lies in the directory, nothing is admitted: the budget could not be kept.
@@ -97,26 +101,46 @@ class DiskStore:
 
     def blocks(self) -> list[BlockMeta]:
         """All blocks, first victim first; those that the policy does not rank come last."""
+        self._note_reads()
         ranked = dict.fromkeys(self._policy.victims())
         ranked.update(dict.fromkeys(self._slots))
         return [self._slots[block].meta for block in ranked if block in self._slots]
+
+    def leases(self) -> int:
+        """How many reads are under way of the blocks that are here."""
+        return sum(slot.file.leases for slot in self._slots.values() if slot.file is not None)
 
     def unverified(self) -> list[BlockKey]:
         return [block for block, slot in self._slots.items() if not slot.verified]
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def open_now(self, block: BlockKey) -> OpenFile | None:
-        slot = self._slots.get(block)
-        if slot is None or slot.file is None or not slot.verified or self._verify_always:
-            return None
-        self._policy.read(block)
-        self._open.move_to_end(block)
-        return slot.file
-
     def lease_open(self, block: BlockKey) -> FileLease | None:
-        file = self.open_now(block)
-        return None if file is None else FileLease(file)
+        lease = self.lease_at_once(block)
+        if lease is not None:
+            self._note_reads()
+        return lease
+
+    def lease_at_once(self, block: BlockKey) -> FileLease | None:
+        slot = self._slots.get(block)
+        if slot is None or not slot.verified or self._verify_always:
+            return None
+        file = slot.file
+        lease = None if file is None else FileLease.try_take(file)
+        if lease is not None:
+            self._reads.append(block)
+            if len(self._reads) >= _READS_MAX:
+                self._reads.popleft()
+        return lease
+
+    def _note_reads(self) -> None:
+        """Tell the policy, on its own thread, what was read since it was last told."""
+        while self._reads:
+            block = self._reads.popleft()
+            if block in self._slots:
+                self._policy.read(block)
+            if block in self._open:
+                self._open.move_to_end(block)
 
     async def lease(self, block: BlockKey) -> FileLease | None:
         if (lease := self.lease_open(block)) is None and (lease := await self._opened(block)) is not None:
@@ -231,6 +255,7 @@ class DiskStore:
             raise self._sick("statvfs", error) from error
         # What was written since the look at the free space is no longer pending: count the larger of the two.
         spoken_for = max(pending, self._pending_bytes)
+        self._note_reads()
         over = max(
             self._used_bytes + need - self._limits.capacity_bytes,
             self._limits.min_free_bytes + spoken_for + need - free,

@@ -1,14 +1,18 @@
 """Open block files and the leases on them: a file is closed, and a block evicted, only when nobody reads it.
 
-Not thread-safe: all of it lives on the event loop's thread.
+Leases are taken and released by any thread (`--workers`); all else lives on the event loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 
 from outrider.core.blockfile import BlockMeta
+
+# One for all files: held for a few instructions, never around a system call but `close`.
+_counting = threading.Lock()
 
 
 class OpenFile:
@@ -24,13 +28,23 @@ class OpenFile:
 
     def doom(self) -> None:
         """Close it now, or when the last lease goes."""
-        self._doomed = True
-        self._close_if_over()
+        with _counting:
+            self._doomed = True
+            self._close_if_over()
+
+    def taken(self) -> bool:
+        """One lease more; False: too late, it is closed or will be."""
+        with _counting:
+            if self._doomed:
+                return False
+            self.leases += 1
+            return True
 
     def returned(self) -> None:
-        self.leases -= 1
-        assert self.leases >= 0
-        self._close_if_over()
+        with _counting:
+            self.leases -= 1
+            assert self.leases >= 0
+            self._close_if_over()
 
     def _close_if_over(self) -> None:
         if self._doomed and self.leases == 0 and self.fd >= 0:
@@ -45,12 +59,21 @@ class FileLease:
 
     def __init__(self, file: OpenFile, slot: Slot | None = None) -> None:
         """`slot`: of a file that is not the slot's own, so that the block is no victim all the same."""
-        assert file.fd >= 0, "a lease of a closed file"
-        file.leases += 1
+        taken = file.taken()
+        assert taken, "a lease of a closed file"
         self._file: OpenFile | None = file
         self._slot = slot
         if slot is not None:
             slot.busy += 1
+
+    @classmethod
+    def try_take(cls, file: OpenFile) -> FileLease | None:
+        """For a thread that cannot know whether the file is still open; None: it is not."""
+        if not file.taken():
+            return None
+        lease = cls.__new__(cls)
+        lease._file, lease._slot = file, None
+        return lease
 
     @property
     def block(self) -> OpenFile:

@@ -34,6 +34,7 @@ TlsKey = Annotated[Path | None, typer.Option(help=_help("tls_key"), metavar="FIL
 Freshness = Annotated[str | None, typer.Option(help=_help("freshness"), metavar="immutable|ttl:S|always")]
 Policy = Annotated[str | None, typer.Option(help=_help("policy"), metavar="lru|fifo|none")]
 Verify = Annotated[str | None, typer.Option(help=_help("verify"), metavar="first|always")]
+Workers = Annotated[int | None, typer.Option(help=_help("workers"), metavar="N")]
 LogLevel = Annotated[str | None, typer.Option(help=_help("log_level"), metavar="debug|info|warning|error")]
 LogFormat = Annotated[str | None, typer.Option(help=_help("log_format"), metavar="json|text")]
 

@@ -47,6 +47,7 @@ def run(
     freshness: options.Freshness = None,
     policy: options.Policy = None,
     verify: options.Verify = None,
+    workers: options.Workers = None,
     log_level: options.LogLevel = None,
     log_format: options.LogFormat = None,
     config: options.Config = None,

@@ -31,6 +31,7 @@ def serve(
     freshness: options.Freshness = None,
     policy: options.Policy = None,
     verify: options.Verify = None,
+    workers: options.Workers = None,
     log_level: options.LogLevel = None,
     log_format: options.LogFormat = None,
     config: options.Config = None,

@@ -136,7 +136,7 @@ class SigningKeys:
             for part in (date, region, service, "aws4_request"):
                 key = hmac.digest(key, raw_bytes(part), "sha256")
             while len(self._keys) >= self._capacity:
-                del self._keys[next(iter(self._keys))]
+                self._keys.pop(next(iter(self._keys)), None)  # another thread may have been here first
             self._keys[name] = key
         return key
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from cachetools import LRUCache
-
 from outrider.core.freshness import Freshness, is_fresh
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.ports import Clock
@@ -27,6 +25,14 @@ class _Entry:
     version: ObjectVersion
     mark: Mark | None
     """Of the question that `version` answered; None: found at a start, so it must be asked about in any mode."""
+
+
+class Fresh(NamedTuple):
+    """A version that may be served unasked until the clock says `until`, as long as `Catalog.changes` is `changes`."""
+
+    version: ObjectVersion
+    until: float
+    changes: int
 
 
 class ForgetLog:
@@ -48,7 +54,7 @@ class ForgetLog:
 
 
 class Catalog:
-    """Bounded; the entry not used for longest goes first. Called from one thread."""
+    """Bounded; the entry not used for longest goes first. All but `look` is called from one thread."""
 
     def __init__(
         self, origin: str, freshness_of: Callable[[ObjectRef], Freshness], clock: Clock, capacity: int
@@ -56,7 +62,8 @@ class Catalog:
         self._origin = origin
         self._freshness_of = freshness_of
         self._clock = clock
-        self._entries: LRUCache[ObjectRef, _Entry] = LRUCache(capacity)
+        self._entries: OrderedDict[ObjectRef, _Entry] = OrderedDict()
+        self._capacity = capacity
         self._generation = 0
         self.changes = 0
         """Grows whenever something that was believed of a name no longer is: what was looked up before may not hold."""
@@ -76,18 +83,24 @@ class Catalog:
 
     def fresh(self, ref: ObjectRef) -> ObjectVersion | None:
         """The version to serve without asking; None: ask first."""
+        seen = self.look(ref)
+        if seen is None:
+            return None
+        self._entries.move_to_end(ref)
+        return seen.version
+
+    def look(self, ref: ObjectRef) -> Fresh | None:
+        """As `fresh`, from any thread, and without counting as a use."""
+        # Before the entry is read: what changes in between then makes the answer one that no longer holds.
+        changes = self.changes
         entry = self._entries.get(ref)
         if entry is None or entry.mark is None or not self.believes(ref, entry.mark):
             return None
-        return entry.version if is_fresh(entry.mark.at, self._clock(), self._freshness_of(ref)) else None
-
-    def until(self, ref: ObjectRef) -> float:
-        """Until when, by the clock, `fresh` goes on giving what it gives now, as long as `changes` stands still."""
-        entry = self._entries.get(ref)
-        assert entry is not None
-        assert entry.mark is not None
-        ttl_s = self._freshness_of(ref).ttl_s
-        return ttl_s if ttl_s == inf else entry.mark.at + ttl_s
+        freshness = self._freshness_of(ref)
+        if not is_fresh(entry.mark.at, self._clock(), freshness):
+            return None
+        until = inf if freshness.ttl_s == inf else entry.mark.at + freshness.ttl_s
+        return Fresh(entry.version, until, changes)
 
     def stale(self, ref: ObjectRef) -> ObjectVersion | None:
         """What may stand in while the origin is down: the version last heard of, unless a write made it doubtful."""
@@ -104,7 +117,7 @@ class Catalog:
         if entry is not None and entry.version != version:
             self.changes += 1
         # One put before a write is kept as well: it is not fresh, but good for asking whether it still is the one.
-        self._entries[version.ref] = _Entry(version, mark)
+        self._enter(_Entry(version, mark))
 
     def gone(self, ref: ObjectRef) -> None:
         """The origin has no such object. Nothing is remembered of that: the next read asks again."""
@@ -114,7 +127,13 @@ class Catalog:
     def recall(self, origin: str, version: ObjectVersion) -> None:
         """Blocks of `version` were found on disk: whether it still is the object's content has to be asked."""
         if origin == self._origin and version.ref not in self._entries:
-            self._entries[version.ref] = _Entry(version, None)
+            self._enter(_Entry(version, None))
+
+    def _enter(self, entry: _Entry) -> None:
+        self._entries[entry.version.ref] = entry
+        self._entries.move_to_end(entry.version.ref)
+        if len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
 
     def forget(self, ref: ObjectRef) -> None:
         """A write is about to change `ref`, or has: the next read asks the origin, and no older answer is believed."""

@@ -62,6 +62,8 @@ class Begun:
     version: ObjectVersion
     head: bytes
     rest: Extent
+    method: str
+    asked_range: str | None
     status: int
     sent: int
     request_id: str
@@ -86,9 +88,12 @@ class FastLane:
         self._second = 0
         self._date = b""
         self._first_byte_s = {op: metrics.first_byte_s.labels(op) for op in ("get", "head")}
-        # Requests by kind and status, and bytes from disk, not yet told to `metrics`.
+        # Requests by kind and status, and bytes from disk; what `metrics` was told of them. Another thread may read the
+        # first two while they grow.
         self._answered: dict[tuple[str, int], int] = {}
         self._served_bytes = 0
+        self._told_answered: dict[tuple[str, int], int] = {}
+        self._told_bytes = 0
         metrics.before_reading.append(self._tell_metrics)
 
     def answer(self, data: bytes, wire: SocketWire) -> bool | Begun:
@@ -115,11 +120,18 @@ class FastLane:
         first = self._hits.first_block(subject.known, extent)
         if first is None:
             return False
-        file, offset, length = first
-        length = min(length, _BYTES_AT_ONCE)
-        if not in_memory(file.fd, offset, length):
-            return False
-        return self._send(read, subject, wire, extent, (file.fd, offset, length), started, client)
+        lease, offset, length = first
+        try:
+            fd, length = lease.block.fd, min(length, _BYTES_AT_ONCE)
+            if not in_memory(fd, offset, length):
+                return False
+            return self._send(read, subject, wire, extent, (fd, offset, length), started, client)
+        finally:
+            lease.release()
+
+    def stop(self) -> None:
+        """Nothing is answered any more."""
+        self._access_log.flush()
 
     # -- who, and what -------------------------------------------------------------------------------------------
 
@@ -201,7 +213,8 @@ class FastLane:
         if taken < len(head) or sent < extent.length:
             rest = Extent(extent.start + sent, extent.stop)
             version = subject.known.version
-            return Begun(subject.operation, version, head[taken:], rest, status, sent, request_id, started, client)
+            return Begun(subject.operation, version, head[taken:], rest, read.method, read.range, status, sent,
+                         request_id, started, client)  # fmt: skip
         answered = (read.method, status)
         self._answered[answered] = self._answered.get(answered, 0) + 1
         self._served_bytes += sent
@@ -223,11 +236,15 @@ class FastLane:
         )  # fmt: skip
 
     def _tell_metrics(self) -> None:
-        answered, self._answered = self._answered, {}
-        for (method, status), number in answered.items():
-            self._metrics.requests.labels(method.lower(), str(status), "HIT").inc(number)
-        served, self._served_bytes = self._served_bytes, 0
-        self._metrics.served_bytes.labels("disk").inc(served)
+        for kind, number in list(self._answered.items()):
+            method, status = kind
+            self._metrics.requests.labels(method.lower(), str(status), "HIT").inc(
+                number - self._told_answered.get(kind, 0)
+            )
+            self._told_answered[kind] = number
+        served = self._served_bytes
+        self._metrics.served_bytes.labels("disk").inc(served - self._told_bytes)
+        self._told_bytes = served
 
 
 def _operation(read: PlainRead, domains: tuple[str, ...]) -> Operation | None:

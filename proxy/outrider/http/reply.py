@@ -18,12 +18,10 @@ from aiohttp.http import HttpVersion10
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
 from outrider.engine.reads import Body, FilePiece
+from outrider.http.tally import Sent
 from outrider.http.wire import Wire
 
 log = logging.getLogger(__name__)
-
-Sent = Counter[str]
-"""Body bytes sent, by source."""
 
 OnEnd = Callable[["Reply", Sent, str | None], None]
 """Called once, when the reply has ended: what was sent, and why it was cut (None: it was not)."""

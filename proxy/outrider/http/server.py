@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 from aiohttp import hdrs, web
@@ -45,8 +47,10 @@ from outrider.engine.uploads import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who
 from outrider.http.accesslog import AccessLog
 from outrider.http.fastlane import Begun, FastLane
-from outrider.http.reply import OnEnd, Reply, Sent
+from outrider.http.reply import OnEnd, Reply
+from outrider.http.tally import Ended, Sent, Tally
 from outrider.http.wire import SocketWire, TlsWire, Wire, wire_of
+from outrider.http.workers import NewLoop, Workers
 from outrider.metrics import Metrics, method_label
 
 log = logging.getLogger(__name__)
@@ -56,6 +60,8 @@ _LINE_BYTES_MAX = 32 * 1024
 _FIELD_BYTES_MAX = 16 * 1024
 # Threads that wait for the disk, so that the loop does not; more do not make one disk faster.
 _READERS = 8
+# A connection with so many hits in a row asks for little else: a worker may have it.
+_HITS_TO_LEND_OUT = 8
 # How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
 _LINGER_S = 2.0
 # How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
@@ -88,11 +94,14 @@ class _Asked:
 class Connection(RequestHandler):
     """One client connection: aiohttp's parser and keep-alive, our own errors and our own sending side."""
 
-    __slots__ = ("_head_timer", "begun", "closed", "server", "wire")
+    __slots__ = ("_data", "_head_timer", "_hits_in_a_row", "begun", "closed", "server", "wire")
 
-    def __init__(self, server: S3Server, **options: Any) -> None:
+    def __init__(self, server: S3Server, data: bytes = b"", **options: Any) -> None:
+        """`data`: what the client had sent before it came here."""
         super().__init__(server, **options)
         self.server = server
+        self._data = data
+        self._hits_in_a_row = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self.begun: Begun | None = None
         self.closed = asyncio.Event()
@@ -101,6 +110,8 @@ class Connection(RequestHandler):
         super().connection_made(transport)
         # Not asked of its class: uvloop's transports are none of asyncio's.
         self.wire = wire_of(cast(asyncio.Transport, transport), self.server.readers)
+        if self._data:
+            self.data_received(self._data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
@@ -138,7 +149,13 @@ class Connection(RequestHandler):
         # aiohttp takes a connection on which it saw nothing for an idle one.
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if answered is True:
+            self._hits_in_a_row += 1
+            if self._hits_in_a_row >= _HITS_TO_LEND_OUT and self.server.workers is not None:
+                client = wire.release()
+                self.force_close()
+                self.server.workers.lend_out(client)
             return True
+        self._hits_in_a_row = 0
         if answered is not False:
             self.begun = answered
         return False
@@ -193,26 +210,66 @@ class S3Server(web.Server):
         super().__init__(self._handle)
         self.client_timeout_s = client_timeout_s
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-read")
-        self._access_log = AccessLog()
-        self.fast_lane = FastLane(hits, access, metrics, self._access_log, domains=domains)
+        access_log = AccessLog()
+        self._tally = Tally(metrics, access_log)
+        self._fast_lane = partial(FastLane, hits, access, metrics, domains=domains)
+        self.fast_lane = self._fast_lane(access_log)
+        self.workers: Workers | None = None
         self._reads = reads
         self._forwards = forwards
         self._access = access
         self._metrics = metrics
         self._domains = domains
         self._requests_max = requests_max
-        self.in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._moving: set[asyncio.Task[None]] = set()
 
-    def stop(self) -> None:
-        """After the last connection: nothing is sent any more."""
-        self._access_log.flush()
-        self.readers.shutdown(wait=True)
+    @property
+    def in_flight(self) -> int:
+        return self._tally.in_flight
 
     async def idle(self) -> None:
         """Returns once no request is under way."""
-        await self._idle.wait()
+        await self._tally.idle()
+
+    def work_with(self, threads: int, new_loop: NewLoop) -> Workers:
+        """Share the hits with so many more loops, each in a thread of its own."""
+        lanes = [self._fast_lane(AccessLog()) for _ in range(threads)]
+        self.workers = Workers(lanes, self, self.readers, new_loop, lambda: len(self.connections))
+        return self.workers
+
+    async def stop(self) -> None:
+        """After the last request: nothing is sent any more."""
+        if self.workers is not None:
+            await self.workers.stop()
+        self.fast_lane.stop()
+        self.readers.shutdown(wait=True)
+
+    # -- for workers ----------------------------------------------------------------------------------------------
+
+    def take(self, client: socket.socket, data: bytes) -> None:
+        async def connect() -> None:
+            try:
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: self._connection(data), client)
+            except OSError:
+                client.close()
+
+        task = asyncio.get_running_loop().create_task(connect(), name="take")
+        self._moving.add(task)
+        task.add_done_callback(self._moving.discard)
+
+    def lend(self, begun: Begun) -> Body:
+        self._tally.began()
+        return self._reads.resume(begun.version, begun.rest)
+
+    def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
+        self._tally.ended(
+            Ended(
+                begun.request_id, begun.method.lower(), begun.method, begun.operation, begun.asked_range, begun.client,
+                begun.status, CacheStatus.HIT.value, sent, begun.started, cut,
+            )
+        )  # fmt: skip
+
+    # -- requests -------------------------------------------------------------------------------------------------
 
     async def shutdown(self, timeout: float | None = None) -> None:
         """Returns when every connection is closed; aiohttp leaves those open whose clients do not say goodbye (TLS)."""
@@ -224,14 +281,18 @@ class S3Server(web.Server):
         await _all_closed(still_open)
 
     def __call__(self) -> RequestHandler:
+        return self._connection(b"")
+
+    def _connection(self, data: bytes) -> Connection:
         return Connection(
-            self, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False, lingering_time=_LINGER_S,
-            max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX, logger=log, keepalive_timeout=600.0,
+            self, data, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False,
+            lingering_time=_LINGER_S, max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX, logger=log,
+            keepalive_timeout=600.0,
         )  # fmt: skip
 
     def refuse_unparsed(self, request: web.BaseRequest, wire: Wire) -> Reply:
         asked = _Asked(request, wire, ())
-        self._began()
+        self._tally.began()
         return _error_reply(asked, BadRequest(), "", close=True, on_end=self._on_end(asked))
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -242,12 +303,12 @@ class S3Server(web.Server):
             for name, value in request.raw_headers
         )
         asked = _Asked(request, protocol.wire, headers)
-        self._began()
+        self._tally.began()
         if (begun := protocol.begun) is not None:
             protocol.begun = None
             return self._resumed(asked, begun)
         try:
-            if self.in_flight > self._requests_max:
+            if self._tally.in_flight > self._requests_max:
                 raise SlowDown(headers=(("retry-after", "1"),))
             return await self._answer(asked)
         except S3Error as error:
@@ -263,11 +324,6 @@ class S3Server(web.Server):
         except Exception:
             log.exception("request failed", extra={"request": asked.id})
             return self._refuse(asked, InternalError())
-
-    def _began(self) -> None:
-        self.in_flight += 1
-        self._idle.clear()
-        self._metrics.in_flight.set(self.in_flight)
 
     async def _answer(self, asked: _Asked) -> Reply:
         request = asked.request
@@ -389,27 +445,12 @@ class S3Server(web.Server):
         return lambda reply, sent, cut: self._ended(asked, reply.status, sent, cut)
 
     def _ended(self, asked: _Asked, status: int | None, sent: Sent, cut: str | None) -> None:
-        self.in_flight -= 1
-        if self.in_flight == 0:
-            self._idle.set()
-        self._metrics.in_flight.set(self.in_flight)
-        operation = asked.operation
-        op = asked.op
-        cache = asked.cache.value
-        self._metrics.requests.labels(op, str(status or 0), cache).inc()
-        for source, count in sent.items():
-            self._metrics.served_bytes.labels(source).inc(count)
-        fields: dict[str, object] = {
-            "request": asked.id, "op": op, "method": asked.request.method, "status": status, "cache": cache,
-            "bytes": sent.total(), "seconds": round(time.perf_counter() - asked.started, 6), "client": asked.client,
-        }  # fmt: skip
-        if operation is not None:
-            fields["bucket"], fields["key"] = operation.bucket, operation.key
-        if (asked_range := dict(asked.headers).get("range")) is not None:
-            fields["range"] = asked_range
-        if cut is not None:
-            fields["cut"] = cut
-        self._access_log.request(fields)
+        self._tally.ended(
+            Ended(
+                asked.id, asked.op, asked.request.method, asked.operation, dict(asked.headers).get("range"),
+                asked.client, status, asked.cache.value, sent, asked.started, cut,
+            )
+        )  # fmt: skip
 
 
 def _check_framing(asked: _Asked) -> None:

@@ -79,6 +79,11 @@ class SocketWire:
             else:
                 view = view[sent:]
 
+    def release(self) -> socket.socket:
+        """The connection itself, past the transport: the caller's from here on; this wire is lost."""
+        client, self._socket = self._alive(), None
+        return client
+
     def send_now(self, data: Buffer, *, more: bool = False) -> int:
         """How many bytes the kernel took without a wait. Raises OSError: the client is gone."""
         try:

@@ -1,0 +1,73 @@
+"""What the S3 port has under way, and what became of it: counted once, and told in one line, when a request ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from outrider.core.s3wire import Operation
+from outrider.http.accesslog import AccessLog
+from outrider.metrics import Metrics
+
+Sent = Counter[str]
+"""Body bytes sent, by source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request and its answer, for the log and the metrics. `status` None: there was none. `cut`: why the answer is
+    not whole; None: it is."""
+
+    request_id: str
+    op: str
+    method: str
+    operation: Operation | None
+    asked_range: str | None
+    client: str
+    status: int | None
+    cache: str
+    sent: Sent
+    started: float
+    cut: str | None
+
+
+class Tally:
+    """Called on the engine's thread."""
+
+    def __init__(self, metrics: Metrics, access_log: AccessLog) -> None:
+        self._metrics = metrics
+        self._access_log = access_log
+        self.in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns once no request is under way."""
+        await self._idle.wait()
+
+    def began(self) -> None:
+        self.in_flight += 1
+        self._idle.clear()
+        self._metrics.in_flight.set(self.in_flight)
+
+    def ended(self, end: Ended) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self._idle.set()
+        self._metrics.in_flight.set(self.in_flight)
+        self._metrics.requests.labels(end.op, str(end.status or 0), end.cache).inc()
+        for source, count in end.sent.items():
+            self._metrics.served_bytes.labels(source).inc(count)
+        facts: dict[str, object] = {
+            "request": end.request_id, "op": end.op, "method": end.method, "status": end.status, "cache": end.cache,
+            "bytes": end.sent.total(), "seconds": round(time.perf_counter() - end.started, 6), "client": end.client,
+        }  # fmt: skip
+        if end.operation is not None:
+            facts["bucket"], facts["key"] = end.operation.bucket, end.operation.key
+        if end.asked_range is not None:
+            facts["range"] = end.asked_range
+        if end.cut is not None:
+            facts["cut"] = end.cut
+        self._access_log.request(facts)

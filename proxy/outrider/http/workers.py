@@ -1,0 +1,307 @@
+"""More cores (`--workers`): threads with loops of their own that answer hits and send long bodies.
+
+The engine stays on its one loop, with one flight table, one index and one budget. A worker knows no HTTP but what the
+fast lane recognises: a connection that asks for anything else moves to the engine's loop, with the bytes it sent, and
+comes back when it has gone over to hits. Threads are enough where the kernel does the copying: `sendfile` holds no
+lock. Small requests are Python's work, and gain nothing on a build with the global lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, Protocol, TypeVar, cast
+
+from outrider.core.errors import S3Error, Signal
+from outrider.engine.reads import Body, FilePiece, Piece
+from outrider.http.fastlane import Begun, FastLane
+from outrider.http.tally import Sent
+from outrider.http.wire import SocketWire
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# As long as the engine's loop keeps a connection that says nothing.
+_IDLE_S = 600.0
+_SWEEP_S = 60.0
+
+
+class Engine(Protocol):
+    """What workers need of the S3 port; all of it lives on the engine's loop."""
+
+    def lend(self, begun: Begun) -> Body:
+        """The rest of a reply that a worker began."""
+        ...
+
+    def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
+        """It has ended. `cut`: why too early; None: it is whole."""
+        ...
+
+    def take(self, client: socket.socket, data: bytes) -> None:
+        """A connection that wants more than a worker knows, and the first bytes that it sent."""
+        ...
+
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+
+
+class Worker:
+    """One thread, its loop and its connections."""
+
+    def __init__(self, lane: FastLane, engine: Engine, readers: Executor, new_loop: NewLoop, number: int) -> None:
+        self.lane = lane
+        self.engine = engine
+        self.readers = readers
+        self.main = asyncio.get_running_loop()
+        self.connections: set[_Connection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.load = 0
+        self._loop = new_loop()
+        self._thread = threading.Thread(target=self._run, name=f"outrider-worker-{number}", daemon=True)
+        self._thread.start()
+
+    def adopt(self, client: socket.socket) -> None:
+        """From the engine's loop: serve this connection."""
+        self.load += 1
+        self._loop.call_soon_threadsafe(lambda: self.spawn(self._connect(client)))
+
+    async def on_main(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(), self.main))
+
+    async def stop(self) -> None:
+        """From the engine's loop: close what is open, and end the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        # Not joined here: what it closes, it gives back to this loop.
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def close_idle(self, older_than_s: float = 0.0) -> None:
+        """From the engine's loop: connections that ask for nothing are closed."""
+        self._loop.call_soon_threadsafe(self._close_idle, older_than_s)
+
+    def left(self) -> None:
+        """A connection is gone, by whatever way."""
+        self.main.call_soon_threadsafe(self._unload)
+
+    def _unload(self) -> None:
+        self.load -= 1
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self.spawn(self._sweep())
+        try:
+            self._loop.run_forever()
+            for connection in list(self.connections):
+                connection.abort()
+            for task in list(self.tasks):
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*self.tasks, return_exceptions=True))
+        finally:
+            self.lane.stop()
+            self._loop.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _connect(self, client: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: _Connection(self), client)
+        except OSError:
+            client.close()
+            self.left()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self._close_idle(_IDLE_S)
+
+    def _close_idle(self, older_than_s: float) -> None:
+        now = time.monotonic()
+        for connection in list(self.connections):
+            if not connection.sending and now - connection.used >= older_than_s:
+                connection.abort()
+
+
+class _Connection(asyncio.Protocol):
+    """A client's connection while it asks for hits."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._held = b""
+        self.sending = False
+        self.used = time.monotonic()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._wire = SocketWire(self._transport, self._worker.readers)
+        self._worker.connections.add(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._wire.lost()
+        self._worker.connections.discard(self)
+        self._worker.left()
+
+    def data_received(self, data: bytes) -> None:
+        if self.sending:
+            # Little: reading was paused. It is answered in its turn.
+            self._held += data
+            return
+        self.used = time.monotonic()
+        try:
+            answered = self._worker.lane.answer(data, self._wire)
+        except OSError:
+            self.abort()
+            return
+        if answered is False:
+            self._move(data)
+        elif answered is not True:
+            self.sending = True
+            self._transport.pause_reading()
+            self._worker.spawn(self._finish(answered))
+
+    def _move(self, data: bytes) -> None:
+        client = self._wire.release()
+        self._transport.abort()
+        self._worker.main.call_soon_threadsafe(self._worker.engine.take, client, data)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    async def _finish(self, begun: Begun) -> None:
+        """Send what the socket did not take at once; the pieces come from the engine."""
+        sent: Sent = Counter(disk=begun.sent)
+        cut: str | None = "stopped"
+        body: _Lent | None = None
+        try:
+            body = await _Lent.ask(self._worker, begun)
+            await self._wire.send(begun.head, more=begun.rest.length > 0)
+            async for piece in body:
+                await self._send(piece, sent)
+            cut = None if sent.total() == begun.sent + begun.rest.length else "the body ended early"
+        except ConnectionError:
+            cut = "client left"
+        except (Signal, S3Error, OSError) as error:
+            cut = f"{type(error).__name__}: {error}"
+        except Exception:
+            cut = "our own error"
+            log.exception("reply failed")
+        finally:
+            if cut is not None:
+                self.abort()
+            if body is not None:
+                await asyncio.shield(body.close(begun, sent, cut))
+        self._resume()
+
+    async def _send(self, piece: Piece, sent: Sent) -> None:
+        if isinstance(piece, FilePiece):
+            await self._wire.send_file(piece.fd, piece.offset, piece.count)
+            sent[piece.source] += piece.count
+        else:
+            await self._wire.send(piece)
+            sent["origin"] += len(piece)
+
+    def _resume(self) -> None:
+        self.sending = False
+        if self._transport.is_closing():
+            return
+        self._transport.resume_reading()
+        held, self._held = self._held, b""
+        if held:
+            self.data_received(held)
+
+
+class _Lent:
+    """A body of the engine's, read from another loop: a hop for each piece, which is a block of some MiB."""
+
+    def __init__(self, worker: Worker, body: Body) -> None:
+        self._worker = worker
+        self._body = body
+        self._pieces = aiter(body)
+
+    @classmethod
+    async def ask(cls, worker: Worker, begun: Begun) -> _Lent:
+        async def lend() -> Body:
+            return worker.engine.lend(begun)
+
+        return cls(worker, await worker.on_main(lend))
+
+    def __aiter__(self) -> _Lent:
+        return self
+
+    async def __anext__(self) -> Piece:
+        piece = await self._worker.on_main(self._next)
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def _next(self) -> Piece | None:
+        return await anext(self._pieces, None)
+
+    async def close(self, begun: Begun, sent: Sent, cut: str | None) -> None:
+        async def end() -> None:
+            await self._body.aclose()
+            self._worker.engine.returned(begun, sent, cut)
+
+        await self._worker.on_main(end)
+
+
+class Workers:
+    """Accepts connections and gives each to the least loaded loop, the engine's own included."""
+
+    def __init__(
+        self, lanes: list[FastLane], engine: Engine, readers: Executor, new_loop: NewLoop, own_load: Callable[[], int]
+    ) -> None:
+        self._engine = engine
+        self._own_load = own_load
+        self._workers = [Worker(lane, engine, readers, new_loop, number) for number, lane in enumerate(lanes, 1)]
+        self._listener: socket.socket | None = None
+
+    def listen(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            client, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        client.setblocking(False)
+        self.place(client)
+
+    def place(self, client: socket.socket) -> None:
+        worker = min(self._workers, key=lambda worker: worker.load)
+        if self._own_load() <= worker.load:
+            self._engine.take(client, b"")
+        else:
+            worker.adopt(client)
+
+    def lend_out(self, client: socket.socket) -> None:
+        """A connection that asks for hits alone: off the engine's loop."""
+        min(self._workers, key=lambda worker: worker.load).adopt(client)
+
+    def loads(self) -> list[int]:
+        """How many connections each worker has."""
+        return [worker.load for worker in self._workers]
+
+    def stop_listening(self) -> None:
+        """No new connections; those that idle are closed."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+        for worker in self._workers:
+            worker.close_idle()
+
+    async def stop(self) -> None:
+        for worker in self._workers:
+            await worker.stop()

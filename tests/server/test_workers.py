@@ -1,0 +1,165 @@
+"""Several loops over one cache: what a client sees is what it sees with one."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.settings import SettingsError, load
+from tests.support.proxy import Proxy, ServedProxy
+from tests.support.rawhttp import RawConnection, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+
+MIB = 1024 * 1024
+RAMP = (bytes(range(251)) * (24 * MIB // 251 + 1))[: 24 * MIB]
+NAME = "workers"
+BIG, SMALL = f"/{NAME}/big", f"/{NAME}/small"
+WORKERS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    client.put_object(Bucket=NAME, Key="big", Body=RAMP)
+    client.put_object(Bucket=NAME, Key="small", Body=RAMP[:1000])
+    client.close()
+
+
+@pytest.fixture
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
+    with Proxy(bucket, workers=WORKERS, freshness="immutable") as running:
+        for target in (BIG, SMALL):
+            ask(running.address, "GET", target)
+        running.settle()
+        yield running
+
+
+def loads(proxy: Proxy) -> list[int]:
+    """Connections on each worker, the engine's own loop last."""
+    server = proxy.outrider.server
+    assert server.workers is not None
+    return [*server.workers.loads(), len(server.connections)]
+
+
+def test_connections_are_spread_over_the_loops(proxy: Proxy) -> None:
+    connections = [RawConnection(proxy.address) for _ in range(2 * WORKERS)]
+    try:
+        for connection in connections:
+            assert connection.ask("GET", SMALL).body == RAMP[:1000]
+        assert sorted(loads(proxy)) == [2] * WORKERS
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_long_bodies_go_out_of_all_loops_at_once_and_are_counted_once(proxy: Proxy) -> None:
+    before = proxy.metric("outrider_served_bytes_total", source="disk")
+    asked = proxy.metric("outrider_requests_total", op="get", cache="HIT")
+    with ThreadPoolExecutor(8) as readers:
+        bodies = list(readers.map(lambda _: ask(proxy.address, "GET", BIG).body, range(16)))
+    assert all(body == RAMP for body in bodies)
+    proxy.settle()
+    assert proxy.metric("outrider_served_bytes_total", source="disk") - before == 16 * len(RAMP)
+    assert proxy.metric("outrider_requests_total", op="get", cache="HIT") - asked == 16
+
+
+def test_a_connection_goes_where_its_requests_want_it_and_loses_none(proxy: Proxy) -> None:
+    with RawConnection(proxy.address) as one, RawConnection(proxy.address) as two:
+        for connection in (one, two):
+            for turn in range(3):
+                key = f"new-{id(connection)}-{turn}"
+                for _ in range(12):
+                    assert connection.ask("GET", SMALL, [("range", "bytes=10-19")]).body == RAMP[10:20]
+                assert connection.ask("PUT", f"/{NAME}/{key}", [("content-length", "3")], b"abc").status == 200
+                assert connection.ask("GET", f"/{NAME}/{key}").body == b"abc"
+                assert connection.ask("GET", f"/{NAME}/nothing").code == "NoSuchKey"
+
+
+def test_requests_that_were_sent_ahead_are_answered_in_order(proxy: Proxy) -> None:
+    with RawConnection(proxy.address) as connection:
+        for _ in range(3):
+            connection.send(b"".join(b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % t.encode() for t in (BIG, SMALL, BIG)))
+            assert [connection.read_answer().body for _ in range(3)] == [RAMP, RAMP[:1000], RAMP]
+            connection.send(f"GET {BIG} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            connection.send(f"GET {SMALL} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            assert [connection.read_answer().body for _ in range(2)] == [RAMP, RAMP[:1000]]
+
+
+def test_a_head_in_two_pieces_is_one_request(proxy: Proxy) -> None:
+    for _ in range(WORKERS):
+        with RawConnection(proxy.address) as connection:
+            connection.send(f"GET {SMALL} HT".encode())
+            connection.send(b"TP/1.1\r\nhost: x\r\n\r\n")
+            assert connection.read_answer().body == RAMP[:1000]
+
+
+def test_an_overwrite_through_one_loop_is_seen_on_all(proxy: Proxy) -> None:
+    connections = [RawConnection(proxy.address) for _ in range(WORKERS)]
+    try:
+        for turn in range(5):
+            body = b"%04d" % turn * 100
+            put = ask(proxy.address, "PUT", f"/{NAME}/moving", [("content-length", str(len(body)))], body)
+            assert put.status == 200
+            for connection in connections:
+                for _ in range(3):
+                    assert connection.ask("GET", f"/{NAME}/moving").body == body
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_clients_that_hang_up_in_mid_body_leave_nothing(proxy: Proxy) -> None:
+    for _ in range(30):
+        with RawConnection(proxy.address) as connection:
+            connection.send(f"GET {BIG} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            connection.sock.recv(1000)
+    proxy.settle()
+    assert ask(proxy.address, "GET", BIG).body == RAMP
+    proxy.settle()
+    store = proxy.outrider.store
+
+    async def leases() -> int:
+        return store.leases()
+
+    assert proxy.on_loop(leases) == 0
+
+
+def test_a_stop_lets_a_long_body_end_and_closes_what_idles(bucket: Bucket) -> None:
+    with Proxy(bucket, workers=WORKERS, freshness="immutable") as proxy:
+        ask(proxy.address, "GET", BIG)
+        proxy.settle()
+        idle = [RawConnection(proxy.address) for _ in range(WORKERS)]
+        slow = [RawConnection(proxy.address) for _ in range(WORKERS)]
+        heads = []
+        for connection in slow:
+            connection.send(f"GET {BIG} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            heads.append(connection.read_head())
+        stopping = threading.Thread(target=proxy.stop)
+        stopping.start()
+        assert all(connection.is_closed_by_peer() for connection in idle)
+        assert all(head.read() == RAMP for head in heads)
+        stopping.join()
+        for connection in (*idle, *slow):
+            connection.close()
+
+
+def test_the_command_takes_them_and_stops_cleanly(bucket: Bucket, tmp_path: Path) -> None:
+    with ServedProxy(bucket, tmp_path, workers="2") as served:
+        assert ask(served.address, "GET", SMALL).body == ask(served.address, "GET", SMALL).body == RAMP[:1000]
+        assert served.stop() == 0
+        assert [line["cache"] for line in served.lines("request")] == ["MISS", "HIT"]
+        assert not [line for line in served.lines() if line["level"] in ("warning", "error")]
+
+
+def test_tls_and_more_workers_are_refused_together(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--workers above 1"):
+        load({"workers": 2, "tls_cert": tmp_path / "c", "tls_key": tmp_path / "k"}, environ={})
