@@ -1,0 +1,61 @@
+"""Pages of a LIST, as the bucket writes them and as nobody should."""
+
+from __future__ import annotations
+
+from urllib.parse import quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.listing import Page, parse_page
+
+NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+
+def page(objects: list[tuple[str, int]], token: str | None = None) -> bytes:
+    contents = "".join(
+        f"<Contents><Key>{quote_plus(key, safe='/')}</Key><LastModified>2026-01-01T00:00:00Z</LastModified>"
+        f"<ETag>&#34;abc&#34;</ETag><Size>{size}</Size></Contents>"
+        for key, size in objects
+    )
+    more = "" if token is None else f"<NextContinuationToken>{token}</NextContinuationToken>"
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="{NAMESPACE}"><Name>b</Name>'
+        f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>{contents}{more}</ListBucketResult>"
+    ).encode()
+
+
+@given(st.lists(st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(0, 2**50)), max_size=5))
+def test_keys_and_sizes_come_back_in_order(objects: list[tuple[str, int]]) -> None:
+    assert parse_page(page(objects)) == Page(tuple(objects), None)
+
+
+def test_a_page_that_is_not_the_last_names_the_next() -> None:
+    assert parse_page(page([("a", 1)], "xyz")) == Page((("a", 1),), "xyz")
+
+
+def test_a_page_that_is_cut_short_without_a_token_is_the_last() -> None:
+    assert parse_page(page([("a", 1)], "xyz").replace(b"NextContinuationToken", b"NextMarker")) == Page(
+        (("a", 1),), None
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<Error><Code>AccessDenied</Code></Error>",
+        page([("a", 1)])[:-5],
+        page([("a", 1)]).replace(b"<Size>1", b"<Size>one"),
+        page([("a", 1)]).replace(b"<Size>1", b"<Size>-1"),
+        b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">]>' + page([("a", 1)]).partition(b"\n")[2],
+    ],
+)
+def test_what_is_no_page_is_none(body: bytes) -> None:
+    assert parse_page(body) is None
+
+
+@given(st.binary())
+def test_nothing_else_comes_of_anything_else(body: bytes) -> None:
+    assert parse_page(body) is None
