@@ -20,10 +20,11 @@ from rich.markup import escape
 
 from tests.bench import clients, pipeline, report, upkeep
 from tests.bench.loads import LOADS
+from tests.bench.peers import ALL
 from tests.bench.plot import plot
 from tests.bench.results import Results
 from tests.bench.runner import Runner
-from tests.bench.targets import ALL, OUTRIDER
+from tests.bench.targets import OUTRIDER
 from tests.bench.world import SHORT, Plan, World, make_bucket
 from tests.support.child import scratch_directory
 from tests.support.simulator_process import SimulatorProcess
@@ -49,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         results, notes = run(chosen, console)
     except KeyboardInterrupt:
         return 130
+    except (RuntimeError, OSError) as error:
+        console.print(f"[bold red]Nothing can be measured:[/] {escape(str(error))}")
+        return 1
     _tell(results, notes, chosen, console)
     # An incomplete look at the others is still a look; without our own figures there is nothing to see.
     return 1 if any(note.startswith(f"{OUTRIDER}:") for note in notes) else 0

@@ -95,7 +95,15 @@ def curl(urls: Sequence[str], size_bytes: int, readers: int) -> Took:
     for part in pieces(list(urls), readers):
         # Every URL needs an output of its own, or curl writes the rest to the terminal.
         words = [word for url in part for word in ("--output", os.devnull, url)]
-        argv = [program("curl"), "--silent", "--show-error", "--fail", "--write-out", "%{size_download}\n", *words]
+        argv: list[str | Path] = [
+            program("curl"),
+            "--silent",
+            "--show-error",
+            "--fail",
+            "--write-out",
+            "%{size_download}\n",
+            *words,
+        ]
         running.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     outputs = [process.communicate(timeout=_DEADLINE_S) for process in running]
     seconds = time.monotonic() - begun
@@ -114,18 +122,11 @@ def boto_readers(world: World, endpoint: str, keys: Sequence[str], readers: int)
     """
     env = clean_environment() | world.bucket.environment() | {"PYTHONPATH": str(REPOSITORY)}
     with contextlib.ExitStack() as stack:
-        running = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.bench.reader", endpoint, NAME, *part],
-                    env=env,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )  # fmt: skip
-            )
-            for part in pieces(list(keys), readers)
-        ]
+        running = []
+        for part in pieces(list(keys), readers):
+            argv: list[str] = [sys.executable, "-m", "tests.bench.reader", endpoint, NAME, *part]
+            process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            running.append(stack.enter_context(process))
         for process in running:
             assert process.stdout is not None
             process.stdout.readline()
@@ -181,7 +182,16 @@ class _Sink:
 
 
 def _piped(aws: Path, endpoint: str, key: str, env: dict[str, str]) -> int:
-    argv = [aws, "s3", "cp", "--only-show-errors", "--endpoint-url", endpoint, f"s3://{NAME}/{key}", "-"]
+    argv: list[str | Path] = [
+        aws,
+        "s3",
+        "cp",
+        "--only-show-errors",
+        "--endpoint-url",
+        endpoint,
+        f"s3://{NAME}/{key}",
+        "-",
+    ]
     size = 0
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -11,7 +11,7 @@ from tests.bench import clients, procs
 from tests.bench.clients import Took, Wanted
 from tests.bench.results import Sample
 from tests.bench.targets import DIRECT, JUICEFS, NGINX_CACHE, OUTRIDER, RCLONE, S3FS, SIGV4, STATIC, Direct, Target
-from tests.bench.world import RANGE_BYTES, BenchError, World
+from tests.bench.world import RANGE_BYTES, World
 
 Run = Callable[[World, Target], Took]
 

@@ -11,11 +11,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 def session_pids(session: int) -> list[int]:
     """All processes of a session: the server and whatever it started."""
-    pids = []
-    for directory in Path("/proc").iterdir():
-        if directory.name.isdigit() and _stat(int(directory.name))[3:4] == [str(session)]:
-            pids.append(int(directory.name))
-    return pids
+    numbers = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return [pid for pid in numbers if _stat(pid)[3:4] == [str(session)]]
 
 
 def cpu_s(session: int) -> float:

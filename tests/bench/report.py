@@ -15,12 +15,13 @@ from rich.table import Table
 import outrider
 from tests.bench import pipeline, upkeep
 from tests.bench.goals import Goal, goals
-from tests.bench.targets import ALL, OUTRIDER
+from tests.bench.peers import ALL
+from tests.bench.targets import OUTRIDER
 from tests.support.child import program
 
 if TYPE_CHECKING:
     from tests.bench.loads import Load
-    from tests.bench.results import Results
+from tests.bench.results import Results
 
 _PEERS = tuple(target.name for target in ALL if target.peer)
 _MET = {True: "yes", False: "no", None: "not measured"}
