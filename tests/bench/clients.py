@@ -19,9 +19,8 @@ from urllib.parse import urlsplit
 
 from boto3.s3.transfer import TransferConfig
 
-from tests.bench.demo import clean_environment
-from tests.bench.world import NAME, BenchError, World, pieces
-from tests.support.child import program
+from tests.bench.world import NAME, PROBE, BenchError, World, pieces
+from tests.support.child import clean_environment, program
 from tests.support.simulator_process import REPOSITORY
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def curl(urls: Sequence[str], size_bytes: int, readers: int) -> Took:
 
 
 def boto_readers(world: World, endpoint: str, keys: Sequence[str], readers: int) -> Took:
-    """Read `keys` whole by boto3, dealt to `readers` processes; their start is not in the time.
+    """Read `keys` whole by boto3, dealt to `readers` processes; their start is not in the time, nor in the counts.
 
     Raises:
         BenchError: they did not read every byte.
@@ -124,12 +123,13 @@ def boto_readers(world: World, endpoint: str, keys: Sequence[str], readers: int)
     with contextlib.ExitStack() as stack:
         running = []
         for part in pieces(list(keys), readers):
-            argv: list[str] = [sys.executable, "-m", "tests.bench.reader", endpoint, NAME, *part]
+            argv: list[str] = [sys.executable, "-m", "tests.bench.reader", endpoint, NAME, PROBE, *part]
             process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             running.append(stack.enter_context(process))
         for process in running:
             assert process.stdout is not None
             process.stdout.readline()
+        world.simulator.reset()
         begun = time.monotonic()
         for process in running:
             assert process.stdin is not None

@@ -11,7 +11,7 @@ from tests.bench import clients, procs
 from tests.bench.clients import Took, Wanted
 from tests.bench.results import Sample
 from tests.bench.targets import DIRECT, JUICEFS, NGINX_CACHE, OUTRIDER, RCLONE, S3FS, SIGV4, STATIC, Direct, Target
-from tests.bench.world import RANGE_BYTES, World
+from tests.bench.world import PROBE, RANGE_BYTES, World
 
 Run = Callable[[World, Target], Took]
 
@@ -48,9 +48,11 @@ def measured(load: Load, world: World, target: Target, round_number: int) -> Sam
     if load.cold:
         world.calm()
         target.clear()
-        world.far_away()
     if isinstance(target, Direct):
         target.far = load.cold
+    if load.cold:
+        clients.curl([target.url(PROBE)], world.sizes[PROBE], readers=1)
+        world.far_away()
     world.simulator.reset()
     before_s = None if target.session is None else procs.cpu_s(target.session)
     took = load.run(world, target)

@@ -6,7 +6,6 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.bench.demo import clean_environment
 from tests.bench.targets import (
     JUICEFS,
     NGINX_CACHE,
@@ -20,7 +19,7 @@ from tests.bench.targets import (
     lacks_program,
 )
 from tests.bench.world import NAME
-from tests.support.child import program
+from tests.support.child import clean_environment, program
 
 
 class Rclone(Target):
@@ -104,7 +103,7 @@ class NginxStatic(Target):
 
 
 class NginxCache(NginxStatic):
-    """proxy_cache with slices of 1 MiB. It cannot sign: the bucket lets it read without."""
+    """proxy_cache with slices of 8 MiB, as long as our blocks. It cannot sign: the bucket lets it read without."""
 
     name, slug, peer = NGINX_CACHE, "nginx-cache", True
 
@@ -125,7 +124,7 @@ class NginxCache(NginxStatic):
 
     def server(self) -> str:
         return """location / {
-            slice 1m;
+            slice 8m;
             proxy_pass http://origin;
             proxy_http_version 1.1;
             proxy_set_header Connection "";

@@ -33,11 +33,13 @@ def measure(
     Raises:
         BenchError, RuntimeError: the training failed, or read other samples than were written.
     """
-    from tests.bench.demo import SHORT, Demo, DemoError, Plan, check, outrider
+    from tests.bench.demo import Demo, DemoError, Plan, check, outrider
     from tests.bench.world import BenchError
 
     directory.mkdir()
-    demo = Demo(SHORT if world.plan.pipeline_short else Plan(), "s5cmd", directory, world.bucket, console)
+    size = world.plan
+    plan = Plan(size.pipeline_shards, size.pipeline_samples, step_ms=size.pipeline_step_ms)
+    demo = Demo(plan, "s5cmd", directory, world.bucket, console)
     world.calm()
     tell("making its dataset")
     demo.make_dataset()

@@ -1,6 +1,7 @@
-"""A reader with boto3, as a loader's worker is one: `python -m tests.bench.reader ENDPOINT BUCKET KEY...`.
+"""A reader with boto3, as a loader's worker is one: `python -m tests.bench.reader ENDPOINT BUCKET PROBE KEY...`.
 
-Says `ready`, waits for a line, reads each object whole by one GET, then says how many bytes that were.
+Reads PROBE, since the first request of a process is mostly the start of boto3; says `ready`, waits for a line, reads
+each object whole by one GET, then says how many bytes that were.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ _PIECE_BYTES = 1024 * 1024
 
 
 def main() -> None:
-    endpoint, bucket, *keys = sys.argv[1:]
+    endpoint, bucket, probe, *keys = sys.argv[1:]
     client = boto3.client("s3", endpoint_url=endpoint, config=Config(s3={"addressing_style": "path"}))
+    client.get_object(Bucket=bucket, Key=probe)["Body"].read()
     print("ready", flush=True)
     sys.stdin.readline()
     total = 0

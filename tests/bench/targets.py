@@ -12,9 +12,8 @@ import urllib.request
 from pathlib import Path
 from typing import ClassVar
 
-from tests.bench.demo import clean_environment
 from tests.bench.world import NAME, World
-from tests.support.child import Child, free_ports, program
+from tests.support.child import Child, clean_environment, free_ports, program
 from tests.support.proxy import serving_environment
 
 READY_DEADLINE_S = 60.0

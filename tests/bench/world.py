@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "bench"
+PROBE = "probe"
+"""A small object that every target is asked for before the clock starts: first connections are nobody's speed."""
+_PROBE_BYTES = 1000
 TTFB_S = 0.030
 CONNECTION_BYTES_S = 40e6
 TOTAL_BYTES_S = 250e6
@@ -48,7 +51,9 @@ class Plan:
     first_bytes: int = 9_000_000
     wrk_s: int = 3
     blocks: int = 100_000
-    pipeline_short: bool = False
+    pipeline_shards: int = 24
+    pipeline_samples: int = 260
+    pipeline_step_ms: float = 150.0
 
 
 # A look at the harness, not at speed.
@@ -62,7 +67,9 @@ SHORT = Plan(
     firsts=2,
     wrk_s=1,
     blocks=500,
-    pipeline_short=True,
+    pipeline_shards=2,
+    pipeline_samples=128,
+    pipeline_step_ms=20.0,
 )
 
 
@@ -105,6 +112,7 @@ class World:
         """All objects, by key."""
         plan = self.plan
         return {
+            PROBE: _PROBE_BYTES,
             self.big: plan.big_bytes,
             **dict.fromkeys(self.shards, plan.shard_bytes),
             **dict.fromkeys(self.smalls, plan.small_bytes),
