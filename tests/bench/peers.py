@@ -23,6 +23,8 @@ from tests.support.child import clean_environment, program
 
 
 class Rclone(Target):
+    """Told to read ahead in parallel: its default, one connection a file, reads shards at half the speed."""
+
     name, slug = RCLONE, "rclone"
 
     @classmethod
@@ -34,6 +36,7 @@ class Rclone(Target):
             *(program("rclone"), "serve", "s3", "origin:", "--addr", f"127.0.0.1:{self.port}", "--read-only"),
             *("--vfs-cache-mode", "full", "--vfs-cache-max-size", "100G", "--cache-dir", self.cache),
             *("--dir-cache-time", "1h", "--config", os.devnull),
+            *("--vfs-read-chunk-size", "8M", "--vfs-read-chunk-streams", "8"),
         ]
 
     def env(self) -> dict[str, str]:
@@ -225,7 +228,8 @@ class S3fs(Target):
         return clean_environment() | keys
 
     def ready(self) -> bool:
-        return self._mount.is_mount()
+        # Not by a look at the directory itself: a mount whose server was killed answers nothing but errors.
+        return f" {self._mount} " in Path("/proc/self/mounts").read_text()
 
     def start(self) -> None:
         self._mount.mkdir(exist_ok=True)
@@ -233,7 +237,7 @@ class S3fs(Target):
 
     def stop(self) -> None:
         super().stop()
-        if self._mount.is_mount():
+        if self.ready():
             subprocess.run(["umount", "--lazy", self._mount], check=False)
 
     def url(self, key: str) -> str:
