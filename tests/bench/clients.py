@@ -119,11 +119,31 @@ def boto_readers(world: World, endpoint: str, keys: Sequence[str], readers: int)
     Raises:
         BenchError: they did not read every byte.
     """
+    parts = pieces(list(keys), readers)
+    seconds, read = _together(world, [["tests.bench.reader", endpoint, NAME, PROBE, *part] for part in parts])
+    return _whole(Took(seconds, read, len(keys)), world, keys)
+
+
+def sinks(world: World, url: str, size_bytes: int, reads: int, readers: int) -> Took:
+    """Read one object `reads` times in all, by `readers` that do not even copy: what the server can do.
+
+    Raises:
+        BenchError: it did not come whole each time.
+    """
+    words = ["tests.bench.sink", str(reads // readers), url]
+    seconds, read = _together(world, [words] * readers)
+    if read != reads // readers * readers * size_bytes:
+        raise BenchError(f"{read} of {reads * size_bytes} bytes were read")
+    return Took(seconds, read, reads)
+
+
+def _together(world: World, modules: list[list[str]]) -> tuple[float, int]:
+    """Run modules with their arguments, all let go at once; seconds until the last has ended, and bytes read."""
     env = clean_environment() | world.bucket.environment() | {"PYTHONPATH": str(REPOSITORY)}
     with contextlib.ExitStack() as stack:
         running = []
-        for part in pieces(list(keys), readers):
-            argv: list[str] = [sys.executable, "-m", "tests.bench.reader", endpoint, NAME, PROBE, *part]
+        for words in modules:
+            argv: list[str] = [sys.executable, "-m", *words]
             process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             running.append(stack.enter_context(process))
         for process in running:
@@ -137,8 +157,7 @@ def boto_readers(world: World, endpoint: str, keys: Sequence[str], readers: int)
                 process.stdin.write("go\n")
                 process.stdin.flush()
         read = sum(int(process.communicate(timeout=_DEADLINE_S)[0] or 0) for process in running)
-        seconds = time.monotonic() - begun
-    return _whole(Took(seconds, read, len(keys)), world, keys)
+        return time.monotonic() - begun, read
 
 
 def aws_program() -> Path | None:

@@ -32,10 +32,11 @@ def goals(results: Results) -> list[Goal]:
 
 def _warm(results: Results) -> list[Goal]:
     told = []
-    for streams in (1, 8):
-        load, what = f"stream-{streams}", f"big warm object, streams: {streams}"
-        told.append(_at_least(results, what, load, "mb_s", 1.0, STATIC))
-        told.append(_at_most(results, f"{what}, CPU s/GB", load, "cpu_s_gb", 1.1, STATIC))
+    for kind, client in (("stream", "curl"), ("sink", "nothing copied")):
+        for streams in (1, 8):
+            load, what = f"{kind}-{streams}", f"big warm object, streams: {streams}, {client}"
+            told.append(_at_least(results, what, load, "mb_s", 1.0, STATIC))
+            told.append(_at_most(results, f"{what}, CPU s/GB", load, "cpu_s_gb", 1.1, STATIC))
     for connections in (16, 64):
         load, what = f"range-{connections}", f"64 KiB ranges, connections: {connections}"
         for factor, to in ((0.6, STATIC), (3.0, RCLONE), (8.0, JUICEFS)):

@@ -84,11 +84,21 @@ def warm_up(load: Load, world: World, target: Target) -> None:
 
 def _streams(count: int) -> Run:
     def run(world: World, target: Target) -> Took:
-        plan = world.plan
-        reads = max(count, plan.stream_bytes // plan.big_bytes // count * count)
-        return clients.curl([target.url(world.big)] * reads, plan.big_bytes, readers=count)
+        return clients.curl([target.url(world.big)] * _reads(world, count), world.plan.big_bytes, readers=count)
 
     return run
+
+
+def _sinks(count: int) -> Run:
+    def run(world: World, target: Target) -> Took:
+        return clients.sinks(world, target.url(world.big), world.plan.big_bytes, _reads(world, count), readers=count)
+
+    return run
+
+
+def _reads(world: World, readers: int) -> int:
+    """How often the big object is read in all, a multiple of `readers`."""
+    return max(readers, world.plan.stream_bytes // world.plan.big_bytes // readers * readers)
 
 
 def _ranges(connections: int) -> Run:
@@ -154,6 +164,8 @@ def _big(world: World) -> list[str]:
 LOADS = (
     Load("stream-1", "big warm object, 1 stream (curl)", "mb_s", (*_OVER_HTTP, S3FS), STATIC, _streams(1), _big),
     Load("stream-8", "big warm object, 8 streams (curl)", "mb_s", (*_OVER_HTTP, S3FS), STATIC, _streams(8), _big),
+    Load("sink-1", "big warm object, 1 stream (nothing copied)", "mb_s", _OVER_HTTP, STATIC, _sinks(1), _big),
+    Load("sink-8", "big warm object, 8 streams (nothing copied)", "mb_s", _OVER_HTTP, STATIC, _sinks(8), _big),
     Load("range-16", "64 KiB ranges, 16 connections (wrk)", "req_s", (*_OVER_HTTP, SIGV4), STATIC, _ranges(16), _big),
     Load("range-64", "64 KiB ranges, 64 connections (wrk)", "req_s", (*_OVER_HTTP, SIGV4), STATIC, _ranges(64), _big),
     Load(
