@@ -21,7 +21,7 @@ class Policy(Protocol):
 
     def removed(self, block: BlockKey) -> None: ...
 
-    def victims(self, incoming: BlockKey | None = None) -> Iterator[BlockKey]:
+    def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
         """Those that may go for `incoming`, best victim first; None: for nothing in particular, so all that may ever go.
 
         The caller may stop at any point, and must not change the policy while iterating.
@@ -44,7 +44,7 @@ class Fifo:
     def removed(self, block: BlockKey) -> None:
         self._order.pop(block, None)
 
-    def victims(self, incoming: BlockKey | None = None) -> Iterator[BlockKey]:
+    def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
         return iter(self._order)
 
 
@@ -68,7 +68,7 @@ class KeepAll:
     def removed(self, block: BlockKey) -> None:
         pass
 
-    def victims(self, incoming: BlockKey | None = None) -> Iterator[BlockKey]:
+    def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
         return iter(())
 
 

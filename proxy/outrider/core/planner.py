@@ -1,25 +1,37 @@
-"""What will be read next, what is worth fetching now, and what may go: facts in, decisions out."""
+"""Riding ahead: facts about reads in, decisions out: what to fetch next, what may go for it.
+
+The planner is the cache policy `epoch` too (see `eviction`), so that fetching and evicting go by one foreknowledge. It
+has no clock: each fact brings its time, and the policy's calls, which bring none, happen at the time of the last fact.
+"""
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import merge
 
-from sortedcontainers import SortedList
-
-from outrider.core.epochs import Pass, number_of, template_of
+from outrider.core.datasets import prefix_of, template_of
+from outrider.core.epochs import Pass
+from outrider.core.kept import Dataset, Kept, blocks_of
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.core.streams import Streams
+from outrider.core.streams import ABANDONED_S, Streams
 
-_EPS = 0.01
+# A block goes for one that is needed sooner by this part of its dataset's pass; less would only trade places.
+_SOONER = 0.01
+# What is kept free for the readers' own misses, per reader and as part of an object, where the next read is anybody's.
+_RESERVE = 0.3
+# Of the cache, how much may have been fetched in vain lately before fetching pauses.
+_WASTE = 0.02
+# How fast that is forgiven: so much of it with each object read.
+_FORGIVEN = 1 / 128
+_FAREST = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Fill what is missing of an object. `size` -1: unknown, so begin at the front and look."""
+    """Fill these blocks of an object, first to last. `size` -1: not known; then the only block is 0, and the planner
+    learns the rest by `found`. `due_s`: in how many seconds it is expected to be read."""
 
     ref: ObjectRef
     size: int
@@ -28,344 +40,343 @@ class Want:
 
 
 @dataclass(slots=True)
-class Kept:
-    """What is here of one object."""
+class _Handed:
+    """Blocks handed out to be fetched and not here yet, as bits."""
 
-    dataset: Dataset
-    key: int
-    version_id: bytes
-    size: int
-    used_at: float
-    present: int = 0
-    served: int = 0
-    rank: float = 0.0
-    unread: bool = True
-    reading: int = 0
+    missing: int
+    at: float
+    asked_for: bool = False
 
 
-class Dataset:
-    def __init__(self, bucket: str, template: str) -> None:
-        self.bucket = bucket
-        self.template = template
-        self.keys: list[str] = []
-        self.index: dict[str, int] = {}
-        self.sizes: array[int] = array("q")
-        self.jobs: dict[str, Job] = {}
-        self.kept: dict[int, Kept] = {}
-        self.ranked: SortedList = SortedList()
-        self.recent: OrderedDict[int, None] = OrderedDict()
-        self.clock = 0.0
-        self.listed = False
-        self.asked_list = False
-
-    def number(self, key: str) -> int:
-        k = self.index.get(key)
-        if k is None:
-            k = self.index[key] = len(self.keys)
-            self.keys.append(key)
-            self.sizes.append(-1)
-            for job in self.jobs.values():
-                for p in job.passes:
-                    p.grow(len(self.keys))
-        return k
-
-    def passes(self) -> list[Pass]:
-        return [p for job in self.jobs.values() for p in job.passes if not job.free]
-
-
-class Job:
-    """What one client does with one dataset."""
-
-    def __init__(self, client: str) -> None:
-        self.client = client
-        self.passes: list[Pass] = []
-        self.free = False
-        self.readers = 1
-        self.last = 0.0
-        self.repeats = 0
-        self.expected_repeats = 0.0
-        self.thirds = 0
+_Item = tuple[Dataset, int]
 
 
 class Planner:
+    """Called from one thread. All facts cost O(log n) of what is kept, apart from `listed` and `told`, which cost as much
+    as they bring, and the end of a pass."""
+
     def __init__(self, capacity_bytes: int, block_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.block_bytes = block_bytes
-        self.now = 0.0
+        self._capacity_bytes = capacity_bytes
+        self._block_bytes = block_bytes
+        self._now = 0.0
         self._datasets: dict[tuple[str, str], Dataset] = {}
         self._kept: dict[bytes, Kept] = {}
+        # Versions that another one has replaced: nobody will ask for them.
+        self._outdated: dict[bytes, Kept] = {}
         self._streams = Streams()
-        self._out: dict[tuple[Dataset, int], tuple[int, float]] = {}  # missing blocks handed out
-        self._opening: OrderedDict[tuple[str, int, Dataset], float] = OrderedDict()
+        # Objects that are being read: how many clients do, and since when nothing was heard.
+        self._open: OrderedDict[_Item, tuple[int, float]] = OrderedDict()
+        self._readers = 1.0
+        self._handed: dict[_Item, _Handed] = {}
+        self._handed_blocks = 0
+        self._fill_s = 0.0
+        self._spread_s = 0.0
+        self._owing: dict[Dataset, float] = {}
+        self._lists: list[tuple[str, str]] = []
+        self.fetched_bytes = 0
         self.wasted_bytes = 0
 
-    # -- facts ----------------------------------------------------------------------------------------------
-    def dataset_of(self, ref: ObjectRef) -> Dataset:
+    def _item(self, ref: ObjectRef) -> _Item:
         name = (ref.bucket, template_of(ref.key))
-        d = self._datasets.get(name)
-        if d is None:
-            d = self._datasets[name] = Dataset(*name)
-        return d
+        dataset = self._datasets.get(name)
+        if dataset is None:
+            dataset = self._datasets[name] = Dataset(*name)
+        return dataset, dataset.names.number(ref.key)
+
+    # -- facts: requests ----------------------------------------------------------------------------------------
 
     def asked(self, client: str, ref: ObjectRef, size: int, extent: Extent, now: float) -> Extent | None:
-        self.now = now
-        d = self.dataset_of(ref)
-        k = d.number(ref.key)
-        d.sizes[k] = size
-        asked = self._streams.asked(client, hash((ref.bucket, ref.key)), size, extent, now)
+        """A client asks for `extent` of an object of `size` bytes. What else of it is worth filling at once; None:
+        nothing. `client`: whatever tells clients apart, such as address and access key."""
+        self._now = now
+        item = self._item(ref)
+        dataset, key = item
+        dataset.names.sizes[key] = size
+        dataset.active_at = now
+        asked = self._streams.asked(client, item, size, extent, now)
         if asked.opened:
-            self._opened(d, k, client, now)
+            self._opened(client, item)
+        if item in self._handed:
+            self._handed[item].asked_for = True
         return asked.ahead
 
-    def _opened(self, d: Dataset, k: int, client: str, now: float) -> None:
-        job = d.jobs.get(client)
-        if job is None:
-            job = d.jobs[client] = Job(client)
-            agenda = array("i", range(len(d.keys))) if d.listed else array("i")
-            job.passes.append(Pass(client, agenda, len(d.keys), now, 0.2))
-        job.last = now
-        p = self._pass_for(d, job, k, now)
-        kept = d.kept.get(k)
-        if p is not None:
-            p.read(k, now)
-            n = max(1, len(d.passes()))
-            d.clock += 1.0 / (p.size * n)
-            if p.agenda and p.left == 0 and p is job.passes[0]:
-                p.begin_next(now)
+    def _opened(self, client: str, item: _Item) -> None:
+        dataset, key = item
+        count, _ = self._open.pop(item, (0, 0.0))
+        self._open[item] = (count + 1, self._now)
+        self._close_abandoned()
+        # As many as there were lately: between two shards a reader is none for a moment.
+        self._readers = max(float(len(self._open)), self._readers * 0.99)
+        if dataset in self._owing:
+            self._owing[dataset] *= 1 - _FORGIVEN
+        dataset.opened(client, key, self.readers, self._now)
+        self._think_of_listing(dataset)
+
+    @property
+    def readers(self) -> int:
+        return round(self._readers)
+
+    def _close_abandoned(self) -> None:
+        while self._open:
+            item, (_, since) = next(iter(self._open.items()))
+            if self._now - since <= ABANDONED_S:
+                return
+            self._close(item)
+
+    def _close(self, item: _Item) -> None:
+        self._open.pop(item, None)
+        kept = item[0].kept.get(item[1])
         if kept is not None:
-            kept.unread = False
-            kept.served = 0
-            kept.used_at = now
-            kept.reading += 1
-            d.recent.move_to_end(k)
-            self._rank(kept)
+            kept.reading, kept.served = False, 0
 
-    def _pass_for(self, d: Dataset, job: Job, k: int, now: float) -> Pass | None:
-        free = [p for p in job.passes if p.unread(k)]
-        if free:
-            if len(free) > 1:
-                fitting = [p for p in free if p.order_known and p.fits(k)]
-                return (fitting or free)[0]
-            return free[0]
-        p = job.passes[0]
-        # crude: a new pass
-        p.begin_next(now)
-        return p
+    def sent(self, client: str, ref: ObjectRef, now: float) -> None:
+        """A request for the object has ended, answered in full or cut."""
+        self._now = now
+        item = self._item(ref)
+        reader = self._streams.reader(client, item)
+        if item not in self._open or reader is None or not reader.complete:
+            return
+        count, since = self._open[item]
+        if count > 1:
+            self._open[item] = (count - 1, since)
+        else:
+            self._close(item)
 
-    def listed(self, bucket: str, entries: Sequence[tuple[str, int]], now: float) -> None:
-        touched = set()
-        for key, size in entries:
-            d = self.dataset_of(ObjectRef(bucket, key))
-            k = d.number(key)
-            d.sizes[k] = size
-            d.listed = True
-            touched.add(d)
-        for d in touched:
-            for job in d.jobs.values():
-                for p in job.passes:
-                    if p.number == 0:
-                        p.expect(range(len(d.keys)))
+    # -- facts: sets and orders ---------------------------------------------------------------------------------
 
-    def told(self, client: str, refs: Sequence[ObjectRef], start: int, total: int, now: float) -> None:
-        self.now = now
-        d = self.dataset_of(refs[0])
-        ks = [d.number(r.key) for r in refs]
-        job = d.jobs.get(client)
-        if job is None:
-            job = d.jobs[client] = Job(client)
-            job.passes.append(Pass(client, array("i"), len(d.keys), now, 0.2))
-            job.last = now
-        p = job.passes[0]
-        p.tell(ks, start, total)
-        for kept in d.kept.values():
-            self._rank(kept)
+    def _think_of_listing(self, dataset: Dataset) -> None:
+        if not dataset.list_wanted and len(dataset.names.keys) >= 3 and not dataset.names.listed:
+            dataset.list_wanted = True
+            self._lists.append((dataset.bucket, prefix_of(dataset.template)))
 
     def please_list(self) -> list[tuple[str, str]]:
-        out = []
-        for d in self._datasets.values():
-            if not d.asked_list and not d.listed and len(d.keys) >= 3:
-                d.asked_list = True
-                out.append((d.bucket, d.template.partition("{}")[0]))
-        return out
+        """Buckets and prefixes worth a LIST, each told once. Answer by `listed`, or not at all."""
+        lists, self._lists = self._lists, []
+        return lists
+
+    def listed(self, bucket: str, entries: Iterable[tuple[str, int]], now: float) -> None:
+        """Keys and sizes under a prefix, in the order of the LIST."""
+        self._now = now
+        found: dict[Dataset, list[tuple[str, int]]] = {}
+        for name, size in entries:
+            dataset, _ = self._item(ObjectRef(bucket, name))
+            found.setdefault(dataset, []).append((name, size))
+        for dataset, its in found.items():
+            dataset.names.list(its)
+            for job in dataset.jobs.values():
+                job.listed(dataset.names)
+
+    def told(self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None) -> None:
+        """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: these are all."""
+        self._now = now
+        keys: dict[Dataset, list[int]] = {}
+        for ref in refs:
+            dataset, key = self._item(ref)
+            keys.setdefault(dataset, []).append(key)
+        for dataset, its in keys.items():
+            dataset.told(client, its, start, total or start + len(refs), now)
+
+    def found(self, ref: ObjectRef, size: int) -> None:
+        """The size of a wanted object is known now."""
+        dataset, key = self._item(ref)
+        dataset.names.sizes[key] = size
+
+    # -- facts: blocks (the policy's side) ----------------------------------------------------------------------
 
     def added(self, block: BlockKey, version: ObjectVersion) -> None:
+        item = dataset, key = self._item(version.ref)
         kept = self._kept.get(block.version_id)
         if kept is None:
-            d = self.dataset_of(version.ref)
-            k = d.number(version.ref.key)
-            d.sizes[k] = version.size
-            kept = Kept(d, k, block.version_id, version.size, self.now)
-            kept.unread = (d, k) in self._out
-            if not kept.unread:
-                kept.reading = 1
+            dataset.names.sizes[key] = version.size
+            handed = self._handed.get(item)
+            kept = Kept(
+                dataset, key, block.version_id, -(-version.size // self._block_bytes), self._now,
+                ahead=handed is not None and not handed.asked_for, reading=item in self._open,
+            )  # fmt: skip
             self._kept[block.version_id] = kept
-            d.kept[k] = kept
-            kept.rank = self._score_clock(kept)
-            d.ranked.add((kept.rank, k))
-            d.recent[k] = None
-            if kept.unread:
-                d.recent.move_to_end(k, last=False)
+            if (old := dataset.kept.get(key)) is not None:
+                dataset.drop(old)
+                self._outdated[old.version_id] = old
+            dataset.keep(kept, self._now)
         kept.present |= 1 << block.index
-        self._not_out(kept.dataset, kept.key, block.index)
+        if kept.ahead:
+            self.fetched_bytes += self._block_bytes
+        self._landed(item, 1 << block.index)
 
-    def _not_out(self, d: Dataset, k: int, index: int) -> None:
-        out = self._out.get((d, k))
-        if out is not None:
-            mask = out[0] & ~(1 << index)
-            if mask:
-                self._out[d, k] = (mask, out[1])
-            else:
-                del self._out[d, k]
+    def _landed(self, item: _Item, bits: int) -> None:
+        handed = self._handed.get(item)
+        if handed is None or not handed.missing & bits:
+            return
+        self._handed_blocks -= (handed.missing & bits).bit_count()
+        handed.missing &= ~bits
+        if not handed.missing:
+            del self._handed[item]
+            took_s = self._now - handed.at
+            self._spread_s += (abs(took_s - self._fill_s) - self._spread_s) / 8
+            self._fill_s += (took_s - self._fill_s) / 8
 
     def dropped(self, ref: ObjectRef) -> None:
-        d = self.dataset_of(ref)
-        k = d.index[ref.key]
-        if self._out.pop((d, k), None):
-            self._again(d, k)
+        """What is still missing of a wanted object will not come."""
+        item = dataset, key = self._item(ref)
+        handed = self._handed.pop(item, None)
+        if handed is not None:
+            self._handed_blocks -= handed.missing.bit_count()
+            self._fetch_again(dataset, key)
 
-    def _again(self, d: Dataset, k: int) -> None:
-        for p in d.passes():
-            if p.unread(k) and p.place[k] >= 0 and p.place[k] < p.cursor:
-                p.again.append(k)
+    def _fetch_again(self, dataset: Dataset, key: int) -> None:
+        for one in dataset.passes():
+            if one.to_come(key) and one.place[key] < one.cursor:
+                one.again.append(key)
 
     def read(self, block: BlockKey) -> None:
         kept = self._kept.get(block.version_id)
-        if kept is None:
-            return
-        kept.served |= 1 << block.index
-        kept.unread = False
-        if kept.served.bit_count() >= -(-kept.size // self.block_bytes):
-            kept.reading = 0
+        if kept is not None:
+            kept.served |= 1 << block.index
+            kept.used_at = kept.dataset.active_at = self._now
+            item = kept.dataset, kept.key
+            if item in self._open:
+                self._open[item] = (self._open[item][0], self._now)
 
     def removed(self, block: BlockKey) -> None:
         kept = self._kept.get(block.version_id)
         if kept is None:
             return
         kept.present &= ~(1 << block.index)
-        d = kept.dataset
-        if kept.unread:
-            self.wasted_bytes += self.block_bytes
-            self._again(d, kept.key)
+        dataset = kept.dataset
+        if kept.ahead:
+            self.wasted_bytes += self._block_bytes
+            self._owing[dataset] = self._owing.get(dataset, 0.0) + self._block_bytes
+        self._fetch_again(dataset, kept.key)
         if not kept.present:
             del self._kept[block.version_id]
-            del d.kept[kept.key]
-            d.ranked.remove((kept.rank, kept.key))
-            d.recent.pop(kept.key, None)
+            self._outdated.pop(block.version_id, None)
+            dataset.drop(kept)
 
-    def _until(self, d: Dataset, k: int) -> float:
-        """Passes."""
-        best = 9.0
-        for p in d.passes():
-            best = min(best, p.until(k) + 4 * max(0.0, self.now - p.last - 1) / p.seconds_per_pass(self.now))
-        return best
+    # -- decisions: what may go ---------------------------------------------------------------------------------
 
-    def _score_clock(self, kept: Kept) -> float:
-        return kept.dataset.clock + self._until(kept.dataset, kept.key)
+    def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
+        sooner_s = -1.0
+        if incoming is not None and version is not None:
+            item = dataset, key = self._item(version.ref)
+            handed = self._handed.get(item)
+            if handed is not None and not handed.asked_for and handed.missing >> incoming.index & 1:
+                # For what nobody waits for, only those may go that are needed later.
+                sooner_s = self._worth(dataset, key)
+        return self._victims(sooner_s)
 
-    def _rank(self, kept: Kept) -> None:
-        d = kept.dataset
-        d.ranked.remove((kept.rank, kept.key))
-        kept.rank = self._score_clock(kept)
-        d.ranked.add((kept.rank, kept.key))
+    def _worth(self, dataset: Dataset, key: int) -> float:
+        """Seconds beyond which the next use of a block must lie that goes for this object."""
+        return min(
+            (one.seconds(self._now) * (one.until(key) + _SOONER) for one in dataset.passes()), default=_FAREST
+        )
 
-    def _period(self, d: Dataset) -> float:
-        return max((p.seconds_per_pass(self.now) for p in d.passes()), default=1.0)
-
-    def _candidates(self, d: Dataset) -> Iterator[tuple[float, Kept]]:
-        ps = d.passes()
-        if not ps:
-            for k in d.recent:
-                kept = d.kept[k]
-                yield -(self.now - kept.used_at), kept
-        else:
-            period = self._period(d)
-            for _, k in reversed(d.ranked):
-                yield -self._until(d, k) * period, d.kept[k]
-
-    def victims(self, incoming: BlockKey | None = None) -> Iterator[BlockKey]:
-        kept_in = None
-        limit = -1.0
-        if incoming is not None:
-            for (d, k), (mask, _) in self._out.items():
-                pass
-        yield from self._victims(self._limits.get(incoming.version_id, 0.0) if incoming else 0.0)
-
-    _limits: dict = {}
-
-    def _victims(self, limit_s: float) -> Iterator[BlockKey]:
-        """Those whose next use is farther away than limit_s seconds."""
-        for score, kept in merge(*(self._candidates(d) for d in self._datasets.values() if d.kept), key=lambda x: x[0]):
-            if -score <= limit_s:
+    def _victims(self, later_than_s: float) -> Iterator[BlockKey]:
+        for outdated in self._outdated.values():
+            yield from blocks_of(outdated)
+        ranked = [dataset.farthest(self._now) for dataset in self._datasets.values() if dataset.kept]
+        for seconds, kept in ranked[0] if len(ranked) == 1 else merge(*ranked, key=lambda pair: -pair[0]):
+            if seconds <= later_than_s:
                 return
-            mask = kept.present
-            if kept.reading:
-                mask &= kept.served
-            while mask:
-                i = mask.bit_length() - 1
-                mask &= ~(1 << i)
-                yield BlockKey(kept.version_id, i)
+            yield from blocks_of(kept)
 
-    # -- decisions ------------------------------------------------------------------------------------------
+    # -- decisions: what to fetch -------------------------------------------------------------------------------
+
     def wants(self, now: float, free_bytes: int, blocks: int) -> list[Want]:
-        self.now = now
+        """What to fetch now, most urgent first: some `blocks` blocks at most are on their way for the planner at any
+        time. `free_bytes`: room that is neither used nor reserved. Each object handed out must end in `added` for each
+        of its blocks, or in `dropped`."""
+        self._now = now
         wants: list[Want] = []
-        for d in self._datasets.values():
-            for p in d.passes():
-                if now - p.last > max(1.0, 20 * p.gap_s):
-                    continue
-                blocks -= self._from_pass(d, p, wants, free_bytes, blocks)
+        active = [(dataset, one) for dataset in self._datasets.values() if self._may_fetch(dataset)
+                  for one in dataset.passes() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
+        while active and self._handed_blocks < blocks:
+            offers = []
+            for dataset, one in active:
+                if (key := self._next(dataset, one)) is not None:
+                    offers.append((one.until(key) * one.seconds(now), dataset, one, key))
+            offers.sort(key=lambda offer: offer[0])
+            for due_s, dataset, one, key in offers:
+                want = self._want(dataset, one, key, due_s, free_bytes)
+                if want is not None:
+                    wants.append(want)
+                    self._advance(one)
+                    break
+            else:
+                break
         return wants
 
-    def _from_pass(self, d: Dataset, p: Pass, wants: list[Want], free_bytes: int, blocks: int) -> int:
-        used = 0
-        readers = sum(1 for kept in d.kept.values() if kept.reading)
-        need = (sum(m.bit_count() for m, _ in self._out.values()) + 0) * self.block_bytes
-        period = self._period(d)
-        while used < blocks:
-            src = None
-            if p.again:
-                k = p.again[0]
-                src = "again"
-            elif p.cursor < len(p.agenda):
-                k = p.agenda[p.cursor]
-                src = "agenda"
-            elif p.cursor - len(p.agenda) < len(p.log) and p.left < 2 * 8 + 8:
-                k = p.log[p.cursor - len(p.agenda)]
-                src = "next"
-            else:
-                break
-            skip = (src != "next" and not p.unread(k)) or (d, k) in self._out
-            kept = d.kept.get(k)
-            count = max(1, -(-d.sizes[k] // self.block_bytes))
-            full = (1 << count) - 1
-            missing = full & ~(kept.present if kept else 0)
-            if not missing or (kept is not None and kept.reading):
-                skip = True
-            if not skip:
-                until = p.until(k)
-                if p.order_known and until * p.size > 2 * self.readers + 8:
-                    break
-                size = missing.bit_count() * self.block_bytes
-                reserve = self.reserve
-                if not self._room(free_bytes, need + size + reserve, until * period * 1.02 + _EPS * period):
-                    break
-                need += size
-                used += missing.bit_count()
-                self._out[d, k] = (missing, until * period)
-                wants.append(Want(ObjectRef(d.bucket, d.keys[k]), d.sizes[k],
-                                  tuple(i for i in range(count) if missing >> i & 1), until * period))
-            if src == "again":
-                p.again.popleft()
-            else:
-                p.cursor += 1
-        return used
+    def _may_fetch(self, dataset: Dataset) -> bool:
+        return self._owing.get(dataset, 0.0) <= _WASTE * self._capacity_bytes + 2 * self._block_bytes
 
-    readers = 8
-    reserve = 0
+    def _is_active(self, dataset: Dataset, one: Pass) -> bool:
+        alive = max(one.last, min(dataset.active_at, one.last + 8 * self.readers * one.gap_s))
+        return self._now - alive <= max(1.0, 1.5 * one.pause_s)
 
-    def _room(self, free_bytes: int, need: int, limit_s: float) -> bool:
-        for _ in self._victims(limit_s):
-            if free_bytes >= need:
-                break
-            free_bytes += self.block_bytes
+    def _next(self, dataset: Dataset, one: Pass) -> int | None:
+        """The next key that this pass will read and that is neither here nor coming."""
+        while True:
+            coming = self._coming(one)
+            if coming is None or not self._is_fetched(dataset, one, coming):
+                return coming
+            self._advance(one)
+
+    def _coming(self, one: Pass) -> int | None:
+        if one.again:
+            return one.again[0]
+        if one.cursor < len(one.agenda):
+            return one.agenda[one.cursor]
+        after = one.cursor - len(one.agenda)
+        # Past the end of the pass lies the next one, once this one's are all fetched.
+        if one.agenda and after < len(one.log) and one.left <= self._window(one):
+            return one.log[after]
+        return None
+
+    def _advance(self, one: Pass) -> None:
+        if one.again:
+            one.again.popleft()
+        else:
+            one.cursor += 1
+
+    def _is_fetched(self, dataset: Dataset, one: Pass, key: int) -> bool:
+        in_next_pass = not one.again and one.cursor >= len(one.agenda)
+        if (dataset, key) in self._handed or not (in_next_pass or one.to_come(key)):
+            return True
+        kept = dataset.kept.get(key)
+        return kept is not None and (kept.reading or kept.present.bit_count() == kept.blocks)
+
+    def _window(self, one: Pass) -> int:
+        """How many objects ahead of the readers a known order is fetched: what they have open and will open next, and
+        what they read while a fill takes its time, with room for its spread."""
+        if one.gap_s <= 0:
+            return 2 * self.readers + 2
+        return 2 * self.readers + 2 + int((self._fill_s + 4 * self._spread_s) / one.gap_s)
+
+    def _want(self, dataset: Dataset, one: Pass, key: int, due_s: float, free_bytes: int) -> Want | None:
+        size = dataset.names.sizes[key]
+        kept = dataset.kept.get(key)
+        count = max(1, -(-size // self._block_bytes))
+        missing = ((1 << count) - 1) & ~(kept.present if kept is not None else 0)
+        object_bytes = count * self._block_bytes
+        if object_bytes * (self.readers + 1) > self._capacity_bytes and one.part < 1:
+            return None
+        known = one.order_known
+        if known and one.until(key) * one.size > self._window(one):
+            return None
+        # Where the next reads are anybody's, the readers' misses need room that is not taken from what is fetched.
+        reserve = 0 if known else min(self._capacity_bytes // 4, int(self.readers * object_bytes * _RESERVE))
+        need = (self._handed_blocks + missing.bit_count()) * self._block_bytes + reserve
+        in_next_pass = not known and not one.to_come(key)
+        if not self._has_room(free_bytes, need, _FAREST if in_next_pass else due_s + _SOONER * one.seconds(self._now)):
+            return None
+        self._handed[dataset, key] = _Handed(missing, self._now)
+        self._handed_blocks += missing.bit_count()
+        blocks = tuple(index for index in range(count) if missing >> index & 1)
+        return Want(ObjectRef(dataset.bucket, dataset.names.keys[key]), size, blocks, due_s)
+
+    def _has_room(self, free_bytes: int, need: int, later_than_s: float) -> bool:
+        if free_bytes < need:
+            for _ in self._victims(later_than_s):
+                free_bytes += self._block_bytes
+                if free_bytes >= need:
+                    break
         return free_bytes >= need

@@ -7,6 +7,7 @@ is which bytes of the object were asked for, and how the gaps close.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -99,16 +100,16 @@ class Streams:
     """Bounded: the readers that were silent for longest are forgotten first. Each request costs O(gaps of its reader)."""
 
     def __init__(self) -> None:
-        self._readers: OrderedDict[tuple[str, int], Reader] = OrderedDict()
+        self._readers: OrderedDict[tuple[str, Hashable], Reader] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._readers)
 
-    def reader(self, client: str, item: int) -> Reader | None:
+    def reader(self, client: str, item: Hashable) -> Reader | None:
         return self._readers.get((client, item))
 
-    def asked(self, client: str, item: int, size: int, extent: Extent, now: float) -> Asked:
-        """`item` is any number that names the object; `extent` what the request asks for."""
+    def asked(self, client: str, item: Hashable, size: int, extent: Extent, now: float) -> Asked:
+        """`item` names the object; `extent` what the request asks for."""
         reader = self._readers.get((client, item))
         opened = reader is None or _begins_anew(reader, size, extent, now)
         if reader is None or opened:

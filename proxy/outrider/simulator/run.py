@@ -122,7 +122,7 @@ class Simulation:
         over = self._used_bytes + fill.size - self.capacity_bytes
         chosen = []
         if over > 0:
-            for block in self.policy.victims(fill.block):
+            for block in self.policy.victims(fill.block, fill.shard.version):
                 if self._pins[block] == 0:
                     chosen.append(block)
                     over -= self._present[block]
@@ -198,7 +198,7 @@ class Simulation:
             for bucket, prefix in p.please_list():
                 self.at(self.now + 0.2, lambda b=bucket, x=prefix: self._list(b, x))
         if self._prefetching < 16:
-            for want in p.wants(self.now, self.capacity_bytes - self._used_bytes, 16 - self._prefetching):
+            for want in p.wants(self.now, self.capacity_bytes - self._used_bytes, 16):
                 shard = self._shards.get(want.ref.key) or self._make(want.ref)
                 for i in want.blocks:
                     block, size = shard.blocks[i]
@@ -253,10 +253,9 @@ class _Job:
         self.wasted_before = sim.planner.wasted_bytes if sim.planner else 0
         if spec.told and sim.planner:
             for part in lists:
-                sim.planner.told(spec.client, [ObjectRef(spec.shards.bucket, spec.shards.key(i)) for i in part], 0, len(part), sim.now)
+                sim.planner.told(spec.client, [ObjectRef(spec.shards.bucket, spec.shards.key(i)) for i in part], sim.now)
             for i in range(spec.shards.count):
-                d = sim.planner.dataset_of(ObjectRef(spec.shards.bucket, spec.shards.key(i)))
-                d.sizes[d.index[spec.shards.key(i)]] = spec.shards.size
+                sim.planner.found(ObjectRef(spec.shards.bucket, spec.shards.key(i)), spec.shards.size)
             sim.pump()
         self.running = len(lists)
         for number, shards in enumerate(lists):
@@ -321,6 +320,8 @@ class _Reader:
         self.i += 1
         self.since = sim.now
         if self.i == len(self.shard.blocks):
+            if sim.planner:
+                sim.planner.sent(self.job.spec.client, self.shard.ref, sim.now)
             self.next_shard()
         else:
             self.step()
