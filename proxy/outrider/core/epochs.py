@@ -75,6 +75,8 @@ class Pass:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._expected_read = 0
         self._shares: array[float] = array("d")
+        # Passes that read what this one reads, in its order, later.
+        self.followers: list[Pass] = []
         self.expect(agenda)
 
     # -- what is known ------------------------------------------------------------------------------------------
@@ -159,6 +161,8 @@ class Pass:
             self.order -= _NEWEST * self.order
         self.done[key] = len(self.log)
         self.log.append(key)
+        for follower in self.followers:
+            follower.hear(key, len(self.log) - 1)
         gap = now - self.last
         self.gap_s += (gap - self.gap_s) * (1.0 if len(self.log) <= 2 else 0.1)
         self.pause_s = max(gap, self.pause_s * _PAUSE_KEPT)
@@ -167,6 +171,15 @@ class Pass:
 
     def learned(self) -> Learned:
         return Learned(self.sequence(), self.place if self.number > 0 else None, len(self.place), self.seconds(self.last))
+
+    def hear(self, key: int, place: int) -> None:
+        """The leader has read `key` as its `place`-th: so will this pass."""
+        if place >= len(self.agenda) or self.told:
+            return
+        self.expect((key,))
+        before, other = self.place[key], self.agenda[place]
+        self.agenda[place], self.agenda[before] = key, other
+        self.place[key], self.place[other] = place, before
 
     def begin_next(self, now: float) -> None:
         """All was read: the next pass, which most likely is like this one."""
@@ -177,6 +190,7 @@ class Pass:
         self.period_s, self.began = now - self.began, now
         self.cursor = ahead
         self.again.clear()
+        self.followers.clear()
         self._recent.clear()
         self.frontier = 0
         self.number += 1

@@ -123,6 +123,8 @@ class Job:
         one.number = leader.number + 1
         one.period_s = now - leader.began if trusted else 0.0
         one.pause_s = leader.pause_s
+        if not trusted:
+            leader.followers.append(one)
         self.passes.append(one)
         if len(self.passes) > _PASSES_MAX:
             self.passes.pop(0)
@@ -182,6 +184,8 @@ class Job:
                 if order is not one and _alike(one.log[-_ALIKE:], order, len(names.keys)):
                     one.plan(order.sequence(), order=ORDER_LIKELY)
                     one.number, one.period_s = 1, order.period_s
+                    if isinstance(order, Pass) and order.number == 0:
+                        order.followers.append(one)
                     return
         rank = names.rank_of(one.log[-1])
         if rank >= 0 and self._part.read(rank, len(names.listed)):
@@ -200,13 +204,13 @@ class Job:
     def told(self, keys: Sequence[int], start: int, total: int, key_count: int, now: float) -> None:
         """What one worker will read, exactly: of the pass that is under way, or of the next one if these were read."""
         self.last, self.free = now, False
+        self.grow(key_count)
         one = self.passes[-1] if self.passes else None
-        if one is None or (not one.told and one.log and one.left == 0) or any(not one.unread(key) for key in keys):
+        if one is None or 2 * sum(one.unread(key) for key in keys) < len(keys):
             period_s = one.seconds(now) if one is not None and one.log else 0.0
             one = Pass((), key_count, now, order=1.0)
             one.period_s = period_s
             self.passes = [*self.passes[1 - _PASSES_MAX :], one]
-        one.grow(key_count)
         one.number = max(1, one.number)
         one.tell(keys, start, total)
         one.last = now

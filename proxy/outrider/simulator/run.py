@@ -302,6 +302,9 @@ class _Reader:
             self.use()
         elif block in sim._fills:
             sim.wait(block, self.use)
+        else:
+            # Evicted for the read-ahead of this very reader.
+            self.step()
 
     def use(self) -> None:
         sim = self.sim
