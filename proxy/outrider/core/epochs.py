@@ -129,7 +129,10 @@ class Pass:
         if done >= 0:
             return max(0.0, 1.0 + (done - len(self.log)) / size)
         place = self.place[key]
-        if place < 0 or not self.order_known:
+        if place < 0 and len(self.agenda) > 0:
+            # Not expected, though a set is known: hardly in this pass.
+            return 1.0
+        if not self.order_known:
             return max(0.0, (1.0 - self.part) / 2)
         ahead = place - self.frontier
         if ahead < -4 * self.tolerance:

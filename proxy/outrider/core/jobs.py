@@ -193,8 +193,8 @@ class Job:
 
     def listed(self, names: Names) -> None:
         """A LIST has shown which keys there are."""
+        self.grow(len(names.keys))
         for one in self.passes:
-            one.grow(len(names.keys))
             if one.number == 0 and not one.told and not self.free:
                 self._part = _Part()
                 for key in one.log:

@@ -23,6 +23,8 @@ _SILENCE_S, _PAUSES = 1.0, 2.0
 # A job that was silent for so long, and for two of its passes, is over.
 _OVER_S = 900.0
 _ORDERS_MAX = 2
+# Ranks looked at again with each read.
+_SWEPT = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +60,15 @@ class Dataset:
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._clock = 0.0
         self.active_at = 0.0
+        self._sweep: list[int] = []
+
+    def number(self, key: str) -> int:
+        count = len(self.names.keys)
+        number = self.names.number(key)
+        if number == count:
+            for job in self.jobs.values():
+                job.grow(count + 1)
+        return number
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
@@ -70,10 +81,10 @@ class Dataset:
     def opened(self, client: str, key: int, readers: int, now: float) -> None:
         self.active_at = now
         job = self.jobs.get(client)
+        self._sweep_some(now)
         if job is None:
             self._end_old(now)
             job = self.jobs[client] = Job(client, now)
-        job.grow(len(self.names.keys))
         before = len(job.predicting)
         job.opened(key, self.names, readers, self.orders() if before < 2 else (), now)
         passes = job.predicting
@@ -134,6 +145,15 @@ class Dataset:
         self._ranked.discard((kept.rank, kept.key))
         kept.rank = self._clock + self.parts_until(kept.key, now)
         self._ranked.add((kept.rank, kept.key))
+
+    def _sweep_some(self, now: float) -> None:
+        """What is expected changes with a LIST, a plan, another job: ranks follow, a few with each read."""
+        for _ in range(min(_SWEPT, len(self.kept))):
+            if not self._sweep:
+                self._sweep = list(self.kept)
+            kept = self.kept.get(self._sweep.pop())
+            if kept is not None:
+                self.rank(kept, now)
 
     # -- what is here -------------------------------------------------------------------------------------------
 

@@ -76,12 +76,16 @@ class Planner:
         self.fetched_bytes = 0
         self.wasted_bytes = 0
 
-    def _item(self, ref: ObjectRef) -> _Item:
+    def _dataset(self, ref: ObjectRef) -> Dataset:
         name = (ref.bucket, template_of(ref.key))
         dataset = self._datasets.get(name)
         if dataset is None:
             dataset = self._datasets[name] = Dataset(*name)
-        return dataset, dataset.names.number(ref.key)
+        return dataset
+
+    def _item(self, ref: ObjectRef) -> _Item:
+        dataset = self._dataset(ref)
+        return dataset, dataset.number(ref.key)
 
     # -- facts: requests ----------------------------------------------------------------------------------------
 
@@ -159,8 +163,7 @@ class Planner:
         self._now = now
         found: dict[Dataset, list[tuple[str, int]]] = {}
         for name, size in entries:
-            dataset, _ = self._item(ObjectRef(bucket, name))
-            found.setdefault(dataset, []).append((name, size))
+            found.setdefault(self._dataset(ObjectRef(bucket, name)), []).append((name, size))
         for dataset, its in found.items():
             dataset.names.list(its)
             for job in dataset.jobs.values():

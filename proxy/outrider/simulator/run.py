@@ -160,6 +160,10 @@ class Simulation:
             if fill.running or urgency != fill.urgency or self._fills.get(fill.block) is not fill:
                 continue
             if not self._reserve(fill):
+                if urgency[0] == AHEAD:
+                    # Asked for again when the reader is there.
+                    del self._fills[fill.block]
+                    continue
                 if urgency[0] == PREFETCH:
                     del self._fills[fill.block]
                     self._prefetching -= 1
