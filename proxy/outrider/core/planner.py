@@ -24,7 +24,7 @@ _RESERVE = 0.3
 # Of the cache, how much may have been fetched in vain lately before fetching pauses.
 _WASTE = 0.02
 # How fast that is forgiven: so much of it with each object read.
-_FORGIVEN = 1 / 128
+_FORGIVEN = 1 / 16
 _FAREST = float("inf")
 
 
