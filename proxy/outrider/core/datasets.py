@@ -5,22 +5,29 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable
+from functools import lru_cache
 
-# Numbers, and the long hexadecimal names that tools give to parts: what differs from shard to shard.
-_VARIES = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*[0-9])[0-9a-f]{16,}|[0-9]+")
+# The long hexadecimal names that tools give to parts, and numbers that count: short ones (`v2/`, `train2-`) name a set.
+_VARIES = re.compile(
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*[0-9])[0-9a-f]{16,}|[0-9]{3,}|[0-9]+(?=[^0-9]*\Z)"
+)
+_VARIES_IN_FOLDERS = re.compile(r"[0-9]{3,}")
 
 
+@lru_cache(maxsize=65536)
 def template_of(key: str) -> str:
     """What a key shares with the others of its dataset: `train-000123.tar` is of `train-{}.tar`.
 
     A name without a number belongs to its folder and ending: `cats/tom.jpg` is of `cats/*.jpg`.
     """
     folder, slash, name = key.rpartition("/")
-    varied = _VARIES.sub("{}", name)
-    if varied == name:
-        _, dot, ending = name.rpartition(".")
-        varied = "*" + (dot + ending if dot else "")
-    return _VARIES.sub("{}", folder) + slash + varied
+    stem, dot, ending = name.rpartition(".")
+    if not dot:
+        stem, ending = name, ""
+    varied = _VARIES.sub("{}", stem)
+    if varied == stem:
+        varied = "*"
+    return _VARIES_IN_FOLDERS.sub("{}", folder) + slash + varied + dot + ending
 
 
 def prefix_of(template: str) -> str:
