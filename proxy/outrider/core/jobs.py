@@ -18,10 +18,12 @@ from outrider.core.epochs import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Pass
 
 # Passes of one client beside each other: a job, one that follows it, and the tail of an epoch that is ending.
 _PASSES_MAX = 3
-# So many reads without a repeat, where chance would have brought so many repeats, are an epoch: e**-8 is no chance.
-_CLEAN = 8.0
+# So many reads without a repeat, where chance would have brought so many repeats, are an epoch: e**-7 is no chance.
+_CLEAN = 7.0
 # A follower of a known order is believed after nine reads in order.
 _FOLLOWS = 0.8
+# A little more in order than not: it may yet prove one.
+_LEANS = 0.6
 # Reads that look alike before an order of the past is taken for this one's.
 _ALIKE = 5
 
@@ -47,7 +49,8 @@ class Job:
         self.last = now
         self._repeats = 0
         self._thirds = 0
-        self._by_chance = 0.0
+        # Repeats that chance would have brought by now, and by the time of the first.
+        self._by_chance = self._clean = 0.0
         self._reads = 0
         self._part = _Part()
 
@@ -71,6 +74,10 @@ class Job:
         if names.listed or self.passes[0].number > 0:
             first = self.passes[0]
             self._by_chance += len(first.log) / max(first.size, key_count if self.free else 1)
+        self._count(key)
+        if not self.free and self._repeats and self._is_chance():
+            self.free = True
+            self._restart(key_count, now)
         one = self._pass_of(key)
         if one is None:
             one = self._repeated(key, key_count, readers, now)
@@ -81,6 +88,16 @@ class Job:
             if other is not one:
                 other.passed_over += 1
         self._settle(one, readers, names, orders, now)
+
+    def _count(self, key: int) -> None:
+        """A key that the oldest pass has read is a repeat, unless a pass that is believed expects it."""
+        if self.passes[0].unread(key) or any(one.trusted and one.unread(key) for one in self.passes[1:]):
+            return
+        if self._repeats == 0:
+            self._clean = self._by_chance
+        self._repeats += 1
+        if len(self.passes) > 1 and not any(one.unread(key) for one in self.passes):
+            self._thirds += 1
 
     def _pass_of(self, key: int) -> Pass | None:
         unread = [one for one in self.passes if one.unread(key)]
@@ -96,17 +113,10 @@ class Job:
         """All passes have read this key before."""
         newest = self.passes[-1]
         tail = 2 * readers + newest.size // 50
-        if newest.agenda and newest.left <= min(tail, newest.size // 2) and not self.free:
+        if newest.trusted and newest.agenda and newest.left <= min(tail, newest.size // 2) and not self.free:
             return self._follow(newest, key_count, now, trusted=True)
-        self._repeats += 1
         if self.free:
             # Chance is still at work: watch anew.
-            self._restart(key_count, now)
-            return self.passes[0]
-        if len(self.passes) >= 2:
-            self._thirds += 1
-        if self._is_chance():
-            self.free = True
             self._restart(key_count, now)
             return self.passes[0]
         if len(self.passes) >= 2:
@@ -133,7 +143,7 @@ class Job:
     def _is_chance(self) -> bool:
         if self._thirds >= 3 and self._thirds > 0.02 * self._reads:
             return True
-        if any(one.trusted and one.number > 0 for one in self.passes[1:]):
+        if self._clean >= _CLEAN or any(one.order > _LEANS for one in self.passes[1:]):
             return False
         return self._repeats >= 8 and 0.4 * self._by_chance <= self._repeats <= 1.6 * self._by_chance + 3
 
@@ -143,7 +153,7 @@ class Job:
 
     def _clear_evidence(self) -> None:
         self._repeats = self._thirds = self._reads = 0
-        self._by_chance = 0.0
+        self._by_chance = self._clean = 0.0
 
     def _settle(self, one: Pass, readers: int, names: Names, orders: Sequence[Order], now: float) -> None:
         """What the read of `one` has made clear."""
