@@ -157,9 +157,9 @@ class Pass:
         place = self.place[key]
         if place >= 0:
             self._expected_read += 1
-            self._recent.append(place)
             self.order += _NEWEST * (self.fits(key) - self.order)
-            self.frontier = sorted(self._recent)[len(self._recent) // 2]
+            self._recent.append(place)
+            self._find_frontier()
         elif self.agenda:
             self.order -= _NEWEST * self.order
         self.done[key] = len(self.log)
@@ -228,7 +228,12 @@ class Pass:
         for key in self.log[-_RECENT:]:
             if self.place[key] >= 0:
                 self._recent.append(self.place[key])
-        self.frontier = sorted(self._recent)[len(self._recent) // 2] if self._recent else 0
+        self._find_frontier()
+
+    def _find_frontier(self) -> None:
+        """The median of the last places, and on by what was read since it."""
+        count = len(self._recent)
+        self.frontier = sorted(self._recent)[count // 2] + count // 2 if count else 0
 
     def tell(self, keys: Sequence[int], start: int, total: int) -> None:
         """The order of this pass, for certain: `keys` are numbers `start`, `start` + 1, ... of the `total` that one

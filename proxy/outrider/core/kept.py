@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedList
 
 from outrider.core.datasets import Names
 from outrider.core.epochs import Learned, Pass
 from outrider.core.jobs import Job, Order
-
-if TYPE_CHECKING:
-    from outrider.core.model import BlockKey
+from outrider.core.model import BlockKey
 
 # A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
 _FADE = 4.0
@@ -24,7 +21,9 @@ _SILENCE_S, _PAUSES = 1.0, 2.0
 _OVER_S = 900.0
 _ORDERS_MAX = 2
 # Ranks looked at again with each read.
-_SWEPT = 4
+_SWEPT = 2
+# Less than a millionth of a pass is no change.
+_SAME_RANK = 1e-6
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +60,7 @@ class Dataset:
         self._clock = 0.0
         self.active_at = 0.0
         self._sweep: list[int] = []
+        self._passes: list[Pass] | None = None
 
     def number(self, key: str) -> int:
         count = len(self.names.keys)
@@ -73,7 +73,9 @@ class Dataset:
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def passes(self) -> list[Pass]:
-        return [one for job in self.jobs.values() for one in job.predicting]
+        if self._passes is None:
+            self._passes = [one for job in self.jobs.values() for one in job.predicting]
+        return self._passes
 
     def orders(self) -> list[Order]:
         return [*self.passes(), *self.learned]
@@ -87,10 +89,10 @@ class Dataset:
             job = self.jobs[client] = Job(client, now)
         before = len(job.predicting)
         job.opened(key, self.names, readers, self.orders() if before < 2 else (), now)
+        self._passes = None
         passes = job.predicting
         if passes:
-            count = sum(len(other.predicting) for other in self.jobs.values())
-            self._clock += 1.0 / (passes[0].size * count)
+            self._clock += 1.0 / (passes[0].size * len(self.passes()))
         kept = self.kept.get(key)
         if kept is not None:
             kept.ahead, kept.reading, kept.served, kept.used_at = False, True, 0, now
@@ -102,6 +104,7 @@ class Dataset:
         if job is None:
             job = self.jobs[client] = Job(client, now)
         job.told(keys, start, total, len(self.names.keys), now)
+        self._passes = None
         self.active_at = now
         for kept in self.kept.values():
             self.rank(kept, now)
@@ -110,6 +113,7 @@ class Dataset:
         for client, job in list(self.jobs.items()):
             if now - job.last > max([_OVER_S, *(2 * one.seconds(now) for one in job.passes)]):
                 del self.jobs[client]
+                self._passes = None
                 self._learn(job)
 
     def _learn(self, job: Job) -> None:
@@ -142,9 +146,11 @@ class Dataset:
             yield self.seconds_until(kept, now), kept
 
     def rank(self, kept: Kept, now: float) -> None:
-        self._ranked.discard((kept.rank, kept.key))
-        kept.rank = self._clock + self.parts_until(kept.key, now)
-        self._ranked.add((kept.rank, kept.key))
+        rank = self._clock + self.parts_until(kept.key, now)
+        if abs(rank - kept.rank) > _SAME_RANK:
+            self._ranked.discard((kept.rank, kept.key))
+            kept.rank = rank
+            self._ranked.add((rank, kept.key))
 
     def _sweep_some(self, now: float) -> None:
         """What is expected changes with a LIST, a plan, another job: ranks follow, a few with each read."""
@@ -160,6 +166,7 @@ class Dataset:
     def keep(self, kept: Kept, now: float) -> None:
         self.kept[kept.key] = kept
         self._recent[kept.key] = None
+        self._ranked.add((kept.rank, kept.key))
         self.rank(kept, now)
 
     def drop(self, kept: Kept) -> None:
@@ -174,11 +181,14 @@ def silence(one: Pass, now: float) -> float:
     return max(0.0, now - one.last - max(_SILENCE_S, _PAUSES * one.pause_s))
 
 
-def blocks_of(kept: Kept) -> Iterator[BlockKey]:
-    """Its blocks that may go, last first: the head of an object hides the latency of the rest."""
-    from outrider.core.model import BlockKey
+def may_go(kept: Kept) -> int:
+    """Its blocks that may be evicted, as bits: of an object that is being read, those that were."""
+    return kept.present & kept.served if kept.reading else kept.present
 
-    mask = kept.present & kept.served if kept.reading else kept.present
+
+def blocks_of(kept: Kept) -> Iterator[BlockKey]:
+    """The same, last first: the head of an object hides the latency of the rest."""
+    mask = may_go(kept)
     while mask:
         index = mask.bit_length() - 1
         mask ^= 1 << index

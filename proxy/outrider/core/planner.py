@@ -13,7 +13,7 @@ from heapq import merge
 
 from outrider.core.datasets import prefix_of, template_of
 from outrider.core.epochs import Pass
-from outrider.core.kept import Dataset, Kept, blocks_of
+from outrider.core.kept import Dataset, Kept, blocks_of, may_go
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.streams import ABANDONED_S, Streams
 
@@ -274,13 +274,17 @@ class Planner:
         )
 
     def _victims(self, later_than_s: float) -> Iterator[BlockKey]:
-        for outdated in self._outdated.values():
-            yield from blocks_of(outdated)
+        for kept in self._farthest(later_than_s):
+            yield from blocks_of(kept)
+
+    def _farthest(self, later_than_s: float) -> Iterator[Kept]:
+        """What is needed later than that, about the farthest first."""
+        yield from self._outdated.values()
         ranked = [dataset.farthest(self._now) for dataset in self._datasets.values() if dataset.kept]
         for seconds, kept in ranked[0] if len(ranked) == 1 else merge(*ranked, key=lambda pair: -pair[0]):
             if seconds <= later_than_s:
                 return
-            yield from blocks_of(kept)
+            yield kept
 
     # -- decisions: what to fetch -------------------------------------------------------------------------------
 
@@ -348,11 +352,12 @@ class Planner:
         return kept is not None and (kept.reading or kept.present.bit_count() == kept.blocks)
 
     def _window(self, one: Pass) -> int:
-        """How many objects ahead of the readers a known order is fetched: what they have open and will open next, and
-        what they read while a fill takes its time, with room for its spread."""
+        """How many objects ahead of the readers a known order is fetched: what each of
+        them opens next, and what they open while a fill takes its time, with room for its spread."""
+        beside = self.readers + self.readers // 4 + 2
         if one.gap_s <= 0:
-            return 2 * self.readers + 2
-        return 2 * self.readers + 2 + int((self._fill_s + 4 * self._spread_s) / one.gap_s)
+            return beside
+        return beside + int((self._fill_s + 4 * self._spread_s) / one.gap_s)
 
     def _want(self, dataset: Dataset, one: Pass, key: int, due_s: float, free_bytes: int) -> Want | None:
         size = dataset.names.sizes[key]
@@ -378,8 +383,8 @@ class Planner:
 
     def _has_room(self, free_bytes: int, need: int, later_than_s: float) -> bool:
         if free_bytes < need:
-            for _ in self._victims(later_than_s):
-                free_bytes += self._block_bytes
+            for kept in self._farthest(later_than_s):
+                free_bytes += may_go(kept).bit_count() * self._block_bytes
                 if free_bytes >= need:
                     break
         return free_bytes >= need
