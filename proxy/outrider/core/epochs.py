@@ -177,9 +177,11 @@ class Pass:
 
     def hear(self, key: int, place: int) -> None:
         """The leader has read `key` as its `place`-th: so will this pass."""
-        if place >= len(self.agenda) or self.told:
+        if self.told:
             return
         self.expect((key,))
+        if place >= len(self.agenda):
+            return
         before, other = self.place[key], self.agenda[place]
         self.agenda[place], self.agenda[before] = key, other
         self.place[key], self.place[other] = place, before
