@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from outrider.core.model import BlockKey, ObjectVersion
+from outrider.core.planner import Planner
 
 
 class Policy(Protocol):
@@ -73,3 +74,8 @@ class KeepAll:
 
 
 POLICIES: dict[str, type[Policy]] = {"lru": Lru, "fifo": Fifo, "none": KeepAll}
+
+
+def policy_of(name: str, capacity_bytes: int, block_bytes: int) -> Policy:
+    """The policy of that name for a store of `capacity_bytes`; `epoch` is the planner, which sees more than blocks."""
+    return Planner(capacity_bytes, block_bytes) if name == "epoch" else POLICIES[name]()

@@ -179,10 +179,18 @@ class Planner:
         for dataset, its in keys.items():
             dataset.told(client, its, start, total or start + len(refs), now)
 
-    def found(self, ref: ObjectRef, size: int) -> None:
-        """The size of a wanted object is known now."""
-        dataset, key = self._item(ref)
+    def found(self, ref: ObjectRef, size: int) -> tuple[int, ...]:
+        """The size of a wanted object is known now: the blocks of it that are wanted, too."""
+        item = dataset, key = self._item(ref)
+        unknown = dataset.names.sizes[key] < 0
         dataset.names.sizes[key] = size
+        handed = self._handed.get(item)
+        if handed is None or not unknown:
+            return ()
+        more = range(1, -(-size // self._block_bytes))
+        handed.missing |= sum(1 << index for index in more)
+        self._handed_blocks += len(more)
+        return tuple(more)
 
     # -- facts: blocks (the policy's side) ----------------------------------------------------------------------
 

@@ -1,33 +1,35 @@
-"""The virtual-time run: readers, a store, an origin of limited bandwidth, and the very policy that the proxy uses."""
+"""One simulated run: jobs or logged requests, a policy, and what came of it epoch by epoch."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from outrider.core.eviction import POLICIES, Policy
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
+from outrider.core.eviction import Policy, policy_of
+from outrider.core.model import Extent, ObjectRef
 from outrider.core.planner import Planner
 from outrider.core.window import window_blocks
-from outrider.simulator.worlds import JobSpec
+from outrider.simulator.world import AWAITED, PREFETCHED, READ_AHEAD, Act, Fill, SimObject, SimOrigin, SimStore, Timeline
+from outrider.simulator.worlds import JobSpec, Request
 
-AWAITED, AHEAD, PREFETCH = 0, 1, 2
+# A LIST of a dataset: a page for each 1,000 keys, a few at a time.
+_LIST_S = 0.2
 
 
 @dataclass(slots=True)
 class Epoch:
+    """What an epoch of a job came to. A hit: all blocks of the shard were here when its reader asked for it; one that
+    was still on its way is none. `origin_bytes` and `wasted_bytes` are the whole cache's while the epoch went on;
+    wasted: fetched ahead and evicted unread. `stall_s`: waits, averaged over the readers."""
+
     job: str
     number: int
+    dataset_bytes: int
     opened: int = 0
     hits: int = 0
-    block_hits: float = 0.0
     stall_s: float = 0.0
     took_s: float = 0.0
     origin_bytes: int = 0
-    dataset_bytes: int = 0
     wasted_bytes: int = 0
 
     @property
@@ -36,299 +38,249 @@ class Epoch:
 
     @property
     def traffic(self) -> float:
+        """Bytes from the origin as a part of the dataset."""
         return self.origin_bytes / max(1, self.dataset_bytes)
 
+    @property
+    def waste(self) -> float:
+        return self.wasted_bytes / max(1, self.dataset_bytes)
 
-@dataclass(slots=True)
-class _Fill:
-    block: BlockKey
-    shard: _Shard
-    size: int
-    urgency: tuple[int, float]
-    running: bool = False
-    relayed: bool = False
-    waiters: list[Callable[[], None]] = field(default_factory=list)
+    @property
+    def stall(self) -> float:
+        """The part of the epoch's time that the readers waited."""
+        return self.stall_s / self.took_s if self.took_s > 0 else 0.0
 
 
-@dataclass(slots=True, eq=False)
-class _Shard:
-    ref: ObjectRef
-    version: ObjectVersion
-    vid: bytes
-    blocks: list[tuple[BlockKey, int]]
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a run has to its disposal. `ahead_blocks`: on their way for the planner at any time, at most."""
+
+    capacity_bytes: int
+    origin_bytes_s: float
+    latency_s: float = 0.05
+    block_bytes: int = 8 * 2**20
+    ahead_blocks: int = 16
+    prefetch: bool = True
+    listing: bool = True
 
 
 class Simulation:
-    def __init__(
-        self, jobs: list[JobSpec], *, policy: str, capacity_bytes: int, origin_bytes_s: float, latency_s: float = 0.05,
-        block_bytes: int = 8 * 2**20, prefetch: bool = True, listing: bool = True,
-    ) -> None:  # fmt: skip
-        self.block_bytes = block_bytes
-        self.capacity_bytes = capacity_bytes
-        self.origin_bytes_s = origin_bytes_s
-        self.latency_s = latency_s
-        self.listing = listing
-        self.planner = Planner(capacity_bytes, block_bytes) if policy == "epoch" else None
-        self.prefetch = prefetch and self.planner is not None
-        self.policy: Policy = self.planner if self.planner is not None else POLICIES[policy]()
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = count()
-        self._present: dict[BlockKey, int] = {}
-        self._pins: Counter[BlockKey] = Counter()
-        self._used_bytes = 0
-        self._fills: dict[BlockKey, _Fill] = {}
-        self._queue: list[tuple[tuple[int, float], int, _Fill]] = []
-        self._busy = False
-        self._prefetching = 0
-        self.used_bytes_max = 0
-        self.origin_bytes = 0
-        self.epochs: list[Epoch] = []
-        self.trace: list[tuple[str, int]] = []
-        self._shards: dict[str, _Shard] = {}
-        self._live = len(jobs)
-        for job in jobs:
-            _Job(self, job)
+    """`policy` is a name (`epoch`, `lru`, ...), or an object for tests. `opened`: the keys in the order of their reads."""
 
-    # -- loop ---------------------------------------------------------------------------------------------------
-    def at(self, when: float, act: Callable[[], None]) -> None:
-        heappush(self._events, (when, next(self._number), act))
+    def __init__(self, machine: Machine, policy: str | Policy, jobs: Sequence[JobSpec] = (),
+                 requests: Iterable[Request] = ()) -> None:  # fmt: skip
+        self.machine = machine
+        if isinstance(policy, str):
+            policy = policy_of(policy, machine.capacity_bytes, machine.block_bytes)
+        self.planner = policy if isinstance(policy, Planner) else None
+        self.time = Timeline()
+        self.store = SimStore(policy, machine.capacity_bytes)
+        self.origin = SimOrigin(
+            self.time, self.store, machine.origin_bytes_s, machine.latency_s,
+            landed=self._landed, refused=self._refused, idle=self.ride_ahead,
+        )  # fmt: skip
+        self.epochs: list[Epoch] = []
+        self.opened: list[ObjectRef] = []
+        self.objects: dict[ObjectRef, SimObject] = {}
+        for job in jobs:
+            for index in range(job.shards.count):
+                self._know(ObjectRef(job.shards.bucket, job.shards.key(index)), job.shards.size)
+            _Job(self, job)
+        logged = list(requests)
+        for request in logged:
+            self._know(ObjectRef(request.bucket, request.key), request.size)
+        if logged:
+            _Replay(self, logged)
+
+    def _know(self, ref: ObjectRef, size: int) -> None:
+        known = self.objects.get(ref)
+        if known is None or known.version.size < size:
+            self.objects[ref] = SimObject.of(ref, size, self.machine.block_bytes)
 
     def run(self) -> list[Epoch]:
-        while self._events:
-            self.now, _, act = heappop(self._events)
-            act()
+        self.time.run()
         return self.epochs
 
-    def shard(self, job: JobSpec, index: int) -> _Shard:
-        key = job.shards.key(index)
-        found = self._shards.get(key)
-        if found is None:
-            ref = ObjectRef(job.shards.bucket, key)
-            version = ObjectVersion(ref, '"e"', job.shards.size)
-            vid = version_id("sim", version, self.block_bytes)
-            n = -(-job.shards.size // self.block_bytes)
-            blocks = [
-                (BlockKey(vid, i), min(self.block_bytes, job.shards.size - i * self.block_bytes)) for i in range(n)
-            ]
-            found = self._shards[key] = _Shard(ref, version, vid, blocks)
-        return found
+    @property
+    def wasted_bytes(self) -> int:
+        return self.planner.wasted_bytes if self.planner is not None else 0
 
-    # -- store --------------------------------------------------------------------------------------------------
-    def has(self, block: BlockKey) -> bool:
-        return block in self._present
+    # -- what the engine does in the proxy ----------------------------------------------------------------------
 
-    def _reserve(self, fill: _Fill) -> bool:
-        over = self._used_bytes + fill.size - self.capacity_bytes
-        chosen = []
-        if over > 0:
-            for block in self.policy.victims(fill.block, fill.shard.version):
-                if self._pins[block] == 0:
-                    chosen.append(block)
-                    over -= self._present[block]
-                    if over <= 0:
-                        break
-        if over > 0:
-            return False
-        for block in chosen:
-            self._used_bytes -= self._present.pop(block)
-            self.policy.removed(block)
-        self._used_bytes += fill.size
-        self.used_bytes_max = max(self.used_bytes_max, self._used_bytes)
-        return True
-
-    # -- origin -------------------------------------------------------------------------------------------------
-    def demand(self, shard: _Shard, index: int, urgency: tuple[int, float]) -> None:
-        block, size = shard.blocks[index]
-        fill = self._fills.get(block)
-        if fill is None:
-            fill = self._fills[block] = _Fill(block, shard, size, urgency)
-            heappush(self._queue, (urgency, next(self._number), fill))
-        elif not fill.running and urgency < fill.urgency:
-            if fill.urgency[0] == PREFETCH:
-                self._prefetching -= 1
-            fill.urgency = urgency
-            heappush(self._queue, (urgency, next(self._number), fill))
-        self._serve()
-
-    def wait(self, block: BlockKey, then: Callable[[], None]) -> None:
-        self._fills[block].waiters.append(then)
-
-    def _serve(self) -> None:
-        while not self._busy and self._queue:
-            urgency, _, fill = heappop(self._queue)
-            if fill.running or urgency != fill.urgency or self._fills.get(fill.block) is not fill:
-                continue
-            if not self._reserve(fill):
-                if urgency[0] == AHEAD:
-                    # Asked for again when the reader is there.
-                    del self._fills[fill.block]
-                    continue
-                if urgency[0] == PREFETCH:
-                    del self._fills[fill.block]
-                    self._prefetching -= 1
-                    if self.planner:
-                        self.planner.dropped(fill.shard.ref)
-                    continue
-                fill.relayed = True
-            fill.running = True
-            self._busy = True
-            self.origin_bytes += fill.size
-            took = fill.size / self.origin_bytes_s
-            self.at(self.now + took, self._free)
-            self.at(self.now + took + self.latency_s, lambda fill=fill: self._land(fill))
-
-    def _free(self) -> None:
-        self._busy = False
-        self.pump()
-        self._serve()
-
-    def _land(self, fill: _Fill) -> None:
-        del self._fills[fill.block]
-        if fill.urgency[0] == PREFETCH:
-            self._prefetching -= 1
-        if not fill.relayed:
-            self._present[fill.block] = fill.size
-            self.policy.added(fill.block, fill.shard.version)
-        for then in fill.waiters:
-            then()
-        self.pump()
-
-    def pump(self) -> None:
-        if not self.prefetch or self.planner is None:
+    def ride_ahead(self) -> None:
+        if self.planner is None or not self.machine.prefetch:
             return
-        p = self.planner
-        if self.listing:
-            for bucket, prefix in p.please_list():
-                self.at(self.now + 0.2, lambda b=bucket, x=prefix: self._list(b, x))
-        if self._prefetching < 16:
-            for want in p.wants(self.now, self.capacity_bytes - self._used_bytes, 16):
-                shard = self._shards.get(want.ref.key) or self._make(want.ref)
-                for i in want.blocks:
-                    block, size = shard.blocks[i]
-                    if block in self._fills:
-                        continue
-                    fill = self._fills[block] = _Fill(block, shard, size, (PREFETCH, self.now))
-                    self._prefetching += 1
-                    heappush(self._queue, (fill.urgency, next(self._number), fill))
-            self._serve()
-
-    universe: dict[str, tuple[JobSpec, int]] = {}
-
-    def _make(self, ref: ObjectRef) -> _Shard:
-        spec, i = self.universe[ref.key]
-        return self.shard(spec, i)
+        for bucket, prefix in self.planner.please_list():
+            if self.machine.listing:
+                self.time.at(self.time.now + _LIST_S, lambda b=bucket, p=prefix: self._list(b, p))  # type: ignore[misc]
+        for want in self.planner.wants(self.time.now, self.store.free_bytes, self.machine.ahead_blocks):
+            of = self.objects.get(want.ref)
+            if of is None:
+                self.planner.dropped(want.ref)
+                continue
+            blocks = want.blocks
+            if want.size < 0:
+                blocks += self.planner.found(want.ref, of.version.size)
+            for index in blocks:
+                self.origin.ask(of, index, (PREFETCHED, self.time.now))
 
     def _list(self, bucket: str, prefix: str) -> None:
-        assert self.planner
-        self.planner.listed(
-            bucket, [(key, spec.shards.size) for key, (spec, _) in sorted(self.universe.items()) if key.startswith(prefix)], self.now
+        assert self.planner is not None
+        entries = sorted(
+            (ref.key, of.version.size)
+            for ref, of in self.objects.items()
+            if ref.bucket == bucket and ref.key.startswith(prefix)
         )
-        self.pump()
+        self.planner.listed(bucket, entries, self.time.now)
+        self.ride_ahead()
+
+    def _landed(self, fill: Fill) -> None:
+        self.ride_ahead()
+
+    def _refused(self, fill: Fill) -> None:
+        assert self.planner is not None
+        self.planner.dropped(fill.of.ref)
+
+
+class _Visit:
+    """One read of an extent, block by block: at each, what is missing of the window is asked for, as the engine does."""
+
+    def __init__(self, sim: Simulation, client: str, of: SimObject, extent: Extent, bytes_s: float, row: Epoch,
+                 then: Act) -> None:  # fmt: skip
+        self._sim = sim
+        self._client = client
+        self._of = of
+        self._bytes_s = bytes_s
+        self._row = row
+        self._then = then
+        block_bytes = sim.machine.block_bytes
+        self._at = self._first = extent.start // block_bytes
+        self._last = (extent.stop - 1) // block_bytes
+        row.opened += 1
+        row.hits += all(sim.store.has(block) for block, _ in of.blocks[self._first : self._last + 1])
+        sim.opened.append(of.ref)
+        if sim.planner is not None:
+            # What it says of read-ahead across requests is left out here: made-up readers ask for whole shards.
+            sim.planner.asked(client, of.ref, of.version.size, extent, sim.time.now)
+            sim.ride_ahead()
+        self._since = sim.time.now
+        self._step()
+
+    def _step(self) -> None:
+        sim, blocks = self._sim, self._of.blocks
+        stop = min(self._last + 1, self._at + window_blocks(self._at - self._first))
+        for index in range(self._at, stop):
+            if not sim.store.has(blocks[index][0]):
+                sim.origin.ask(self._of, index, (AWAITED if index == self._at else READ_AHEAD, sim.time.now))
+        block = blocks[self._at][0]
+        if sim.store.has(block):
+            self._read()
+        elif (fill := sim.origin.flight(block)) is not None:
+            fill.waiters.append(self._read)
+        else:
+            self._step()  # evicted for this very window: it is asked for now
+
+    def _read(self) -> None:
+        sim = self._sim
+        block, length = self._of.blocks[self._at]
+        self._row.stall_s += sim.time.now - self._since
+        sim.store.use(block)
+        sim.time.at(sim.time.now + length / self._bytes_s, self._done)
+
+    def _done(self) -> None:
+        sim = self._sim
+        sim.store.release(self._of.blocks[self._at][0])
+        self._since = sim.time.now
+        self._at += 1
+        if self._at <= self._last:
+            self._step()
+            return
+        if sim.planner is not None:
+            sim.planner.sent(self._client, self._of.ref, sim.time.now)
+        self._then()
 
 
 class _Job:
+    """The epochs of one job, one after the other; each ends when its last reader has."""
+
     def __init__(self, sim: Simulation, spec: JobSpec) -> None:
-        self.sim = sim
-        self.spec = spec
-        for i in range(spec.shards.count):
-            sim.universe = {**sim.universe} if i == 0 else sim.universe
-            sim.universe[spec.shards.key(i)] = (spec, i)
-        self.epoch = -1
-        self.running = 0
-        sim.at(spec.start_s, self.next_epoch)
+        self._sim = sim
+        self._spec = spec
+        self._number = 0
+        sim.time.at(spec.start_s, self._begin)
 
-    def next_epoch(self) -> None:
-        sim, spec = self.sim, self.spec
-        if self.epoch >= 0:
-            row = self.row
-            row.took_s = sim.now - self.began
-            row.origin_bytes = sim.origin_bytes - self.origin_before
-            row.wasted_bytes = (sim.planner.wasted_bytes if sim.planner else 0) - self.wasted_before
-            row.stall_s /= spec.readers
-        self.epoch += 1
-        if self.epoch >= spec.epochs:
-            return
-        lists = spec.order(self.epoch)
-        self.row = Epoch(spec.name, self.epoch + 1, dataset_bytes=spec.shards.count * spec.shards.size)
-        sim.epochs.append(self.row)
-        self.began = sim.now
-        self.origin_before = sim.origin_bytes
-        self.wasted_before = sim.planner.wasted_bytes if sim.planner else 0
-        if spec.told and sim.planner:
+    def _begin(self) -> None:
+        sim, spec = self._sim, self._spec
+        lists = [shards for shards in spec.order(self._number) if shards]
+        self._number += 1
+        distinct = {index for shards in spec.order(0) for index in shards}
+        whole = len(distinct) if len(distinct) == sum(map(len, lists)) else spec.shards.count
+        self._row = Epoch(spec.name, self._number, whole * spec.shards.size)
+        self._before = (sim.time.now, sim.origin.sent_bytes, sim.wasted_bytes)
+        sim.epochs.append(self._row)
+        if spec.told and sim.planner is not None:
             for part in lists:
-                sim.planner.told(spec.client, [ObjectRef(spec.shards.bucket, spec.shards.key(i)) for i in part], sim.now)
-            for i in range(spec.shards.count):
-                sim.planner.found(ObjectRef(spec.shards.bucket, spec.shards.key(i)), spec.shards.size)
-            sim.pump()
-        self.running = len(lists)
-        for number, shards in enumerate(lists):
-            _Reader(self, number, shards)
+                sim.planner.told(spec.client, [self._object(index).ref for index in part], sim.time.now)
+        self._reading = self._readers = len(lists)
+        for shards in lists:
+            self._next(iter(shards))
 
+    def _object(self, index: int) -> SimObject:
+        return self._sim.objects[ObjectRef(self._spec.shards.bucket, self._spec.shards.key(index))]
 
-class _Reader:
-    def __init__(self, job: _Job, number: int, shards: list[int]) -> None:
-        self.job = job
-        self.sim = job.sim
-        self.shards = iter(shards)
-        self.next_shard()
-
-    def next_shard(self) -> None:
-        index = next(self.shards, None)
-        sim, job = self.sim, self.job
-        if index is None:
-            job.running -= 1
-            if job.running == 0:
-                job.next_epoch()
+    def _next(self, shards: Iterable[int]) -> None:
+        shards = iter(shards)
+        index = next(shards, None)
+        if index is not None:
+            of, spec = self._object(index), self._spec
+            _Visit(self._sim, spec.client, of, Extent(0, of.version.size), spec.reader_bytes_s, self._row,
+                   lambda: self._next(shards))  # fmt: skip
             return
-        self.shard = sim.shard(job.spec, index)
-        self.i = 0
-        here = sum(sim.has(block) for block, _ in self.shard.blocks)
-        row = job.row
-        row.opened += 1
-        row.hits += here == len(self.shard.blocks)
-        row.block_hits += here / len(self.shard.blocks)
-        sim.trace.append((self.shard.ref.key, row.number))
-        if sim.planner:
-            sim.planner.asked(job.spec.client, self.shard.ref, self.shard.version.size, Extent(0, self.shard.version.size), sim.now)
-            sim.pump()
-        self.since = sim.now
-        self.step()
+        self._reading -= 1
+        if self._reading == 0:
+            self._end()
 
-    def step(self) -> None:
-        sim = self.sim
-        blocks = self.shard.blocks
-        for j in range(self.i, min(len(blocks), self.i + window_blocks(self.i))):
-            if not sim.has(blocks[j][0]):
-                sim.demand(self.shard, j, (0 if j == self.i else 1, sim.now))
-        block, size = blocks[self.i]
-        if sim.has(block):
-            self.use()
-        elif block in sim._fills:
-            sim.wait(block, self.use)
-        else:
-            # Evicted for the read-ahead of this very reader.
-            self.step()
+    def _end(self) -> None:
+        sim, row = self._sim, self._row
+        began, sent_bytes, wasted_bytes = self._before
+        row.took_s = sim.time.now - began
+        row.origin_bytes = sim.origin.sent_bytes - sent_bytes
+        row.wasted_bytes = sim.wasted_bytes - wasted_bytes
+        row.stall_s /= self._readers
+        if self._number < self._spec.epochs:
+            self._begin()
 
-    def use(self) -> None:
-        sim = self.sim
-        block, size = self.shard.blocks[self.i]
-        self.job.row.stall_s += sim.now - self.since
-        if sim.has(block):
-            sim._pins[block] += 1
-            sim.policy.read(block)
-        sim.at(sim.now + size / self.job.spec.reader_bytes_s, self.done)
 
-    def done(self) -> None:
-        sim = self.sim
-        block = self.shard.blocks[self.i][0]
-        if sim._pins[block] > 0:
-            sim._pins[block] -= 1
-        self.i += 1
-        self.since = sim.now
-        if self.i == len(self.shard.blocks):
-            if sim.planner:
-                sim.planner.sent(self.job.spec.client, self.shard.ref, sim.now)
-            self.next_shard()
-        else:
-            self.step()
+class _Replay:
+    """Logged requests, each made when it was made. A new row begins when as many objects were read as there are."""
+
+    def __init__(self, sim: Simulation, requests: list[Request]) -> None:
+        self._sim = sim
+        self._keys = {(request.bucket, request.key) for request in requests}
+        self._bytes = sum(sim.objects[ObjectRef(*key)].version.size for key in self._keys)
+        self._read: set[tuple[str, str]] = set()
+        self._begin()
+        for request in requests:
+            sim.time.at(request.at, lambda request=request: self._ask(request))  # type: ignore[misc]
+
+    def _begin(self) -> None:
+        sim = self._sim
+        self._row = Epoch("log", len(sim.epochs) + 1, self._bytes)
+        self._before = (sim.time.now, sim.origin.sent_bytes, sim.wasted_bytes)
+        self._read.clear()
+        sim.epochs.append(self._row)
+
+    def _ask(self, request: Request) -> None:
+        key = (request.bucket, request.key)
+        if key in self._read and len(self._read) == len(self._keys):
+            self._begin()
+        self._read.add(key)
+        of = self._sim.objects[ObjectRef(*key)]
+        _Visit(self._sim, request.client, of, Extent(request.start, request.stop), float("inf"), self._row, self._count)
+
+    def _count(self) -> None:
+        sim, row = self._sim, self._row
+        began, sent_bytes, wasted_bytes = self._before
+        row.took_s = sim.time.now - began
+        row.origin_bytes = sim.origin.sent_bytes - sent_bytes
+        row.wasted_bytes = sim.wasted_bytes - wasted_bytes

@@ -1,13 +1,18 @@
-"""What jobs read, made up: seeded, so that a seed names a trace."""
+"""What jobs read: made up from a seed, or as a list of requests that were really made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
+from typing import Literal, get_args
+
+OrderKind = Literal["repeated", "fresh", "sequential", "replacement", "zipf"]
+ORDERS: tuple[OrderKind, ...] = get_args(OrderKind)
+ZIPF = 1.1
 
 Order = Callable[[int], list[list[int]]]
-"""Epoch number (from 0) to each reader's list of shards."""
+"""An epoch's number, from 0, to each reader's list of shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,52 +21,65 @@ class Shards:
 
     count: int
     size: int
-    prefix: str = "train"
+    name: str = "train"
     bucket: str = "bucket"
 
     def key(self, index: int) -> str:
-        return f"{self.prefix}/{self.prefix}-{index:06d}.tar"
+        return f"{self.name}/{self.name}-{index:06d}.tar"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One job: `readers` read their lists beside each other, an epoch at a time. `client` is all that a proxy sees of it."""
+    """Epochs in which `order`'s readers read beside each other, each shard front to back at `reader_bytes_s`.
 
+    `client` is all that a proxy sees of them. `told`: the order is announced as each epoch begins.
+    """
+
+    name: str
     shards: Shards
     order: Order
     epochs: int
-    readers: int
     reader_bytes_s: float
     client: str = "10.0.0.1"
     start_s: float = 0.0
     told: bool = False
-    name: str = "job"
-    part: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One logged read: bytes `[start, stop)` of an object of at least `size` bytes, asked for at `at` seconds."""
+
+    at: float
+    client: str
+    bucket: str
+    key: str
+    start: int
+    stop: int
+    size: int
 
 
 def split(order: list[int], readers: int) -> list[list[int]]:
-    """Round-robin, as WebDataset's split_by_worker does."""
+    """Round-robin among the workers of a data loader, as WebDataset's `split_by_worker` does."""
     return [order[i::readers] for i in range(readers)]
 
 
-def order_of(kind: str, count: int, readers: int, seed: int, *, part: list[int] | None = None) -> Order:
-    """`repeated`, `fresh`, `sequential`, `replacement`, `zipf` (1.1)."""
-    base = list(range(count)) if part is None else list(part)
+def order_of(kind: OrderKind, shards: list[int], readers: int, seed: int) -> Order:
+    """`repeated` is WebDataset's default: shuffled with the same seed in each epoch."""
 
     def order(epoch: int) -> list[list[int]]:
+        chance = Random(f"{seed} {epoch}")
         if kind == "sequential":
-            return split(base, readers)
-        if kind == "repeated":
-            return split(Random(seed).sample(base, len(base)), readers)
-        random = Random(f"{seed} {epoch}")
-        if kind == "fresh":
-            return split(random.sample(base, len(base)), readers)
-        if kind == "replacement":
-            return split(random.choices(base, k=len(base)), readers)
-        if kind == "zipf":
-            hot = Random(seed).sample(base, len(base))
-            weights = [1 / rank**1.1 for rank in range(1, len(base) + 1)]
-            return split(random.choices(hot, weights, k=len(base)), readers)
-        raise ValueError(f"no order {kind!r}")
+            read = shards
+        elif kind == "repeated":
+            read = Random(seed).sample(shards, len(shards))
+        elif kind == "fresh":
+            read = chance.sample(shards, len(shards))
+        elif kind == "replacement":
+            read = chance.choices(shards, k=len(shards))
+        else:
+            hot = Random(seed).sample(shards, len(shards))
+            weights = [1 / rank**ZIPF for rank in range(1, len(shards) + 1)]
+            read = chance.choices(hot, weights, k=len(shards))
+        return split(read, readers)
 
     return order
