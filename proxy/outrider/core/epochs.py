@@ -1,7 +1,7 @@
 """How far a job has come in its epoch over a dataset: what was read, what is left, in which order.
 
-A *pass* is one epoch of one job over one dataset: no key twice. Keys are small numbers within their dataset; what a pass
-knows of them stands in arrays, so that a million keys take some twenty megabytes.
+A *pass* is one epoch of one job over one dataset: no key twice. Keys are small numbers within their dataset; what a
+pass knows of them stands in arrays, so that a million keys take some twenty megabytes.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ class Learned:
 class Pass:
     """One epoch of one job. `agenda` is what it is expected to read, in the likely order; `log` what it read.
 
-    `place[key]`: where the key stands in the agenda, -1: not expected; `done[key]`: as the how-many-eth it was read, -1:
-    not yet. Parts of a pass are floats: 1.0 is all of it.
+    `place[key]`: where the key stands in the agenda, -1: not expected; `done[key]`: as the how-many-eth it was read,
+    -1: not yet. Parts of a pass are floats: 1.0 is all of it.
     """
 
-    def __init__(self, agenda: Iterable[int], key_count: int, now: float, *, order: float, trusted: bool = True) -> None:
+    def __init__(
+        self, agenda: Iterable[int], key_count: int, now: float, *, order: float, trusted: bool = True
+    ) -> None:
         self.number = 0
         self.agenda: array[int] = array("i")
         self.log: array[int] = array("i")
@@ -90,6 +92,11 @@ class Pass:
     def size(self) -> int:
         """Keys of the whole pass, as far as known."""
         return max(1, len(self.agenda) + len(self.log) - self._expected_read)
+
+    @property
+    def reads(self) -> int:
+        """Of this pass and the one before."""
+        return len(self.log) + (len(self.agenda) if self.number > 0 else 0)
 
     @property
     def part(self) -> float:
@@ -173,7 +180,9 @@ class Pass:
         self.passed_over = 0
 
     def learned(self) -> Learned:
-        return Learned(self.sequence(), self.place if self.number > 0 else None, len(self.place), self.seconds(self.last))
+        return Learned(
+            self.sequence(), self.place if self.number > 0 else None, len(self.place), self.seconds(self.last)
+        )
 
     def hear(self, key: int, place: int) -> None:
         """The leader has read `key` as its `place`-th: so will this pass."""

@@ -23,7 +23,7 @@ class Policy(Protocol):
     def removed(self, block: BlockKey) -> None: ...
 
     def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
-        """Those that may go for `incoming`, best victim first; None: for nothing in particular, so all that may ever go.
+        """Those that may go for block `incoming` of `version`, best victim first; None: all that may ever go.
 
         The caller may stop at any point, and must not change the policy while iterating.
         """

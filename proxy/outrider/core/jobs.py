@@ -1,8 +1,8 @@
 """What one client does with one dataset, and which world that is: epochs, several jobs behind one address, or neither.
 
-A client is what a proxy sees: an address and perhaps an access key. Its eight loader workers look like one; so do two
-jobs of one node. A key that is read twice is what tells: at the end of a pass the next one begins; while a pass goes on,
-somebody follows; and where it happens as often as chance would have it, there is no epoch.
+A client is what a proxy sees: an address and perhaps an access key. Its eight loader workers look like one; so do
+two jobs of one node. A key that is read twice is what tells: at the end of a pass the next one begins; while a pass
+goes on, somebody follows; and where it happens as often as chance would have it, there is no epoch.
 """
 
 from __future__ import annotations
@@ -174,7 +174,13 @@ class Job:
                 one.period_s = max(one.began - oldest.began, 0.0)
             self._clear_evidence()
         if one.agenda and one.left == 0:
-            if len(self.passes) > 1 and one is oldest and not one.told and self.passes[1].trusted and self._tail_of(one):
+            if (
+                len(self.passes) > 1
+                and one is oldest
+                and not one.told
+                and self.passes[1].trusted
+                and self._tail_of(one)
+            ):
                 self.passes.pop(0)
             else:
                 one.begin_next(now)

@@ -117,15 +117,32 @@ class Dataset:
                 self._learn(job)
 
     def _learn(self, job: Job) -> None:
-        for one in job.predicting[:1]:
-            if one.number > 0 and len(one.agenda) > 1:
-                self.learned = [one.learned(), *self.learned][:_ORDERS_MAX]
+        self.learned = [*_learned_of(job), *self.learned][:_ORDERS_MAX]
+
+    def remembered(self) -> list[Learned]:
+        """The orders that will be worth knowing when the jobs of now have gone."""
+        now = [order for job in self.jobs.values() for order in _learned_of(job)]
+        return [*now, *self.learned][:_ORDERS_MAX]
+
+    def shrink(self) -> None:
+        """Forget all but what is kept, and number it anew."""
+        kept, names = list(self.kept.values()), self.names
+        self.names, self.jobs, self.learned, self.list_wanted = Names(), {}, [], False
+        self.kept, self._ranked, self._recent = {}, SortedList(), OrderedDict()
+        self._passes, self._sweep = None, []
+        for one in kept:
+            size = names.sizes[one.key]
+            one.key = self.names.number(names.keys[one.key])
+            self.names.sizes[one.key] = size
+            self.keep(one, one.used_at)
 
     # -- what is needed when ------------------------------------------------------------------------------------
 
     def parts_until(self, key: int, now: float) -> float:
         """Parts of a pass until somebody reads `key`."""
-        return min((one.until(key) + silence(one, now) * _FADE / one.seconds(now) for one in self.passes()), default=1.0)
+        return min(
+            (one.until(key) + silence(one, now) * _FADE / one.seconds(now) for one in self.passes()), default=1.0
+        )
 
     def seconds_until(self, kept: Kept, now: float) -> float:
         """Expected until the next read. Where there is no epoch, what was used lately is used soon."""
@@ -174,6 +191,10 @@ class Dataset:
             del self.kept[kept.key]
             self._recent.pop(kept.key, None)
             self._ranked.discard((kept.rank, kept.key))
+
+
+def _learned_of(job: Job) -> list[Learned]:
+    return [one.learned() for one in job.predicting if one.number > 0 and one.trusted and len(one.agenda) > 1][:1]
 
 
 def silence(one: Pass, now: float) -> float:

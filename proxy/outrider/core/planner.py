@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 
-from outrider.core.datasets import prefix_of, template_of
+from outrider.core.datasets import prefix_of
 from outrider.core.epochs import Pass
 from outrider.core.kept import Dataset, Kept, blocks_of, may_go
+from outrider.core.library import Item, Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.streams import ABANDONED_S, Streams
 
@@ -48,26 +49,27 @@ class _Handed:
     asked_for: bool = False
 
 
-_Item = tuple[Dataset, int]
-
-
 class Planner:
-    """Called from one thread. All facts cost O(log n) of what is kept, apart from `listed` and `told`, which cost as much
-    as they bring, and the end of a pass."""
+    """Called from one thread. `library` has what is known of datasets, to be exported and restored.
 
-    def __init__(self, capacity_bytes: int, block_bytes: int) -> None:
+    All facts cost O(log n) of what is kept, apart from `listed` and `told`, which cost as much as they bring, and the
+    end of a pass, which makes new tables for its keys.
+    """
+
+    def __init__(self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000) -> None:
+        """`keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten."""
         self._capacity_bytes = capacity_bytes
         self._block_bytes = block_bytes
         self._now = 0.0
-        self._datasets: dict[tuple[str, str], Dataset] = {}
+        self.library = Library(keys_max, self._forget)
         self._kept: dict[bytes, Kept] = {}
         # Versions that another one has replaced: nobody will ask for them.
         self._outdated: dict[bytes, Kept] = {}
         self._streams = Streams()
         # Objects that are being read: how many clients do, and since when nothing was heard.
-        self._open: OrderedDict[_Item, tuple[int, float]] = OrderedDict()
+        self._open: OrderedDict[Item, tuple[int, float]] = OrderedDict()
         self._readers = 1.0
-        self._handed: dict[_Item, _Handed] = {}
+        self._handed: dict[Item, _Handed] = {}
         self._handed_blocks = 0
         self._fill_s = 0.0
         self._spread_s = 0.0
@@ -76,16 +78,12 @@ class Planner:
         self.fetched_bytes = 0
         self.wasted_bytes = 0
 
-    def _dataset(self, ref: ObjectRef) -> Dataset:
-        name = (ref.bucket, template_of(ref.key))
-        dataset = self._datasets.get(name)
-        if dataset is None:
-            dataset = self._datasets[name] = Dataset(*name)
-        return dataset
-
-    def _item(self, ref: ObjectRef) -> _Item:
-        dataset = self._dataset(ref)
-        return dataset, dataset.number(ref.key)
+    def _forget(self, dataset: Dataset) -> None:
+        for item in [item for item in self._handed if item[0] is dataset]:
+            self._handed_blocks -= self._handed.pop(item).missing.bit_count()
+        for item in [item for item in self._open if item[0] is dataset]:
+            self._close(item)
+        self._owing.pop(dataset, None)
 
     # -- facts: requests ----------------------------------------------------------------------------------------
 
@@ -93,7 +91,7 @@ class Planner:
         """A client asks for `extent` of an object of `size` bytes. What else of it is worth filling at once; None:
         nothing. `client`: whatever tells clients apart, such as address and access key."""
         self._now = now
-        item = self._item(ref)
+        item = self.library.item(ref)
         dataset, key = item
         dataset.names.sizes[key] = size
         dataset.active_at = now
@@ -104,7 +102,7 @@ class Planner:
             self._handed[item].asked_for = True
         return asked.ahead
 
-    def _opened(self, client: str, item: _Item) -> None:
+    def _opened(self, client: str, item: Item) -> None:
         dataset, key = item
         count, _ = self._open.pop(item, (0, 0.0))
         self._open[item] = (count + 1, self._now)
@@ -127,7 +125,7 @@ class Planner:
                 return
             self._close(item)
 
-    def _close(self, item: _Item) -> None:
+    def _close(self, item: Item) -> None:
         self._open.pop(item, None)
         kept = item[0].kept.get(item[1])
         if kept is not None:
@@ -136,7 +134,7 @@ class Planner:
     def sent(self, client: str, ref: ObjectRef, now: float) -> None:
         """A request for the object has ended, answered in full or cut."""
         self._now = now
-        item = self._item(ref)
+        item = self.library.item(ref)
         reader = self._streams.reader(client, item)
         if item not in self._open or reader is None or not reader.complete:
             return
@@ -161,27 +159,25 @@ class Planner:
     def listed(self, bucket: str, entries: Iterable[tuple[str, int]], now: float) -> None:
         """Keys and sizes under a prefix, in the order of the LIST."""
         self._now = now
-        found: dict[Dataset, list[tuple[str, int]]] = {}
-        for name, size in entries:
-            found.setdefault(self._dataset(ObjectRef(bucket, name)), []).append((name, size))
-        for dataset, its in found.items():
-            dataset.names.list(its)
+        for dataset in self.library.list(bucket, entries):
             for job in dataset.jobs.values():
                 job.listed(dataset.names)
 
-    def told(self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None) -> None:
+    def told(
+        self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None
+    ) -> None:
         """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: these are all."""
         self._now = now
         keys: dict[Dataset, list[int]] = {}
         for ref in refs:
-            dataset, key = self._item(ref)
+            dataset, key = self.library.item(ref)
             keys.setdefault(dataset, []).append(key)
         for dataset, its in keys.items():
             dataset.told(client, its, start, total or start + len(refs), now)
 
     def found(self, ref: ObjectRef, size: int) -> tuple[int, ...]:
         """The size of a wanted object is known now: the blocks of it that are wanted, too."""
-        item = dataset, key = self._item(ref)
+        item = dataset, key = self.library.item(ref)
         unknown = dataset.names.sizes[key] < 0
         dataset.names.sizes[key] = size
         handed = self._handed.get(item)
@@ -195,7 +191,7 @@ class Planner:
     # -- facts: blocks (the policy's side) ----------------------------------------------------------------------
 
     def added(self, block: BlockKey, version: ObjectVersion) -> None:
-        item = dataset, key = self._item(version.ref)
+        item = dataset, key = self.library.item(version.ref)
         kept = self._kept.get(block.version_id)
         if kept is None:
             dataset.names.sizes[key] = version.size
@@ -214,7 +210,7 @@ class Planner:
             self.fetched_bytes += self._block_bytes
         self._landed(item, 1 << block.index)
 
-    def _landed(self, item: _Item, bits: int) -> None:
+    def _landed(self, item: Item, bits: int) -> None:
         handed = self._handed.get(item)
         if handed is None or not handed.missing & bits:
             return
@@ -228,7 +224,7 @@ class Planner:
 
     def dropped(self, ref: ObjectRef) -> None:
         """What is still missing of a wanted object will not come."""
-        item = dataset, key = self._item(ref)
+        item = dataset, key = self.library.item(ref)
         handed = self._handed.pop(item, None)
         if handed is not None:
             self._handed_blocks -= handed.missing.bit_count()
@@ -268,7 +264,7 @@ class Planner:
     def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
         sooner_s = -1.0
         if incoming is not None and version is not None:
-            item = dataset, key = self._item(version.ref)
+            item = dataset, key = self.library.item(version.ref)
             handed = self._handed.get(item)
             if handed is not None and not handed.asked_for and handed.missing >> incoming.index & 1:
                 # For what nobody waits for, only those may go that are needed later.
@@ -277,9 +273,7 @@ class Planner:
 
     def _worth(self, dataset: Dataset, key: int) -> float:
         """Seconds beyond which the next use of a block must lie that goes for this object."""
-        return min(
-            (one.seconds(self._now) * (one.until(key) + _SOONER) for one in dataset.passes()), default=_FAREST
-        )
+        return min((one.seconds(self._now) * (one.until(key) + _SOONER) for one in dataset.passes()), default=_FAREST)
 
     def _victims(self, later_than_s: float) -> Iterator[BlockKey]:
         for kept in self._farthest(later_than_s):
@@ -288,7 +282,7 @@ class Planner:
     def _farthest(self, later_than_s: float) -> Iterator[Kept]:
         """What is needed later than that, about the farthest first."""
         yield from self._outdated.values()
-        ranked = [dataset.farthest(self._now) for dataset in self._datasets.values() if dataset.kept]
+        ranked = [dataset.farthest(self._now) for dataset in self.library.datasets() if dataset.kept]
         for seconds, kept in ranked[0] if len(ranked) == 1 else merge(*ranked, key=lambda pair: -pair[0]):
             if seconds <= later_than_s:
                 return
@@ -302,7 +296,7 @@ class Planner:
         of its blocks, or in `dropped`."""
         self._now = now
         wants: list[Want] = []
-        active = [(dataset, one) for dataset in self._datasets.values() if self._may_fetch(dataset)
+        active = [(dataset, one) for dataset in self.library.datasets() if self._may_fetch(dataset)
                   for one in dataset.passes() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
         while active and self._handed_blocks < blocks:
             offers = []

@@ -1,7 +1,7 @@
 """Who reads which object, how, and how fast: readers are seen per client and object, never per connection.
 
-`aws s3 cp` reads one object over ten connections and out of order, `s5cmd` over one process per shard: what tells a reader
-is which bytes of the object were asked for, and how the gaps close.
+`aws s3 cp` reads one object over ten connections and out of order, `s5cmd` over one process per shard: what tells a
+reader is which bytes of the object were asked for, and how the gaps close.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Asked:
 
 
 class Streams:
-    """Bounded: the readers that were silent for longest are forgotten first. Each request costs O(gaps of its reader)."""
+    """Bounded: readers that were silent for longest are forgotten first. A request costs O(gaps of its reader)."""
 
     def __init__(self) -> None:
         self._readers: OrderedDict[tuple[str, Hashable], Reader] = OrderedDict()

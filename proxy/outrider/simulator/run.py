@@ -9,7 +9,17 @@ from outrider.core.eviction import Policy, policy_of
 from outrider.core.model import Extent, ObjectRef
 from outrider.core.planner import Planner
 from outrider.core.window import window_blocks
-from outrider.simulator.world import AWAITED, PREFETCHED, READ_AHEAD, Act, Fill, SimObject, SimOrigin, SimStore, Timeline
+from outrider.simulator.world import (
+    AWAITED,
+    PREFETCHED,
+    READ_AHEAD,
+    Act,
+    Fill,
+    SimObject,
+    SimOrigin,
+    SimStore,
+    Timeline,
+)
 from outrider.simulator.worlds import JobSpec, Request
 
 # A LIST of a dataset: a page for each 1,000 keys, a few at a time.
@@ -65,7 +75,7 @@ class Machine:
 
 
 class Simulation:
-    """`policy` is a name (`epoch`, `lru`, ...), or an object for tests. `opened`: the keys in the order of their reads."""
+    """`policy` is a name (`epoch`, `lru`, ...), or an object for tests. `opened`: what was read, in order."""
 
     def __init__(self, machine: Machine, policy: str | Policy, jobs: Sequence[JobSpec] = (),
                  requests: Iterable[Request] = ()) -> None:  # fmt: skip
@@ -80,7 +90,7 @@ class Simulation:
             landed=self._landed, refused=self._refused, idle=self.ride_ahead,
         )  # fmt: skip
         self.epochs: list[Epoch] = []
-        self.opened: list[ObjectRef] = []
+        self.opened: list[tuple[ObjectRef, Epoch]] = []
         self.objects: dict[ObjectRef, SimObject] = {}
         for job in jobs:
             for index in range(job.shards.count):
@@ -143,7 +153,7 @@ class Simulation:
 
 
 class _Visit:
-    """One read of an extent, block by block: at each, what is missing of the window is asked for, as the engine does."""
+    """One read of an extent, block by block: at each, what is missing of the window is asked for, as in the engine."""
 
     def __init__(self, sim: Simulation, client: str, of: SimObject, extent: Extent, bytes_s: float, row: Epoch,
                  then: Act) -> None:  # fmt: skip
@@ -158,7 +168,7 @@ class _Visit:
         self._last = (extent.stop - 1) // block_bytes
         row.opened += 1
         row.hits += all(sim.store.has(block) for block, _ in of.blocks[self._first : self._last + 1])
-        sim.opened.append(of.ref)
+        sim.opened.append((of.ref, row))
         if sim.planner is not None:
             # What it says of read-ahead across requests is left out here: made-up readers ask for whole shards.
             sim.planner.asked(client, of.ref, of.version.size, extent, sim.time.now)
