@@ -1,4 +1,4 @@
-"""The doors for people: `outrider serve`, `run`, `doctor`, `simulate`. Exit codes: 0 done, 1 failed, 2 wrong use or settings."""
+"""The doors for people: `outrider serve`, `run` and others. Exit codes: 0 done, 1 failed, 2 wrong use or settings."""
 
 from __future__ import annotations
 

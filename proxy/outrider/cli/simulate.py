@@ -1,4 +1,4 @@
-"""`outrider simulate`: what a cache of some size would do for a job, in virtual time, by the policy that the proxy runs."""
+"""`outrider simulate`: what a cache of some size would do for a job, in virtual time, by the proxy's own policy."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def simulate(
 ) -> None:
     """Run the proxy's own policy over a job in virtual time, beside others, and print what came of each epoch.
 
-    hits: the whole shard was here when its reader asked for it (on its way is no hit). traffic: bytes from the origin as
-    a part of the dataset. stall: the part of the time that readers waited. waste: fetched ahead, evicted unread. opt:
-    the best that eviction alone could do. Examples:
+    hits: the whole shard was here when its reader asked for it (on its way is no hit). traffic: bytes from the origin
+    as a part of the dataset. stall: the part of the time that readers waited. waste: fetched ahead, evicted unread.
+    opt: the best that eviction alone could do. Examples:
 
     \b
     outrider simulate --cache 10%,25%,50%
@@ -93,14 +93,17 @@ def simulate(
     try:
         caches = [_part(text) for text in cache.split(",")]
         policies = _policies(policy)
-        if order not in ORDERS:
+        kind = next((known for known in ORDERS if known == order), None)
+        if kind is None:
             raise ValueError(f"--order {order}: must be one of {', '.join(ORDERS)}")
         if log is not None:
             requests = requests_of(log.read_text(encoding="utf-8", errors="replace").splitlines())
             question = _logged(requests, bandwidth, latency, parse_bytes(block_size), listing)
         else:
-            made_up = _made_up(shards, parse_bytes(size), readers, order, float(parse_bytes(compute)), epochs, seed, told,  # type: ignore[arg-type]  # checked above
-                               jobs, lag, switch)  # fmt: skip
+            reader_bytes_s = float(parse_bytes(compute))
+            made_up = _made_up(
+                shards, parse_bytes(size), readers, kind, reader_bytes_s, epochs, seed, told, jobs, lag, switch
+            )
             demand = sum(readers * job.reader_bytes_s for job in made_up[:jobs])
             data = sum({job.shards: job.shards.count * job.shards.size for job in made_up[:jobs]}.values())
             question = Question(made_up, [], data, _rate(bandwidth, demand), latency, parse_bytes(block_size), listing)
@@ -118,16 +121,21 @@ def _made_up(
 ) -> list[JobSpec]:  # fmt: skip
     everything = list(range(count))
     shard_s = size / reader_bytes_s / readers
-    made = []
-    for turn, name in enumerate(("train", "other") if switch else ("train",)):
-        for number in range(jobs):
-            made.append(JobSpec(
-                f"{name} {number + 1}" if jobs > 1 else name, Shards(count, size, name),
-                order_of(order, everything, readers, seed + turn), epochs, reader_bytes_s, f"10.0.0.{number + 1}",
-                # A tenth more than the first job's reading takes, so that it has ended.
-                number * lag * shard_s + turn * 1.1 * epochs * count * shard_s, told,
-            ))  # fmt: skip
-    return made
+    return [
+        JobSpec(
+            f"{name} {number + 1}" if jobs > 1 else name,
+            Shards(count, size, name),
+            order_of(order, everything, readers, seed + turn),
+            epochs,
+            reader_bytes_s,
+            f"10.0.0.{number + 1}",
+            # A tenth more than the first dataset's reading takes, so that it has ended.
+            number * lag * shard_s + turn * 1.1 * epochs * count * shard_s,
+            told,
+        )
+        for turn, name in enumerate(("train", "other") if switch else ("train",))
+        for number in range(jobs)
+    ]
 
 
 def _logged(requests: list[Request], bandwidth: str, latency_s: float, block_bytes: int, listing: bool) -> Question:
@@ -186,7 +194,7 @@ def _optimal(run: Simulation, epochs: list[Epoch], machine: Machine, cache: floa
 
 
 def table(rows: list[Row]) -> str:
-    lines = [_HEADINGS]
+    lines: list[tuple[str, ...]] = [_HEADINGS]
     for row in rows:
         numbers = ("" if value is None else f"{value:.3f}" for value in (row.hits, row.traffic, row.stall, row.waste))
         lines.append((f"{row.cache:.0%}", row.policy, row.job, str(row.epoch), *numbers))

@@ -63,6 +63,8 @@ class Pass:
         # How likely the agenda's order is the true one, and whether it was told.
         self.order = order
         self.told = False
+        # Whether the next pass will probably have this one's order.
+        self.repeats = True
         # False: it began with a key read twice, and may be no pass at all. Nothing is fetched for it.
         self.trusted = trusted
         self.began = self.last = now
@@ -210,7 +212,7 @@ class Pass:
         self.number += 1
         if self.number == 1:
             self.order = max(self.order, ORDER_LIKELY)
-        self.told, self._shares = False, array("d")
+        self.told, self.repeats, self._shares = False, True, array("d")
 
     def grow(self, key_count: int) -> None:
         """The dataset has `key_count` keys now."""

@@ -1,7 +1,8 @@
 """What a cache of another size would do with the reads of now: small LRU caches of a sample of the names.
 
 Sampling by a hash of the name keeps an object in or out for good, and a cache scaled down by the same rate hits as
-often as the whole one would. Source: Waldspurger et al., "Cache modeling and optimization using miniature simulations", 2017.
+often as the whole one would. Source: Waldspurger et al., "Cache modeling and optimization using
+miniature simulations", 2017.
 """
 
 from __future__ import annotations

@@ -227,6 +227,9 @@ class Job:
             one = Pass((), key_count, now, order=1.0)
             one.period_s = period_s
             self.passes = [*self.passes[1 - _PASSES_MAX :], one]
+        if start == 0:
+            # Plans that repeat are as good for the next pass as an order that was learned.
+            one.repeats = len(keys) > 0 and all(0 <= one.place[key] <= 2 * one.tolerance for key in keys[:_ALIKE])
         one.number = max(1, one.number)
         one.tell(keys, start, total)
         one.last = now

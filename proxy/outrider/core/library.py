@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, ItemsView, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, ValuesView
 from dataclasses import dataclass
 
 from outrider.core.datasets import template_of

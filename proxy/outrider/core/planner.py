@@ -336,7 +336,7 @@ class Planner:
             return one.agenda[one.cursor]
         after = one.cursor - len(one.agenda)
         # Past the end of the pass lies the next one, once this one's are all fetched.
-        if one.agenda and after < len(one.log) and one.left <= self._window(one):
+        if one.agenda and one.repeats and after < len(one.log) and one.left <= self._window(one):
             return one.log[after]
         return None
 

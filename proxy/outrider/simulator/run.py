@@ -166,6 +166,8 @@ class _Visit:
         block_bytes = sim.machine.block_bytes
         self._at = self._first = extent.start // block_bytes
         self._last = (extent.stop - 1) // block_bytes
+        # Blocks that were relayed to this reader, and are read from memory.
+        self._relayed: set[int] = set()
         row.opened += 1
         row.hits += all(sim.store.has(block) for block, _ in of.blocks[self._first : self._last + 1])
         sim.opened.append((of.ref, row))
@@ -180,15 +182,21 @@ class _Visit:
         sim, blocks = self._sim, self._of.blocks
         stop = min(self._last + 1, self._at + window_blocks(self._at - self._first))
         for index in range(self._at, stop):
-            if not sim.store.has(blocks[index][0]):
+            block = blocks[index][0]
+            if index not in self._relayed and not sim.store.has(block):
                 sim.origin.ask(self._of, index, (AWAITED if index == self._at else READ_AHEAD, sim.time.now))
+                if (fill := sim.origin.flight(block)) is not None and self not in fill.readers:
+                    fill.readers.append(self)
         block = blocks[self._at][0]
-        if sim.store.has(block):
+        if self._at in self._relayed or sim.store.has(block):
             self._read()
         elif (fill := sim.origin.flight(block)) is not None:
             fill.waiters.append(self._read)
         else:
             self._step()  # evicted for this very window: it is asked for now
+
+    def relay(self, index: int) -> None:
+        self._relayed.add(index)
 
     def _read(self) -> None:
         sim = self._sim

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from typing import Protocol
 
 from outrider.core.eviction import Policy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
@@ -104,6 +105,12 @@ class SimStore:
         self.policy.added(block, version)
 
 
+class Reader(Protocol):
+    def relay(self, index: int) -> None:
+        """A block has come that the store had no room for."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Fill:
     """A block that waits for its turn at the origin, or is on its way."""
@@ -114,13 +121,14 @@ class Fill:
     sent_for: bool = False
     relayed: bool = False
     waiters: list[Act] = field(default_factory=list)
+    readers: list[Reader] = field(default_factory=list)
 
 
 class SimOrigin:
     """All blocks come through one pipe of `bytes_s`, the most urgent first, each `latency_s` after it left the pipe.
 
     `landed` is told of each block that came, `refused` of a fetched-ahead one that found no room, `idle` each time
-    before the pipe looks for the next. A block that a reader waits for and that finds no room is relayed.
+    before the pipe looks for the next. A block that a reader asked for and that finds no room is relayed to it.
     """
 
     def __init__(
@@ -162,10 +170,9 @@ class SimOrigin:
             if fill.sent_for or urgency != fill.urgency or self._fills.get(block) is not fill:
                 continue  # promoted meanwhile
             if not self._store.reserve(block, fill.of.version, length):
-                if urgency[0] != AWAITED:
+                if urgency[0] == PREFETCHED:
                     del self._fills[block]
-                    if urgency[0] == PREFETCHED:
-                        self._refused(fill)
+                    self._refused(fill)
                     continue
                 fill.relayed = True
             fill.sent_for = self._busy = True
@@ -182,7 +189,10 @@ class SimOrigin:
     def _land(self, fill: Fill) -> None:
         block, length = fill.of.blocks[fill.index]
         del self._fills[block]
-        if not fill.relayed:
+        if fill.relayed:
+            for reader in fill.readers:
+                reader.relay(fill.index)
+        else:
             self._store.land(block, fill.of.version, length)
         for then in fill.waiters:
             then()
