@@ -63,6 +63,16 @@ def _plain_bytes(value: object) -> object:
     return size
 
 
+def parse_bytes(text: str) -> int:
+    """Raises ValueError: `text` is no number of bytes, such as `64MiB`."""
+    try:
+        found = _plain_bytes(text)
+    except PydanticCustomError as error:
+        raise ValueError(f"{text}: {error}") from error
+    assert isinstance(found, int)
+    return found
+
+
 def _endpoint(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:

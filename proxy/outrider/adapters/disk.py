@@ -228,8 +228,8 @@ class DiskStore:
 
     # -- room ---------------------------------------------------------------------------------------------------
 
-    async def reserve(self, need: int) -> None:
-        """Take `need` bytes of the budget; victims are off the disk when this returns.
+    async def reserve(self, need: int, block: BlockKey | None = None) -> None:
+        """Take `need` bytes of the budget for `block`; victims are off the disk when this returns.
 
         Raises:
             StoreUnavailable: nothing more may go, or the disk is sick.
@@ -240,11 +240,11 @@ class DiskStore:
             raise StoreUnavailable("the disk failed a moment ago")
         # One at a time: two that looked at the same full budget would each evict for both.
         async with self._making_room:
-            await self._make_room(need)
+            await self._make_room(need, block)
             self._use(need)
             self._pending_bytes += need
 
-    async def _make_room(self, need: int) -> None:
+    async def _make_room(self, need: int, block: BlockKey | None) -> None:
         if self._leaving:
             # Their room is not free yet; and a block that is written anew must not be unlinked by an old order.
             await asyncio.wait(self._leaving)
@@ -260,7 +260,7 @@ class DiskStore:
             self._used_bytes + need - self._limits.capacity_bytes,
             self._limits.min_free_bytes + spoken_for + need - free,
         )
-        victims, enough = self._victims(over, self._policy.victims())
+        victims, enough = self._victims(over, self._policy.victims(block))
         if not enough:
             raise StoreUnavailable("no block may go")
         await self._evict(victims)
@@ -340,8 +340,8 @@ class DiskStore:
         need = blockfile.disk_bytes(meta)
         if blockfile.header_bytes(meta) > blockfile.HEADER_BYTES_MAX:
             raise StoreUnavailable("the object's metadata is too long for a block header")
-        await self.reserve(need)
         block = meta.key
+        await self.reserve(need, block)
         path = self.directory.tmp / f"{blockdir.file_name(block)}.{next(self._tmp_numbers)}"
         try:
             file = await self._run_opening(lambda: OpenFile(create_file(path), blockfile.header_bytes(meta)))
@@ -365,7 +365,7 @@ class DiskStore:
         slot = Slot(meta, disk_bytes, None)
         slot.verified = True
         self._slots[block] = slot
-        self._policy.added(block)
+        self._policy.added(block, meta.version)
         self._keep_open(block, slot, file)
         self._metrics.store_blocks.set(len(self._slots))
 
@@ -383,7 +383,7 @@ class DiskStore:
             self._release_bytes(disk_bytes)
             return False
         self._slots[block] = Slot(meta, disk_bytes, None)
-        self._policy.added(block)
+        self._policy.added(block, meta.version)
         self._metrics.store_blocks.set(len(self._slots))
         return True
 
