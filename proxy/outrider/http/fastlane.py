@@ -136,6 +136,9 @@ class FastLane:
             return None
         if read.if_match is not None and not _names_plainly(read.if_match, version):
             return None
+        # What stores make of a Range or a condition on a folder's own key differs.
+        if (read.range is not None or read.if_match is not None) and version.ref.key.endswith("/"):
+            return None
         return subject
 
     def _looked_up(self, name: bytes, read: PlainRead, old: _Subject | None) -> _Subject | None:
