@@ -103,6 +103,8 @@ class Catalog:
             return  # a question put later was answered earlier
         if entry is not None and entry.version != version:
             self.changes += 1
+        if entry is None:
+            self._make_room()
         # One put before a write is kept as well: it is not fresh, but good for asking whether it still is the one.
         self._entries[version.ref] = _Entry(version, mark)
 
@@ -114,7 +116,14 @@ class Catalog:
     def recall(self, origin: str, version: ObjectVersion) -> None:
         """Blocks of `version` were found on disk: whether it still is the object's content has to be asked."""
         if origin == self._origin and version.ref not in self._entries:
+            self._make_room()
             self._entries[version.ref] = _Entry(version, None)
+
+    def _make_room(self) -> None:
+        # What is learnt of a name after it fell out of here would not show as a change of it.
+        if len(self._entries) >= self._entries.maxsize:
+            self._entries.popitem()
+            self.changes += 1
 
     def forget(self, ref: ObjectRef) -> None:
         """A write is about to change `ref`, or has: the next read asks the origin, and no older answer is believed."""
