@@ -1,14 +1,16 @@
-"""The fast lane of the S3 port says what the long way says, byte for byte, or says nothing; and one connection may change
-from one to the other at any request."""
+"""The fast lane of the S3 port says what the long way says, byte for byte, or says nothing; and one connection may
+change from one to the other at any request."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,18 +20,16 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from outrider.http import accesslog
-from outrider.http.wire import SocketWire
-from tests.support.proxy import Keys, Proxy, s3_client
+from outrider.http.wire import SocketWire, in_memory
+from tests.support.proxy import Keys, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from outrider.core.model import Headers
     from tests.support.bucket import Bucket
-    from tests.support.simulator import Simulator
 
 NAME, OTHER = "fastlane", "fastlane-other"
 BLOCK = 1024 * 1024
@@ -109,7 +109,7 @@ class Lane:
             async with asyncio.timeout(10):
                 while True:
                     for protocol in self.proxy.outrider.server.connections:
-                        if protocol.peername == own and protocol._waiter and not protocol._waiter.done():  # noqa: SLF001
+                        if protocol.peername == own and protocol._waiter and not protocol._waiter.done():
                             return
                     await asyncio.sleep(0.001)
 
@@ -120,7 +120,9 @@ class Lane:
             answer = connection.ask(method, target, headers)
         return answer, self.seen[0] if self.seen else None
 
-    def next(self, connection: RawConnection, method: str, target: str, headers: Headers = ()) -> Answer:
+    def next(
+        self, connection: RawConnection, method: str, target: str, headers: Iterable[tuple[str, str]] = ()
+    ) -> Answer:
         """As `RawConnection.ask`, and the server is idle before it."""
         self.wait(connection)
         self._seen.clear()
@@ -237,7 +239,7 @@ def test_both_ways_say_the_same_to_anybody(lane: Lane, form: str) -> None:
     assert seen == by
 
 
-def signed(lane: Lane, keys: Keys, method: str, target: str, headers: Headers = ()) -> Headers:
+def signed(keys: Keys, method: str, target: str, headers: Headers = ()) -> Headers:
     """The headers of a request that botocore signs for `Host: 127.0.0.1`, which `rawhttp` sends."""
     wanted = AWSRequest(method, f"http://127.0.0.1{target}", dict(headers))
     S3SigV4Auth(Credentials(*keys), "s3", "us-east-1").add_auth(wanted)
@@ -249,7 +251,7 @@ def test_both_ways_say_the_same_to_a_client_key(strict: Lane, form: str) -> None
     method, target, headers, by = FORMS[form]
     if any(name == "if-match" for name, _ in headers):
         headers = _with_etag(strict, "a", headers, READER)
-    sent = signed(strict, READER, method, f"/{NAME}/{target}", headers)
+    sent = signed(READER, method, f"/{NAME}/{target}", headers)
     fast, seen = strict.ask(method, f"/{NAME}/{target}", sent)
     slow, _ = strict.ask(method, f"/{NAME}/{target}", (*sent, UNUSUAL))
     assert same(fast) == same(slow)
@@ -259,7 +261,7 @@ def test_both_ways_say_the_same_to_a_client_key(strict: Lane, form: str) -> None
 
 def test_who_may_not_is_refused_by_the_long_way(strict: Lane) -> None:
     target = f"/{NAME}/a"
-    good = dict(signed(strict, READER, "GET", target))
+    good = dict(signed(READER, "GET", target))
     assert strict.ask("GET", target, tuple(good.items()))[1] is True
     wrong = {**good, "Authorization": good["Authorization"][:-1] + ("0" if good["Authorization"][-1] != "0" else "1")}
     cases: dict[str, tuple[str, Headers, str]] = {
@@ -267,15 +269,15 @@ def test_who_may_not_is_refused_by_the_long_way(strict: Lane) -> None:
         "a wrong signature": (target, tuple(wrong.items()), "SignatureDoesNotMatch"),
         "a signature for another object": (f"/{NAME}/b", tuple(good.items()), "SignatureDoesNotMatch"),
         "a header that is not signed": (target, (*good.items(), ("x-amz-checksum-mode", "ENABLED")), "AccessDenied"),
-        "a key without the grant": (target, signed(strict, NARROW, "GET", target), "AccessDenied"),
-        "a key that nobody knows": (target, signed(strict, ("X", "y"), "GET", target), "InvalidAccessKeyId"),
+        "a key without the grant": (target, signed(NARROW, "GET", target), "AccessDenied"),
+        "a key that nobody knows": (target, signed(("X", "y"), "GET", target), "InvalidAccessKeyId"),
     }
     for name, (asked, headers, code) in cases.items():
         answer, seen = strict.ask("GET", asked, headers)
         assert (answer.status, answer.code, seen) == (403, code, False), name
-    assert strict.ask("GET", f"/{NAME}/b", signed(strict, NARROW, "GET", f"/{NAME}/b"))[1] is True
+    assert strict.ask("GET", f"/{NAME}/b", signed(NARROW, "GET", f"/{NAME}/b"))[1] is True
     # The one who was let in on a head that is kept opens the door to nobody else.
-    assert strict.ask("GET", target, signed(strict, NARROW, "GET", target))[0].status == 403
+    assert strict.ask("GET", target, signed(NARROW, "GET", target))[0].status == 403
 
 
 def test_a_presigned_url_is_a_hit_until_it_expires(strict: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,9 +288,9 @@ def test_a_presigned_url_is_a_hit_until_it_expires(strict: Lane, monkeypatch: py
         target = f"{url.path}?{url.query}"
         answer, seen = strict.ask("GET", target)
         assert (answer.status, answer.body, seen) == (200, OBJECTS["a"], True)
-        access = strict.proxy.outrider.server._access  # noqa: SLF001 - its clock is the one thing to move
+        access = strict.proxy.outrider.server._access
         with monkeypatch.context() as moved:
-            clock = access._clock  # type: ignore[attr-defined]  # noqa: SLF001
+            clock = access._clock  # type: ignore[attr-defined]
             moved.setattr(access, "_clock", lambda clock=clock: clock() + 61)
             answer, seen = strict.ask("GET", target)
         assert (answer.status, answer.code, seen) == (403, "AccessDenied", False)
@@ -313,10 +315,12 @@ def test_a_bucket_in_the_host_is_part_of_the_name(bucket: Bucket) -> None:
                 return connection.read_answer().body
 
         for host, wanted in (
-            (f"{NAME}.s3.test", OBJECTS["a"]), (f"{OTHER}.s3.test", b"another's"), (f"{NAME}.S3.Test:9480", OBJECTS["a"]),
+            (f"{NAME}.s3.test", OBJECTS["a"]), (f"{OTHER}.s3.test", b"another's"),
+            (f"{NAME}.S3.Test:9480", OBJECTS["a"]),
         ):  # fmt: skip
             for _ in range(3):  # the second or third is a hit
                 assert body(host, "/a") == wanted
+                lane.proxy.settle()
             assert lane.seen == [True]
         assert body("127.0.0.1", f"/{NAME}/a") == OBJECTS["a"]
         assert lane.seen == [True]
@@ -376,13 +380,13 @@ def test_requests_in_one_packet_and_while_a_reply_is_on_its_way_are_answered_in_
         assert [connection.read_answer().body for _ in range(3)] == [OBJECTS[key] for key in "aba"]
         lane.next(connection, "GET", f"/{NAME}/b")
         lane.wait(connection)
-        lane._seen.clear()  # noqa: SLF001
+        lane._seen.clear()
         connection.send(get("large"))
         connection.read_head().close()
         assert lane.seen == ["begun"]
         connection.send(get("b"))
         connection.send(get("a"))
-        assert connection._file.read(len(LARGE)) == LARGE  # noqa: SLF001
+        assert connection._file.read(len(LARGE)) == LARGE
         assert [connection.read_answer().body for _ in range(2)] == [OBJECTS[key] for key in "ba"]
         assert lane.seen == ["begun"]
         assert lane.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
@@ -410,10 +414,12 @@ def test_a_write_between_two_hits_is_seen_by_the_second(bucket: Bucket) -> None:
         writer.ask("PUT", f"/{OTHER}/w", [("content-length", "3")], b"old")
         for _ in range(3):
             assert lane.next(connection, "GET", f"/{OTHER}/w").body == b"old"
+            lane.proxy.settle()
         assert lane.seen[-1] is True
         writer.ask("PUT", f"/{OTHER}/w", [("content-length", "3")], b"new")
         for _ in range(3):
             assert lane.next(connection, "GET", f"/{OTHER}/w").body == b"new"
+            lane.proxy.settle()
         assert lane.seen[-1] is True
         lane.next(writer, "DELETE", f"/{OTHER}/w")
         assert lane.next(connection, "GET", f"/{OTHER}/w").status == 404
@@ -525,3 +531,204 @@ def test_a_block_file_that_is_too_short_cuts_the_reply_and_is_told(
         assert [(line["key"], line["bytes"] < 100_000) for line in cut] == [("a", True)]
 
 
+def test_a_hit_is_told_in_the_log_as_any_read_is(bucket: Bucket, tmp_path: Path) -> None:
+    clients = tmp_path / "clients.toml"
+    clients.write_text(CLIENTS)
+    asked = [
+        (READER, "GET", "a%20b%2B%25%3F%C3%A9%22%5C%0A", ()), (NARROW, "GET", "b", ()), (NARROW, "HEAD", "b", ()),
+        (READER, "GET", "a", (("range", "bytes=5-9"),)), (READER, "GET", "large", ()),
+    ]  # fmt: skip
+    with ServedProxy(bucket, tmp_path, auth="sigv4", clients=str(clients), freshness="immutable") as proxy:
+        for keys, method, key, headers in asked:
+            target = f"/{NAME}/{key}"
+            for more in ((UNUSUAL,), (UNUSUAL,), ()):
+                ask(proxy.address, method, target, (*signed(keys, method, target, headers), *more))
+                proxy.settle()
+        proxy.stop()
+        lines = proxy.lines("request")
+    assert len(lines) == 3 * len(asked)
+    for slow, fast in zip(lines[1::3], lines[2::3], strict=True):
+        own = ("time", "seconds", "request")
+        assert [*fast] == [*slow], "the fields in their order"
+        assert {n: v for n, v in fast.items() if n not in own} == {n: v for n, v in slow.items() if n not in own}
+        assert abs(len(fast["request"])) == len(slow["request"])
+    assert [line["key"] for line in lines[::3]] == ['a b+%?é"\\\n', "b", "b", "a", "large"]
+    assert lines[5]["client"] == 'nar"row'
+
+
+def test_a_client_that_is_gone_before_the_first_byte_is_told_in_the_log(
+    lane: Lane, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "outrider.access")
+    for method in ("GET", "HEAD"):
+        with lane.connect() as connection:
+            own = connection.sock.getsockname()
+            (protocol,) = (each for each in lane.proxy.outrider.server.connections if each.peername == own)
+
+            async def asked_by_a_ghost(protocol: Any = protocol, method: str = method) -> None:
+                protocol.wire.lost()
+                protocol.data_received(request(method, f"/{NAME}/a"))
+
+            lane.proxy.on_loop(asked_by_a_ghost)
+            assert connection.is_closed_by_peer()
+        lane.proxy.settle()
+        told = vars(caplog.records[-1])
+        assert (told["op"], told["method"], told["bytes"], told["cut"]) == (method.lower(), method, 0, "client left")
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_begun_reply_ends_whole_when_the_proxy_is_told_to_stop(bucket: Bucket, tmp_path: Path) -> None:
+    with ServedProxy(bucket, tmp_path) as proxy:
+        for _ in range(2):
+            ask(proxy.address, "GET", f"/{NAME}/large")
+            proxy.settle()
+        with RawConnection(proxy.address) as connection:
+            connection.send(request("GET", f"/{NAME}/large"))
+            head = connection.read_head()
+            proxy.send(signal.SIGTERM)
+            assert head.read() == LARGE
+        assert proxy.wait() == 0
+
+
+def test_a_begun_reply_is_a_request_under_way_from_its_first_byte(lane: Lane) -> None:
+    with lane.connect() as connection:
+        own = connection.sock.getsockname()
+        (protocol,) = (each for each in lane.proxy.outrider.server.connections if each.peername == own)
+
+        async def asked_and_closed() -> None:
+            protocol.data_received(request("GET", f"/{NAME}/large"))
+            protocol.close()
+
+        lane.proxy.on_loop(asked_and_closed)
+        assert connection.read_answer().body == LARGE
+    assert lane.seen == ["begun"]
+
+
+# -- what it costs ---------------------------------------------------------------------------------------------------
+
+
+class GatedReaders(ThreadPoolExecutor):
+    """Threads that wait for the test before they wait for the disk."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.open, self.asked = threading.Event(), threading.Event()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        def gated() -> Any:
+            self.open.wait(10)
+            return fn(*args, **kwargs)
+
+        self.asked.set()
+        return super().submit(gated)
+
+
+def test_a_page_that_is_not_in_memory_holds_up_nobody_else(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with own_lane(bucket) as lane:
+        (file,) = (path for path in (lane.proxy.cache_dir / "v1").rglob("*") if path.is_file())
+        for _ in range(2):
+            lane.ask("GET", f"/{NAME}/b")
+            lane.proxy.settle()
+        there, preadv = os.stat(file).st_ino, os.preadv
+
+        def cold(fd: int, *rest: Any) -> int:
+            # The kernel begins to read what it is asked about, so a real page would be there at the second look.
+            if os.fstat(fd).st_ino == there and not readers.open.is_set():
+                raise BlockingIOError
+            return preadv(fd, *rest)
+
+        monkeypatch.setattr(os, "preadv", cold)
+        readers = GatedReaders()
+        lane.proxy.outrider.server.readers = readers
+        with lane.connect() as waiting, lane.connect() as other:
+            waiting.send(request("GET", f"/{NAME}/a"))
+            assert readers.asked.wait(10)
+            assert lane.next(other, "GET", f"/{NAME}/b").body == OBJECTS["b"]
+            assert lane.seen == [True]
+            readers.open.set()
+            assert waiting.read_answer().body == OBJECTS["a"]
+            assert lane.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
+            assert lane.seen == [True], "now it is in memory"
+
+
+def test_a_page_is_looked_for_before_it_is_sent(tmp_path: Path) -> None:
+    file = tmp_path / "block"
+    file.write_bytes(RAMP)
+    with file.open("rb") as opened:
+        fd = opened.fileno()
+        os.fsync(fd)
+        assert in_memory(fd, 0, len(RAMP))
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if in_memory(fd, 0, len(RAMP)):
+            pytest.skip("a file system that lies in memory")
+        os.pread(fd, len(RAMP), 0)
+        assert in_memory(fd, 0, len(RAMP))
+        os.posix_fadvise(fd, 1024 * 1024, 0, os.POSIX_FADV_DONTNEED)
+        assert not in_memory(fd, 0, len(RAMP)), "a run in the middle"
+
+
+# A 64 KiB range, counted by this test, and a few to spare.
+CALLS_PER_HIT, CALLS_PER_SIGNED_HIT = 48, 96
+
+
+def calls_per_request(lane: Lane, target: str, headers: Headers) -> float:
+    """Python functions entered on the loop's thread, from the packet to the next."""
+    calls: Counter[str] = Counter()
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            calls[frame.f_code.co_qualname] += 1
+
+    async def watch(how: Any) -> None:
+        sys.setprofile(how)
+
+    number = 100
+    lane.proxy.outrider.server.fast_lane.__dict__.pop("answer", None)  # the spy's own calls
+    with lane.connect() as connection:
+        lane.proxy.on_loop(lambda: watch(note))
+        for _ in range(number):
+            assert len(connection.ask("GET", target, headers).body) == 65536
+        lane.proxy.on_loop(lambda: watch(None))
+    print(f"{sum(calls.values()) / number:.1f} calls a hit:", calls.most_common(40))
+    return sum(calls.values()) / number
+
+
+def test_a_hit_takes_few_steps(bucket: Bucket) -> None:
+    with own_lane(bucket) as lane:
+        assert calls_per_request(lane, f"/{NAME}/a", (("range", "bytes=0-65535"),)) < CALLS_PER_HIT
+
+
+def test_a_signed_hit_takes_few_steps_more(bucket: Bucket, tmp_path: Path) -> None:
+    clients = tmp_path / "clients.toml"
+    clients.write_text(CLIENTS)
+    with Proxy(bucket, freshness="immutable", auth="sigv4", clients=clients) as proxy:
+        lane, target = Lane(proxy), f"/{NAME}/a"
+        headers = signed(READER, "GET", target, (("range", "bytes=0-65535"),))
+        for _ in range(2):
+            lane.ask("GET", target, headers)
+            proxy.settle()
+        assert calls_per_request(lane, target, headers) < CALLS_PER_SIGNED_HIT
+
+
+def test_no_byte_of_a_hit_passes_python(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_kernel: list[int] = []
+    by_python: list[int] = []
+    sendfile, send_now = os.sendfile, SocketWire.send_now
+
+    def counted_sendfile(*args: Any) -> int:
+        by_kernel.append(sendfile(*args))
+        return by_kernel[-1]
+
+    def counted_send(self: SocketWire, data: Any, *, more: bool = False) -> int:
+        by_python.append(len(data))
+        return send_now(self, data, more=more)
+
+    monkeypatch.setattr(os, "sendfile", counted_sendfile)
+    monkeypatch.setattr(SocketWire, "send_now", counted_send)
+    answer, seen = lane.ask("GET", f"/{NAME}/a", (("range", "bytes=0-65535"),))
+    assert (answer.body, seen) == (OBJECTS["a"][:65536], True)
+    assert by_kernel == [65536]
+    assert len(by_python) == 1
+    assert sum(by_python) < 1024, "the head"

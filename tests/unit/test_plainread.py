@@ -1,4 +1,4 @@
-"""Whatever `recognise` accepts, the HTTP parser and the classification read the same; and it accepts what clients send."""
+"""Whatever `recognise` accepts, the HTTP parser and the classification read alike; and it knows what clients send."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.core import ranges, s3wire
+from outrider.core import freshness, ranges, s3wire
+from outrider.core.canonical import parse_query
+from outrider.core.errors import S3Error
 from outrider.core.payload import payload_rule
 from outrider.core.plainread import HEAD_BYTES_MAX, recognise
 from outrider.core.s3wire import Kind
@@ -79,7 +81,9 @@ def plain(draw: st.DrawFn) -> bytes:
     }  # fmt: skip
     lines = [f"Host: {draw(visible)}"]
     lines += [f"{name}: {draw(st.sampled_from(fields[name]))}" for name in draw(st.sets(st.sampled_from([*fields])))]
-    lines += [f"{name}: {draw(visible)}" for name in draw(st.sets(st.sampled_from(["accept", "Authorization", "x-amz-date"])))]
+    lines += [
+        f"{name}: {draw(visible)}" for name in draw(st.sets(st.sampled_from(["accept", "Authorization", "x-amz-date"])))
+    ]
     target = draw(st.one_of(visible.map(lambda text: f"/b/{text}"), targets.filter(lambda text: text.startswith("/"))))
     method = draw(st.sampled_from(["GET", "GET", "HEAD"]))
     return "\r\n".join([f"{method} {target} HTTP/1.1", *draw(st.permutations(lines)), "", ""]).encode("latin-1")
@@ -116,7 +120,7 @@ def test_what_is_recognised_is_parsed_and_classified_the_same(data: bytes) -> No
     if read is None:
         return
     parsed = Parsed(data)
-    assert not parsed.upgraded and not parsed.tail and not parsed.has_body and not parsed.closes
+    assert (parsed.upgraded, parsed.tail, parsed.has_body, parsed.closes) == (False, b"", False, False)
     assert parsed.version == (1, 1)
     assert parsed.method == read.method
     path, _, query = parsed.target.partition("?")
@@ -128,13 +132,13 @@ def test_what_is_recognised_is_parsed_and_classified_the_same(data: bytes) -> No
     assert read.checksums == (given.get("x-amz-checksum-mode", "").upper() == "ENABLED")
     payload_rule(parsed.headers)
     by_path = _kind("GET", read.path.decode("ascii"), (("host", read.host),))
-    if by_path is not Kind.GET or s3wire.without_signature(tuple(s3wire.parse_query(query))):
+    if by_path is not Kind.GET or s3wire.without_signature(tuple(parse_query(query))):
         return
     narrowed = read.range is not None or read.if_match is not None
     if narrowed and s3wire.classify("GET", path, ()).key.endswith("/"):
         return  # told from the object's name, which the lane does
     odd = (read.range is not None and ranges.parse(read.range) is None) or (
-        read.if_match is not None and not s3wire.freshness.are_plain((("if-match", read.if_match),))
+        read.if_match is not None and not freshness.are_plain((("if-match", read.if_match),))
     )
     if not odd:
         assert _kind(parsed.method, parsed.target, parsed.headers) is Kind(read.method.lower())
@@ -143,7 +147,7 @@ def test_what_is_recognised_is_parsed_and_classified_the_same(data: bytes) -> No
 def _kind(method: str, target: str, headers: Headers) -> Kind | None:
     try:
         return s3wire.classify(method, target, headers).kind
-    except s3wire.S3Error:
+    except S3Error:
         return None
 
 

@@ -189,7 +189,7 @@ class Openings:
 
     async def _told(self, beside: asyncio.Future[ObjectVersion | None]) -> ObjectVersion | None:
         """What was asked beside a thing that is done by now; None: nothing, or it takes much longer."""
-        bound = asyncio.ensure_future(self._sleep(_BESIDE_WAIT_S))
+        bound: asyncio.Future[Any] = asyncio.ensure_future(self._sleep(_BESIDE_WAIT_S))
         try:
             await asyncio.wait([beside, bound], return_when=asyncio.FIRST_COMPLETED)
         finally:
