@@ -341,6 +341,21 @@ def test_a_request_that_the_parser_has_begun_is_the_parsers_to_end(lane: Lane) -
         assert lane.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
 
 
+@pytest.mark.parametrize("left", [b"G", b"GE", b"GET", b"GET /b"])
+def test_the_beginning_of_a_request_waits_for_its_own_rest(lane: Lane, left: bytes) -> None:
+    with lane.connect() as connection:
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        first = request("GET", f"/{NAME}/a")
+        connection.send(first[:-1])
+        lane.proxy.settle()
+        connection.send(first[-1:] + left)
+        assert connection.read_answer().body == OBJECTS["a"]
+        lane.wait(connection)
+        connection.send(request("GET", f"/{NAME}/b"))
+        assert connection.read_answer().status == 400
+        assert connection.is_closed_by_peer()
+
+
 def test_a_body_is_never_a_request(lane: Lane, bucket: Bucket) -> None:
     hidden = request("GET", f"/{NAME}/a")
     with lane.connect() as connection:
@@ -378,7 +393,6 @@ def test_requests_in_one_packet_and_while_a_reply_is_on_its_way_are_answered_in_
     with lane.connect() as connection:
         connection.send(get("a") + get("b") + get("a"))
         assert [connection.read_answer().body for _ in range(3)] == [OBJECTS[key] for key in "aba"]
-        lane.next(connection, "GET", f"/{NAME}/b")
         lane.wait(connection)
         lane._seen.clear()
         connection.send(get("large"))

@@ -108,7 +108,7 @@ class Connection(RequestHandler):
             return
         count = self._request_count
         super().data_received(data)
-        self._parser_is_clean = self._request_count == count + 1 and self._ends_a_head(data)
+        self._parser_is_clean = self._request_count > count and self._ends_a_head(data)
         # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long.
         if self._is_asked():
             self._stop_head_timer()
@@ -124,14 +124,15 @@ class Connection(RequestHandler):
         return not (self._close or self._force_close)
 
     def _ends_a_head(self, data: bytes) -> bool:
-        """Whether `data`, which ended one request in the parser, ended with it: the next byte begins another.
+        """Whether `data`, which ended a request in the parser, ended with it: the next byte begins another.
 
         The parser does not tell what it holds. Else a request that is split over packets could have a header's value,
         or a body's bytes, taken for a request. May be False where it is true.
         """
         if self._upgraded or self._messages[-1][1] is not EMPTY_PAYLOAD:
             return False
-        return data.find(b"\r\n\r\n") == len(data) - 4
+        # What came after the last head, and ended so, would be a head of its own.
+        return data.endswith(b"\r\n\r\n")
 
     def _answered_at_once(self, data: bytes) -> bool:
         wire = self.wire
