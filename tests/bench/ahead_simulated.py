@@ -34,7 +34,7 @@ class Row:
 
     def met(self, measured: float) -> bool:
         sign, _, bound = self.goal.partition(" ")
-        return {"<=": operator.le, ">=": operator.ge}[sign](measured, float(bound))
+        return bool({"<=": operator.le, ">=": operator.ge}[sign](measured, float(bound)))
 
     def worst(self, seeds: tuple[int, ...] = SEEDS) -> float:
         found = [self.measure(seed) for seed in seeds]

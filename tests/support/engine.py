@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,7 @@ def engine(
     root: Path, origin: FakeOrigin | None = None, *, directory: BlockDir | None = None,
     capacity_bytes: int = 64 * 1024 * 1024, min_free_bytes: int = 0, policy: str = "lru", freshness: str = "ttl:60",
     stale_if_error: bool = False, fills_max: int = 64, verify_always: bool = False, clock: FakeClock | None = None,
-    catalog_entries: int = 10_000,
+    catalog_entries: int = 10_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Iterator[Engine]:  # fmt: skip
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
@@ -103,8 +103,9 @@ def engine(
     asking = Asking(origin, no_wait_patience(), metrics)
     flights = Flights(asking, store, tasks.spawn, fills_max=fills_max)
     openings = Openings(
-        asking, origin.endpoint, catalog, flights, tasks.spawn, block_bytes=BLOCK, stale_if_error=stale_if_error
-    )
+        asking, origin.endpoint, catalog, flights, tasks.spawn, block_bytes=BLOCK, stale_if_error=stale_if_error,
+        sleep=sleep,
+    )  # fmt: skip
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
     forwards = Forwards(origin, asking, catalog, Listings(lambda prefix: None, clock, 1 << 20))
     try:

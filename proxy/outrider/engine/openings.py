@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from cachetools import LRUCache
 
 from outrider.core import ranges, s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
-from outrider.core.errors import OriginBroke, ServiceUnavailable, Signal
+from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
 from outrider.core.window import Run
 from outrider.engine.asking import Asking, OriginRefused
@@ -23,7 +25,7 @@ from outrider.ports import OriginReply, OriginRequest
 log = logging.getLogger(__name__)
 
 _CHECKSUMS: Headers = (("x-amz-checksum-mode", "ENABLED"),)
-# A HEAD that was sent with a GET and is not back this long after it is waited for no more.
+# A HEAD that was sent for checksums alone is waited for no longer than this once the bytes are here.
 _BESIDE_WAIT_S = 1.0
 _FOLDERS_MAX = 4096
 
@@ -58,6 +60,7 @@ class Openings:
     def __init__(
         self, asking: Asking, origin: str, catalog: Catalog, flights: Flights, spawn: Spawn,
         *, block_bytes: int, stale_if_error: bool = False,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         self._asking = asking
         self._origin = origin
@@ -66,6 +69,7 @@ class Openings:
         self._spawn = spawn
         self._block_bytes = block_bytes
         self._stale_if_error = stale_if_error
+        self._sleep = sleep
         self._openings: dict[ObjectRef, _Opening] = {}
         # The size last seen in each folder: one object there is much like the next.
         self._sizes: LRUCache[tuple[str, str], int] = LRUCache(_FOLDERS_MAX)
@@ -103,6 +107,11 @@ class Openings:
                 raise
             raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
 
+    async def ask_checksums(self, ref: ObjectRef) -> None:
+        """Of an object whose version is fresh: the catalog knows more then, or nothing new where the origin does not
+        tell in time. A checksum is no reason to hold back, or refuse, bytes that are here."""
+        await self._told(self._beside(ref, self.ask(ref, None)))
+
     async def _open(self, ref: ObjectRef, opening: _Opening, first_byte: int | None) -> None:
         try:
             if first_byte is None:
@@ -131,7 +140,7 @@ class Openings:
         # One request that tells all, or a part and a HEAD beside it. The first is for small objects: of a large one
         # too much would be under way when we stop it.
         whole = opening.whole_headers and self._is_small(ref)
-        beside = self._head_beside(ref) if opening.whole_headers and not whole else None
+        beside = self._beside(ref, self._head(ref)) if opening.whole_headers and not whole else None
         headers: Headers = _CHECKSUMS
         if not whole:
             headers += (("range", f"bytes={start}-{start + self._block_bytes - 1}"),)
@@ -139,7 +148,9 @@ class Openings:
             if reply.status != 416:
                 version = await self._version_of(ref, reply, whole=whole)
                 if beside is not None:
-                    version = await _merged(version, beside)
+                    told = await self._told(beside)
+                    same = told is not None and (told.etag, told.size) == (version.etag, version.size)
+                    version = told if told is not None and same else version
                 flights = self._adopt(version, index)
                 self._learn(ref, opening, version)
                 if flights and _begins_at(reply) == start:
@@ -149,14 +160,19 @@ class Openings:
                     self._flights.fill(flights)
                 return
         # Nothing at that offset: the object is shorter, or empty. Only its HEAD can tell how long it is.
-        await self._open_by_head(ref, opening)
+        if beside is not None and (told := await self._told(beside)) is not None:
+            self._learn(ref, opening, told)
+        else:
+            await self._open_by_head(ref, opening)
 
     def _is_small(self, ref: ObjectRef) -> bool:
         """Whether one block will most likely hold it."""
         return self._sizes.get(_folder(ref), self._block_bytes + 1) <= self._block_bytes
 
-    def _head_beside(self, ref: ObjectRef) -> asyncio.Future[ObjectVersion | None]:
-        """What a HEAD tells, asked at the same time as something else; None: it told nothing."""
+    def _beside(
+        self, ref: ObjectRef, question: Coroutine[Any, Any, ObjectVersion]
+    ) -> asyncio.Future[ObjectVersion | None]:
+        """What `question` tells while something else goes on; None: it told nothing."""
         told: asyncio.Future[ObjectVersion | None] = asyncio.get_running_loop().create_future()
 
         def settle(version: ObjectVersion | None) -> None:
@@ -164,12 +180,21 @@ class Openings:
                 told.set_result(version)
 
         async def ask() -> None:
-            with suppress(Signal):
-                settle(await self._head(ref))
+            with suppress(Signal, S3Error):
+                settle(await question)
 
         task = self._spawn(ask(), f"head {ref}")
         task.add_done_callback(lambda _: settle(None))
         return told
+
+    async def _told(self, beside: asyncio.Future[ObjectVersion | None]) -> ObjectVersion | None:
+        """What was asked beside a thing that is done by now; None: nothing, or it takes much longer."""
+        bound: asyncio.Future[Any] = asyncio.ensure_future(self._sleep(_BESIDE_WAIT_S))
+        try:
+            await asyncio.wait([beside, bound], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            bound.cancel()
+        return beside.result() if beside.done() else None
 
     def _adopt(self, version: ObjectVersion, index: int) -> list[Flight]:
         key = BlockKey(version_id(self._origin, version, self._block_bytes), index)
@@ -203,14 +228,6 @@ class Openings:
             raise NotCacheable(f"{ref} has no strong ETag or no size")
         assert etag is not None
         return ObjectVersion(ref, etag, size, kept, whole and reply.status == 200)
-
-
-async def _merged(version: ObjectVersion, beside: asyncio.Future[ObjectVersion | None]) -> ObjectVersion:
-    """`version` with what a HEAD told of the same; without it when that takes much longer than the GET."""
-    await asyncio.wait([beside], timeout=_BESIDE_WAIT_S)
-    told = beside.result() if beside.done() else None
-    same = told is not None and (told.etag, told.size) == (version.etag, version.size)
-    return told if told is not None and same else version
 
 
 def _folder(ref: ObjectRef) -> tuple[str, str]:

@@ -123,9 +123,9 @@ class Reads:
 
     async def head(self, ref: ObjectRef, headers: Mapping[str, str]) -> ReadAnswer:
         """Raises what `get` raises."""
-        version, cache = self._fresh(ref, headers), CacheStatus.HIT
-        if version is None or _lacks_checksums(version, headers):
-            version, cache = await self._ask(ref, None, headers), CacheStatus.MISS
+        version, cache = await self._known(ref, headers), CacheStatus.HIT
+        if version is None:
+            version, cache = await self._openings.ask(ref, None), CacheStatus.MISS
         if (early := _conditional(version, headers, cache)) is not None:
             return early
         extent = _extent_of(headers, version)
@@ -141,9 +141,10 @@ class Reads:
         """
         for _ in range(_BEGINNINGS):
             try:
-                version = self._fresh(ref, headers)
-                if version is None or _lacks_checksums(version, headers):
-                    version = await self._ask(ref, _first_byte(headers), headers)
+                version = await self._known(ref, headers)
+                if version is None:
+                    asks = s3wire.asks_checksums(headers)
+                    version = await self._openings.ask(ref, _first_byte(headers), whole_headers=asks)
             except OriginRefused as refused:
                 if not refused.body:
                     # Asked by HEAD, whose refusals have no words: the origin says them to the GET itself.
@@ -181,14 +182,13 @@ class Reads:
             return None
         return version
 
-    async def _ask(self, ref: ObjectRef, first_byte: int | None, headers: Mapping[str, str]) -> ObjectVersion:
-        try:
-            return await self._openings.ask(ref, first_byte, whole_headers=s3wire.asks_checksums(headers))
-        except ServiceUnavailable:
-            # A checksum that nobody can tell us now is no reason to refuse bytes that are here.
-            if (version := self._fresh(ref, headers)) is None:
-                raise
+    async def _known(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion | None:
+        """The same, with its checksums where they are wanted and the origin tells them."""
+        version = self._fresh(ref, headers)
+        if version is None or version.whole_headers or not s3wire.asks_checksums(headers):
             return version
+        await self._openings.ask_checksums(ref)
+        return self._fresh(ref, headers)
 
     # -- which bytes, from where --------------------------------------------------------------------------------
 
@@ -306,11 +306,6 @@ def _extent_of(headers: Mapping[str, str], version: ObjectVersion) -> Extent | N
     if spec is None:
         raise NotCacheable("an unusual Range")
     return ranges.resolve(spec, version.size)
-
-
-def _lacks_checksums(version: ObjectVersion, headers: Mapping[str, str]) -> bool:
-    """Whether the request wants to know what only a question about the whole object tells."""
-    return s3wire.asks_checksums(headers) and not version.whole_headers
 
 
 def _conditional(version: ObjectVersion, headers: Mapping[str, str], cache: CacheStatus) -> ReadAnswer | None:

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion10, HttpVersion11
+from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler
 
 from outrider.core import s3wire
@@ -94,7 +95,7 @@ class _Asked:
 class Connection(RequestHandler):
     """One client connection: aiohttp's parser and keep-alive, our own errors and our own sending side."""
 
-    __slots__ = ("_data", "_head_timer", "_hits_in_a_row", "begun", "closed", "server", "wire")
+    __slots__ = ("_data", "_head_timer", "_hits_in_a_row", "_parser_is_clean", "begun", "closed", "server", "wire")
 
     def __init__(self, server: S3Server, data: bytes = b"", **options: Any) -> None:
         """`data`: what the client had sent before it came here."""
@@ -103,6 +104,7 @@ class Connection(RequestHandler):
         self._data = data
         self._hits_in_a_row = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._parser_is_clean = True
         self.begun: Begun | None = None
         self.closed = asyncio.Event()
 
@@ -122,7 +124,9 @@ class Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._is_idle() and self._answered_at_once(data):
             return
+        count = self._request_count
         super().data_received(data)
+        self._parser_is_clean = self._request_count > count and self._ends_a_head(data)
         # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long.
         if self._is_asked():
             self._stop_head_timer()
@@ -131,21 +135,28 @@ class Connection(RequestHandler):
             self._head_timer = loop.call_later(self.server.client_timeout_s, self._head_is_late)
 
     def _is_idle(self) -> bool:
-        """No request is under way or in the parser, and none has to be turned away."""
+        """No request is under way, none half in the parser, and none has to be turned away."""
         waiter = self._waiter
-        if waiter is None or waiter.done() or self._head_timer is not None:
+        if waiter is None or waiter.done() or not self._parser_is_clean:
             return False
         return not (self._close or self._force_close)
 
+    def _ends_a_head(self, data: bytes) -> bool:
+        """Whether `data`, which ended a request in the parser, ended with it: the next byte begins another.
+
+        The parser does not tell what it holds. Else a request that is split over packets could have a header's value,
+        or a body's bytes, taken for a request. May be False where it is true.
+        """
+        if self._upgraded or self._messages[-1][1] is not EMPTY_PAYLOAD:
+            return False
+        # What came after the last head, and ended so, would be a head of its own.
+        return data.endswith(b"\r\n\r\n")
+
     def _answered_at_once(self, data: bytes) -> bool:
         wire = self.wire
-        if not isinstance(wire, SocketWire):
+        if not isinstance(wire, SocketWire) or self.server.is_full:
             return False
-        try:
-            answered = self.server.fast_lane.answer(data, wire)
-        except OSError:
-            self.force_close()
-            return True
+        answered = self.server.fast_lane.answer(data, wire)
         # aiohttp takes a connection on which it saw nothing for an idle one.
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if answered is True:
@@ -163,7 +174,7 @@ class Connection(RequestHandler):
     def close(self) -> None:
         # aiohttp would leave an idle connection open, and deaf, until the drain has ended: a client's next request
         # would wait for that.
-        idle = self._waiter is not None
+        idle = self._waiter is not None and not self._waiter.done()
         super().close()
         if idle:
             self.force_close()
@@ -227,6 +238,11 @@ class S3Server(web.Server):
     def in_flight(self) -> int:
         return self._tally.in_flight
 
+    @property
+    def is_full(self) -> bool:
+        """As many requests are under way as may be: the next is refused."""
+        return self._tally.in_flight >= self._requests_max
+
     async def idle(self) -> None:
         """Returns once no request is under way."""
         await self._tally.idle()
@@ -234,7 +250,7 @@ class S3Server(web.Server):
     def work_with(self, threads: int, new_loop: NewLoop) -> Workers:
         """Share the hits with so many more loops, each in a thread of its own."""
         lanes = [self._fast_lane(AccessLog()) for _ in range(threads)]
-        self.workers = Workers(lanes, self, self.readers, new_loop, lambda: len(self.connections))
+        self.workers = Workers(lanes, self, self.readers, new_loop, lambda: len(self.connections) + len(self._moving))
         return self.workers
 
     async def stop(self) -> None:
@@ -262,9 +278,10 @@ class S3Server(web.Server):
         return self._reads.resume(begun.version, begun.rest)
 
     def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
+        operation = begun.operation
         self._tally.ended(
             Ended(
-                begun.request_id, begun.method.lower(), begun.method, begun.operation, begun.asked_range, begun.client,
+                begun.request_id, operation.kind.value, operation.method, operation, begun.asked_range, begun.client,
                 begun.status, CacheStatus.HIT.value, sent, begun.started, cut,
             )
         )  # fmt: skip
