@@ -1,4 +1,4 @@
-"""What a cold read costs: `python -m tests.bench.cold_cpu` prints the proxy's CPU seconds per GB that it fills and serves.
+"""What a cold read costs: `python -m tests.bench.cold_cpu` prints CPU seconds of the proxy per GB filled and served.
 
 CPU time and not throughput: other work on the machine changes the one much less than the other. The origin is a stub
 that answers ranged GETs with zeros, at full speed and then at the pace of a bucket (through the simulator), where bytes
@@ -8,6 +8,7 @@ come in smaller pieces.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import re
 import socket
@@ -38,7 +39,7 @@ def serve_zeros(port: int) -> None:
         start, last = (0, OBJECT_BYTES - 1) if match is None else (int(match[1]), int(match[2]))
         last = min(last, OBJECT_BYTES - 1)
         left = last + 1 - start
-        told = f"HTTP/1.1 206 Partial Content\r\nContent-Length: {left}\r\nETag: \"zeros\"\r\n"
+        told = f'HTTP/1.1 206 Partial Content\r\nContent-Length: {left}\r\nETag: "zeros"\r\n'
         told += f"Content-Range: bytes {start}-{last}/{OBJECT_BYTES}\r\n\r\n"
         client.sendall(told.encode())
         while left:
@@ -55,10 +56,8 @@ def serve_zeros(port: int) -> None:
                     answer(client, head)
 
     def serve_one(client: socket.socket) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it hung up
             serve(client)
-        except OSError:
-            pass  # it hung up
 
     with socket.create_server(("127.0.0.1", port)) as listener:
         while True:
@@ -78,9 +77,10 @@ def read_one(address: tuple[str, int], key: str) -> None:
 
 def measure(origin: str, label: str) -> None:
     costs: list[float] = []
-    with tempfile.TemporaryDirectory() as directory, ServedProxy(
-        Bucket(), Path(directory), origin, cache_size="16GiB"
-    ) as proxy:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ServedProxy(Bucket(), Path(directory), origin, cache_size="16GiB") as proxy,
+    ):
         for number in range(ROUNDS):
             before_s, begun = cpu_s(proxy.pid), time.monotonic()
             readers = [

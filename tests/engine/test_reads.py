@@ -87,6 +87,24 @@ async def test_a_late_joiner_at_any_offset_follows_the_same_flight(room: Engine)
     assert room.origin.count() == 1
 
 
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_read_from_mid_block_waits_for_nothing_before_it(known: bool, room: Engine) -> None:
+    at = 2 * BLOCK + BLOCK // 2
+    if known:
+        await room.reads.head(REF, {})
+    room.origin.log.clear()
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(times=None, body_gate=gate, gate_after=10)]
+    answer = await room.reads.get(REF, {"range": f"bytes={at}-"})  # its first byte is in hand, and few came of any GET
+    assert f"bytes={at}-{3 * BLOCK - 1}" in room.origin.ranges
+    gate.set()
+    assert await taken(answer) == DATA[at:]
+    await room.tasks.settle()
+    assert room.origin.body_bytes == SIZE - 2 * BLOCK
+    assert await room.range(2 * BLOCK, SIZE) == DATA[2 * BLOCK :]
+    assert room.origin.body_bytes == SIZE - 2 * BLOCK
+
+
 # -- which bytes ------------------------------------------------------------------------------------------------
 
 
@@ -475,7 +493,7 @@ async def test_a_reader_who_comes_while_a_failed_fill_is_cleaned_up_gets_his_byt
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=7000)]
     leader = asyncio.create_task(room.range(0, BLOCK))
-    while not (flights := list(room.flights._flights.values())) or flights[0].arrived < 7000:
+    while not (flights := list(room.flights._flights.values())) or flights[0].arrival.reach(0) < 7000:
         await asyncio.sleep(0)
     # Nobody else shall hold the file open.
     leader.cancel()

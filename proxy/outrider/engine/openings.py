@@ -14,7 +14,7 @@ from outrider.core import ranges, s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, ServiceUnavailable, Signal
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
-from outrider.core.window import Run
+from outrider.core.window import Run, fill_start
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog, Mark
 from outrider.engine.flights import Flight, Flights, Spawn
@@ -108,7 +108,7 @@ class Openings:
             if first_byte is None:
                 await self._open_by_head(ref, opening)
             else:
-                await self._open_by_get(ref, opening, first_byte // self._block_bytes)
+                await self._open_by_get(ref, opening, first_byte)
         except Signal as error:
             opening.fail(error)
         except Exception as error:  # noqa: BLE001 - top of a task: our bug becomes the waiters' 500
@@ -126,23 +126,25 @@ class Openings:
         async with self._asking.reply(OriginRequest("HEAD", ref.bucket, ref.key, headers=_CHECKSUMS)) as reply:
             return await self._version_of(ref, reply, whole=True)
 
-    async def _open_by_get(self, ref: ObjectRef, opening: _Opening, index: int) -> None:
-        start = index * self._block_bytes
+    async def _open_by_get(self, ref: ObjectRef, opening: _Opening, first_byte: int) -> None:
+        index, inside = divmod(first_byte, self._block_bytes)
+        stop = (index + 1) * self._block_bytes
         # One request that tells all, or a part and a HEAD beside it. The first is for small objects: of a large one
         # too much would be under way when we stop it.
         whole = opening.whole_headers and self._is_small(ref)
         beside = self._head_beside(ref) if opening.whole_headers and not whole else None
         headers: Headers = _CHECKSUMS
+        start = 0 if whole else stop - self._block_bytes + fill_start(inside, self._block_bytes)
         if not whole:
-            headers += (("range", f"bytes={start}-{start + self._block_bytes - 1}"),)
+            headers += (("range", f"bytes={start}-{stop - 1}"),)
         async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers)) as reply:
             if reply.status != 416:
                 version = await self._version_of(ref, reply, whole=whole)
                 if beside is not None:
                     version = await _merged(version, beside)
-                flights = self._adopt(version, index)
+                flights = self._adopt(version, index, start)
                 self._learn(ref, opening, version)
-                if flights and _begins_at(reply) == start:
+                if flights and _begins_at(reply) == flights[0].begins_at:
                     await self._flights.pour(flights, reply)
                 elif flights:
                     # It ignored the Range or took another: ask as any fill does, which checks, skips and asks again.
@@ -171,11 +173,11 @@ class Openings:
         task.add_done_callback(lambda _: settle(None))
         return told
 
-    def _adopt(self, version: ObjectVersion, index: int) -> list[Flight]:
+    def _adopt(self, version: ObjectVersion, index: int, start: int) -> list[Flight]:
         key = BlockKey(version_id(self._origin, version, self._block_bytes), index)
         if index * self._block_bytes >= version.size or not self._flights.wanted(key):
             return []
-        return self._flights.board(self._origin, version, self._block_bytes, Run(index, 1))
+        return self._flights.board(self._origin, version, self._block_bytes, Run(index, 1), start)
 
     def _learn(self, ref: ObjectRef, opening: _Opening, version: ObjectVersion) -> None:
         self._catalog.learn(version, opening.mark)

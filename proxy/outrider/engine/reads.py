@@ -223,7 +223,7 @@ class Reads:
             block = block_extent(index, version.size, self._block_bytes)
             inside = Extent(position - block.start, min(extent.stop, block.stop) - block.start)
             if not relaying:
-                self._fill_ahead(version, vid, extent, index, index - first_index)
+                self._fill_ahead(version, vid, Extent(position, extent.stop), index - first_index)
             if (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
                 try:
                     yield _file_piece(lease, inside, "disk")
@@ -251,11 +251,11 @@ class Reads:
                     yield chunk
                     position += len(chunk)
 
-    def _fill_ahead(self, version: ObjectVersion, vid: bytes, extent: Extent, index: int, blocks_sent: int) -> None:
-        last = (extent.stop - 1) // self._block_bytes
+    def _fill_ahead(self, version: ObjectVersion, vid: bytes, rest: Extent, blocks_sent: int) -> None:
+        index, last = rest.start // self._block_bytes, (rest.stop - 1) // self._block_bytes
         wanted = self._flights.wanted
         for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i))):
-            self._flights.fill(self._flights.board(self._origin, version, self._block_bytes, run))
+            self._flights.fill(self._flights.board(self._origin, version, self._block_bytes, run, rest.start))
 
     def _relay_stop(self, version: ObjectVersion, vid: bytes, position: int, stop: int) -> int:
         """Where the run of missing blocks ends that `position` lies in: one GET relays it."""
