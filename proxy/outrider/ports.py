@@ -104,9 +104,9 @@ class BlockWriter(Protocol):
         """What was written so far can be read through it, also after `commit`."""
         ...
 
-    async def write(self, offset: int, pieces: Sequence[Buffer]) -> None:
+    async def write(self, offset: int, pieces: Sequence[Buffer]) -> float:
         """Put `pieces`, one after another, at `offset` of the payload. No byte twice; several writes may be under way
-        at once. Raises StoreUnavailable: the disk did not take it."""
+        at once. How many seconds the disk took for it. Raises StoreUnavailable: it did not take it."""
         ...
 
     async def commit(self) -> None:

@@ -14,7 +14,7 @@ from outrider.core.blockfile import BlockMeta
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectVersion, version_id
 from outrider.core.window import Run
-from outrider.engine.flights import Flight
+from outrider.engine.flight import Flight
 from tests.support.engine import BLOCK, REF, Engine, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 

@@ -52,20 +52,23 @@ class DiskBlockWriter:
     def lease(self) -> FileLease:
         return FileLease(self._file)
 
-    async def write(self, offset: int, pieces: Sequence[Buffer]) -> None:
-        def write() -> int:
+    async def write(self, offset: int, pieces: Sequence[Buffer]) -> float:
+        def write() -> tuple[int, float]:
             if offset == self._digested:
                 # Hash before the pages can be touched by anything else than this process' memory.
                 for piece in pieces:
                     self._digest.update(piece)
                 self._digested += sum(len(piece) for piece in pieces)
-            return blockdir.write_all(self._file.fd, pieces, self._file.payload_offset + offset)
+            began = self._store.clock()
+            written = blockdir.write_all(self._file.fd, pieces, self._file.payload_offset + offset)
+            return written, self._store.clock() - began
 
         try:
-            written = await self._in_thread(write)
+            written, took_s = await self._in_thread(write)
         except OSError as error:
             raise self._store.write_failed("write", error) from error
         self._written += written  # not in one line with the await: two writes may be under way
+        return took_s
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         # The lease is the thread's: were we cancelled and aborted now, the fd must not close, and its number go to

@@ -17,7 +17,8 @@ from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_
 from outrider.core.window import Run, fill_start
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog, Mark
-from outrider.engine.flights import Flight, Flights, Spawn
+from outrider.engine.flight import Flight
+from outrider.engine.flights import Flights, Spawn
 from outrider.ports import OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,9 @@ class Openings:
         self._learn(ref, opening, await self._head(ref))
 
     async def _head(self, ref: ObjectRef) -> ObjectVersion:
-        async with self._asking.reply(OriginRequest("HEAD", ref.bucket, ref.key, headers=_CHECKSUMS)) as reply:
+        async with self._asking.reply(
+            OriginRequest("HEAD", ref.bucket, ref.key, headers=_CHECKSUMS), hedged=True
+        ) as reply:
             return await self._version_of(ref, reply, whole=True)
 
     async def _open_by_get(self, ref: ObjectRef, opening: _Opening, first_byte: int) -> None:
@@ -137,7 +140,7 @@ class Openings:
         start = 0 if whole else stop - self._block_bytes + fill_start(inside, self._block_bytes)
         if not whole:
             headers += (("range", f"bytes={start}-{stop - 1}"),)
-        async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers)) as reply:
+        async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers), hedged=True) as reply:
             if reply.status != 416:
                 version = await self._version_of(ref, reply, whole=whole)
                 if beside is not None:
