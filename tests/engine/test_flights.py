@@ -256,3 +256,28 @@ async def test_a_stop_in_either_part_leaves_nothing_behind(steps: int, room: Eng
     assert all(isinstance(result, StoreUnavailable) or result in (AT, BLOCK) for result in results)
     assert (len(room.flights), room.origin.under_way) == (0, 0)
     assert room.store.used_bytes == len(room.store) * (BLOCK + 4096)
+
+
+# -- prefetch ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_somebody_waits_for_it(tmp_path: Path) -> None:
+    with engine(tmp_path / "c", fills_max=1) as room:
+        room.origin.put(REF, DATA)
+        version, gate = version_in(room), asyncio.Event()
+        room.origin.faults = [Fault(gate=gate)]
+        boarded = [room.flights.board("http://fake", version, BLOCK, Run(index, 1)) for index in range(4)]
+        room.flights.fill(boarded[0])
+        while room.origin.under_way < 1:
+            await asyncio.sleep(0)
+        room.flights.fill(boarded[1], prefetch=True)
+        room.flights.fill(boarded[2], prefetch=True)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        reader = asyncio.create_task(boarded[2][0].beyond(0))
+        await asyncio.sleep(0)
+        room.flights.fill(boarded[3])
+        gate.set()
+        assert await reader > 0
+        await room.tasks.settle()
+        assert room.origin.ranges == [f"bytes={at * BLOCK}-{(at + 1) * BLOCK - 1}" for at in (0, 2, 3, 1)]

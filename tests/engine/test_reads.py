@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -299,6 +300,56 @@ async def test_a_body_that_ends_early_for_good_never_looks_whole(room: Engine) -
     assert len(room.store) == 0
     room.origin.faults = []
     assert await room.get() == DATA
+
+
+# -- a disk that lags --------------------------------------------------------------------------------------------
+
+
+class SlowWrites:
+    """`os.pwritev` on a disk that takes its seconds for each piece: they pass on the fake clock."""
+
+    def __init__(self, room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.0
+        real = os.pwritev
+
+        def write(*given: Any) -> int:
+            room.clock.advance(self.seconds)
+            return real(*given)
+
+        monkeypatch.setattr(os, "pwritev", write)
+
+
+async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_it_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine(tmp_path / "c", freshness="immutable") as room:
+        refs = [ObjectRef("train", f"{number}.tar") for number in range(60)]
+        for ref in refs:
+            room.origin.put(ref, DATA)
+        disk = SlowWrites(room, monkeypatch)
+
+        async def filled(some: list[ObjectRef]) -> list[int]:
+            """How many blocks of each were kept, in the end."""
+            kept = []
+            for ref in some:
+                before = len(room.store)
+                assert await room.get(ref) == DATA
+                await room.tasks.settle()
+                kept.append(len(room.store) - before)
+            return kept
+
+        assert await filled(refs[:5]) == [6] * 5
+        disk.seconds = 0.5
+        await filled(refs[5:10])
+        relayed = room.metrics.value("outrider_relays_total")
+        assert all(count < 6 for count in await filled(refs[10:20]))
+        assert room.metrics.value("outrider_relays_total") >= relayed + 10
+        disk.seconds = 0.0
+        for _ in range(30):
+            room.clock.advance(1.0)
+            await filled(refs[20:21])
+        room.clock.advance(5.0)
+        assert await filled(refs[30:40]) == [6] * 10
 
 
 # -- versions ---------------------------------------------------------------------------------------------------

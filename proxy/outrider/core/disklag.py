@@ -1,5 +1,5 @@
-"""Whether fills wait for the disk more than for the origin, and how many there may then be: what the disk cannot take is
-better relayed, since a cold read through us must not be slower than one past us."""
+"""Whether fills wait for the disk more than for the origin, and how many there may then be: what the disk cannot take
+is better relayed, since a cold read through us must not be slower than one past us."""
 
 from __future__ import annotations
 
