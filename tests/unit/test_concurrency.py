@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,7 +70,7 @@ def test_after_a_slow_down_it_grows_in_small_steps_and_not_by_doubling() -> None
     line = Line(Concurrency(64), total_mb_s=10**6)
     line.concurrency.slow_down(0.0)
     limits = line.run(5)
-    assert all(later - earlier <= 2 for earlier, later in zip(limits, limits[1:], strict=False))
+    assert all(later - earlier <= 2 for earlier, later in pairwise(limits))
     assert limits[-1] > limits[0]
 
 
