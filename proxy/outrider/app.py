@@ -23,7 +23,9 @@ from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.origin import HttpOrigin
 from outrider.adapters.recovery import Recovery
 from outrider.adapters.system import new_event_loop, raise_open_files_limit
+from outrider.core.concurrency import Concurrency
 from outrider.core.eviction import POLICIES
+from outrider.core.hedging import Hedging
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Flights
@@ -32,6 +34,7 @@ from outrider.engine.hits import Hits
 from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
 from outrider.engine.reads import Reads
+from outrider.engine.turns import Turns
 from outrider.http.access import Access, Loopback, SigV4
 from outrider.http.admin import admin_app
 from outrider.http.server import S3Server
@@ -147,8 +150,9 @@ def _rooms(
     store = DiskStore(directory, policy, limits, metrics, time.monotonic, verify_always=always)
     stack.callback(store.close)
     catalog = Catalog(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
-    asking = Asking(origin, Patience(), metrics)
-    flights = Flights(asking, store, tasks.spawn, fills_max=settings.fills)
+    turns = Turns(Concurrency(settings.fills), time.monotonic)
+    asking = Asking(origin, Patience(), metrics, turns, Hedging())
+    flights = Flights(asking, store, tasks.spawn, turns, time.monotonic)
     openings = Openings(
         asking, origin.endpoint, catalog, flights, tasks.spawn,
         block_bytes=settings.block_size, stale_if_error=settings.stale_if_error,

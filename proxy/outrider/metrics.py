@@ -43,6 +43,9 @@ class Metrics:
         )
         self.origin_bytes = Counter("outrider_origin_bytes", "Body bytes received from the origin.", registry=r)
         self.origin_retries = Counter("outrider_origin_retries", "Reads tried again at the origin.", registry=r)
+        self.hedges = Counter(
+            "outrider_hedges", "Second requests for late replies; `won`: it was answered first.", ["won"], registry=r
+        )
         self.store_bytes = Gauge(
             "outrider_store_bytes", "Bytes on disk, headers and reservations included.", registry=r
         )

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +86,24 @@ async def test_a_late_joiner_at_any_offset_follows_the_same_flight(room: Engine)
     assert await leader == DATA[:BLOCK]
     assert [await joiner for joiner in joiners] == [DATA[at:BLOCK] for at in (0, 1, 19_999, 20_000, 20_001, BLOCK - 1)]
     assert room.origin.count() == 1
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_read_from_mid_block_waits_for_nothing_before_it(known: bool, room: Engine) -> None:
+    at = 2 * BLOCK + BLOCK // 2
+    if known:
+        await room.reads.head(REF, {})
+    room.origin.log.clear()
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(times=None, body_gate=gate, gate_after=10)]
+    answer = await room.reads.get(REF, {"range": f"bytes={at}-"})  # its first byte is in hand, and few came of any GET
+    assert f"bytes={at}-{3 * BLOCK - 1}" in room.origin.ranges
+    gate.set()
+    assert await taken(answer) == DATA[at:]
+    await room.tasks.settle()
+    assert room.origin.body_bytes == SIZE - 2 * BLOCK
+    assert await room.range(2 * BLOCK, SIZE) == DATA[2 * BLOCK :]
+    assert room.origin.body_bytes == SIZE - 2 * BLOCK
 
 
 # -- which bytes ------------------------------------------------------------------------------------------------
@@ -283,6 +302,56 @@ async def test_a_body_that_ends_early_for_good_never_looks_whole(room: Engine) -
     assert await room.get() == DATA
 
 
+# -- a disk that lags --------------------------------------------------------------------------------------------
+
+
+class SlowWrites:
+    """`os.pwritev` on a disk that takes its seconds for each piece: they pass on the fake clock."""
+
+    def __init__(self, room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.0
+        real = os.pwritev
+
+        def write(*given: Any) -> int:
+            room.clock.advance(self.seconds)
+            return real(*given)
+
+        monkeypatch.setattr(os, "pwritev", write)
+
+
+async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_it_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine(tmp_path / "c", freshness="immutable") as room:
+        refs = [ObjectRef("train", f"{number}.tar") for number in range(60)]
+        for ref in refs:
+            room.origin.put(ref, DATA)
+        disk = SlowWrites(room, monkeypatch)
+
+        async def filled(some: list[ObjectRef]) -> list[int]:
+            """How many blocks of each were kept, in the end."""
+            kept = []
+            for ref in some:
+                before = len(room.store)
+                assert await room.get(ref) == DATA
+                await room.tasks.settle()
+                kept.append(len(room.store) - before)
+            return kept
+
+        assert await filled(refs[:5]) == [6] * 5
+        disk.seconds = 0.5
+        await filled(refs[5:10])
+        relayed = room.metrics.value("outrider_relays_total")
+        assert all(count < 6 for count in await filled(refs[10:20]))
+        assert room.metrics.value("outrider_relays_total") >= relayed + 10
+        disk.seconds = 0.0
+        for _ in range(30):
+            room.clock.advance(1.0)
+            await filled(refs[20:21])
+        room.clock.advance(5.0)
+        assert await filled(refs[30:40]) == [6] * 10
+
+
 # -- versions ---------------------------------------------------------------------------------------------------
 
 
@@ -475,7 +544,7 @@ async def test_a_reader_who_comes_while_a_failed_fill_is_cleaned_up_gets_his_byt
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=7000)]
     leader = asyncio.create_task(room.range(0, BLOCK))
-    while not (flights := list(room.flights._flights.values())) or flights[0].arrived < 7000:
+    while not (flights := list(room.flights._flights.values())) or flights[0].arrival.reach(0) < 7000:
         await asyncio.sleep(0)
     # Nobody else shall hold the file open.
     leader.cancel()

@@ -219,12 +219,12 @@ class FakeOrigin:
         if fault is not None:
             if fault.bug is not None:
                 raise fault.bug
-            if fault.refuse:
-                raise OriginBroke("the fake refused")
             if fault.gate is not None:
                 if fault.answer_first:
                     early = self._answer(request, body, fault)
                 await fault.gate.wait()
+            if fault.refuse:
+                raise OriginBroke("the fake refused")
             if fault.status is not None:
                 headers = (("content-type", "application/xml"),)
                 error = b"" if request.method == "HEAD" else fault.body

@@ -67,7 +67,7 @@ class DiskStore:
         self._policy = policy
         self._limits = limits
         self._metrics = metrics
-        self._clock = clock
+        self.clock = clock
         self._verify_always = verify_always
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="outrider-disk")
         self._slots: dict[BlockKey, Slot] = {}
@@ -236,7 +236,7 @@ class DiskStore:
         """
         if not self.admitting:
             raise StoreUnavailable("the directory is being scanned")
-        if self._clock() < self._sick_until:
+        if self.clock() < self._sick_until:
             raise StoreUnavailable("the disk failed a moment ago")
         # One at a time: two that looked at the same full budget would each evict for both.
         async with self._making_room:
@@ -404,14 +404,14 @@ class DiskStore:
     def trouble(self, act: str, error: OSError) -> None:
         """Count it, and log it once a minute for each kind of act."""
         self._metrics.store_errors.labels(act).inc()
-        now = self._clock()
+        now = self.clock()
         if now >= self._log_after.get(act, 0.0):
             self._log_after[act] = now + _LOG_PAUSE_S
             log.warning("cache disk trouble", extra={"act": act, "error": str(error), "served": "from the origin"})
 
     def _sick(self, act: str, error: OSError) -> StoreUnavailable:
         self.trouble(act, error)
-        self._sick_until = self._clock() + _SICK_PAUSE_S
+        self._sick_until = self.clock() + _SICK_PAUSE_S
         return StoreUnavailable(f"{act}: {error}")
 
     def write_failed(self, act: str, error: OSError) -> StoreUnavailable:

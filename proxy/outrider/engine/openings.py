@@ -16,10 +16,11 @@ from outrider.core import ranges, s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
-from outrider.core.window import Run
+from outrider.core.window import Run, fill_start
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog, Mark
-from outrider.engine.flights import Flight, Flights, Spawn
+from outrider.engine.flight import Flight
+from outrider.engine.flights import Flights, Spawn
 from outrider.ports import OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class Openings:
             if first_byte is None:
                 await self._open_by_head(ref, opening)
             else:
-                await self._open_by_get(ref, opening, first_byte // self._block_bytes)
+                await self._open_by_get(ref, opening, first_byte)
         except Signal as error:
             opening.fail(error)
         except Exception as error:  # noqa: BLE001 - top of a task: our bug becomes the waiters' 500
@@ -132,28 +133,32 @@ class Openings:
         self._learn(ref, opening, await self._head(ref))
 
     async def _head(self, ref: ObjectRef) -> ObjectVersion:
-        async with self._asking.reply(OriginRequest("HEAD", ref.bucket, ref.key, headers=_CHECKSUMS)) as reply:
+        async with self._asking.reply(
+            OriginRequest("HEAD", ref.bucket, ref.key, headers=_CHECKSUMS), hedged=True
+        ) as reply:
             return await self._version_of(ref, reply, whole=True)
 
-    async def _open_by_get(self, ref: ObjectRef, opening: _Opening, index: int) -> None:
-        start = index * self._block_bytes
+    async def _open_by_get(self, ref: ObjectRef, opening: _Opening, first_byte: int) -> None:
+        index, inside = divmod(first_byte, self._block_bytes)
+        stop = (index + 1) * self._block_bytes
         # One request that tells all, or a part and a HEAD beside it. The first is for small objects: of a large one
         # too much would be under way when we stop it.
         whole = opening.whole_headers and self._is_small(ref)
         beside = self._beside(ref, self._head(ref)) if opening.whole_headers and not whole else None
         headers: Headers = _CHECKSUMS
+        start = 0 if whole else stop - self._block_bytes + fill_start(inside, self._block_bytes)
         if not whole:
-            headers += (("range", f"bytes={start}-{start + self._block_bytes - 1}"),)
-        async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers)) as reply:
+            headers += (("range", f"bytes={start}-{stop - 1}"),)
+        async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers), hedged=True) as reply:
             if reply.status != 416:
                 version = await self._version_of(ref, reply, whole=whole)
                 if beside is not None:
                     told = await self._told(beside)
                     same = told is not None and (told.etag, told.size) == (version.etag, version.size)
                     version = told if told is not None and same else version
-                flights = self._adopt(version, index)
+                flights = self._adopt(version, index, start)
                 self._learn(ref, opening, version)
-                if flights and _begins_at(reply) == start:
+                if flights and _begins_at(reply) == flights[0].begins_at:
                     await self._flights.pour(flights, reply)
                 elif flights:
                     # It ignored the Range or took another: ask as any fill does, which checks, skips and asks again.
@@ -196,11 +201,11 @@ class Openings:
             bound.cancel()
         return beside.result() if beside.done() else None
 
-    def _adopt(self, version: ObjectVersion, index: int) -> list[Flight]:
+    def _adopt(self, version: ObjectVersion, index: int, start: int) -> list[Flight]:
         key = BlockKey(version_id(self._origin, version, self._block_bytes), index)
         if index * self._block_bytes >= version.size or not self._flights.wanted(key):
             return []
-        return self._flights.board(self._origin, version, self._block_bytes, Run(index, 1))
+        return self._flights.board(self._origin, version, self._block_bytes, Run(index, 1), start)
 
     def _learn(self, ref: ObjectRef, opening: _Opening, version: ObjectVersion) -> None:
         self._catalog.learn(version, opening.mark)

@@ -30,7 +30,8 @@ from outrider.core.model import (
 from outrider.core.window import runs_ahead
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
-from outrider.engine.flights import Flight, Flights
+from outrider.engine.flight import Flight
+from outrider.engine.flights import Flights
 from outrider.engine.openings import NotCacheable, Openings
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Lease
@@ -39,8 +40,8 @@ log = logging.getLogger(__name__)
 
 # How often one read begins again because the object was overwritten under it. A name that moves faster is relayed.
 _BEGINNINGS = 3
-
-
+# Seconds of one connection: another GET between is not felt, and the disk may be well again by then.
+_LAG_RELAY_BYTES = 128 * 1024 * 1024
 # `x-cache` judges a read by its first 8 GiB: a 5 TB object must not hold up everybody else for a header.
 _STATUS_BLOCKS_MAX = 1024
 
@@ -222,8 +223,9 @@ class Reads:
             key = BlockKey(vid, index)
             block = block_extent(index, version.size, self._block_bytes)
             inside = Extent(position - block.start, min(extent.stop, block.stop) - block.start)
-            if not relaying:
-                self._fill_ahead(version, vid, extent, index, index - first_index)
+            filling = not relaying and self._flights.admits()
+            if filling:
+                self._fill_ahead(version, vid, Extent(position, extent.stop), index - first_index)
             if (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
                 try:
                     yield _file_piece(lease, inside, "disk")
@@ -242,20 +244,24 @@ class Reads:
                 except StoreUnavailable:
                     # No room, or a sick disk: what is left of this read goes past the cache where it is not here.
                     relaying = True
-            elif not self._store.has(key) and not relaying:
+            elif not self._store.has(key) and filling:
                 continue  # found bad and deleted, or evicted, since the fills were planned: plan again
             self._metrics.relays.inc()
-            stop = self._relay_stop(version, vid, position, extent.stop)
+            # Where the disk only lags, it is asked again whether it still does.
+            relay_max = extent.stop if relaying else min(extent.stop, position + _LAG_RELAY_BYTES)
+            stop = self._relay_stop(version, vid, position, relay_max)
             async with aclosing(self._asking.stream(version, Extent(position, stop))) as chunks:
                 async for chunk in chunks:
                     yield chunk
                     position += len(chunk)
 
-    def _fill_ahead(self, version: ObjectVersion, vid: bytes, extent: Extent, index: int, blocks_sent: int) -> None:
-        last = (extent.stop - 1) // self._block_bytes
+    def _fill_ahead(self, version: ObjectVersion, vid: bytes, rest: Extent, blocks_sent: int) -> None:
+        index, last = rest.start // self._block_bytes, (rest.stop - 1) // self._block_bytes
         wanted = self._flights.wanted
         for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i))):
-            self._flights.fill(self._flights.board(self._origin, version, self._block_bytes, run))
+            if run.first > index and not self._flights.admits():
+                break
+            self._flights.fill(self._flights.board(self._origin, version, self._block_bytes, run, rest.start))
 
     def _relay_stop(self, version: ObjectVersion, vid: bytes, position: int, stop: int) -> int:
         """Where the run of missing blocks ends that `position` lies in: one GET relays it."""
