@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
 
 from sortedcontainers import SortedList
 
@@ -22,6 +24,8 @@ _OVER_S = 900.0
 _ORDERS_MAX = 2
 # Ranks looked at again with each read.
 _SWEPT = 2
+# Candidates for eviction that are compared where two kinds of jobs meet.
+_AT_ONCE = 16
 # Less than a millionth of a pass is no change.
 _SAME_RANK = 1e-6
 
@@ -157,10 +161,31 @@ class Dataset:
 
     def farthest(self, now: float) -> Iterator[tuple[float, Kept]]:
         """Seconds until the next use, and what is kept: about the farthest first."""
-        keys = (key for _, key in reversed(self._ranked)) if self.passes() else iter(self._recent)
-        for key in keys:
-            kept = self.kept[key]
-            yield self.seconds_until(kept, now), kept
+        if not self.passes():
+            keys = iter(self._recent)
+        elif any(job.free for job in self.jobs.values()):
+            return self._farthest_of_both(now)
+        else:
+            keys = (key for _, key in reversed(self._ranked))
+        return ((self.seconds_until(self.kept[key], now), self.kept[key]) for key in keys)
+
+    def _farthest_of_both(self, now: float) -> Iterator[tuple[float, Kept]]:
+        """One job reads in epochs and another one by chance: the best of the next few candidates of either."""
+        streams = [(key for _, key in reversed(self._ranked)), iter(self._recent)]
+        seen: set[int] = set()
+        heap: list[tuple[float, int]] = []
+        take = _AT_ONCE
+        while True:
+            for stream in streams:
+                for key in islice(stream, take):
+                    if key not in seen:
+                        seen.add(key)
+                        heappush(heap, (-self.seconds_until(self.kept[key], now), key))
+            if not heap:
+                return
+            take = 1
+            seconds, key = heappop(heap)
+            yield -seconds, self.kept[key]
 
     def rank(self, kept: Kept, now: float) -> None:
         rank = self._clock + self.parts_until(kept.key, now)
