@@ -215,6 +215,7 @@ FORMS: dict[str, tuple[str, str, Headers, object]] = {
     "a range of a folder": ("GET", "folder/", (("range", "bytes=0-3"),), False),
     "a range of a folder in escapes": ("GET", "folder%2F", (("range", "bytes=0-3"),), False),
     "a condition on a folder in escapes": ("GET", "folder%2f", (("if-match", '"0"'),), False),
+    "the etag of a folder in escapes": ("GET", "folder%2F", (("if-match", ETAG),), False),
     "missing": ("GET", "missing", (), False),
     "a nonsensical payload": ("GET", "a", (("x-amz-content-sha256", "nonsense"),), False),
     "keep-alive": ("GET", "a", (("connection", "keep-alive"),), True),
@@ -231,7 +232,7 @@ def _with_etag(lane: Lane, key: str, headers: Headers, keys: Keys | None) -> Hea
 def test_both_ways_say_the_same_to_anybody(lane: Lane, form: str) -> None:
     method, target, headers, by = FORMS[form]
     if any(name == "if-match" for name, _ in headers):
-        headers = _with_etag(lane, "a", headers, None)
+        headers = _with_etag(lane, "folder/" if "folder" in target else "a", headers, None)
     fast, seen = lane.ask(method, f"/{NAME}/{target}", headers)
     slow, _ = lane.ask(method, f"/{NAME}/{target}", (*headers, UNUSUAL))
     assert lane.seen == [False]
@@ -250,7 +251,7 @@ def signed(keys: Keys, method: str, target: str, headers: Headers = ()) -> Heade
 def test_both_ways_say_the_same_to_a_client_key(strict: Lane, form: str) -> None:
     method, target, headers, by = FORMS[form]
     if any(name == "if-match" for name, _ in headers):
-        headers = _with_etag(strict, "a", headers, READER)
+        headers = _with_etag(strict, "folder/" if "folder" in target else "a", headers, READER)
     sent = signed(READER, method, f"/{NAME}/{target}", headers)
     fast, seen = strict.ask(method, f"/{NAME}/{target}", sent)
     slow, _ = strict.ask(method, f"/{NAME}/{target}", (*sent, UNUSUAL))
@@ -472,6 +473,26 @@ def test_always_is_never_for_the_lane(bucket: Bucket) -> None:
             for _ in range(2):
                 answer, seen = lane.ask("GET", f"/{NAME}/a")
                 assert (answer.body, seen) == (OBJECTS["a"], False)
+
+
+def test_checksums_that_nobody_told_yet_are_asked_for(bucket: Bucket) -> None:
+    asked = (("x-amz-checksum-mode", "ENABLED"),)
+    with own_lane(bucket) as lane:
+        assert lane.ask("GET", f"/{NAME}/a")[1] is True
+        first, seen = lane.ask("GET", f"/{NAME}/a", asked)
+        assert ("x-amz-checksum-crc32" in first.headers, seen) == (True, False)
+        second, seen = lane.ask("GET", f"/{NAME}/a", asked)
+        assert (same(second), seen) == (same(first), True)
+
+
+def test_a_connection_that_only_hits_is_not_an_idle_one(lane: Lane) -> None:
+    with lane.connect() as connection:
+        own = connection.sock.getsockname()
+        (protocol,) = (each for each in lane.proxy.outrider.server.connections if each.peername == own)
+        before = protocol._next_keepalive_close_time
+        lane.next(connection, "GET", f"/{NAME}/a")
+        assert lane.seen == [True]
+        assert protocol._next_keepalive_close_time > before
 
 
 # -- counted and told ------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from typing import Any, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion10, HttpVersion11
-from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler
 
 from outrider.core import s3wire
@@ -124,9 +123,8 @@ class Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._is_idle() and self._answered_at_once(data):
             return
-        count = self._request_count
         super().data_received(data)
-        self._parser_is_clean = self._request_count > count and self._ends_a_head(data)
+        self._parser_is_clean = self._ends_a_head(data)
         # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long.
         if self._is_asked():
             self._stop_head_timer()
@@ -136,21 +134,19 @@ class Connection(RequestHandler):
 
     def _is_idle(self) -> bool:
         """No request is under way, none half in the parser, and none has to be turned away."""
+        # A connection that closes has its waiter cancelled.
         waiter = self._waiter
-        if waiter is None or waiter.done() or not self._parser_is_clean:
-            return False
-        return not (self._close or self._force_close)
+        return waiter is not None and not waiter.done() and self._parser_is_clean
 
     def _ends_a_head(self, data: bytes) -> bool:
-        """Whether `data`, which ended a request in the parser, ended with it: the next byte begins another.
+        """Whether `data`, now in the parser, ended with the head of a request: the next byte begins another, or a body,
+        during which the connection is not idle.
 
-        The parser does not tell what it holds. Else a request that is split over packets could have a header's value,
-        or a body's bytes, taken for a request. May be False where it is true.
+        The parser does not tell what it holds. Else a request that is split over packets could have a header's value
+        taken for a request. May be False where it is true.
         """
-        if self._upgraded or self._messages[-1][1] is not EMPTY_PAYLOAD:
-            return False
         # What came after the last head, and ended so, would be a head of its own.
-        return data.endswith(b"\r\n\r\n")
+        return bool(self._messages) and data.endswith(b"\r\n\r\n")
 
     def _answered_at_once(self, data: bytes) -> bool:
         wire = self.wire
