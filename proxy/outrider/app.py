@@ -38,6 +38,7 @@ from outrider.engine.turns import Turns
 from outrider.http.access import Access, Loopback, SigV4
 from outrider.http.admin import admin_app
 from outrider.http.server import S3Server
+from outrider.http.steering import NoPlans, Steering
 from outrider.metrics import Metrics
 from outrider.settings import Settings, SettingsError
 
@@ -64,6 +65,7 @@ class Outrider:
     catalog: Catalog
     flights: Flights
     server: S3Server
+    steering: Steering
     credentials: AwsCredentials
     listen: str = ""
     admin: str = ""
@@ -160,12 +162,15 @@ def _rooms(
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=settings.block_size)
     listings = Listings(settings.list_ttl_of, time.monotonic, _LISTINGS_BYTES_MAX)
     hits = Hits(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
+    access = _access(settings)
+    steering = Steering(lambda: outrider.status(), NoPlans(), access, metrics, time.time)
     server = S3Server(
-        reads, hits, Forwards(origin, asking, catalog, listings), _access(settings), metrics,
+        reads, hits, Forwards(origin, asking, catalog, listings), access, steering, metrics,
         domains=settings.domain, requests_max=settings.requests, client_timeout_s=settings.client_timeout_s,
     )  # fmt: skip
     stack.push_async_callback(server.stop)
-    return Outrider(settings, metrics, store, catalog, flights, server, credentials), Recovery(store, catalog)
+    outrider = Outrider(settings, metrics, store, catalog, flights, server, steering, credentials)
+    return outrider, Recovery(store, catalog)
 
 
 def _access(settings: Settings) -> Access:

@@ -55,6 +55,14 @@ class Metrics:
         self.bad_blocks = Counter("outrider_bad_blocks", "Blocks found damaged, and deleted.", registry=r)
         self.store_errors = Counter("outrider_store_errors", "Times the disk failed us.", ["act"], registry=r)
         self.relays = Counter("outrider_relays", "Reads relayed past the cache.", registry=r)
+        self.planned_reads = Counter("outrider_planned_reads", "Reads that plans named.", registry=r)
+        self.job_steps = Counter("outrider_job_steps", "Training steps that StallMeters told.", registry=r)
+        self.job_wait_s = Counter(
+            "outrider_job_wait_seconds", "Time that training loops waited for data, as StallMeters told.", registry=r
+        )
+        self.job_compute_s = Counter(
+            "outrider_job_compute_seconds", "Time between these waits, as StallMeters told.", registry=r
+        )
         for source in SOURCES:
             self.served_bytes.labels(source)
         self.before_reading: list[Callable[[], None]] = []

@@ -115,6 +115,15 @@ class MissingContentLength(S3Error):
     code, status, message = "MissingContentLength", 411, "You must provide the Content-Length HTTP header."
 
 
+class MethodNotAllowed(S3Error):
+    code, status = "MethodNotAllowed", 405
+    message = "The specified method is not allowed against this resource."
+
+
+class NoSuchKey(S3Error):
+    code, status, message = "NoSuchKey", 404, "The specified key does not exist."
+
+
 class PreconditionFailed(S3Error):
     code, status = "PreconditionFailed", 412
     message = "At least one of the preconditions that you specified did not hold."

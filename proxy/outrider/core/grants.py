@@ -77,6 +77,10 @@ class Client:
     grants: tuple[Grant, ...]
 
 
+def may_read(client: Client, ref: ObjectRef) -> bool:
+    return any(grant.covers_key(Access.READ, ref.bucket, ref.key) for grant in client.grants)
+
+
 def allowed(client: Client, operation: Operation, keys_in_body: Sequence[str] | None = None) -> bool:
     """Whether the grants of `client` cover all that `operation` touches.
 

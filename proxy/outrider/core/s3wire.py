@@ -23,10 +23,12 @@ Query = tuple[tuple[str, str], ...]
 
 
 class Kind(Enum):
-    """GET and HEAD are of plain objects and answered by the cache; all else is forwarded."""
+    """GET and HEAD are of plain objects and answered by the cache; STEER is meant for the proxy itself (see
+    `http.steering`); all else is forwarded."""
 
     GET = "get"
     HEAD = "head"
+    STEER = "steer"
     FORWARD = "forward"
 
 
@@ -63,6 +65,8 @@ class Operation:
 
 # Looser than today's rule for new buckets (lower case, 3-63): stores keep older and other names.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
+
+_KEY_BYTES_MAX = 1024
 
 # Query parameters that carry a signature (SigV4, SigV2); the proxy's own replaces them.
 _SIGNATURE_QUERY = frozenset(
@@ -120,6 +124,21 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
     kind = _kind(method, key, query, headers)
     forgets, sources, renames = _effects(method, bucket, key, query, headers)
     return Operation(kind, method, bucket, key, query, forgets, sources, renames, bare)
+
+
+STEERING_BUCKET = "_outrider"
+"""No S3 allows this name: what is asked of it is asked of the proxy."""
+
+
+def steering_of(method: str, target: str, host: str, domains: Iterable[str] = ()) -> Operation | None:
+    """The request, if it is for the proxy itself; None: for the origin."""
+    path, _, raw_query = target.partition("?")
+    first, slash, rest = path[1:].partition("/")
+    # In virtual-host style the path is a key, and a key may be called anything.
+    if _decoded(first) != STEERING_BUCKET or bucket_of_host(host, domains) is not None:
+        return None
+    query = without_signature(tuple(parse_query(raw_query)))
+    return Operation(Kind.STEER, method, STEERING_BUCKET, _decoded(rest), query, bare=not slash)
 
 
 def bucket_of_host(host: str, domains: Iterable[str]) -> str | None:
@@ -218,6 +237,18 @@ DELETE_BODY_BYTES_MAX = 4 * 1024 * 1024
 """1,000 keys (S3's limit) of 1,024 bytes, each byte escaped as `&#xNN;`, fit; what is longer is not parsed."""
 
 
+def ref_of(url: str) -> ObjectRef | None:
+    """The object of s3://BUCKET/KEY, where KEY stands as it is, without escapes; None: it is no such URL."""
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    if not url.startswith("s3://") or not key or _BUCKET.fullmatch(bucket) is None:
+        return None
+    try:
+        whole = len(key.encode("utf-8", "surrogateescape")) <= _KEY_BYTES_MAX
+    except UnicodeEncodeError:  # a surrogate that escapes nothing
+        return None
+    return ObjectRef(bucket, key) if whole else None
+
+
 def keys_to_delete(body: bytes) -> list[str] | None:
     """The keys of a DeleteObjects body; None when it does not parse (the origin says what is wrong with it).
 
@@ -258,12 +289,12 @@ def error_xml(error: S3Error, *, resource: str, request_id: str) -> bytes:
     """The body of an error reply. Source: S3 API reference, "Error responses"."""
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f"<Error><Code>{_xml_text(error.code)}</Code><Message>{_xml_text(error.text)}</Message>"
-        f"<Resource>{_xml_text(resource)}</Resource><RequestId>{_xml_text(request_id)}</RequestId></Error>"
+        f"<Error><Code>{xml_text(error.code)}</Code><Message>{xml_text(error.text)}</Message>"
+        f"<Resource>{xml_text(resource)}</Resource><RequestId>{xml_text(request_id)}</RequestId></Error>"
     ).encode()
 
 
-def _xml_text(text: str) -> str:
+def xml_text(text: str) -> str:
     # Control characters and surrogates have no place in XML, escaped or not.
     return escape("".join(char if char.isprintable() else "\ufffd" for char in text))
 

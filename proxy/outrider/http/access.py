@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.errors import AccessDenied
-from outrider.core.grants import Client, allowed
-from outrider.core.model import Headers
+from outrider.core.grants import Client, allowed, may_read
+from outrider.core.model import Headers, ObjectRef
 from outrider.core.payload import UNSIGNED, Payload, payload_rule
 from outrider.core.postform import PostForm
 from outrider.core.postpolicy import SizeRange, parse_policy, signer_of
@@ -24,6 +24,15 @@ class Who:
     client: Client | None
     identity: Identity | None
     payload: Payload
+
+
+def reader_name(who: Who, peer: object) -> str:
+    """Who reads, as far as a proxy can tell jobs apart: the address that he comes from, and the key that he signs with.
+
+    One name for all connections, processes and workers of a job in a pod. `peer`: the socket's `peername`.
+    """
+    host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+    return f"{host} {who.client.access_key}" if who.client else host
 
 
 class Access(Protocol):
@@ -47,6 +56,10 @@ class Access(Protocol):
         """Raises AccessDenied: no grant covers it."""
         ...
 
+    def check_reads(self, who: Who, refs: Iterable[ObjectRef]) -> None:
+        """Raises AccessDenied: one of them he may not read."""
+        ...
+
 
 class Loopback:
     """The pod is the border: any signature is accepted, or none."""
@@ -61,6 +74,9 @@ class Loopback:
         return Who(None, None, UNSIGNED), SizeRange()
 
     def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
+        pass
+
+    def check_reads(self, who: Who, refs: Iterable[ObjectRef]) -> None:
         pass
 
 
@@ -97,3 +113,9 @@ class SigV4:
         assert who.client is not None
         if not allowed(who.client, operation, keys_in_body):
             raise AccessDenied
+
+    def check_reads(self, who: Who, refs: Iterable[ObjectRef]) -> None:
+        assert who.client is not None
+        for ref in refs:
+            if not may_read(who.client, ref):
+                raise AccessDenied(f"No grant of this client key covers {ref}.")

@@ -44,10 +44,12 @@ from outrider.engine.hits import Hits
 from outrider.engine.openings import NotCacheable
 from outrider.engine.reads import Body, CacheStatus, ReadAnswer, Reads
 from outrider.engine.uploads import Upload, upload_of, whole_body
-from outrider.http.access import Access, Who
+from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog
 from outrider.http.fastlane import Begun, FastLane
 from outrider.http.reply import OnEnd, Reply
+from outrider.http.steering import Asked as Steered
+from outrider.http.steering import Steering
 from outrider.http.tally import Ended, Sent, Tally
 from outrider.http.wire import SocketWire, TlsWire, Wire, wire_of
 from outrider.http.workers import NewLoop, Workers
@@ -211,8 +213,8 @@ class S3Server(web.Server):
     """The protocol factory of the S3 port."""
 
     def __init__(
-        self, reads: Reads, hits: Hits, forwards: Forwards, access: Access, metrics: Metrics,
-        *, domains: tuple[str, ...] = (), requests_max: int, client_timeout_s: float,
+        self, reads: Reads, hits: Hits, forwards: Forwards, access: Access, steering: Steering,
+        metrics: Metrics, *, domains: tuple[str, ...] = (), requests_max: int, client_timeout_s: float,
     ) -> None:  # fmt: skip
         super().__init__(self._handle)
         self.client_timeout_s = client_timeout_s
@@ -225,6 +227,7 @@ class S3Server(web.Server):
         self._reads = reads
         self._forwards = forwards
         self._access = access
+        self._steering = steering
         self._metrics = metrics
         self._domains = domains
         self._requests_max = requests_max
@@ -344,6 +347,8 @@ class S3Server(web.Server):
         target = request.raw_path
         path, _, query = target.partition("?")
         host = next((value for name, value in asked.headers if name == "host"), "")
+        if (steered := s3wire.steering_of(request.method, target, host, self._domains)) is not None:
+            return await self._steer(asked, steered, SignedRequest(request.method, path, query, asked.headers))
         operation = s3wire.classify(request.method, target, asked.headers, self._domains)
         if is_form(operation, asked.headers):
             return await self._post_form(asked, operation)
@@ -368,6 +373,21 @@ class S3Server(web.Server):
             # A refusal is the origin's to give, in its own words: it may know of a newer version, and its readings of
             # a Range past the end differ from store to store.
             return await self._forward(asked, operation, who)
+
+    async def _steer(self, asked: _Asked, operation: Operation, signed: SignedRequest) -> Reply:
+        """For the proxy itself: the origin never hears of it."""
+        who = self._access.identify(signed, None)
+        asked.client = who.client.name if who.client else "-"
+        asked.operation = operation
+
+        async def read_body(limit: int) -> bytes:
+            body = self._client_body(asked)
+            length = asked.request.content_length
+            return (await whole_body(asked.headers, who.payload, who.identity, body, length, limit=limit))[0]
+
+        client = reader_name(who, asked.request.get_extra_info("peername"))
+        answer = await self._steering.answer(Steered(operation, asked.headers, who, client, read_body))
+        return self._reply(asked, answer.status, answer.headers, answer.body, None)
 
     def _resumed(self, asked: _Asked, begun: Begun) -> Reply:
         """What the fast lane began, and its socket did not take at once."""

@@ -1,0 +1,319 @@
+"""The reserved bucket `_outrider`: asked and told by real S3 clients, and never seen by the origin."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from botocore.exceptions import ClientError
+
+from outrider.http.steering import BODY_BYTES_MAX, NAMES_MAX
+from tests.support.child import program
+from tests.support.door import Door, run
+from tests.support.plans import Piece, ToldPlans
+from tests.support.proxy import ANY_KEYS, Keys, Proxy, s3_client
+from tests.support.rawhttp import Answer, RawConnection, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+    from tests.support.certificate import Certificate
+
+ONE: Keys = ("STEERONE", "one/secret")
+TWO: Keys = ("STEERTWO", "two/secret")
+CLIENTS = f"""
+[[client]]
+access_key = "{ONE[0]}"
+secret_key = "{ONE[1]}"
+grants = [{{bucket = "train-*", prefix = "a/"}}, {{bucket = "other", access = "write"}}]
+
+[[client]]
+access_key = "{TWO[0]}"
+secret_key = "{TWO[1]}"
+grants = [{{bucket = "*", access = "write"}}]
+"""
+READS = [f"s3://train-1/a/{number:04}.tar" for number in range(2500)]
+PLAN = {"reads": READS, "start": 7, "total": 9000}
+
+
+def in_order(plans: ToldPlans) -> tuple[list[str], list[int]]:
+    """The URLs told, and each one's number in its epoch."""
+    numbers = [piece.start + place for piece in plans.pieces for place in range(len(piece.urls))]
+    return plans.urls, numbers
+
+
+def told_by(proxy: Proxy) -> ToldPlans:
+    plans = ToldPlans()
+    proxy.outrider.steering.plans = plans
+    return plans
+
+
+def put(proxy: Proxy, key: str, body: bytes) -> Answer:
+    return ask(proxy.address, "PUT", f"/_outrider/{key}", (("content-length", str(len(body))),), body)
+
+
+def code_of(error: pytest.ExceptionInfo[ClientError]) -> tuple[int, str, str]:
+    told = error.value.response
+    return told["ResponseMetadata"]["HTTPStatusCode"], told["Error"]["Code"], told["Error"].get("Message", "")
+
+
+@pytest.fixture(scope="module")
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
+    with Proxy(bucket) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    clients = tmp_path_factory.mktemp("steering") / "clients.toml"
+    clients.write_text(CLIENTS)
+    with Proxy(bucket, auth="sigv4", clients=clients) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_reaches_the_origin(proxy: Proxy) -> Iterator[None]:
+    before = proxy.metric("outrider_origin_requests_total")
+    yield
+    assert proxy.metric("outrider_origin_requests_total") == before
+
+
+def test_status_is_an_object_like_any_other(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    status = json.loads(s3.get_object(Bucket="_outrider", Key="status.json")["Body"].read())
+    assert status["ready"] is True
+    assert status["served_bytes"].keys() == {"disk", "flight", "origin"}
+    assert s3.head_object(Bucket="_outrider", Key="status.json")["ContentType"] == "application/json"
+
+
+def test_status_does_not_tell_clients_where_the_origin_is(proxy: Proxy, bucket: Bucket) -> None:
+    body = ask(proxy.address, "GET", "/_outrider/status.json").body.decode()
+    assert bucket.address not in body
+    assert "origin_bytes" in body
+
+
+def test_a_plan_reaches_the_planner_in_its_order_and_with_its_numbers(proxy: Proxy) -> None:
+    plans = told_by(proxy)
+    proxy.client().put_object(Bucket="_outrider", Key="plan/worker-0", Body=json.dumps(PLAN).encode())
+    assert in_order(plans) == (READS, list(range(7, 7 + len(READS))))
+    assert {(piece.client, piece.total) for piece in plans.pieces} == {("127.0.0.1", 9000)}
+    assert max(len(piece.urls) for piece in plans.pieces) <= 1000, "others get their turn between pieces"
+
+
+def test_a_plan_without_numbers_is_from_the_start_and_of_an_unknown_length(proxy: Proxy) -> None:
+    plans = told_by(proxy)
+    body = b'{"reads": ["s3://b-1/\\u00e4 %20#?.tar"]}'
+    proxy.client().put_object(Bucket="_outrider", Key="plan/w", Body=body)
+    assert plans.pieces == [Piece("127.0.0.1", ("s3://b-1/ä %20#?.tar",), 0, None)]
+
+
+def test_a_plan_can_be_read_back_replaced_and_withdrawn(proxy: Proxy) -> None:
+    plans, s3 = told_by(proxy), proxy.client()
+    body = json.dumps(PLAN).encode()
+    put = s3.put_object(Bucket="_outrider", Key="plan/mine", Body=body)
+    got = s3.get_object(Bucket="_outrider", Key="plan/mine")
+    assert (got["Body"].read(), got["ETag"]) == (body, put["ETag"])
+    assert s3.get_object(Bucket="_outrider", Key="plan/mine", Range="bytes=2-8")["Body"].read() == body[2:9]
+    s3.put_object(Bucket="_outrider", Key="plan/mine", Body=b'{"reads": ["s3://b-1/k"]}')
+    s3.delete_object(Bucket="_outrider", Key="plan/mine")
+    assert plans.taken_back == [("127.0.0.1", ("s3://b-1/k",))]
+    with pytest.raises(ClientError) as error:
+        s3.get_object(Bucket="_outrider", Key="plan/mine")
+    assert code_of(error)[:2] == (404, "NoSuchKey")
+    s3.delete_object(Bucket="_outrider", Key="plan/mine")
+    assert len(plans.taken_back) == 1
+
+
+def test_the_aws_command_steers(proxy: Proxy, tmp_path: Path) -> None:
+    plans = told_by(proxy)
+    door = Door(proxy.endpoint, ANY_KEYS, tmp_path)
+    aws = program("aws")
+    (tmp_path / "plan.json").write_text(json.dumps({"reads": READS[:3]}))
+    run(door, aws, "s3api", "put-object", "--bucket", "_outrider", "--key", "plan/by hand", "--body",
+        str(tmp_path / "plan.json"))  # fmt: skip
+    assert plans.urls == READS[:3]
+    run(door, aws, "s3", "cp", str(tmp_path / "plan.json"), "s3://_outrider/plan/by-cp")
+    assert plans.urls == READS[:3] * 2
+    listed = run(door, aws, "s3", "ls", "s3://_outrider/").decode().split()
+    assert listed[-1] == "status.json"
+    assert "plan/" in listed
+    listed = run(door, aws, "s3", "ls", "s3://_outrider/plan/").decode()
+    assert listed.splitlines()[0].endswith(" by hand")
+    assert json.loads(run(door, aws, "s3", "cp", "s3://_outrider/status.json", "-"))["ready"] is True
+
+
+def test_a_plan_may_come_in_chunks_over_https(bucket: Bucket, certificate: Certificate) -> None:
+    with Proxy(bucket, tls_cert=certificate.chain, tls_key=certificate.key) as proxy:
+        plans = told_by(proxy)
+        s3 = s3_client(proxy.endpoint, verify=str(certificate.authority))
+        s3.put_object(Bucket="_outrider", Key="plan/w", Body=json.dumps(PLAN).encode())
+        s3.close()
+        assert plans.urls == READS
+
+
+def test_a_list_tells_all_that_there_is(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    for name in ("list/a", "list/b&<ü", "other"):
+        s3.put_object(Bucket="_outrider", Key=f"plan/{name}", Body=b'{"reads": []}')
+    for listing in (s3.list_objects_v2, s3.list_objects):
+        told = listing(Bucket="_outrider", Prefix="plan/list/")
+        assert [(each["Key"], each["Size"]) for each in told["Contents"]] == [
+            ("plan/list/a", 13), ("plan/list/b&<ü", 13),
+        ]  # fmt: skip
+        told = listing(Bucket="_outrider", Prefix="plan/", Delimiter="/")
+        assert {"Prefix": "plan/list/"} in told["CommonPrefixes"]
+        assert "plan/other" in [each["Key"] for each in told["Contents"]]
+    s3.head_bucket(Bucket="_outrider")
+
+
+BAD_PLANS = {
+    b"": "does not parse",
+    b"[]": "is a JSON object",
+    b"[" * 100_000: "does not parse",
+    b"{}": 'needs "reads"',
+    b'{"reads": "s3://b/k"}': 'needs "reads"',
+    b'{"reads": ["s3://bkt/k", "/bkt/k"]}': "reads[1] is not the URL of an object",
+    b'{"reads": ["s3://bkt/"]}': "reads[0]",
+    b'{"reads": ["s3://_outrider/status.json"]}': "reads[0]",
+    b'{"reads": ["s3://bkt/\\ud800"]}': "reads[0]",
+    b'{"reads": [], "start": -1}': '"start" must be',
+    b'{"reads": [], "start": true}': '"start" must be',
+    b'{"reads": [], "total": 1.5}': '"total" must be',
+    b'{"reads": ["s3://bkt/k"], "start": 3, "total": 3}': 'more than its "total"',
+    b'{"reads": [], "order": 1}': "no field 'order'",
+}
+
+
+@pytest.mark.parametrize("body", BAD_PLANS, ids=lambda body: body[:40].decode())
+def test_a_plan_that_is_none_is_refused_and_told_why(proxy: Proxy, body: bytes) -> None:
+    plans = told_by(proxy)
+    answer = put(proxy, "plan/bad", body)
+    assert (answer.status, answer.code) == (400, "InvalidArgument")
+    assert BAD_PLANS[body] in answer.error["Message"]
+    assert ask(proxy.address, "GET", "/_outrider/plan/bad").status == 404
+    assert not plans.pieces
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"1", b'{"steps": -1}', b'{"steps": 1.0}', b'{"wait_s": "1"}', b'{"wait_s": NaN}', b'{"compute_s": -0.1}',
+     b'{"epoch": null}', b'{"wait": 1}'],
+)  # fmt: skip
+def test_a_stall_report_that_is_none_is_refused(proxy: Proxy, body: bytes) -> None:
+    answer = put(proxy, "stall/bad", body)
+    assert (answer.status, answer.code) == (400, "InvalidArgument")
+
+
+def test_a_body_without_end_is_not_read(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    with pytest.raises(ClientError) as error:
+        s3.put_object(Bucket="_outrider", Key="plan/long", Body=bytes(BODY_BYTES_MAX + 1))
+    assert code_of(error)[:2] == (400, "EntityTooLarge")
+    chunked = ask(
+        proxy.address, "PUT", "/_outrider/stall/long",
+        (("x-amz-content-sha256", "STREAMING-UNSIGNED-PAYLOAD-TRAILER"), ("x-amz-decoded-content-length", "70000"),
+         ("transfer-encoding", "chunked")),
+    )  # fmt: skip
+    assert chunked.code == "EntityTooLarge"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("GET", "/_outrider/nothing", 404), ("HEAD", "/_outrider/plan/none", 404), ("GET", "/_outrider/plan/", 400),
+        ("GET", "/_outrider/plan", 404), ("PUT", "/_outrider/status.json", 405), ("DELETE", "/_outrider", 405),
+        ("PUT", "/_outrider/", 405), ("POST", "/_outrider/plan/w?uploads", 405), ("GET", "/_outrider?acl", 405),
+        ("GET", "/%5Foutrider/status.json", 200), ("GET", "/_outrider?uploads", 405),
+        ("POST", "/_outrider/plan/w", 405), ("GET", f"/_outrider/plan/{'n' * 201}", 400),
+        ("GET", "/_outriders/status.json", 400),
+    ],
+)  # fmt: skip
+def test_whatever_is_asked_of_the_reserved_bucket_is_answered_here(
+    proxy: Proxy, method: str, target: str, status: int
+) -> None:
+    assert ask(proxy.address, method, target).status == status
+
+
+def test_a_key_of_a_virtual_host_bucket_may_be_called_so_too(bucket: Bucket) -> None:
+    s3 = bucket.client()
+    s3.put_object(Bucket=bucket.make_bucket("steering-host"), Key="_outrider/status.json", Body=b"theirs")
+    s3.close()
+    with Proxy(bucket, domain=("s3.test",)) as proxy, RawConnection(proxy.address) as connection:
+        connection.send(b"GET /_outrider/status.json HTTP/1.1\r\nHost: steering-host.s3.test\r\n\r\n")
+        assert connection.read_answer().body == b"theirs"
+
+
+def test_names_are_forgotten_when_there_are_too_many(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    for number in range(NAMES_MAX + 5):
+        s3.put_object(Bucket="_outrider", Key=f"stall/many-{number}", Body=b"{}")
+    told = s3.list_objects_v2(Bucket="_outrider", Prefix="stall/")
+    assert told["KeyCount"] == NAMES_MAX
+    with pytest.raises(ClientError):
+        s3.get_object(Bucket="_outrider", Key="stall/many-0")
+    s3.get_object(Bucket="_outrider", Key=f"stall/many-{NAMES_MAX + 4}")
+
+
+def test_stalls_add_up_by_name_and_in_the_metrics_without_a_name(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    for more in (
+        {"steps": 3, "wait_s": 0.5, "compute_s": 2, "epoch": 1},
+        {"steps": 2, "wait_s": 0.25, "compute_s": 1.5, "epoch": 2},
+    ):
+        s3.put_object(Bucket="_outrider", Key="stall/rank-0", Body=json.dumps(more).encode())
+    sums = json.loads(s3.get_object(Bucket="_outrider", Key="stall/rank-0")["Body"].read())
+    assert sums == {"steps": 5, "wait_s": 0.75, "compute_s": 3.5, "epoch": 2}
+    assert proxy.metric("outrider_job_wait_seconds_total") == 0.75
+    assert proxy.metric("outrider_job_compute_seconds_total") == 3.5
+    assert proxy.metric("outrider_job_steps_total") == 5
+    assert b"rank-0" not in proxy.outrider.metrics.text()
+    s3.delete_object(Bucket="_outrider", Key="stall/rank-0")
+    assert ask(proxy.address, "GET", "/_outrider/stall/rank-0").status == 404
+
+
+# -- with signatures checked --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["status.json", "?list-type=2", "plan/x", "stall/x"])
+def test_without_a_signature_nothing_is_told_or_taken(guarded: Proxy, key: str) -> None:
+    plans = told_by(guarded)
+    assert ask(guarded.address, "GET", f"/_outrider/{key}").code == "AccessDenied"
+    assert put(guarded, key, b'{"reads": ["s3://train-1/a/k"]}').code == "AccessDenied"
+    assert not plans.pieces
+
+
+def test_a_plan_needs_a_grant_for_each_object(guarded: Proxy) -> None:
+    plans, s3 = told_by(guarded), guarded.client(ONE)
+
+    def put_plan(*urls: str) -> None:
+        s3.put_object(Bucket="_outrider", Key="plan/w", Body=json.dumps({"reads": urls}).encode())
+
+    put_plan("s3://train-1/a/k", "s3://other/k")
+    assert {piece.client for piece in plans.pieces} == {f"127.0.0.1 {ONE[0]}"}
+    plans.pieces.clear()
+    for url in ("s3://train-1/b/k", "s3://train-1/a/../b", "s3://elsewhere/k"):
+        with pytest.raises(ClientError) as error:
+            put_plan("s3://train-1/a/k", url)
+        assert code_of(error)[:2] == (403, "AccessDenied")
+        assert url in code_of(error)[2]
+    assert not plans.pieces
+
+
+def test_nobody_sees_or_withdraws_the_plans_of_others(guarded: Proxy) -> None:
+    plans = told_by(guarded)
+    one, two = guarded.client(ONE), guarded.client(TWO)
+    one.put_object(Bucket="_outrider", Key="plan/secret", Body=b'{"reads": ["s3://other/secret"]}')
+    one.put_object(Bucket="_outrider", Key="stall/secret", Body=b"{}")
+    for kind in ("plan", "stall"):
+        with pytest.raises(ClientError) as error:
+            two.get_object(Bucket="_outrider", Key=f"{kind}/secret")
+        assert code_of(error)[1] == "NoSuchKey"
+        two.delete_object(Bucket="_outrider", Key=f"{kind}/secret")
+        one.get_object(Bucket="_outrider", Key=f"{kind}/secret")
+    assert not plans.taken_back
+    assert [each["Key"] for each in two.list_objects_v2(Bucket="_outrider")["Contents"]] == ["status.json"]
+    mine = {each["Key"] for each in one.list_objects_v2(Bucket="_outrider")["Contents"]}
+    assert mine >= {"plan/secret", "stall/secret", "status.json"}

@@ -1,0 +1,51 @@
+"""A stand-in for what rides ahead: it remembers what it was told, and lets a test wait for it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from outrider.core.model import ObjectRef
+
+DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One call of `told`."""
+
+    client: str
+    urls: tuple[str, ...]
+    start: int
+    total: int | None
+
+
+@dataclass(slots=True)
+class ToldPlans:
+    """Called on the proxy's loop, asked from a test's thread."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    taken_back: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None) -> None:
+        with self._changed:
+            self.pieces.append(Piece(client, tuple(map(str, refs)), start, total))
+            self._changed.notify_all()
+
+    def withdrawn(self, client: str, refs: Sequence[ObjectRef]) -> None:
+        with self._changed:
+            self.taken_back.append((client, tuple(map(str, refs))))
+
+    @property
+    def urls(self) -> list[str]:
+        """All, in the order in which they were told."""
+        return [url for piece in self.pieces for url in piece.urls]
+
+    def wait(self, until: Callable[[ToldPlans], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: until(self), DEADLINE_S), self.pieces
