@@ -54,6 +54,9 @@ class Metrics:
         self.evicted_blocks = Counter("outrider_evicted_blocks", "Blocks dropped for room.", registry=r)
         self.bad_blocks = Counter("outrider_bad_blocks", "Blocks found damaged, and deleted.", registry=r)
         self.store_errors = Counter("outrider_store_errors", "Times the disk failed us.", ["act"], registry=r)
+        self.prefetched_blocks = Counter(
+            "outrider_prefetched_blocks", "Blocks whose fill began before anybody waited for them.", registry=r
+        )
         self.relays = Counter("outrider_relays", "Reads relayed past the cache.", registry=r)
         self.planned_reads = Counter("outrider_planned_reads", "Reads that plans named.", registry=r)
         self.job_steps = Counter("outrider_job_steps", "Training steps that StallMeters told.", registry=r)

@@ -125,6 +125,11 @@ class BlockStore(Protocol):
     """Blocks on disk, within a budget. Its own troubles are counted and logged by itself; to the engine they are a
     miss or `StoreUnavailable`."""
 
+    @property
+    def room_bytes(self) -> int:
+        """What of the budget is neither used nor reserved."""
+        ...
+
     def has(self, block: BlockKey) -> bool: ...
 
     def lease_at_once(self, block: BlockKey) -> Lease | None:

@@ -93,6 +93,10 @@ class DiskStore:
         """Bytes that count against the budget: blocks, reservations, and files that the scan has yet to read."""
         return self._used_bytes
 
+    @property
+    def room_bytes(self) -> int:
+        return max(0, self._limits.capacity_bytes - self._used_bytes)
+
     def __len__(self) -> int:
         return len(self._slots)
 

@@ -16,7 +16,7 @@ from outrider.ports import BlockWriter, Lease
 class Flight:
     """One block's arrival, from offset `start` on and then what lies before it; it is read through `lease`."""
 
-    __slots__ = ("_error", "_waiters", "_writer", "arrival", "head_wanted", "meta", "turn")
+    __slots__ = ("_error", "_has_landed", "_waiters", "_writer", "arrival", "head_wanted", "meta", "turn")
 
     def __init__(self, meta: BlockMeta, start: int = 0) -> None:
         self.meta = meta
@@ -26,6 +26,7 @@ class Flight:
         self.turn: Turn | None = None
         self._writer: BlockWriter | None = None
         self._error: Exception | None = None
+        self._has_landed = False
         self._waiters: set[asyncio.Future[None]] = set()
 
     @property
@@ -43,6 +44,17 @@ class Flight:
     def fail(self, error: Exception) -> None:
         self._error = error
         self._wake()
+
+    def land(self) -> None:
+        """The store has the block."""
+        self._has_landed = True
+        self._wake()
+
+    async def ended(self) -> bool:
+        """Wait for the end of the flight, without being in a hurry; True: the store has the block."""
+        while not self._has_landed and self._error is None:
+            await self._next_step()
+        return self._has_landed
 
     def _wake(self) -> None:
         for waiter in self._waiters:
@@ -63,14 +75,17 @@ class Flight:
                 self.turn.promote()
             if offset < self.arrival.start:
                 self.head_wanted.set()
-            # A future of one's own: a waiter that is cancelled takes nobody with it.
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
-            try:
-                await waiter
-            finally:
-                self._waiters.discard(waiter)
+            await self._next_step()
         return reach
+
+    async def _next_step(self) -> None:
+        # A future of one's own: a waiter that is cancelled takes nobody with it.
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
 
     def lease(self) -> Lease:
         """Good after the first byte arrived."""

@@ -125,6 +125,7 @@ class Flights:
     def _landed(self, flight: Flight) -> None:
         # The store has it now: only then it leaves the table, so that nobody finds neither.
         self._flights.pop(flight.meta.key, None)
+        flight.land()
 
     def _end(self, flights: Sequence[Flight], error: Exception) -> None:
         for flight in flights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
@@ -64,6 +64,8 @@ class FilePiece:
     count: int
     source: str
 
+
+OnAsked = Callable[[ObjectVersion, Extent], None]
 
 Piece = FilePiece | bytes
 """Bytes in memory came straight from the origin."""
@@ -132,8 +134,8 @@ class Reads:
         extent = _extent_of(headers, version)
         return _answer(version, extent, headers, cache, None)
 
-    async def get(self, ref: ObjectRef, headers: Mapping[str, str]) -> ReadAnswer:
-        """`headers` are the request's, names in lower case.
+    async def get(self, ref: ObjectRef, headers: Mapping[str, str], asked: OnAsked | None = None) -> ReadAnswer:
+        """`headers` are the request's, names in lower case. `asked` hears what will be read, before any of it is.
 
         Raises:
             S3Error: what S3 says of the Range or the conditions; ServiceUnavailable: the origin cannot be reached.
@@ -156,6 +158,9 @@ class Reads:
                 return early
             extent = _extent_of(headers, version)
             whole = extent or Extent(0, version.size)
+            if asked is not None:
+                asked(version, whole)
+                asked = None
             body = self._body(version, whole)
             cache = self._status_of(version, whole)
             try:

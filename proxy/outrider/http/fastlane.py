@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from itertools import count
@@ -18,11 +19,12 @@ from outrider.core import ranges, s3wire
 from outrider.core.canonical import parse_query
 from outrider.core.errors import InvalidRange, S3Error
 from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.payload import payload_rule
 from outrider.core.plainread import PlainRead, recognise
 from outrider.core.s3wire import Kind, Operation
 from outrider.core.sigv4 import SignedRequest
 from outrider.engine.hits import Hits, Known
-from outrider.http.access import Access
+from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog, subject_of
 from outrider.http.wire import SocketWire, in_memory
 from outrider.metrics import Metrics
@@ -32,6 +34,12 @@ _SUBJECTS_MAX = 8192
 _QUERIES_MAX = 1024
 # Sent before the loop turns to others.
 _BYTES_AT_ONCE = 1024 * 1024
+
+
+_NOBODY = Who(None, None, payload_rule(()))
+
+OnHit = Callable[[str, ObjectVersion, Extent], None]
+"""Who read (see `access.reader_name`), what, and which bytes of it."""
 
 
 @dataclass(slots=True)
@@ -68,16 +76,25 @@ class Begun:
     request_id: str
     started: float
     client: str
+    reader: str
+
+    @property
+    def extent(self) -> Extent:
+        """All that was asked for."""
+        return Extent(self.rest.start - self.sent, self.rest.stop)
 
 
 class FastLane:
     """Owned by the S3 port. Counts and logs what it answered by itself."""
 
     def __init__(
-        self, hits: Hits, access: Access, metrics: Metrics, access_log: AccessLog, *, domains: tuple[str, ...] = ()
-    ) -> None:
+        self, hits: Hits, access: Access, note: OnHit, metrics: Metrics, access_log: AccessLog,
+        *, domains: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """`note` hears of each read that was answered here; in the thread that answers."""
         self._hits = hits
         self._access = access
+        self._note = note
         self._metrics = metrics
         self._access_log = access_log
         self._domains = domains
@@ -101,8 +118,8 @@ class FastLane:
         read = recognise(data)
         if read is None or (subject := self._subject(read)) is None:
             return False
-        client = self._admitted(read, subject)
-        if client is None:
+        who = self._admitted(read, subject)
+        if who is None:
             return False
         version = subject.known.version
         try:
@@ -112,7 +129,7 @@ class FastLane:
         if extent is None:
             return False
         if read.method == "HEAD" or extent.length == 0:
-            return self._send(read, subject, wire, Extent(0, 0), None, started, client)
+            return self._send(read, subject, wire, Extent(0, 0), None, started, who)
         first = self._hits.first_block(subject.known, extent)
         if first is None:
             return False
@@ -121,7 +138,7 @@ class FastLane:
             fd, length = lease.block.fd, min(length, _BYTES_AT_ONCE)
             if not in_memory(fd, offset, length):
                 return False
-            return self._send(read, subject, wire, extent, (fd, offset, length), started, client)
+            return self._send(read, subject, wire, extent, (fd, offset, length), started, who)
         finally:
             lease.release()
 
@@ -177,10 +194,10 @@ class FastLane:
             self._harmless_queries[query] = harmless
         return harmless
 
-    def _admitted(self, read: PlainRead, subject: _Subject) -> str | None:
-        """The client's name, `-` for nobody in particular; None: refused, or not to be judged here."""
+    def _admitted(self, read: PlainRead, subject: _Subject) -> Who | None:
+        """None: refused, or not to be judged here."""
         if self._access.is_open:
-            return "-"
+            return _NOBODY
         host = s3wire.bucket_of_host(read.host, self._domains)
         signed = SignedRequest(read.method, read.path.decode("ascii"), read.query.decode("ascii"), read.headers())
         try:
@@ -192,13 +209,13 @@ class FastLane:
                 subject.allowed.add(who.client.access_key)
         except S3Error:
             return None
-        return who.client.name
+        return who
 
     # -- the reply -----------------------------------------------------------------------------------------------
 
     def _send(
         self, read: PlainRead, subject: _Subject, wire: SocketWire, extent: Extent,
-        piece: tuple[int, int, int] | None, started: float, client: str,
+        piece: tuple[int, int, int] | None, started: float, who: Who,
     ) -> bool | Begun:  # fmt: skip
         request_id = f"{next(self._ids):016X}"
         status = 200 if read.range is None else 206
@@ -213,14 +230,19 @@ class FastLane:
             sent = 0
         seconds = time.perf_counter() - started
         self._first_byte_s[read.method.lower()].observe(seconds)
+        version = subject.known.version
+        client = who.client.name if who.client is not None else "-"
+        reader = reader_name(who, wire.peer)
         if taken < len(head) or sent < extent.length:
             rest = Extent(extent.start + sent, extent.stop)
-            version = subject.known.version
             operation = replace(subject.operation, kind=Kind(read.method.lower()), method=read.method)
-            return Begun(operation, version, head[taken:], rest, read.range, status, sent, request_id, started, client)
+            return Begun(operation, version, head[taken:], rest, read.range, status, sent, request_id, started, client,
+                         reader)  # fmt: skip
         answered = (read.method, status)
         self._answered[answered] = self._answered.get(answered, 0) + 1
         self._served_bytes += sent
+        if extent.length:
+            self._note(reader, version, extent)
         self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id, client, read.range)
         return True
 

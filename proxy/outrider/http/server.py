@@ -33,7 +33,7 @@ from outrider.core.errors import (
     S3Error,
     SlowDown,
 )
-from outrider.core.model import Headers
+from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.postform import is_form
 from outrider.core.s3wire import Forgets, Kind, Operation
 from outrider.core.sigv4 import SignedRequest
@@ -42,7 +42,8 @@ from outrider.engine.forms import incoming_form
 from outrider.engine.forwards import Forwards
 from outrider.engine.hits import Hits
 from outrider.engine.openings import NotCacheable
-from outrider.engine.reads import Body, CacheStatus, ReadAnswer, Reads
+from outrider.engine.prefetch import Prefetch
+from outrider.engine.reads import Body, CacheStatus, OnAsked, ReadAnswer, Reads
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog
@@ -81,6 +82,8 @@ class _Asked:
     started: float = field(default_factory=time.perf_counter)
     operation: Operation | None = None
     client: str = "-"
+    reader: str | None = None
+    """Who reads, once it is known that and what (see `access.reader_name`)."""
     cache: CacheStatus = CacheStatus.BYPASS
 
     @property
@@ -213,7 +216,7 @@ class S3Server(web.Server):
     """The protocol factory of the S3 port."""
 
     def __init__(
-        self, reads: Reads, hits: Hits, forwards: Forwards, access: Access, steering: Steering,
+        self, reads: Reads, hits: Hits, forwards: Forwards, prefetch: Prefetch, access: Access, steering: Steering,
         metrics: Metrics, *, domains: tuple[str, ...] = (), requests_max: int, client_timeout_s: float,
     ) -> None:  # fmt: skip
         super().__init__(self._handle)
@@ -221,11 +224,12 @@ class S3Server(web.Server):
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-read")
         access_log = AccessLog()
         self._tally = Tally(metrics, access_log)
-        self._fast_lane = partial(FastLane, hits, access, metrics, domains=domains)
+        self._fast_lane = partial(FastLane, hits, access, prefetch.note, metrics, domains=domains)
         self.fast_lane = self._fast_lane(access_log)
         self.workers: Workers | None = None
         self._reads = reads
         self._forwards = forwards
+        self._prefetch = prefetch
         self._access = access
         self._steering = steering
         self._metrics = metrics
@@ -272,12 +276,18 @@ class S3Server(web.Server):
         self._moving.add(task)
         task.add_done_callback(self._moving.discard)
 
+    def _begun_again(self, begun: Begun) -> None:
+        if begun.extent.length:
+            self._prefetch.asked(begun.reader, begun.version, begun.extent, checksums=False)
+
     def lend(self, begun: Begun) -> Body:
         self._tally.began()
+        self._begun_again(begun)
         return self._reads.resume(begun.version, begun.rest)
 
     def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
         operation = begun.operation
+        self._prefetch.sent(begun.reader, operation.ref)
         self._tally.ended(
             Ended(
                 begun.request_id, operation.kind.value, operation.method, operation, begun.asked_range, begun.client,
@@ -368,7 +378,9 @@ class S3Server(web.Server):
         try:
             if operation.kind is Kind.HEAD:
                 return self._read_reply(asked, await self._reads.head(operation.ref, plain))
-            return self._read_reply(asked, await self._reads.get(operation.ref, plain))
+            return self._read_reply(
+                asked, await self._reads.get(operation.ref, plain, self._on_asked(asked, who, plain))
+            )
         except (NotCacheable, InvalidRange, PreconditionFailed):
             # A refusal is the origin's to give, in its own words: it may know of a newer version, and its readings of
             # a Range past the end differ from store to store.
@@ -389,10 +401,21 @@ class S3Server(web.Server):
         answer = await self._steering.answer(Steered(operation, asked.headers, who, client, read_body))
         return self._reply(asked, answer.status, answer.headers, answer.body, None)
 
+    def _on_asked(self, asked: _Asked, who: Who, headers: dict[str, str]) -> OnAsked:
+        reader = reader_name(who, asked.request.get_extra_info("peername"))
+
+        def tell(version: ObjectVersion, extent: Extent) -> None:
+            asked.reader = reader
+            self._prefetch.asked(reader, version, extent, checksums=s3wire.asks_checksums(headers))
+
+        return tell
+
     def _resumed(self, asked: _Asked, begun: Begun) -> Reply:
         """What the fast lane began, and its socket did not take at once."""
         asked.operation, asked.cache = begun.operation, CacheStatus.HIT
         asked.id, asked.started, asked.client = begun.request_id, begun.started, begun.client
+        self._begun_again(begun)
+        asked.reader = begun.reader
         body = self._reads.resume(begun.version, begun.rest) if begun.rest.length else None
         return Reply(begun.status, (), wire=asked.wire, body=body, length=begun.rest.length, on_end=self._on_end(asked),
                      head=begun.head, sent=Counter(disk=begun.sent))  # fmt: skip
@@ -478,6 +501,8 @@ class S3Server(web.Server):
         return lambda reply, sent, cut: self._ended(asked, reply.status, sent, cut)
 
     def _ended(self, asked: _Asked, status: int | None, sent: Sent, cut: str | None) -> None:
+        if asked.reader is not None and asked.operation is not None:
+            self._prefetch.sent(asked.reader, asked.operation.ref)
         self._tally.ended(
             Ended(
                 asked.id, asked.op, asked.request.method, asked.operation, dict(asked.headers).get("range"),
