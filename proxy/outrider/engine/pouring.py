@@ -12,10 +12,10 @@ from outrider.engine.flight import Flight
 from outrider.engine.turns import Turn
 from outrider.ports import BlockStore, BlockWriter, Buffer, Clock, OriginReply
 
-
-# What nobody waits for is written by so much at once. A write costs a hop to a thread and back, which at the pace of a
-# bucket's connection (some 100 KiB at a time) was the second largest part of a cold read's CPU, after the kernel's copying.
-# Half as much again waits in the client's buffer: with 64 fills that is some 64 MiB.
+# What nobody waits for is written by so much at once: a write costs a hop to a thread and back, and bytes come from a
+# bucket's connection some 100 KiB at a time. The profile of a cold read (tests.bench.cold_cpu under perf) says: what
+# is left is the kernel's copying (socket, page cache, socket) and the HTTP client's two copies of each byte.
+# As much again waits in the client's buffer: with 64 fills that is 64 MiB together.
 _HOLD_BYTES = 512 * 1024
 
 
@@ -59,7 +59,8 @@ class Pouring:
                 asked_at = self._clock()
                 async for chunk in chunks:
                     held.waited_s += self._clock() - asked_at
-                    while chunk := held.add(chunk):
+                    rest: Buffer = chunk
+                    while rest := held.add(rest):
                         await self._write(held)
                         held.flight.on_wait.remove(awaited)
                         held.flight = next(coming)
