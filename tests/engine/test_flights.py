@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -330,3 +332,50 @@ async def test_a_disk_that_fails_what_was_held_ends_the_fill(room: Engine, monke
             await one.beyond(0)
     await room.tasks.settle()
     assert (len(room.flights), room.store.used_bytes, room.origin.under_way) == (0, 0, 0)
+
+
+async def held_back(room: Engine) -> tuple[Flight, asyncio.Event]:
+    """A flight of which 25,000 bytes came, and nobody waited for them; the event lets the rest come."""
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
+    (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
+    room.flights.fill([one])
+    while room.origin.body_bytes < 25_000:
+        await asyncio.sleep(0)
+    return one, gate
+
+
+async def test_all_who_come_to_wait_make_one_write(room: Engine) -> None:
+    one, gate = await held_back(room)
+    before = len(asyncio.all_tasks())
+    waiters = [asyncio.create_task(one.beyond(0)) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == before + len(waiters) + 1
+    assert await asyncio.gather(*waiters) == [25_000] * 5
+    gate.set()
+    await room.tasks.settle()
+
+
+async def test_one_write_of_a_part_follows_another(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, gate = await held_back(room)
+    slow, writes, real = threading.Event(), 0, os.pwritev
+
+    def write(*given: Any) -> int:
+        nonlocal writes
+        writes += 1
+        slow.wait(10)
+        return real(*given)
+
+    monkeypatch.setattr(os, "pwritev", write)
+    waiter = asyncio.create_task(one.beyond(0))
+    await asyncio.sleep(0)
+    gate.set()
+    while room.origin.body_bytes == 25_000 or not writes:
+        await asyncio.sleep(0)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert writes == 1
+    slow.set()
+    assert await waiter >= 25_000
+    await room.tasks.settle()
+    assert payload_in(room, one.meta.key) == DATA[:BLOCK]

@@ -352,6 +352,33 @@ async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_i
         assert await filled(refs[30:40]) == [6] * 10
 
 
+async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    await room.reads.head(REF, {})
+    most = 0
+
+    def admits() -> bool:
+        nonlocal most
+        most = max(most, len(room.flights))
+        return len(room.flights) < 2
+
+    monkeypatch.setattr(room.flights, "admits", admits)
+    assert await room.get() == DATA
+    await room.tasks.settle()
+    assert most == 2
+
+
+async def test_a_relay_past_a_lagging_disk_asks_again_after_a_window(
+    room: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ramp(20 * BLOCK)
+    room.origin.put(REF, whole)
+    await room.reads.head(REF, {})
+    monkeypatch.setattr(room.flights, "admits", lambda: False)
+    assert await room.get() == whole
+    assert room.origin.ranges == [f"bytes=0-{16 * BLOCK - 1}", f"bytes={16 * BLOCK}-{20 * BLOCK - 1}"]
+    assert len(room.store) == 0
+
+
 # -- versions ---------------------------------------------------------------------------------------------------
 
 
