@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
 from outrider.engine.asking import OriginRefused
+from outrider.engine.flight import Flight
 from outrider.engine.openings import NotCacheable
 from outrider.engine.reads import Body, CacheStatus
 from tests.support.engine import BLOCK, REF, Engine, engine, pieces_of, taken
@@ -356,12 +357,15 @@ async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeyp
     await room.reads.head(REF, {})
     most = 0
 
-    def admits() -> bool:
+    fill = room.flights.fill
+
+    def counted(flights: Sequence[Flight]) -> None:
         nonlocal most
         most = max(most, len(room.flights))
-        return len(room.flights) < 2
+        fill(flights)
 
-    monkeypatch.setattr(room.flights, "admits", admits)
+    monkeypatch.setattr(room.flights, "admits", lambda: len(room.flights) < 2)
+    monkeypatch.setattr(room.flights, "fill", counted)
     assert await room.get() == DATA
     await room.tasks.settle()
     assert most == 2
