@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
 from outrider.engine.asking import OriginRefused
+from outrider.engine.flight import Flight
 from outrider.engine.openings import NotCacheable
 from outrider.engine.reads import Body, CacheStatus
 from tests.support.engine import BLOCK, REF, Engine, engine, pieces_of, taken
@@ -350,6 +351,36 @@ async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_i
             await filled(refs[20:21])
         room.clock.advance(5.0)
         assert await filled(refs[30:40]) == [6] * 10
+
+
+async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    await room.reads.head(REF, {})
+    most = 0
+
+    fill = room.flights.fill
+
+    def counted(flights: Sequence[Flight]) -> None:
+        nonlocal most
+        most = max(most, len(room.flights))
+        fill(flights)
+
+    monkeypatch.setattr(room.flights, "admits", lambda: len(room.flights) < 2)
+    monkeypatch.setattr(room.flights, "fill", counted)
+    assert await room.get() == DATA
+    await room.tasks.settle()
+    assert most == 2
+
+
+async def test_a_relay_past_a_lagging_disk_asks_again_after_a_window(
+    room: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ramp(20 * BLOCK)
+    room.origin.put(REF, whole)
+    await room.reads.head(REF, {})
+    monkeypatch.setattr(room.flights, "admits", lambda: False)
+    assert await room.get() == whole
+    assert room.origin.ranges == [f"bytes=0-{16 * BLOCK - 1}", f"bytes={16 * BLOCK}-{20 * BLOCK - 1}"]
+    assert len(room.store) == 0
 
 
 # -- versions ---------------------------------------------------------------------------------------------------
