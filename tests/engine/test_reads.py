@@ -368,7 +368,7 @@ async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeyp
     monkeypatch.setattr(room.flights, "fill", counted)
     assert await room.get() == DATA
     await room.tasks.settle()
-    assert most == 2
+    assert 2 <= most <= 3  # beside one, a run of two may begin
 
 
 async def test_a_relay_past_a_lagging_disk_asks_again_after_a_window(
