@@ -194,6 +194,18 @@ async def test_an_object_first_met_by_a_get_has_its_checksum_too(room: Engine) -
     assert dict(room.origin.log[0].headers)["x-amz-checksum-mode"] == "ENABLED"
 
 
+async def test_an_object_that_was_taken_for_a_small_one_is_kept_whole_and_no_byte_comes_twice(room: Engine) -> None:
+    asked, small = {"x-amz-checksum-mode": "ENABLED"}, ObjectRef("train", "small.tar")
+    room.origin.put(small, DATA[:10])
+    await taken(await room.reads.get(small, asked))
+    room.origin.body_bytes = 0
+    room.origin.put(REF, DATA[: 3 * BLOCK])
+    assert await taken(await room.reads.get(REF, asked)) == DATA[: 3 * BLOCK]
+    await room.tasks.settle()
+    assert (room.origin.count(), room.origin.body_bytes) == (2, 3 * BLOCK)
+    assert len(room.store) == 1 + 3
+
+
 # -- what the origin may refuse ---------------------------------------------------------------------------------
 
 
