@@ -198,11 +198,12 @@ async def test_an_object_that_was_taken_for_a_small_one_is_kept_whole_and_no_byt
     asked, small = {"x-amz-checksum-mode": "ENABLED"}, ObjectRef("train", "small.tar")
     room.origin.put(small, DATA[:10])
     await taken(await room.reads.get(small, asked))
+    room.origin.log.clear()
     room.origin.body_bytes = 0
     room.origin.put(REF, DATA[: 3 * BLOCK])
     assert await taken(await room.reads.get(REF, asked)) == DATA[: 3 * BLOCK]
     await room.tasks.settle()
-    assert (room.origin.count(), room.origin.body_bytes) == (2, 3 * BLOCK)
+    assert (room.origin.count(), room.origin.body_bytes) == (1, 3 * BLOCK)
     assert len(room.store) == 1 + 3
 
 
