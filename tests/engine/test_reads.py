@@ -194,6 +194,19 @@ async def test_an_object_first_met_by_a_get_has_its_checksum_too(room: Engine) -
     assert dict(room.origin.log[0].headers)["x-amz-checksum-mode"] == "ENABLED"
 
 
+async def test_an_object_that_was_taken_for_a_small_one_is_kept_whole_and_no_byte_comes_twice(room: Engine) -> None:
+    asked, small = {"x-amz-checksum-mode": "ENABLED"}, ObjectRef("train", "small.tar")
+    room.origin.put(small, DATA[:10])
+    await taken(await room.reads.get(small, asked))
+    room.origin.log.clear()
+    room.origin.body_bytes = 0
+    room.origin.put(REF, DATA[: 3 * BLOCK])
+    assert await taken(await room.reads.get(REF, asked)) == DATA[: 3 * BLOCK]
+    await room.tasks.settle()
+    assert (room.origin.count(), room.origin.body_bytes) == (1, 3 * BLOCK)
+    assert len(room.store) == 1 + 3
+
+
 # -- what the origin may refuse ---------------------------------------------------------------------------------
 
 
@@ -368,7 +381,7 @@ async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeyp
     monkeypatch.setattr(room.flights, "fill", counted)
     assert await room.get() == DATA
     await room.tasks.settle()
-    assert most == 2
+    assert 2 <= most <= 3  # beside one, a run of two may begin
 
 
 async def test_a_relay_past_a_lagging_disk_asks_again_after_a_window(
@@ -532,6 +545,7 @@ async def test_a_disk_that_fails_at_any_step_costs_no_byte(
     def failing(*args: object, **named: object) -> object:
         if next(calls) >= good_calls:
             raise OSError(errno.ENOSPC, "No space left on device")
+        room.clock.advance(1.1)  # the free space is looked at again, too
         return real(*args, **named)
 
     with monkeypatch.context() as patch:
