@@ -534,8 +534,11 @@ async def test_with_room_for_less_than_the_object_every_byte_comes(blocks: int, 
         assert room.store.used_bytes <= blocks * (BLOCK + 4096)
 
 
-@pytest.mark.parametrize("act", ["open", "pwritev", "rename", "statvfs"])
-@pytest.mark.parametrize("good_calls", [0, 1, 3, 5])
+@pytest.mark.parametrize(
+    ("act", "good_calls"),
+    # The free space is looked at once in so short a time.
+    [("statvfs", 0), *((act, good_calls) for act in ("open", "pwritev", "rename") for good_calls in (0, 1, 3, 5))],
+)
 async def test_a_disk_that_fails_at_any_step_costs_no_byte(
     act: str, good_calls: int, room: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -545,7 +548,6 @@ async def test_a_disk_that_fails_at_any_step_costs_no_byte(
     def failing(*args: object, **named: object) -> object:
         if next(calls) >= good_calls:
             raise OSError(errno.ENOSPC, "No space left on device")
-        room.clock.advance(1.1)  # the free space is looked at again, too
         return real(*args, **named)
 
     with monkeypatch.context() as patch:
