@@ -7,7 +7,7 @@ HAS_TORCH := $(shell $(PYTHON) -c 'import sys; print(int(sys.version_info[:2] ==
 comma := ,
 EXTRAS := bucket,clients,dev$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
 
-.PHONY: install test demo demo-short lint clean
+.PHONY: install test bench-ahead demo demo-short lint clean
 
 install: $(VENV)/installed
 
@@ -22,6 +22,10 @@ test: install
 
 demo: install
 	$(BIN)/python -m tests.bench.demo
+
+bench-ahead: install
+	$(BIN)/python -m tests.bench.ahead_simulated
+	$(BIN)/python -m tests.bench.ahead_events
 
 demo-short: install
 	$(BIN)/python -m tests.bench.demo --short

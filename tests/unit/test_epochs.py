@@ -167,8 +167,8 @@ def test_names_are_remembered_up_to_a_bound() -> None:
     assert len(planner.library) <= 1000
 
 
-def test_a_hundred_thousand_keys_take_less_than_twenty_megabytes() -> None:
-    """A million: 200 MB."""
+def test_a_hundred_thousand_names_that_are_read_take_a_bounded_memory() -> None:
+    """Names and passes; `tests.bench.ahead_events` measures a million. The readers of now come on top."""
     tracemalloc.start()
     try:
         planner = Planner(MIB, MIB)
