@@ -12,7 +12,7 @@ BENCH_TOOLS := curl nginx-light s3fs wrk
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test demo demo-short bench bench-tools lint clean
+.PHONY: install test bench bench-ahead bench-tools demo demo-short lint clean
 
 install: $(VENV)/installed
 
@@ -28,6 +28,10 @@ test: install
 
 demo: install
 	$(BIN)/python -m tests.bench.demo
+
+bench-ahead: install
+	$(BIN)/python -m tests.bench.ahead_simulated
+	$(BIN)/python -m tests.bench.ahead_events
 
 demo-short: install
 	$(BIN)/python -m tests.bench.demo --short
