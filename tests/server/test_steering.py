@@ -140,8 +140,8 @@ def test_the_aws_command_steers(proxy: Proxy, tmp_path: Path) -> None:
     listed = run(door, aws, "s3", "ls", "s3://_outrider/").decode().split()
     assert listed[-1] == "status.json"
     assert "plan/" in listed
-    listed = run(door, aws, "s3", "ls", "s3://_outrider/plan/").decode()
-    assert listed.splitlines()[0].endswith(" by hand")
+    plans_listed = run(door, aws, "s3", "ls", "s3://_outrider/plan/").decode()
+    assert plans_listed.splitlines()[0].endswith(" by hand")
     assert json.loads(run(door, aws, "s3", "cp", "s3://_outrider/status.json", "-"))["ready"] is True
 
 
