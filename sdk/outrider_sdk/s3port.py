@@ -9,6 +9,7 @@ import re
 import ssl
 import time
 from collections.abc import Mapping
+from html import unescape
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -106,5 +107,5 @@ def code_in(body: bytes) -> str:
 
 def _reason(status: int, body: bytes) -> str:
     code, message = code_in(body), _MESSAGE.search(body)
-    text = f"{status} {code}".strip() + (f": {message[1].decode('utf-8', 'replace')}" if message else "")
+    text = f"{status} {code}".strip() + (f": {unescape(message[1].decode('utf-8', 'replace'))}" if message else "")
     return f"{text} (keys: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)" if status == 403 else text
