@@ -475,6 +475,38 @@ def test_a_proxy_that_ends_in_mid_training_changes_nothing(
     assert len(warnings(caplog)) == 1
 
 
+def test_a_proxy_that_does_not_answer_is_left_alone_for_a_while_and_then_heard_again(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    with Proxy(bucket, listen=f"127.0.0.1:{port}") as restarting:
+        teller = announcing.announcer(Client(restarting.endpoint))
+        assert teller.is_heard
+        restarting.stop()
+
+        def plan(number: int) -> None:
+            teller.plan("p", URLS[number : number + 1], 0, None)
+            assert teller.flush(LAST_WORDS_S)
+
+        plan(0)
+        with socket.create_server(("127.0.0.1", port)) as listener:
+            listener.settimeout(0)
+            plan(1)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+        monkeypatch.setattr(announcing, "_SILENCE_S", 0.0)
+        monkeypatch.setattr(announcing, "_announcers", {})
+        restarting.start()
+        teller = announcing.announcer(Client(restarting.endpoint))
+        restarting.stop()
+        plan(2)
+        restarting.start()
+        told = ToldPlans()
+        restarting.outrider.steering.plans = told
+        plan(3)
+        assert told.urls == URLS[3:4]
+
+
 def test_a_connection_that_the_proxy_closed_meanwhile_is_made_anew(
     plans: ToldPlans, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
