@@ -7,7 +7,12 @@ HAS_TORCH := $(shell $(PYTHON) -c 'import sys; print(int(sys.version_info[:2] ==
 comma := ,
 EXTRAS := bucket,clients,dev$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
 
-.PHONY: install test demo demo-short lint clean
+# What the benchmarks need and no wheel brings; nginx from here because the wheel's has no slice module.
+BENCH_TOOLS := curl nginx-light s3fs wrk
+# `make bench BENCH="--only range-16 --rounds 5"` hands words on.
+BENCH ?=
+
+.PHONY: install test bench bench-ahead bench-tools demo demo-short lint clean
 
 install: $(VENV)/installed
 
@@ -24,8 +29,24 @@ test: install
 demo: install
 	$(BIN)/python -m tests.bench.demo
 
+bench-ahead: install
+	$(BIN)/python -m tests.bench.ahead_simulated
+	$(BIN)/python -m tests.bench.ahead_events
+
 demo-short: install
 	$(BIN)/python -m tests.bench.demo --short
+
+bench: $(VENV)/bench-installed
+	$(BIN)/python -m tests.bench $(BENCH)
+
+$(VENV)/bench-installed: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable ".[bench]"
+	touch $@
+
+# On Debian and its kin, as root. Whoever else: the same four commands from your distribution.
+bench-tools:
+	for tool in $(BENCH_TOOLS); do dpkg -s $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
+	test -z "$$missing" || { apt-get update && apt-get install --yes --no-install-recommends $$missing; }
 
 lint: install
 	$(BIN)/ruff format --check

@@ -23,7 +23,10 @@ from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.origin import HttpOrigin
 from outrider.adapters.recovery import Recovery
 from outrider.adapters.system import new_event_loop, raise_open_files_limit
+from outrider.core.concurrency import Concurrency
 from outrider.core.eviction import POLICIES
+from outrider.core.hedging import Hedging
+from outrider.core.planner import Planner
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Flights
@@ -31,11 +34,14 @@ from outrider.engine.forwards import Forwards
 from outrider.engine.hits import Hits
 from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
+from outrider.engine.prefetch import Budget, Mode, Prefetch
 from outrider.engine.reads import Reads
+from outrider.engine.survey import Survey
+from outrider.engine.turns import Turns
 from outrider.http.access import Access, Loopback, SigV4
 from outrider.http.admin import admin_app
 from outrider.http.server import S3Server
-from outrider.http.steering import NoPlans, Steering
+from outrider.http.steering import Steering
 from outrider.metrics import Metrics
 from outrider.settings import Settings, SettingsError
 
@@ -46,8 +52,10 @@ log = logging.getLogger(__name__)
 _INDEX_WAIT_S = 0.25
 # Some 200 pages of 1,000 keys.
 _LISTINGS_BYTES_MAX = 64 * 1024 * 1024
-_DEFAULT_REGION = "us-east-1"
+DEFAULT_REGION = "us-east-1"
 _BACKLOG = 1024
+# How late the planner hears of hits: far less than a shard takes to be read.
+_TICK_S = 0.05
 # A block whose last byte was just sent may lack only its name on disk. A fill that takes longer is not waited for.
 _LAST_FILLS_S = 0.5
 
@@ -61,6 +69,7 @@ class Outrider:
     store: DiskStore
     catalog: Catalog
     flights: Flights
+    prefetch: Prefetch
     server: S3Server
     steering: Steering
     credentials: AwsCredentials
@@ -111,13 +120,16 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
         directory = stack.enter_context(_directory(settings.cache_dir))
         tasks = await stack.enter_async_context(_background())
         credentials = AwsCredentials()
-        region = settings.region or await credentials.region() or _DEFAULT_REGION
+        region = settings.region or await credentials.region() or DEFAULT_REGION
         endpoint = settings.origin or f"https://s3.{region}.amazonaws.com"
         origin = HttpOrigin(endpoint, region, credentials, metrics, time.time, connections=settings.origin_connections)
         await origin.open()
         stack.push_async_callback(origin.close)
         outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, tasks, stack, open_files)
-        recovering = tasks.spawn(_recover(outrider, recovery), "recovery")
+        endless = {
+            tasks.spawn(_recover(outrider, recovery), "recovery"),
+            tasks.spawn(_tick(outrider.prefetch), "prefetch"),
+        }
         with suppress(TimeoutError):
             async with asyncio.timeout(_INDEX_WAIT_S):
                 await outrider.indexed.wait()
@@ -133,7 +145,7 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
             if outrider.server.workers is not None:
                 outrider.server.workers.stop_listening()
             await _drain(outrider)
-            await tasks.wait(_LAST_FILLS_S, apart_from=recovering)
+            await tasks.wait(_LAST_FILLS_S, apart_from=endless)
             await tasks.stop()
             await recovery.save()
 
@@ -144,13 +156,15 @@ def _rooms(
 ) -> tuple[Outrider, Recovery]:  # fmt: skip
     total = directory.total_bytes()
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
-    policy = POLICIES[settings.policy]()
+    planner = Planner(limits.capacity_bytes, settings.block_size)
+    policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
     always = settings.verify == "always"
     store = DiskStore(directory, policy, limits, metrics, time.monotonic, verify_always=always)
     stack.callback(store.close)
     catalog = Catalog(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
-    asking = Asking(origin, Patience(), metrics)
-    flights = Flights(asking, store, tasks.spawn, fills_max=settings.fills)
+    turns = Turns(Concurrency(settings.fills), time.monotonic)
+    asking = Asking(origin, Patience(), metrics, turns, Hedging())
+    flights = Flights(asking, store, tasks.spawn, turns, time.monotonic)
     openings = Openings(
         asking, origin.endpoint, catalog, flights, tasks.spawn,
         block_bytes=settings.block_size, stale_if_error=settings.stale_if_error,
@@ -159,13 +173,18 @@ def _rooms(
     listings = Listings(settings.list_ttl_of, time.monotonic, _LISTINGS_BYTES_MAX)
     hits = Hits(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
     access = _access(settings)
-    steering = Steering(lambda: outrider.status(), NoPlans(), access, metrics, time.time)
+    prefetch = Prefetch(
+        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking), tasks.spawn, time.monotonic,
+        metrics, block_bytes=settings.block_size, mode_of=lambda ref: Mode(settings.prefetch_of(ref)),
+        budget=Budget(max(1, settings.prefetch_bytes // settings.block_size), settings.prefetch_bandwidth),
+    )  # fmt: skip
+    steering = Steering(lambda: outrider.status(), prefetch, access, metrics, time.time)
     server = S3Server(
-        reads, hits, Forwards(origin, asking, catalog, listings), access, steering, metrics,
+        reads, hits, Forwards(origin, asking, catalog, listings), prefetch, access, steering, metrics,
         domains=settings.domain, requests_max=settings.requests, client_timeout_s=settings.client_timeout_s,
     )  # fmt: skip
     stack.push_async_callback(server.stop)
-    outrider = Outrider(settings, metrics, store, catalog, flights, server, steering, credentials)
+    outrider = Outrider(settings, metrics, store, catalog, flights, prefetch, server, steering, credentials)
     return outrider, Recovery(store, catalog)
 
 
@@ -184,6 +203,12 @@ async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     await recovery.index()
     outrider.indexed.set()
     await recovery.scrub()
+
+
+async def _tick(prefetch: Prefetch) -> None:
+    while True:
+        await asyncio.sleep(_TICK_S)
+        prefetch.tick()
 
 
 async def _serve(outrider: Outrider, stack: AsyncExitStack) -> web.ServerRunner:
@@ -274,8 +299,8 @@ class _Tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("background task failed", extra={"task": task.get_name()}, exc_info=error)
 
-    async def wait(self, for_s: float, *, apart_from: asyncio.Task[None]) -> None:
-        if others := self._tasks - {apart_from}:
+    async def wait(self, for_s: float, *, apart_from: set[asyncio.Task[None]]) -> None:
+        if others := self._tasks - apart_from:
             await asyncio.wait(others, timeout=for_s)
 
     async def stop(self) -> None:

@@ -43,6 +43,9 @@ class Metrics:
         )
         self.origin_bytes = Counter("outrider_origin_bytes", "Body bytes received from the origin.", registry=r)
         self.origin_retries = Counter("outrider_origin_retries", "Reads tried again at the origin.", registry=r)
+        self.hedges = Counter(
+            "outrider_hedges", "Second requests for late replies; `won`: it was answered first.", ["won"], registry=r
+        )
         self.store_bytes = Gauge(
             "outrider_store_bytes", "Bytes on disk, headers and reservations included.", registry=r
         )
@@ -51,6 +54,9 @@ class Metrics:
         self.evicted_blocks = Counter("outrider_evicted_blocks", "Blocks dropped for room.", registry=r)
         self.bad_blocks = Counter("outrider_bad_blocks", "Blocks found damaged, and deleted.", registry=r)
         self.store_errors = Counter("outrider_store_errors", "Times the disk failed us.", ["act"], registry=r)
+        self.prefetched_blocks = Counter(
+            "outrider_prefetched_blocks", "Blocks whose fill began before anybody waited for them.", registry=r
+        )
         self.relays = Counter("outrider_relays", "Reads relayed past the cache.", registry=r)
         self.planned_reads = Counter("outrider_planned_reads", "Reads that plans named.", registry=r)
         self.job_steps = Counter("outrider_job_steps", "Training steps that StallMeters told.", registry=r)

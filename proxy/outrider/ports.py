@@ -106,15 +106,16 @@ class BlockWriter(Protocol):
     """A block on its way to disk. Ends with `commit` or `abort`, exactly once; `abort` never raises."""
 
     def lease(self) -> Lease:
-        """What was appended so far can be read through it, also after `commit`."""
+        """What was written so far can be read through it, also after `commit`."""
         ...
 
-    async def append(self, pieces: Sequence[Buffer]) -> None:
-        """Raises StoreUnavailable: the disk did not take it."""
+    async def write(self, offset: int, pieces: Sequence[Buffer]) -> float:
+        """Put `pieces`, one after another, at `offset` of the payload. No byte twice; several writes may be under way
+        at once. How many seconds the disk took for it. Raises StoreUnavailable: it did not take it."""
         ...
 
     async def commit(self) -> None:
-        """From here on the store has the block. Raises StoreUnavailable."""
+        """All is written; from here on the store has the block. Raises StoreUnavailable."""
         ...
 
     async def abort(self) -> None: ...
@@ -123,6 +124,11 @@ class BlockWriter(Protocol):
 class BlockStore(Protocol):
     """Blocks on disk, within a budget. Its own troubles are counted and logged by itself; to the engine they are a
     miss or `StoreUnavailable`."""
+
+    @property
+    def room_bytes(self) -> int:
+        """What of the budget is neither used nor reserved."""
+        ...
 
     def has(self, block: BlockKey) -> bool: ...
 

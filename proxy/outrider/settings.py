@@ -63,6 +63,16 @@ def _plain_bytes(value: object) -> object:
     return size
 
 
+def parse_bytes(text: str) -> int:
+    """Raises ValueError: `text` is no number of bytes, such as `64MiB`."""
+    try:
+        found = _plain_bytes(text)
+    except PydanticCustomError as error:
+        raise ValueError(f"{text}: {error}") from error
+    assert isinstance(found, int)
+    return found
+
+
 def _endpoint(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
@@ -99,6 +109,14 @@ class FreshnessRule(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     objects: str
     freshness: FreshnessText
+
+
+class PrefetchRule(BaseModel):
+    """`objects` is a glob over `bucket/key`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    objects: str
+    prefetch: Literal["epoch", "object", "off"]
 
 
 class ListCacheRule(BaseModel):
@@ -151,7 +169,19 @@ class Settings(BaseModel):
     freshness_rules: tuple[FreshnessRule, ...] = Field((), description="Freshness per bucket/key glob, first match.")
     list_cache: tuple[ListCacheRule, ...] = Field((), description="LISTs to keep, per bucket/prefix glob, first match.")
     stale_if_error: bool = Field(False, description="Serve what is here when the origin cannot be reached.")
-    policy: Literal["lru", "fifo", "none"] = Field("lru", description="Which blocks go when room is needed.")
+    policy: Literal["epoch", "lru", "fifo", "none"] = Field("epoch", description="Which blocks go when room is needed.")
+    prefetch: Literal["epoch", "object", "off"] | None = Field(
+        None,
+        description="What is fetched before it is asked for: what the epoch will read, the rest of an object, nothing. "
+        "Default: epoch with the policy epoch, else object.",
+    )
+    prefetch_rules: tuple[PrefetchRule, ...] = Field((), description="Prefetch per bucket/key glob, first match.")
+    prefetch_bytes: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
+        256 * 2**20, ge=2**20, description="Bytes on their way that nobody waits for yet, at most."
+    )
+    prefetch_bandwidth: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
+        0, ge=0, description="Bytes a second that are fetched before they are asked for; 0: no limit."
+    )
     verify: Literal["first", "always"] = Field("first", description="When a block's checksum is verified.")
     origin_connections: int = Field(128, ge=1, le=10_000, description="Connections to the origin at most.")
     fills: int = Field(64, ge=1, le=10_000, description="Fills under way at most.")
@@ -176,6 +206,13 @@ class Settings(BaseModel):
             if fnmatchcase(name, rule.objects):
                 return Freshness.parse(rule.freshness)
         return self._default_freshness
+
+    def prefetch_of(self, ref: ObjectRef) -> Literal["epoch", "object", "off"]:
+        name = f"{ref.bucket}/{ref.key}"
+        for rule in self.prefetch_rules:
+            if fnmatchcase(name, rule.objects):
+                return rule.prefetch
+        return self.prefetch or ("epoch" if self.policy == "epoch" else "object")
 
     def list_ttl_of(self, prefix: str) -> float | None:
         """For how many seconds a LIST of `bucket/prefix` is kept; None: not at all."""
@@ -205,6 +242,12 @@ class Settings(BaseModel):
             wrong.append("--tls-cert and --tls-key go together.")
         if self.workers > 1 and self.tls_cert is not None:
             wrong.append("--workers above 1 serves plain http alone: the kernel cannot send files through TLS.")
+        ahead = {self.prefetch, *(rule.prefetch for rule in self.prefetch_rules)}
+        if self.policy != "epoch" and "epoch" in ahead:
+            wrong.append(
+                f"--prefetch epoch with --policy {self.policy}: what was fetched ahead would be evicted unread. "
+                "Use --policy epoch, or --prefetch object."
+            )
         if wrong:
             raise SettingsError("\n".join(wrong))
         if self.auth == "sigv4":

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from tests.bench.dataset import Shard, write_shards
 from tests.bench.table import footnotes, table
 from tests.support.bucket import Bucket
-from tests.support.child import Child, scratch_directory
+from tests.support.child import Child, clean_environment, scratch_directory
 from tests.support.simulator_process import REPOSITORY, SimulatorProcess
 
 if TYPE_CHECKING:
@@ -196,16 +196,6 @@ def _row(name: str, report: dict[str, Any], simulator: SimulatorProcess) -> Row:
     counts = simulator.reset()
     own = {field: report[field] for field in ("epoch", "samples", "first_batch_s", "data_wait_s", "samples_per_s")}
     return Row(run=name, digest=report["digest"], bucket_gets=counts.gets, bucket_bytes=counts.body_bytes, **own)
-
-
-def clean_environment() -> dict[str, str]:
-    """The environment less whatever steers S3 tools or Outrider, the commands beside the interpreter first in PATH."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "S3_", "OUTRIDER_", "WDS_"))
-    }
-    kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
-    kept["AWS_CONFIG_FILE"] = kept["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
-    return kept
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ class Disk:
         for meta in metas:
             writer = await self.store.create(meta)
             data = payload_of(meta)
-            await writer.append([data[:100], b"", memoryview(data)[100:]])
+            await writer.write(0, [data[:100], b"", memoryview(data)[100:]])
             await writer.commit()
 
     async def read(self, meta: BlockMeta) -> bytes | None:
@@ -149,7 +149,7 @@ async def test_a_block_is_there_after_commit_and_not_before(disk: Disk) -> None:
     meta = meta_of()
     writer = await disk.store.create(meta)
     assert disk.store.used_bytes == FILE
-    await writer.append([payload_of(meta)])
+    await writer.write(0, [payload_of(meta)])
     assert not disk.store.has(meta.key)
     assert await disk.read(meta) is None
     await writer.commit()
@@ -163,20 +163,51 @@ async def test_what_was_appended_can_be_read_before_and_after_commit(disk: Disk)
     meta = meta_of()
     data = payload_of(meta)
     writer = await disk.store.create(meta)
-    await writer.append([data[:10]])
+    await writer.write(0, [data[:10]])
     lease = writer.lease()
     assert read_through(lease, 10) == data[:10]
-    await writer.append([data[10:]])
+    await writer.write(10, [data[10:]])
     await writer.commit()
     assert read_through(lease, BLOCK) == data
     lease.release()
     lease.release()
 
 
+@pytest.mark.parametrize("cuts", [(3000, 0), (3000, 0, 500), (0, 3000, 500), (500, 3000, 0, 700)])
+async def test_pieces_may_come_in_any_order_and_the_checksum_is_of_the_whole(cuts: tuple[int, ...], disk: Disk) -> None:
+    meta = meta_of()
+    data = payload_of(meta)
+    writer = await disk.store.create(meta)
+    for start in cuts:
+        stop = min((cut for cut in cuts if cut > start), default=len(data))
+        await writer.write(start, [data[start:stop]])
+    await writer.commit()
+    again = await restarted(disk, clean=False)
+    assert await again.read(meta) == data  # verified: it is its first use after a start
+    assert again.metrics.value("outrider_bad_blocks_total") == 0
+    again.close()
+
+
+async def test_two_parts_may_be_written_at_once(disk: Disk) -> None:
+    meta = meta_of()
+    data = payload_of(meta)
+    writer = await disk.store.create(meta)
+
+    async def write(start: int, stop: int) -> None:
+        for at in range(start, stop, 100):
+            await writer.write(at, [data[at : min(at + 100, stop)]])
+
+    await asyncio.gather(write(0, 1050), write(1050, len(data)))
+    await writer.commit()
+    again = await restarted(disk, clean=False)
+    assert await again.read(meta) == data
+    again.close()
+
+
 async def test_an_aborted_block_leaves_nothing(disk: Disk) -> None:
     before = open_fds()
     writer = await disk.store.create(meta_of())
-    await writer.append([b"x" * 100])
+    await writer.write(0, [b"x" * 100])
     await writer.abort()
     await writer.abort()
     assert (disk.store.used_bytes, on_disk(disk.root), open_fds()) == (0, 0, before)
@@ -184,7 +215,7 @@ async def test_an_aborted_block_leaves_nothing(disk: Disk) -> None:
 
 async def test_a_reader_of_an_aborted_block_keeps_what_he_has(disk: Disk) -> None:
     writer = await disk.store.create(meta_of())
-    await writer.append([b"abc"])
+    await writer.write(0, [b"abc"])
     lease = writer.lease()
     await writer.abort()
     assert read_through(lease, 3) == b"abc"
@@ -215,7 +246,7 @@ async def test_the_budget_holds_after_every_step(root: Path) -> None:
         meta = meta_of(index)
         writer = await disk.store.create(meta)
         disk.keep_budget()
-        await writer.append([payload_of(meta)])
+        await writer.write(0, [payload_of(meta)])
         disk.keep_budget()
         if index % 4 == 3:
             await writer.abort()
@@ -234,7 +265,7 @@ async def test_blocks_that_come_all_at_once_evict_no_more_than_they_need(root: P
         meta = meta_of(index)
         writer = await disk.store.create(meta)
         disk.keep_budget()
-        await writer.append([payload_of(meta)])
+        await writer.write(0, [payload_of(meta)])
         await writer.commit()
         disk.keep_budget()
 
@@ -477,10 +508,10 @@ async def _create(disk: Disk) -> None:
     await disk.store.create(meta_of(9))
 
 
-async def _append(disk: Disk) -> None:
+async def _write(disk: Disk) -> None:
     writer = await disk.store.create(meta_of(9))
     try:
-        await writer.append([payload_of(meta_of(9))])
+        await writer.write(0, [payload_of(meta_of(9))])
     finally:
         await writer.abort()
 
@@ -488,7 +519,7 @@ async def _append(disk: Disk) -> None:
 async def _commit(disk: Disk) -> None:
     meta = meta_of(9)
     writer = await disk.store.create(meta)
-    await writer.append([payload_of(meta)])
+    await writer.write(0, [payload_of(meta)])
     try:
         await writer.commit()
     finally:
@@ -497,12 +528,13 @@ async def _commit(disk: Disk) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
 @pytest.mark.parametrize(
-    ("broken", "act"), [("open", _create), ("pwritev", _append), ("rename", _commit), ("statvfs", _create)]
+    ("broken", "act"), [("open", _create), ("pwritev", _write), ("rename", _commit), ("statvfs", _create)]
 )
 async def test_a_disk_that_fails_a_write_is_left_alone_for_a_while(
     broken: str, act: Callable[[Disk], Awaitable[None]], number: int, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await disk.write(meta_of(0))
+    disk.clock.advance(1.1)  # the free space is looked at again
     with monkeypatch.context() as patch:
         patch.setattr(os, broken, failing(number))
         with pytest.raises(StoreUnavailable):
@@ -586,7 +618,7 @@ async def test_a_writer_cancelled_in_its_commit_leaves_no_block_that_the_index_d
     before = open_fds()
     meta = meta_of(0)
     writer = await disk.store.create(meta)
-    await writer.append([payload_of(meta)])
+    await writer.write(0, [payload_of(meta)])
     Gated.reached.clear()
     Gated.go_on.clear()
     Gated.closed = True
@@ -650,7 +682,7 @@ async def test_a_writer_cancelled_at_any_step_gives_all_back(steps: int, root: P
     async def write() -> None:
         writer = await disk.store.create(meta_of(2))
         try:
-            await writer.append([payload_of(meta_of(2))])
+            await writer.write(0, [payload_of(meta_of(2))])
             await writer.commit()
         finally:
             await writer.abort()
@@ -747,7 +779,7 @@ async def test_a_scan_sweeps_what_a_crash_left_and_touches_nothing_else(root: Pa
     disk = Disk(root)
     await disk.write(meta_of(0), meta_of(1))
     left_over = await disk.store.create(meta_of(2))
-    await left_over.append([b"half"])
+    await left_over.write(0, [b"half"])
     half = next((root / "tmp").iterdir())
     flip(disk.path(meta_of(1)), 3)
     disk.close()
@@ -877,3 +909,26 @@ def test_memory_directories_of_the_dead_are_removed_and_those_of_the_living_stay
     held.close()
     for path in (alive, third):
         blockdir.remove_memory_dir(path)
+
+
+async def test_free_space_is_looked_at_once_a_second_and_whenever_it_may_be_short(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    free = 10 * FILE
+
+    def look(*_: object) -> int:
+        looks.append(free)
+        return free
+
+    monkeypatch.setattr(type(disk.store.directory), "free_bytes", look)
+    for index in range(3):
+        await disk.write(meta_of(index))
+    assert len(looks) == 1
+    for index in range(3, 7):
+        await disk.write(meta_of(index))
+    assert len(looks) > 1, "what was reserved since may have filled it"
+    seen = len(looks)
+    disk.clock.advance(1.1)
+    await disk.write(meta_of(7))
+    assert len(looks) == seen + 1

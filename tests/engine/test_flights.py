@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from outrider.adapters import blockdir
 from outrider.core.blockfile import BlockMeta
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectVersion, version_id
 from outrider.core.window import Run
-from outrider.engine.flights import Flight
+from outrider.engine.flight import Flight
 from tests.support.engine import BLOCK, REF, Engine, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 
@@ -44,11 +49,11 @@ async def test_a_waiter_wakes_when_his_byte_is_here_and_not_before() -> None:
     one = flight()
     early, late = asyncio.create_task(one.beyond(0)), asyncio.create_task(one.beyond(100))
     await asyncio.sleep(0)
-    one.advance(50)
+    one.advance(0, 50)
     await asyncio.sleep(0)
     assert early.done()
     assert not late.done()
-    one.advance(51)
+    one.advance(50, 51)
     assert await late == 101
     assert await early == 50
 
@@ -60,14 +65,14 @@ async def test_no_waiter_sees_a_cancellation_that_was_not_his_own() -> None:
     for waiter in waiters[::2]:
         waiter.cancel()
     await asyncio.wait(waiters[::2])
-    one.advance(5)
+    one.advance(0, 5)
     assert await asyncio.gather(*waiters[1::2]) == [5] * 5
     assert all(waiter.cancelled() for waiter in waiters[::2])
 
 
 async def test_what_arrived_can_be_had_even_when_the_rest_will_never_come() -> None:
     one = flight()
-    one.advance(10)
+    one.advance(0, 10)
     one.fail(OriginBroke("gone"))
     assert await one.beyond(9) == 10
     for _ in range(2):
@@ -171,3 +176,206 @@ async def test_no_room_means_no_traffic(tmp_path: Path) -> None:
             await flights[0].beyond(0)
         await room.tasks.settle()
         assert room.origin.count() == 0
+
+
+# -- from the middle --------------------------------------------------------------------------------------------
+
+AT = BLOCK // 2 + 5
+
+
+def payload_in(room: Engine, key: BlockKey) -> bytes:
+    """What the block's file holds, after its checksum was verified."""
+    path = room.store.directory.path_of(key)
+    fd, offset = blockdir.open_block(path, key, True)
+    os.close(fd)
+    return path.read_bytes()[offset:]
+
+
+async def test_a_fill_begins_where_its_first_reader_wants_and_brings_no_byte_twice(room: Engine) -> None:
+    version = version_in(room)
+    flights = room.flights.board("http://fake", version, BLOCK, Run(0, 2), AT)
+    room.flights.fill(flights)
+    assert await flights[0].beyond(AT) < BLOCK
+    await room.tasks.settle()
+    assert room.origin.ranges == [f"bytes={AT}-{2 * BLOCK - 1}", f"bytes=0-{AT - 1}"]
+    assert room.origin.body_bytes == 2 * BLOCK
+    assert [payload_in(room, key_of(version, index)) for index in (0, 1)] == [DATA[:BLOCK], DATA[BLOCK : 2 * BLOCK]]
+
+
+@pytest.mark.parametrize(("wanted", "start"), [(0, 0), (BLOCK // 32, 0), (BLOCK // 32 + 1, BLOCK // 32 + 1),
+                                               (BLOCK, 0), (BLOCK + AT, 0)])  # fmt: skip
+async def test_little_is_not_skipped_and_only_the_first_block_begins_in_its_middle(
+    wanted: int, start: int, room: Engine
+) -> None:
+    flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 2), wanted)
+    assert [one.begins_at for one in flights] == [start, BLOCK]
+    room.flights.fill(flights)
+    await room.tasks.settle()
+
+
+async def test_what_lies_before_is_brought_at_once_when_somebody_waits_for_it(room: Engine) -> None:
+    version, gate = version_in(room), asyncio.Event()
+    room.origin.faults = [Fault(body_gate=gate, gate_after=100)]
+    (one,) = room.flights.board("http://fake", version, BLOCK, Run(0, 1), AT)
+    room.flights.fill([one])
+    assert await one.beyond(AT) == AT + 100
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert room.origin.count() == 1  # nobody waits for it yet
+    assert await one.beyond(0) > 0
+    while one.arrival.reach(0) < AT:
+        await asyncio.sleep(0)
+    assert await one.beyond(10) == AT + 100  # the tail is still on its way
+    gate.set()
+    await room.tasks.settle()
+    assert payload_in(room, key_of(version, 0)) == DATA[:BLOCK]
+    assert room.origin.body_bytes == BLOCK
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_either_part_that_fails_ends_the_flight_for_all(which: int, room: Engine) -> None:
+    gate = asyncio.Event()
+    faults = [Fault(status=412), Fault(body_gate=gate, gate_after=100)]
+    room.origin.faults = faults if which == 0 else faults[::-1]
+    (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1), AT)
+    waiters = [asyncio.create_task(one.beyond(at)) for at in (0, BLOCK - 1)]
+    room.flights.fill([one])
+    for waiter in waiters:
+        with pytest.raises(VersionChanged):
+            await waiter
+    await room.tasks.settle()
+    assert (len(room.flights), len(room.store), room.store.used_bytes, room.origin.under_way) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 20, 40])
+async def test_a_stop_in_either_part_leaves_nothing_behind(steps: int, room: Engine) -> None:
+    (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1), AT)
+    room.flights.fill([one])
+    waiters = [asyncio.create_task(one.beyond(at)) for at in (AT - 1, BLOCK - 1)]
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await room.tasks.cancel()
+    results = await asyncio.gather(*waiters, return_exceptions=True)
+    assert all(isinstance(result, StoreUnavailable) or result in (AT, BLOCK) for result in results)
+    assert (len(room.flights), room.origin.under_way) == (0, 0)
+    assert room.store.used_bytes == len(room.store) * (BLOCK + 4096)
+
+
+# -- prefetch ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_somebody_waits_for_it(tmp_path: Path) -> None:
+    with engine(tmp_path / "c", fills_max=1) as room:
+        room.origin.put(REF, DATA)
+        version, gate = version_in(room), asyncio.Event()
+        room.origin.faults = [Fault(gate=gate)]
+        boarded = [room.flights.board("http://fake", version, BLOCK, Run(index, 1)) for index in range(4)]
+        room.flights.fill(boarded[0])
+        while room.origin.under_way < 1:
+            await asyncio.sleep(0)
+        room.flights.fill(boarded[1], prefetch=True)
+        room.flights.fill(boarded[2], prefetch=True)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        reader = asyncio.create_task(boarded[2][0].beyond(0))
+        await asyncio.sleep(0)
+        room.flights.fill(boarded[3])
+        gate.set()
+        assert await reader > 0
+        await room.tasks.settle()
+        assert room.origin.ranges == [f"bytes={at * BLOCK}-{(at + 1) * BLOCK - 1}" for at in (0, 2, 3, 1)]
+
+
+# -- in larger pieces -------------------------------------------------------------------------------------------
+
+
+async def test_what_nobody_waits_for_is_held_until_somebody_does(room: Engine) -> None:
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
+    (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
+    room.flights.fill([one])
+    while room.origin.body_bytes < 25_000:
+        await asyncio.sleep(0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert one.arrival.reach(0) == 0
+    # The origin is silent: what is here is given all the same.
+    assert await one.beyond(0) == 25_000
+    gate.set()
+    await room.tasks.settle()
+    assert payload_in(room, one.meta.key) == DATA[:BLOCK]
+    assert not one.on_wait
+
+
+async def test_what_somebody_waits_for_is_given_as_it_comes(room: Engine) -> None:
+    (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
+    reader = asyncio.create_task(one.beyond(0))
+    await asyncio.sleep(0)
+    room.flights.fill([one])
+    assert await reader == 10_000  # one piece of the origin's
+    await room.tasks.settle()
+
+
+async def test_a_disk_that_fails_what_was_held_ends_the_fill(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.origin.faults = [Fault(body_gate=asyncio.Event(), gate_after=25_000)]
+    flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 2))
+    room.flights.fill(flights)
+    while room.origin.body_bytes < 25_000:
+        await asyncio.sleep(0)
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "fake")
+
+    monkeypatch.setattr(os, "pwritev", fail)
+    for one in flights:
+        with pytest.raises(StoreUnavailable):
+            await one.beyond(0)
+    await room.tasks.settle()
+    assert (len(room.flights), room.store.used_bytes, room.origin.under_way) == (0, 0, 0)
+
+
+async def held_back(room: Engine) -> tuple[Flight, asyncio.Event]:
+    """A flight of which 25,000 bytes came, and nobody waited for them; the event lets the rest come."""
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
+    (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
+    room.flights.fill([one])
+    while room.origin.body_bytes < 25_000:
+        await asyncio.sleep(0)
+    return one, gate
+
+
+async def test_all_who_come_to_wait_make_one_write(room: Engine) -> None:
+    one, gate = await held_back(room)
+    before = len(asyncio.all_tasks())
+    waiters = [asyncio.create_task(one.beyond(0)) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == before + len(waiters) + 1
+    assert await asyncio.gather(*waiters) == [25_000] * 5
+    gate.set()
+    await room.tasks.settle()
+
+
+async def test_one_write_of_a_part_follows_another(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, gate = await held_back(room)
+    slow, writes, real = threading.Event(), 0, os.pwritev
+
+    def write(*given: Any) -> int:
+        nonlocal writes
+        writes += 1
+        slow.wait(10)
+        return real(*given)
+
+    monkeypatch.setattr(os, "pwritev", write)
+    waiter = asyncio.create_task(one.beyond(0))
+    await asyncio.sleep(0)
+    gate.set()
+    while room.origin.body_bytes == 25_000 or not writes:
+        await asyncio.sleep(0)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert writes == 1
+    slow.set()
+    assert await waiter >= 25_000
+    await room.tasks.settle()
+    assert payload_in(room, one.meta.key) == DATA[:BLOCK]

@@ -6,14 +6,16 @@ import asyncio
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
 from outrider.engine.asking import OriginRefused
+from outrider.engine.flight import Flight
 from outrider.engine.openings import NotCacheable
 from outrider.engine.reads import Body, CacheStatus
 from tests.support.engine import BLOCK, REF, Engine, engine, pieces_of, taken
@@ -85,6 +87,24 @@ async def test_a_late_joiner_at_any_offset_follows_the_same_flight(room: Engine)
     assert await leader == DATA[:BLOCK]
     assert [await joiner for joiner in joiners] == [DATA[at:BLOCK] for at in (0, 1, 19_999, 20_000, 20_001, BLOCK - 1)]
     assert room.origin.count() == 1
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_read_from_mid_block_waits_for_nothing_before_it(known: bool, room: Engine) -> None:
+    at = 2 * BLOCK + BLOCK // 2
+    if known:
+        await room.reads.head(REF, {})
+    room.origin.log.clear()
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(times=None, body_gate=gate, gate_after=10)]
+    answer = await room.reads.get(REF, {"range": f"bytes={at}-"})  # its first byte is in hand, and few came of any GET
+    assert f"bytes={at}-{3 * BLOCK - 1}" in room.origin.ranges
+    gate.set()
+    assert await taken(answer) == DATA[at:]
+    await room.tasks.settle()
+    assert room.origin.body_bytes == SIZE - 2 * BLOCK
+    assert await room.range(2 * BLOCK, SIZE) == DATA[2 * BLOCK :]
+    assert room.origin.body_bytes == SIZE - 2 * BLOCK
 
 
 # -- which bytes ------------------------------------------------------------------------------------------------
@@ -172,6 +192,19 @@ async def test_an_object_first_met_by_a_get_has_its_checksum_too(room: Engine) -
         assert dict(answer.headers)["x-amz-checksum-crc32"] == "AAAA"
         await taken(answer)
     assert dict(room.origin.log[0].headers)["x-amz-checksum-mode"] == "ENABLED"
+
+
+async def test_an_object_that_was_taken_for_a_small_one_is_kept_whole_and_no_byte_comes_twice(room: Engine) -> None:
+    asked, small = {"x-amz-checksum-mode": "ENABLED"}, ObjectRef("train", "small.tar")
+    room.origin.put(small, DATA[:10])
+    await taken(await room.reads.get(small, asked))
+    room.origin.log.clear()
+    room.origin.body_bytes = 0
+    room.origin.put(REF, DATA[: 3 * BLOCK])
+    assert await taken(await room.reads.get(REF, asked)) == DATA[: 3 * BLOCK]
+    await room.tasks.settle()
+    assert (room.origin.count(), room.origin.body_bytes) == (1, 3 * BLOCK)
+    assert len(room.store) == 1 + 3
 
 
 # -- what the origin may refuse ---------------------------------------------------------------------------------
@@ -281,6 +314,86 @@ async def test_a_body_that_ends_early_for_good_never_looks_whole(room: Engine) -
     assert len(room.store) == 0
     room.origin.faults = []
     assert await room.get() == DATA
+
+
+# -- a disk that lags --------------------------------------------------------------------------------------------
+
+
+class SlowWrites:
+    """`os.pwritev` on a disk that takes its seconds for each piece: they pass on the fake clock."""
+
+    def __init__(self, room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.0
+        real = os.pwritev
+
+        def write(*given: Any) -> int:
+            room.clock.advance(self.seconds)
+            return real(*given)
+
+        monkeypatch.setattr(os, "pwritev", write)
+
+
+async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_it_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine(tmp_path / "c", freshness="immutable") as room:
+        refs = [ObjectRef("train", f"{number}.tar") for number in range(60)]
+        for ref in refs:
+            room.origin.put(ref, DATA)
+        disk = SlowWrites(room, monkeypatch)
+
+        async def filled(some: list[ObjectRef]) -> list[int]:
+            """How many blocks of each were kept, in the end."""
+            kept = []
+            for ref in some:
+                before = len(room.store)
+                assert await room.get(ref) == DATA
+                await room.tasks.settle()
+                kept.append(len(room.store) - before)
+            return kept
+
+        assert await filled(refs[:5]) == [6] * 5
+        disk.seconds = 0.5
+        await filled(refs[5:10])
+        relayed = room.metrics.value("outrider_relays_total")
+        assert all(count < 6 for count in await filled(refs[10:20]))
+        assert room.metrics.value("outrider_relays_total") >= relayed + 10
+        disk.seconds = 0.0
+        for _ in range(30):
+            room.clock.advance(1.0)
+            await filled(refs[20:21])
+        room.clock.advance(5.0)
+        assert await filled(refs[30:40]) == [6] * 10
+
+
+async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    await room.reads.head(REF, {})
+    most = 0
+
+    fill = room.flights.fill
+
+    def counted(flights: Sequence[Flight]) -> None:
+        nonlocal most
+        most = max(most, len(room.flights))
+        fill(flights)
+
+    monkeypatch.setattr(room.flights, "admits", lambda: len(room.flights) < 2)
+    monkeypatch.setattr(room.flights, "fill", counted)
+    assert await room.get() == DATA
+    await room.tasks.settle()
+    assert 2 <= most <= 3  # beside one, a run of two may begin
+
+
+async def test_a_relay_past_a_lagging_disk_asks_again_after_a_window(
+    room: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ramp(20 * BLOCK)
+    room.origin.put(REF, whole)
+    await room.reads.head(REF, {})
+    monkeypatch.setattr(room.flights, "admits", lambda: False)
+    assert await room.get() == whole
+    assert room.origin.ranges == [f"bytes=0-{16 * BLOCK - 1}", f"bytes={16 * BLOCK}-{20 * BLOCK - 1}"]
+    assert len(room.store) == 0
 
 
 # -- versions ---------------------------------------------------------------------------------------------------
@@ -421,8 +534,11 @@ async def test_with_room_for_less_than_the_object_every_byte_comes(blocks: int, 
         assert room.store.used_bytes <= blocks * (BLOCK + 4096)
 
 
-@pytest.mark.parametrize("act", ["open", "pwritev", "rename", "statvfs"])
-@pytest.mark.parametrize("good_calls", [0, 1, 3, 5])
+@pytest.mark.parametrize(
+    ("act", "good_calls"),
+    # The free space is looked at once in so short a time.
+    [("statvfs", 0), *((act, good_calls) for act in ("open", "pwritev", "rename") for good_calls in (0, 1, 3, 5))],
+)
 async def test_a_disk_that_fails_at_any_step_costs_no_byte(
     act: str, good_calls: int, room: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,7 +591,7 @@ async def test_a_reader_who_comes_while_a_failed_fill_is_cleaned_up_gets_his_byt
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=7000)]
     leader = asyncio.create_task(room.range(0, BLOCK))
-    while not (flights := list(room.flights._flights.values())) or flights[0].arrived < 7000:
+    while not (flights := list(room.flights._flights.values())) or flights[0].arrival.reach(0) < 7000:
         await asyncio.sleep(0)
     # Nobody else shall hold the file open.
     leader.cancel()

@@ -33,7 +33,9 @@ CAPACITY = 4 * (BLOCK + 4096)
 SIZES = (0, 1, 1000, BLOCK, BLOCK + 1, 3 * BLOCK + 5, 6 * BLOCK)
 
 keys = st.sampled_from(KEYS)
-starts = st.one_of(st.none(), st.sampled_from((0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 7, 5 * BLOCK)))
+starts = st.one_of(
+    st.none(), st.sampled_from((0, 1, BLOCK // 2, BLOCK - 1, BLOCK, 2 * BLOCK + 7, 3 * BLOCK - 9000, 5 * BLOCK))
+)
 lengths = st.one_of(st.none(), st.sampled_from((1, 100, BLOCK, 3 * BLOCK)))
 
 

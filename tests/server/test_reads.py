@@ -86,8 +86,6 @@ def replied(ask_for: Callable[..., Any], **parameters: Any) -> Reply:
     told = answer["ResponseMetadata"]
     headers = {name: value for name, value in told["HTTPHeaders"].items() if name not in OWN_HEADERS}
     body = answer["Body"].read() if "Body" in answer else answer.get("Error", {}).get("Code", "").encode()
-    # A first read by ranges tells no checksum of the whole.
-    headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
     if told["HTTPStatusCode"] >= 400:
         headers = {}
     return told["HTTPStatusCode"], headers, body

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.disk import DiskStore, Limits
+from outrider.core.concurrency import Concurrency
 from outrider.core.eviction import POLICIES
 from outrider.core.freshness import Freshness
+from outrider.core.hedging import Hedging
 from outrider.core.model import ObjectRef
-from outrider.engine.asking import Asking
+from outrider.engine.asking import Asking, Patience
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Flights
 from outrider.engine.forwards import Forwards
 from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
 from outrider.engine.reads import Body, FilePiece, Piece, ReadAnswer, Reads
+from outrider.engine.turns import Turns
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock, FakeOrigin, FakeTasks, no_wait_patience
 
@@ -89,7 +92,8 @@ def engine(
     root: Path, origin: FakeOrigin | None = None, *, directory: BlockDir | None = None,
     capacity_bytes: int = 64 * 1024 * 1024, min_free_bytes: int = 0, policy: str = "lru", freshness: str = "ttl:60",
     stale_if_error: bool = False, fills_max: int = 64, verify_always: bool = False, clock: FakeClock | None = None,
-    catalog_entries: int = 10_000,
+    catalog_entries: int = 10_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    patience: Patience | None = None,
 ) -> Iterator[Engine]:  # fmt: skip
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
@@ -100,11 +104,13 @@ def engine(
     )  # fmt: skip
     mode = Freshness.parse(freshness)
     catalog = Catalog(origin.endpoint, lambda _: mode, clock, catalog_entries)
-    asking = Asking(origin, no_wait_patience(), metrics)
-    flights = Flights(asking, store, tasks.spawn, fills_max=fills_max)
+    turns = Turns(Concurrency(fills_max), clock)
+    asking = Asking(origin, patience or no_wait_patience(), metrics, turns, Hedging())
+    flights = Flights(asking, store, tasks.spawn, turns, clock)
     openings = Openings(
-        asking, origin.endpoint, catalog, flights, tasks.spawn, block_bytes=BLOCK, stale_if_error=stale_if_error
-    )
+        asking, origin.endpoint, catalog, flights, tasks.spawn, block_bytes=BLOCK, stale_if_error=stale_if_error,
+        sleep=sleep,
+    )  # fmt: skip
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
     forwards = Forwards(origin, asking, catalog, Listings(lambda prefix: None, clock, 1 << 20))
     try:

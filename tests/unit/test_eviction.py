@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.eviction import POLICIES
-from outrider.core.model import BlockKey
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
 KEYS = [BlockKey(bytes(16), index) for index in range(6)]
+VERSION = ObjectVersion(ObjectRef("bucket", "key"), '"etag"', 6)
 acts = st.lists(st.tuples(st.sampled_from(("added", "read", "removed")), st.sampled_from(KEYS)), max_size=60)
 
 
@@ -23,7 +24,7 @@ def test_the_order_of_victims_is_the_list_that_the_name_promises(name: str, scri
             if key in order:
                 continue  # the store adds a block once
             order.append(key)
-            policy.added(key)
+            policy.added(key, VERSION)
         elif act == "read":
             policy.read(key)
             if name == "lru" and key in order:

@@ -92,7 +92,7 @@ def test_the_installed_command_tells_its_version(installed: Path) -> None:
 
 def test_every_command_is_there_and_its_help_has_examples(installed: Path) -> None:
     told = output_of(installed / "outrider", "--help", cwd=installed)
-    assert all(f" {name} " in told for name in ("serve", "run", "doctor"))
+    assert all(f" {name} " in told for name in ("serve", "run", "doctor", "simulate"))
     assert "outrider run -- python train.py" in told
 
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+import xxhash
+
 from outrider.core import blockfile
 from outrider.core.blockfile import BadBlock, BlockMeta
 from outrider.core.model import BlockKey
@@ -198,17 +200,21 @@ def open_block(path: Path, block: BlockKey, verify: bool) -> tuple[int, int]:
 
 def verify_payload(fd: int, offset: int, length: int, checksum: bytes) -> None:
     digest = blockfile.PayloadChecksum()
+    if digest_payload(digest, fd, offset, length) < length:
+        raise BadBlock("payload cut short")
+    if digest.digest() != checksum:
+        raise BadBlock("payload checksum does not match")
+
+
+def digest_payload(digest: xxhash.xxh3_128, fd: int, offset: int, length: int) -> int:
+    """Add `length` bytes of a file to `digest`; how many there were."""
     buffer = memoryview(bytearray(min(length, _VERIFY_BYTES)))
     left = length
-    while left:
-        count = os.preadv(fd, [buffer[: min(left, len(buffer))]], offset)
-        if count == 0:
-            raise BadBlock("payload cut short")
+    while left and (count := os.preadv(fd, [buffer[: min(left, len(buffer))]], offset)):
         digest.update(buffer[:count])
         offset += count
         left -= count
-    if digest.digest() != checksum:
-        raise BadBlock("payload checksum does not match")
+    return length - left
 
 
 def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> int:

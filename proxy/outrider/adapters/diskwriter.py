@@ -32,7 +32,7 @@ def create_file(path: Path) -> int:
 
 
 class DiskBlockWriter:
-    """A block in `tmp`, and its reservation, until `commit` or `abort`. Appends follow one another."""
+    """A block in `tmp`, and its reservation, until `commit` or `abort`."""
 
     def __init__(self, store: DiskStore, meta: BlockMeta, path: Path, disk_bytes: int, file: OpenFile) -> None:
         self._store = store
@@ -42,24 +42,33 @@ class DiskBlockWriter:
         self._file = file
         self._written = 0
         self._digest = blockfile.PayloadChecksum()
-        self._working: asyncio.Future[Any] | None = None
+        # The payload up to here is in the digest. Only the write that begins here moves it, and no byte comes twice, so
+        # no two threads do.
+        self._digested = 0
+        self._working: set[asyncio.Future[Any]] = set()
         self._renamed = False
         self._ended = False
 
     def lease(self) -> FileLease:
         return FileLease(self._file)
 
-    async def append(self, pieces: Sequence[Buffer]) -> None:
-        def write() -> int:
-            # Hash before the pages can be touched by anything else than this process' memory.
-            for piece in pieces:
-                self._digest.update(piece)
-            return blockdir.write_all(self._file.fd, pieces, self._file.payload_offset + self._written)
+    async def write(self, offset: int, pieces: Sequence[Buffer]) -> float:
+        def write() -> tuple[int, float]:
+            if offset == self._digested:
+                # Hash before the pages can be touched by anything else than this process' memory.
+                for piece in pieces:
+                    self._digest.update(piece)
+                self._digested += sum(len(piece) for piece in pieces)
+            began = self._store.clock()
+            written = blockdir.write_all(self._file.fd, pieces, self._file.payload_offset + offset)
+            return written, self._store.clock() - began
 
         try:
-            self._written += await self._in_thread(write)
+            written, took_s = await self._in_thread(write)
         except OSError as error:
             raise self._store.write_failed("write", error) from error
+        self._written += written  # not in one line with the await: two writes may be under way
+        return took_s
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         # The lease is the thread's: were we cancelled and aborted now, the fd must not close, and its number go to
@@ -67,13 +76,18 @@ class DiskBlockWriter:
         lease = self.lease()
         future = asyncio.get_running_loop().run_in_executor(self._store.threads, work)
         future.add_done_callback(lambda _: lease.release())
-        self._working = future
+        self._working.add(future)
+        future.add_done_callback(self._working.discard)
         return await asyncio.shield(future)
 
     async def commit(self) -> None:
         assert self._written == self._meta.extent.length, "only a whole block is committed"
 
         def finish() -> None:
+            # What came before what lies before it is read back, from the page cache as a rule.
+            self._digested += blockdir.digest_payload(
+                self._digest, self._file.fd, self._file.payload_offset + self._digested, self._written - self._digested
+            )
             header = blockfile.encode_header(self._meta, self._digest.digest())
             blockdir.write_all(self._file.fd, [header], 0)
             final = self._store.directory.path_of(self._meta.key)
@@ -97,9 +111,9 @@ class DiskBlockWriter:
         self._ended = True
         self._file.doom()
         try:
-            if self._working is not None:
+            if self._working:
                 # We were cancelled, and a thread may be about to rename: a block that no index knows would be left.
-                await asyncio.wait([self._working])
+                await asyncio.wait(self._working)
             path = self._store.directory.path_of(self._meta.key) if self._renamed else self._path
             await asyncio.shield(self._store.run(path.unlink, True))
         except OSError as error:

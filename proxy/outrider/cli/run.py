@@ -46,6 +46,7 @@ def run(
     tls_key: options.TlsKey = None,
     freshness: options.Freshness = None,
     policy: options.Policy = None,
+    prefetch: options.Prefetch = None,
     verify: options.Verify = None,
     workers: options.Workers = None,
     log_level: options.LogLevel = None,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 RETRYABLE_STATUSES = frozenset((429, 500, 502, 503, 504))
 """What S3 asks its clients to try again (S3 user guide, "Best practices for errors")."""
+SLOW_DOWN_STATUSES = frozenset((429, 503))
+"""Of these, the ones that say that it is asked too much: 503 is SlowDown, and what other stores say is 429."""
 
 
 @dataclass(frozen=True, slots=True)

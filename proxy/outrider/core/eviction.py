@@ -9,20 +9,24 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
-from outrider.core.model import BlockKey
+from outrider.core.model import BlockKey, ObjectVersion
+from outrider.core.planner import Planner
 
 
 class Policy(Protocol):
-    """Not thread-safe: called from one thread. All but `victims` is O(1)."""
+    """Not thread-safe: called from one thread. All but `victims` is at most O(log n)."""
 
-    def added(self, block: BlockKey) -> None: ...
+    def added(self, block: BlockKey, version: ObjectVersion) -> None: ...
 
     def read(self, block: BlockKey) -> None: ...
 
     def removed(self, block: BlockKey) -> None: ...
 
-    def victims(self) -> Iterator[BlockKey]:
-        """Best victim first. The caller may stop at any point, and must not change the policy while iterating."""
+    def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
+        """Those that may go for block `incoming` of `version`, best victim first; None: all that may ever go.
+
+        The caller may stop at any point, and must not change the policy while iterating.
+        """
         ...
 
 
@@ -32,7 +36,7 @@ class Fifo:
     def __init__(self) -> None:
         self._order: OrderedDict[BlockKey, None] = OrderedDict()
 
-    def added(self, block: BlockKey) -> None:
+    def added(self, block: BlockKey, version: ObjectVersion) -> None:
         self._order[block] = None
 
     def read(self, block: BlockKey) -> None:
@@ -41,7 +45,7 @@ class Fifo:
     def removed(self, block: BlockKey) -> None:
         self._order.pop(block, None)
 
-    def victims(self) -> Iterator[BlockKey]:
+    def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
         return iter(self._order)
 
 
@@ -56,7 +60,7 @@ class Lru(Fifo):
 class KeepAll:
     """Nobody goes: blocks come in while there is room, the rest is relayed."""
 
-    def added(self, block: BlockKey) -> None:
+    def added(self, block: BlockKey, version: ObjectVersion) -> None:
         pass
 
     def read(self, block: BlockKey) -> None:
@@ -65,8 +69,13 @@ class KeepAll:
     def removed(self, block: BlockKey) -> None:
         pass
 
-    def victims(self) -> Iterator[BlockKey]:
+    def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
         return iter(())
 
 
 POLICIES: dict[str, type[Policy]] = {"lru": Lru, "fifo": Fifo, "none": KeepAll}
+
+
+def policy_of(name: str, capacity_bytes: int, block_bytes: int) -> Policy:
+    """The policy of that name for a store of `capacity_bytes`; `epoch` is the planner, which sees more than blocks."""
+    return Planner(capacity_bytes, block_bytes) if name == "epoch" else POLICIES[name]()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
 
 from outrider.core.model import Headers
 
@@ -20,33 +19,18 @@ HEAD_BYTES_MAX = 8192
 _SHAPE = re.compile(rb"(?:GET|HEAD) /[!-~]+ HTTP/1\.1\r\n(?:[A-Za-z0-9-]+: [!-~](?:[ -~]*[!-~])?\r\n)+\r\n")
 
 
-class _Role(Enum):
-    """What a header is to a plain read."""
-
-    HOST = 1
-    RANGE = 2
-    IF_MATCH = 3
-    CHECKSUM_MODE = 4
-    CONNECTION = 5
-    SIGNED = 6  # read by signatures alone
-    OTHER = 7  # says more than a plain read does
-
-
-_ROLES: dict[bytes, _Role] = {
-    b"host": _Role.HOST,
-    b"range": _Role.RANGE,
-    b"if-match": _Role.IF_MATCH,
-    b"x-amz-checksum-mode": _Role.CHECKSUM_MODE,
-    b"connection": _Role.CONNECTION,
-    **dict.fromkeys(
-        (b"authorization", b"x-amz-date", b"x-amz-content-sha256", b"x-amz-security-token", b"user-agent", b"accept",
-         b"accept-encoding", b"amz-sdk-invocation-id", b"amz-sdk-request", b"x-amz-user-agent", b"x-amz-api-version"),
-        _Role.SIGNED,
-    ),
-}  # fmt: skip
+# Read by signatures alone, or by nobody.
+_SIGNED = frozenset(
+    ("authorization", "x-amz-date", "x-amz-security-token", "user-agent", "accept", "accept-encoding",
+     "amz-sdk-invocation-id", "amz-sdk-request", "x-amz-user-agent", "x-amz-api-version")
+)  # fmt: skip
+_PLAIN = _SIGNED | {"host", "range", "if-match", "x-amz-checksum-mode", "x-amz-content-sha256", "connection"}
 # A name comes in two or three spellings; each is put into lower case once.
-_SPELLINGS: dict[bytes, _Role] = dict(_ROLES)
+_SPELLINGS: dict[bytes, str] = {}
 _SPELLINGS_MAX = 256
+
+# What bodiless requests say of their body; other values may be refused.
+_NO_BODY = re.compile(r"UNSIGNED-PAYLOAD|[0-9a-f]{64}")
 
 
 @dataclass(slots=True)
@@ -81,33 +65,41 @@ def recognise(data: bytes) -> PlainRead | None:
 
 def _fill_in(read: PlainRead) -> bool:
     """False: a header says more than a plain read does, or stands there twice."""
+    seen: set[str] = set()
     for line in read.lines:
-        name, _, value = line.partition(b": ")
-        role = _SPELLINGS.get(name) or _role_of(name)
-        if role is not _Role.SIGNED and not _note(read, role, value.decode("ascii")):
+        spelled, _, value = line.partition(b": ")
+        name = _SPELLINGS.get(spelled) or _name_of(spelled)
+        if name is None or name in seen:
             return False
-    # What stores make of a Range or a condition on a folder's own key, and of a HEAD's Range, differs.
-    narrowed = read.range is not None or read.if_match is not None
-    return bool(read.host) and not (narrowed and (read.path.endswith(b"/") or (read.range and read.method == "HEAD")))
+        seen.add(name)
+        if name not in _SIGNED and not _note(read, name, value.decode("ascii")):
+            return False
+    # What stores make of a HEAD's Range differs.
+    return bool(read.host) and not (read.range is not None and read.method == "HEAD")
 
 
-def _note(read: PlainRead, role: _Role, value: str) -> bool:
-    if role is _Role.RANGE:
-        twice, read.range = read.range, value
-    elif role is _Role.HOST:
-        twice, read.host = read.host, value
-    elif role is _Role.IF_MATCH:
-        twice, read.if_match = read.if_match, value
-    elif role is _Role.CHECKSUM_MODE:
-        again, read.checksums = read.checksums, True
-        return not again and value.upper() == "ENABLED"
+def _note(read: PlainRead, name: str, value: str) -> bool:
+    if name == "range":
+        read.range = value
+    elif name == "host":
+        read.host = value
+    elif name == "if-match":
+        read.if_match = value
+    elif name == "x-amz-checksum-mode":
+        read.checksums = True
+        return value.upper() == "ENABLED"
+    elif name == "x-amz-content-sha256":
+        return _NO_BODY.fullmatch(value) is not None
     else:
-        return role is _Role.CONNECTION and value.lower() == "keep-alive"
-    return not twice
+        return value.lower() == "keep-alive"
+    return True
 
 
-def _role_of(name: bytes) -> _Role:
-    role = _ROLES.get(name.lower(), _Role.OTHER)
+def _name_of(spelled: bytes) -> str | None:
+    """In lower case; None: no plain read has such a header."""
+    name = spelled.decode("ascii").lower()
+    if name not in _PLAIN:
+        return None
     if len(_SPELLINGS) < _SPELLINGS_MAX:
-        _SPELLINGS[name] = role
-    return role
+        _SPELLINGS[spelled] = name
+    return name

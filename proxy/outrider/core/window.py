@@ -11,6 +11,10 @@ FIRST_BLOCKS = 4
 WINDOW_BLOCKS_MAX = 16
 
 
+# 1/32 of a block, 256 KiB of 8 MiB, come in the time of a few round trips at most: for less, no second GET.
+_SKIP_SHARE = 32
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Adjacent blocks `[first, first + count)`, to be brought by one GET."""
@@ -50,3 +54,11 @@ def runs_ahead(position: int, last: int, blocks_sent: int, wanted: Callable[[int
             runs.append(Run(index, count))
         index += count
     return runs
+
+
+def fill_start(wanted: int, block_bytes: int) -> int:
+    """At which offset a fill begins whose first reader wants offset `wanted` of the block.
+
+    What lies before would make him wait; it comes last, by a GET of its own.
+    """
+    return wanted if wanted > block_bytes // _SKIP_SHARE else 0

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 
-from outrider.core.backoff import RETRYABLE_STATUSES, Backoff
+from outrider.core.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, Backoff
 from outrider.core.errors import OriginBroke, Signal, VersionChanged
+from outrider.core.hedging import Hedging
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.ranges import parse_content_range
+from outrider.engine.turns import Turn, Turns
 from outrider.metrics import Metrics
-from outrider.ports import Chunks, Origin, OriginReply, OriginRequest
+from outrider.ports import Chunks, Clock, Origin, OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
 
@@ -42,60 +45,79 @@ class OriginRefused(Signal):
 
 
 class Patience:
-    """How failures are waited out; time and chance come in here, so that tests need neither."""
+    """How failures and stragglers are waited out; time and chance come in here, so that tests need neither."""
 
     def __init__(
         self,
         backoff: Backoff | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
+        clock: Clock = time.monotonic,
+        alarm: Callable[[float], asyncio.Future[None]] | None = None,
     ) -> None:
+        """`alarm`: a future that is done after so many seconds."""
         self._backoff = backoff or Backoff()
-        self._sleep = sleep
         self._chance = chance
+        self.sleep = sleep
+        self.clock = clock
+        self.alarm = alarm or _alarm
 
-    async def wait(self, failures: int) -> bool:
-        """Wait as long as it takes before the next try; False: there should be none."""
-        wait_s = self._backoff.wait_s(failures, self._chance())
-        if wait_s is None:
-            return False
-        await self._sleep(wait_s)
-        return True
+    def wait_s(self, failures: int) -> float | None:
+        """How long to wait before the next try; None: there should be none."""
+        return self._backoff.wait_s(failures, self._chance())
+
+
+def _alarm(after_s: float) -> asyncio.Future[None]:
+    loop = asyncio.get_running_loop()
+    rings: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(after_s, rings.set_result, None)
+    rings.add_done_callback(lambda _: timer.cancel())
+    return rings
 
 
 class Asking:
     """Reads of the origin. Writes are never tried twice, so they do not come this way."""
 
-    def __init__(self, origin: Origin, patience: Patience, metrics: Metrics) -> None:
+    def __init__(self, origin: Origin, patience: Patience, metrics: Metrics, turns: Turns, hedging: Hedging) -> None:
         self._origin = origin
         self._patience = patience
         self._metrics = metrics
+        self._turns = turns
+        self._hedging = hedging
 
     @asynccontextmanager
-    async def reply(self, request: OriginRequest) -> AsyncIterator[OriginReply]:
-        """The reply to a GET or HEAD; when patience ends, also one that says 5xx.
+    async def reply(self, request: OriginRequest, *, hedged: bool = False) -> AsyncIterator[OriginReply]:
+        """The reply to a GET or HEAD; when patience ends, also one that says 5xx. `hedged`: it is asked for twice when
+        it is late, which is for questions that are all alike.
 
         Raises:
             OriginBroke: no try brought any reply.
         """
         failures, given = 0, False
         while True:
+            failures += 1
             try:
-                async with self._origin.send(request) as reply:
-                    if reply.status not in RETRYABLE_STATUSES or not await self._again(failures + 1, f"{reply.status}"):
+                async with self._send(request, hedged=hedged) as reply:
+                    wait_s = self._again(failures, reply.status) if reply.status in RETRYABLE_STATUSES else None
+                    if wait_s is None:
                         given = True
                         yield reply
                         return
+                    await _drain(reply)
             except OriginBroke as error:
                 # A body that broke in its reader's hands is his to deal with: there is no second reply to give him.
-                if given or not await self._again(failures + 1, str(error)):
+                if given or (wait_s := self._again(failures, error)) is None:
                     raise
-            failures += 1
+            # Here, and not above: the connection is given back before the wait.
+            await self._patience.sleep(wait_s)
 
-    async def stream(self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None) -> Chunks:
+    async def stream(
+        self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, turn: Turn | None = None
+    ) -> Chunks:
         """The bytes of `extent`, all of `version`; a body that breaks is resumed at its offset.
 
-        `first`: a reply that already brings them from `extent.start` on.
+        `first`: a reply that already brings them from `extent.start` on. `turn`: is held by the caller; others have it
+        while this waits for the next try.
 
         Raises:
             VersionChanged: the origin no longer has `version`.
@@ -121,8 +143,13 @@ class Asking:
                 raise OriginBroke("the body was shorter than it said")
             except OriginBroke as error:
                 failures = failures + 1 if position == started else 1
-                if not await self._again(failures, str(error)):
+                if (wait_s := self._again(failures, error)) is None:
                     raise
+            if turn is not None:
+                turn.give_back()
+            await self._patience.sleep(wait_s)
+            if turn is not None:
+                await turn.take()
 
     async def _once(self, version: ObjectVersion, extent: Extent) -> Chunks:
         """One GET of `extent`."""
@@ -130,7 +157,7 @@ class Asking:
             "GET", version.ref.bucket, version.ref.key,
             headers=(("range", f"bytes={extent.start}-{extent.stop - 1}"), ("if-match", version.etag)),
         )  # fmt: skip
-        async with self._origin.send(request) as reply:
+        async with self._send(request, hedged=True) as reply:
             skip = await _check(reply, version, extent)
             async with aclosing(reply.chunks()) as chunks:
                 async for chunk in chunks:
@@ -141,21 +168,100 @@ class Asking:
                     if chunk:
                         yield chunk
 
-    async def _again(self, failures: int, why: str) -> bool:
-        again = await self._patience.wait(failures)
-        if again:
-            self._metrics.origin_retries.inc()
+    @asynccontextmanager
+    async def _send(self, request: OriginRequest, *, hedged: bool) -> AsyncIterator[OriginReply]:
+        """One try, or two at once: then whichever is answered first is used, and the other given up."""
+        after_s, began = self._hedging.after_s() if hedged else None, self._patience.clock()
+        sending = self._origin.send(request) if after_s is None else self._raced(request, after_s)
+        async with sending as reply:
+            if reply.status in SLOW_DOWN_STATUSES:
+                self._turns.slow_down()
+            if hedged and reply.status not in RETRYABLE_STATUSES:
+                self._hedging.replied(self._patience.clock() - began)
+            yield reply
+
+    @asynccontextmanager
+    async def _raced(self, request: OriginRequest, after_s: float) -> AsyncIterator[OriginReply]:
+        async with AsyncExitStack() as tries:
+            first = _Try(self._origin.send(request))
+            tries.push_async_callback(first.close)
+            rings = self._patience.alarm(after_s)
+            try:
+                await asyncio.wait((first.head, rings), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                rings.cancel()
+            if first.head.done() or not self._hedging.spend():
+                yield await first.head
+                return
+            second = _Try(self._origin.send(request))
+            tries.push_async_callback(second.close)
+            won = await _first_answered(first, second)
+            self._metrics.hedges.labels("yes" if won is second else "no").inc()
+            await (first if won is second else second).close()
+            yield await won.head
+
+    def _again(self, failures: int, why: object) -> float | None:
+        """How long to wait before the next try; None: it is over."""
+        wait_s = self._patience.wait_s(failures)
+        if wait_s is None:
+            log.warning("gave up asking the origin", extra={"tries": failures, "error": str(why)})
         else:
-            log.warning("gave up asking the origin", extra={"tries": failures, "error": why})
-        return again
+            self._metrics.origin_retries.inc()
+        return wait_s
+
+
+class _Try:
+    """A request in a task of its own until its reply's head is in, so that it can be waited for beside another."""
+
+    def __init__(self, sending: AbstractAsyncContextManager[OriginReply]) -> None:
+        self._sending = sending
+        self._closed = False
+        self.head = asyncio.ensure_future(sending.__aenter__())
+
+    @property
+    def answered(self) -> bool:
+        """It brought what was asked for, or a no that another try would bring too."""
+        if not self.head.done() or self.head.cancelled() or self.head.exception() is not None:
+            return False
+        return self.head.result().status not in RETRYABLE_STATUSES
+
+    async def close(self) -> None:
+        """Give it up, or end its reply; a second time does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self.head.done():
+            self.head.cancel()
+            await asyncio.wait([self.head])
+        if not self.head.cancelled() and self.head.exception() is None:
+            await self._sending.__aexit__(None, None, None)
+
+
+async def _first_answered(first: _Try, second: _Try) -> _Try:
+    """A failure of one is no answer while the other is still out; when both fail, it is the first's that counts."""
+    out = {first.head, second.head}
+    while out:
+        _, out = await asyncio.wait(out, return_when=asyncio.FIRST_COMPLETED)
+        for one in (first, second):
+            if one.answered:
+                return one
+    return first
+
+
+async def _drain(reply: OriginReply) -> None:
+    """Read a refusal to its end, so that the connection can be used again."""
+    with suppress(OriginBroke):
+        await OriginRefused.read(reply)
 
 
 async def _check(reply: OriginReply, version: ObjectVersion, extent: Extent) -> int:
     """How many bytes of the body lie before `extent`: 0, unless the origin ignored the Range."""
     if reply.status in RETRYABLE_STATUSES:
+        await _drain(reply)
         raise OriginBroke(f"status {reply.status}")
     # 416: it has shrunk. 404: it is gone. Both only say that the version that we know is no more.
     if reply.status in (404, 412, 416):
+        await _drain(reply)
         raise VersionChanged(f"{version.ref}: {reply.status}")
     if reply.status not in (200, 206):
         raise await OriginRefused.read(reply)

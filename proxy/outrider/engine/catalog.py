@@ -134,6 +134,8 @@ class Catalog:
         self._entries.move_to_end(entry.version.ref)
         if len(self._entries) > self._capacity:
             self._entries.popitem(last=False)
+            # What is learnt of a name after it fell out of here would not show as a change of it.
+            self.changes += 1
 
     def forget(self, ref: ObjectRef) -> None:
         """A write is about to change `ref`, or has: the next read asks the origin, and no older answer is believed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
-from outrider.engine.catalog import Catalog, Fresh
+from outrider.engine.catalog import Catalog
 from outrider.ports import BlockStore, Clock, Lease
 
 # A read over more blocks than this is long enough for the longer way not to matter.
@@ -16,12 +16,10 @@ _BLOCKS_MAX = 64
 class Known:
     """A version that was fresh; `Hits.is_current` says whether it still is."""
 
-    fresh: Fresh
+    version: ObjectVersion
     version_id: bytes
-
-    @property
-    def version(self) -> ObjectVersion:
-        return self.fresh.version
+    until: float
+    changes: int
 
 
 class Hits:
@@ -39,11 +37,12 @@ class Hits:
         fresh = self._catalog.look(ref)
         if fresh is None:
             return None
-        return Known(fresh, version_id(self._origin, fresh.version, self._block_bytes))
+        vid = version_id(self._origin, fresh.version, self._block_bytes)
+        return Known(fresh.version, vid, fresh.until, fresh.changes)
 
     def is_current(self, known: Known) -> bool:
         """Whether the catalog would say the same again. False may also mean: look it up again."""
-        return known.fresh.changes == self._catalog.changes and self._clock() < known.fresh.until
+        return known.changes == self._catalog.changes and self._clock() < known.until
 
     def first_block(self, known: Known, extent: Extent) -> tuple[Lease, int, int] | None:
         """A lease, offset in the file and count of the first bytes of `extent`, when all of its blocks are here.

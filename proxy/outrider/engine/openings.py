@@ -5,25 +5,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from cachetools import LRUCache
 
 from outrider.core import ranges, s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
-from outrider.core.errors import OriginBroke, ServiceUnavailable, Signal
+from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
-from outrider.core.window import Run
+from outrider.core.window import FIRST_BLOCKS, Run, fill_start
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog, Mark
-from outrider.engine.flights import Flight, Flights, Spawn
+from outrider.engine.flight import Flight
+from outrider.engine.flights import Flights, Spawn
 from outrider.ports import OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
 
 _CHECKSUMS: Headers = (("x-amz-checksum-mode", "ENABLED"),)
-# A HEAD that was sent with a GET and is not back this long after it is waited for no more.
+# A HEAD that was sent for checksums alone is waited for no longer than this once the bytes are here.
 _BESIDE_WAIT_S = 1.0
 _FOLDERS_MAX = 4096
 
@@ -58,6 +61,7 @@ class Openings:
     def __init__(
         self, asking: Asking, origin: str, catalog: Catalog, flights: Flights, spawn: Spawn,
         *, block_bytes: int, stale_if_error: bool = False,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         self._asking = asking
         self._origin = origin
@@ -66,6 +70,7 @@ class Openings:
         self._spawn = spawn
         self._block_bytes = block_bytes
         self._stale_if_error = stale_if_error
+        self._sleep = sleep
         self._openings: dict[ObjectRef, _Opening] = {}
         # The size last seen in each folder: one object there is much like the next.
         self._sizes: LRUCache[tuple[str, str], int] = LRUCache(_FOLDERS_MAX)
@@ -103,12 +108,17 @@ class Openings:
                 raise
             raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
 
+    async def ask_checksums(self, ref: ObjectRef) -> None:
+        """Of an object whose version is fresh: the catalog knows more then, or nothing new where the origin does not
+        tell in time. A checksum is no reason to hold back, or refuse, bytes that are here."""
+        await self._told(self._beside(ref, self.ask(ref, None)))
+
     async def _open(self, ref: ObjectRef, opening: _Opening, first_byte: int | None) -> None:
         try:
             if first_byte is None:
                 await self._open_by_head(ref, opening)
             else:
-                await self._open_by_get(ref, opening, first_byte // self._block_bytes)
+                await self._open_by_get(ref, opening, first_byte)
         except Signal as error:
             opening.fail(error)
         except Exception as error:  # noqa: BLE001 - top of a task: our bug becomes the waiters' 500
@@ -123,40 +133,51 @@ class Openings:
         self._learn(ref, opening, await self._head(ref))
 
     async def _head(self, ref: ObjectRef) -> ObjectVersion:
-        async with self._asking.reply(OriginRequest("HEAD", ref.bucket, ref.key, headers=_CHECKSUMS)) as reply:
+        async with self._asking.reply(
+            OriginRequest("HEAD", ref.bucket, ref.key, headers=_CHECKSUMS), hedged=True
+        ) as reply:
             return await self._version_of(ref, reply, whole=True)
 
-    async def _open_by_get(self, ref: ObjectRef, opening: _Opening, index: int) -> None:
-        start = index * self._block_bytes
+    async def _open_by_get(self, ref: ObjectRef, opening: _Opening, first_byte: int) -> None:
+        index, inside = divmod(first_byte, self._block_bytes)
+        stop = (index + 1) * self._block_bytes
         # One request that tells all, or a part and a HEAD beside it. The first is for small objects: of a large one
         # too much would be under way when we stop it.
         whole = opening.whole_headers and self._is_small(ref)
-        beside = self._head_beside(ref) if opening.whole_headers and not whole else None
+        beside = self._beside(ref, self._head(ref)) if opening.whole_headers and not whole else None
         headers: Headers = _CHECKSUMS
+        start = 0 if whole else stop - self._block_bytes + fill_start(inside, self._block_bytes)
         if not whole:
-            headers += (("range", f"bytes={start}-{start + self._block_bytes - 1}"),)
-        async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers)) as reply:
+            headers += (("range", f"bytes={start}-{stop - 1}"),)
+        async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers), hedged=True) as reply:
             if reply.status != 416:
                 version = await self._version_of(ref, reply, whole=whole)
                 if beside is not None:
-                    version = await _merged(version, beside)
-                flights = self._adopt(version, index)
+                    told = await self._told(beside)
+                    same = told is not None and (told.etag, told.size) == (version.etag, version.size)
+                    version = told if told is not None and same else version
+                flights = self._adopt(version, index, start, whole=whole)
                 self._learn(ref, opening, version)
-                if flights and _begins_at(reply) == start:
+                if flights and _begins_at(reply) == flights[0].begins_at:
                     await self._flights.pour(flights, reply)
                 elif flights:
                     # It ignored the Range or took another: ask as any fill does, which checks, skips and asks again.
                     self._flights.fill(flights)
                 return
         # Nothing at that offset: the object is shorter, or empty. Only its HEAD can tell how long it is.
-        await self._open_by_head(ref, opening)
+        if beside is not None and (told := await self._told(beside)) is not None:
+            self._learn(ref, opening, told)
+        else:
+            await self._open_by_head(ref, opening)
 
     def _is_small(self, ref: ObjectRef) -> bool:
         """Whether one block will most likely hold it."""
         return self._sizes.get(_folder(ref), self._block_bytes + 1) <= self._block_bytes
 
-    def _head_beside(self, ref: ObjectRef) -> asyncio.Future[ObjectVersion | None]:
-        """What a HEAD tells, asked at the same time as something else; None: it told nothing."""
+    def _beside(
+        self, ref: ObjectRef, question: Coroutine[Any, Any, ObjectVersion]
+    ) -> asyncio.Future[ObjectVersion | None]:
+        """What `question` tells while something else goes on; None: it told nothing."""
         told: asyncio.Future[ObjectVersion | None] = asyncio.get_running_loop().create_future()
 
         def settle(version: ObjectVersion | None) -> None:
@@ -164,18 +185,31 @@ class Openings:
                 told.set_result(version)
 
         async def ask() -> None:
-            with suppress(Signal):
-                settle(await self._head(ref))
+            with suppress(Signal, S3Error):
+                settle(await question)
 
         task = self._spawn(ask(), f"head {ref}")
         task.add_done_callback(lambda _: settle(None))
         return told
 
-    def _adopt(self, version: ObjectVersion, index: int) -> list[Flight]:
-        key = BlockKey(version_id(self._origin, version, self._block_bytes), index)
-        if index * self._block_bytes >= version.size or not self._flights.wanted(key):
+    async def _told(self, beside: asyncio.Future[ObjectVersion | None]) -> ObjectVersion | None:
+        """What was asked beside a thing that is done by now; None: nothing, or it takes much longer."""
+        bound: asyncio.Future[Any] = asyncio.ensure_future(self._sleep(_BESIDE_WAIT_S))
+        try:
+            await asyncio.wait([beside, bound], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            bound.cancel()
+        return beside.result() if beside.done() else None
+
+    def _adopt(self, version: ObjectVersion, index: int, start: int, *, whole: bool) -> list[Flight]:
+        blocks = -(-version.size // self._block_bytes)
+        # Larger than it was taken for: what comes of the next blocks is kept, too, where they are few.
+        count = blocks if whole and index == 0 and blocks <= FIRST_BLOCKS else 1
+        vid = version_id(self._origin, version, self._block_bytes)
+        here = not all(self._flights.wanted(BlockKey(vid, one)) for one in range(index, index + count))
+        if index >= blocks or here:
             return []
-        return self._flights.board(self._origin, version, self._block_bytes, Run(index, 1))
+        return self._flights.board(self._origin, version, self._block_bytes, Run(index, count), start)
 
     def _learn(self, ref: ObjectRef, opening: _Opening, version: ObjectVersion) -> None:
         self._catalog.learn(version, opening.mark)
@@ -203,14 +237,6 @@ class Openings:
             raise NotCacheable(f"{ref} has no strong ETag or no size")
         assert etag is not None
         return ObjectVersion(ref, etag, size, kept, whole and reply.status == 200)
-
-
-async def _merged(version: ObjectVersion, beside: asyncio.Future[ObjectVersion | None]) -> ObjectVersion:
-    """`version` with what a HEAD told of the same; without it when that takes much longer than the GET."""
-    await asyncio.wait([beside], timeout=_BESIDE_WAIT_S)
-    told = beside.result() if beside.done() else None
-    same = told is not None and (told.etag, told.size) == (version.etag, version.size)
-    return told if told is not None and same else version
 
 
 def _folder(ref: ObjectRef) -> tuple[str, str]:

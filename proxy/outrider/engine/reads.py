@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
@@ -27,10 +27,11 @@ from outrider.core.model import (
     block_extent,
     version_id,
 )
-from outrider.core.window import runs_ahead
+from outrider.core.window import WINDOW_BLOCKS_MAX, runs_ahead
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
-from outrider.engine.flights import Flight, Flights
+from outrider.engine.flight import Flight
+from outrider.engine.flights import Flights
 from outrider.engine.openings import NotCacheable, Openings
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Lease
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 # How often one read begins again because the object was overwritten under it. A name that moves faster is relayed.
 _BEGINNINGS = 3
-
-
 # `x-cache` judges a read by its first 8 GiB: a 5 TB object must not hold up everybody else for a header.
 _STATUS_BLOCKS_MAX = 1024
 
@@ -63,6 +62,8 @@ class FilePiece:
     count: int
     source: str
 
+
+OnAsked = Callable[[ObjectVersion, Extent], None]
 
 Piece = FilePiece | bytes
 """Bytes in memory came straight from the origin."""
@@ -123,16 +124,16 @@ class Reads:
 
     async def head(self, ref: ObjectRef, headers: Mapping[str, str]) -> ReadAnswer:
         """Raises what `get` raises."""
-        version, cache = self._fresh(ref, headers), CacheStatus.HIT
-        if version is None or _lacks_checksums(version, headers):
-            version, cache = await self._ask(ref, None, headers), CacheStatus.MISS
+        version, cache = await self._known(ref, headers), CacheStatus.HIT
+        if version is None:
+            version, cache = await self._openings.ask(ref, None), CacheStatus.MISS
         if (early := _conditional(version, headers, cache)) is not None:
             return early
         extent = _extent_of(headers, version)
         return _answer(version, extent, headers, cache, None)
 
-    async def get(self, ref: ObjectRef, headers: Mapping[str, str]) -> ReadAnswer:
-        """`headers` are the request's, names in lower case.
+    async def get(self, ref: ObjectRef, headers: Mapping[str, str], asked: OnAsked | None = None) -> ReadAnswer:
+        """`headers` are the request's, names in lower case. `asked` hears what will be read, before any of it is.
 
         Raises:
             S3Error: what S3 says of the Range or the conditions; ServiceUnavailable: the origin cannot be reached.
@@ -141,9 +142,10 @@ class Reads:
         """
         for _ in range(_BEGINNINGS):
             try:
-                version = self._fresh(ref, headers)
-                if version is None or _lacks_checksums(version, headers):
-                    version = await self._ask(ref, _first_byte(headers), headers)
+                version = await self._known(ref, headers)
+                if version is None:
+                    asks = s3wire.asks_checksums(headers)
+                    version = await self._openings.ask(ref, _first_byte(headers), whole_headers=asks)
             except OriginRefused as refused:
                 if not refused.body:
                     # Asked by HEAD, whose refusals have no words: the origin says them to the GET itself.
@@ -154,6 +156,9 @@ class Reads:
                 return early
             extent = _extent_of(headers, version)
             whole = extent or Extent(0, version.size)
+            if asked is not None:
+                asked(version, whole)
+                asked = None
             body = self._body(version, whole)
             cache = self._status_of(version, whole)
             try:
@@ -181,14 +186,13 @@ class Reads:
             return None
         return version
 
-    async def _ask(self, ref: ObjectRef, first_byte: int | None, headers: Mapping[str, str]) -> ObjectVersion:
-        try:
-            return await self._openings.ask(ref, first_byte, whole_headers=s3wire.asks_checksums(headers))
-        except ServiceUnavailable:
-            # A checksum that nobody can tell us now is no reason to refuse bytes that are here.
-            if (version := self._fresh(ref, headers)) is None:
-                raise
+    async def _known(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion | None:
+        """The same, with its checksums where they are wanted and the origin tells them."""
+        version = self._fresh(ref, headers)
+        if version is None or version.whole_headers or not s3wire.asks_checksums(headers):
             return version
+        await self._openings.ask_checksums(ref)
+        return self._fresh(ref, headers)
 
     # -- which bytes, from where --------------------------------------------------------------------------------
 
@@ -222,8 +226,9 @@ class Reads:
             key = BlockKey(vid, index)
             block = block_extent(index, version.size, self._block_bytes)
             inside = Extent(position - block.start, min(extent.stop, block.stop) - block.start)
-            if not relaying:
-                self._fill_ahead(version, vid, extent, index, index - first_index)
+            filling = not relaying and self._flights.admits()
+            if filling:
+                self._fill_ahead(version, vid, Extent(position, extent.stop), index - first_index)
             if (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
                 try:
                     yield _file_piece(lease, inside, "disk")
@@ -242,20 +247,25 @@ class Reads:
                 except StoreUnavailable:
                     # No room, or a sick disk: what is left of this read goes past the cache where it is not here.
                     relaying = True
-            elif not self._store.has(key) and not relaying:
+            elif not self._store.has(key) and filling:
                 continue  # found bad and deleted, or evicted, since the fills were planned: plan again
             self._metrics.relays.inc()
-            stop = self._relay_stop(version, vid, position, extent.stop)
+            # Where the disk only lags, it is asked again whether it still does.
+            window = WINDOW_BLOCKS_MAX * self._block_bytes
+            relay_max = extent.stop if relaying else min(extent.stop, position + window)
+            stop = self._relay_stop(version, vid, position, relay_max)
             async with aclosing(self._asking.stream(version, Extent(position, stop))) as chunks:
                 async for chunk in chunks:
                     yield chunk
                     position += len(chunk)
 
-    def _fill_ahead(self, version: ObjectVersion, vid: bytes, extent: Extent, index: int, blocks_sent: int) -> None:
-        last = (extent.stop - 1) // self._block_bytes
+    def _fill_ahead(self, version: ObjectVersion, vid: bytes, rest: Extent, blocks_sent: int) -> None:
+        index, last = rest.start // self._block_bytes, (rest.stop - 1) // self._block_bytes
         wanted = self._flights.wanted
         for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i))):
-            self._flights.fill(self._flights.board(self._origin, version, self._block_bytes, run))
+            if run.first > index and not self._flights.admits():
+                break
+            self._flights.fill(self._flights.board(self._origin, version, self._block_bytes, run, rest.start))
 
     def _relay_stop(self, version: ObjectVersion, vid: bytes, position: int, stop: int) -> int:
         """Where the run of missing blocks ends that `position` lies in: one GET relays it."""
@@ -306,11 +316,6 @@ def _extent_of(headers: Mapping[str, str], version: ObjectVersion) -> Extent | N
     if spec is None:
         raise NotCacheable("an unusual Range")
     return ranges.resolve(spec, version.size)
-
-
-def _lacks_checksums(version: ObjectVersion, headers: Mapping[str, str]) -> bool:
-    """Whether the request wants to know what only a question about the whole object tells."""
-    return s3wire.asks_checksums(headers) and not version.whole_headers
 
 
 def _conditional(version: ObjectVersion, headers: Mapping[str, str], cache: CacheStatus) -> ReadAnswer | None:

@@ -10,19 +10,21 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from email.utils import formatdate
 from itertools import count
 
-from outrider.core import freshness, ranges, s3wire
+from outrider.core import ranges, s3wire
 from outrider.core.canonical import parse_query
 from outrider.core.errors import InvalidRange, S3Error
 from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.payload import payload_rule
 from outrider.core.plainread import PlainRead, recognise
 from outrider.core.s3wire import Kind, Operation
 from outrider.core.sigv4 import SignedRequest
 from outrider.engine.hits import Hits, Known
-from outrider.http.access import Access
+from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog, subject_of
 from outrider.http.wire import SocketWire, in_memory
 from outrider.metrics import Metrics
@@ -32,6 +34,12 @@ _SUBJECTS_MAX = 8192
 _QUERIES_MAX = 1024
 # Sent before the loop turns to others.
 _BYTES_AT_ONCE = 1024 * 1024
+
+
+_NOBODY = Who(None, None, payload_rule(()))
+
+OnHit = Callable[[str, ObjectVersion, Extent], None]
+"""Who read (see `access.reader_name`), what, and which bytes of it."""
 
 
 @dataclass(slots=True)
@@ -62,23 +70,31 @@ class Begun:
     version: ObjectVersion
     head: bytes
     rest: Extent
-    method: str
     asked_range: str | None
     status: int
     sent: int
     request_id: str
     started: float
     client: str
+    reader: str
+
+    @property
+    def extent(self) -> Extent:
+        """All that was asked for."""
+        return Extent(self.rest.start - self.sent, self.rest.stop)
 
 
 class FastLane:
     """Owned by the S3 port. Counts and logs what it answered by itself."""
 
     def __init__(
-        self, hits: Hits, access: Access, metrics: Metrics, access_log: AccessLog, *, domains: tuple[str, ...] = ()
-    ) -> None:
+        self, hits: Hits, access: Access, note: OnHit, metrics: Metrics, access_log: AccessLog,
+        *, domains: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """`note` hears of each read that was answered here; in the thread that answers."""
         self._hits = hits
         self._access = access
+        self._note = note
         self._metrics = metrics
         self._access_log = access_log
         self._domains = domains
@@ -97,16 +113,13 @@ class FastLane:
         metrics.before_reading.append(self._tell_metrics)
 
     def answer(self, data: bytes, wire: SocketWire) -> bool | Begun:
-        """Answer `data`, a whole request, now. False: it is not one for here, and nothing was sent.
-
-        Raises OSError: the client is gone.
-        """
+        """Answer `data`, a whole request, now. False: it is not one for here, and nothing was sent."""
         started = time.perf_counter()
         read = recognise(data)
         if read is None or (subject := self._subject(read)) is None:
             return False
-        client = self._admitted(read, subject)
-        if client is None:
+        who = self._admitted(read, subject)
+        if who is None:
             return False
         version = subject.known.version
         try:
@@ -116,7 +129,7 @@ class FastLane:
         if extent is None:
             return False
         if read.method == "HEAD" or extent.length == 0:
-            return self._send(read, subject, wire, Extent(0, 0), None, started, client)
+            return self._send(read, subject, wire, Extent(0, 0), None, started, who)
         first = self._hits.first_block(subject.known, extent)
         if first is None:
             return False
@@ -125,7 +138,7 @@ class FastLane:
             fd, length = lease.block.fd, min(length, _BYTES_AT_ONCE)
             if not in_memory(fd, offset, length):
                 return False
-            return self._send(read, subject, wire, extent, (fd, offset, length), started, client)
+            return self._send(read, subject, wire, extent, (fd, offset, length), started, who)
         finally:
             lease.release()
 
@@ -146,7 +159,10 @@ class FastLane:
         version = subject.known.version
         if read.checksums and read.range is None and not version.whole_headers:
             return None
-        if read.if_match is not None and not _names_plainly(read.if_match, version):
+        if read.if_match is not None and read.if_match not in (version.etag, version.etag[1:-1]):
+            return None
+        # What stores make of a Range or a condition on a folder's own key differs.
+        if (read.range is not None or read.if_match is not None) and version.ref.key.endswith("/"):
             return None
         return subject
 
@@ -178,10 +194,10 @@ class FastLane:
             self._harmless_queries[query] = harmless
         return harmless
 
-    def _admitted(self, read: PlainRead, subject: _Subject) -> str | None:
-        """The client's name, `-` for nobody in particular; None: refused, or not to be judged here."""
+    def _admitted(self, read: PlainRead, subject: _Subject) -> Who | None:
+        """None: refused, or not to be judged here."""
         if self._access.is_open:
-            return "-"
+            return _NOBODY
         host = s3wire.bucket_of_host(read.host, self._domains)
         signed = SignedRequest(read.method, read.path.decode("ascii"), read.query.decode("ascii"), read.headers())
         try:
@@ -193,31 +209,40 @@ class FastLane:
                 subject.allowed.add(who.client.access_key)
         except S3Error:
             return None
-        return who.client.name
+        return who
 
     # -- the reply -----------------------------------------------------------------------------------------------
 
     def _send(
         self, read: PlainRead, subject: _Subject, wire: SocketWire, extent: Extent,
-        piece: tuple[int, int, int] | None, started: float, client: str,
+        piece: tuple[int, int, int] | None, started: float, who: Who,
     ) -> bool | Begun:  # fmt: skip
         request_id = f"{next(self._ids):016X}"
         status = 200 if read.range is None else 206
         head = self._head(read, subject, extent, request_id)
-        taken = wire.send_now(head, more=piece is not None)
-        sent = 0
-        if taken == len(head) and piece is not None:
-            sent = wire.send_file_now(*piece)
+        taken = sent = 0
+        try:
+            taken = wire.send_now(head, more=piece is not None)
+            if taken == len(head) and piece is not None:
+                sent = wire.send_file_now(*piece)
+        except OSError:
+            # The client is gone, or the disk fails: the long way hears the same, cuts and tells it.
+            sent = 0
         seconds = time.perf_counter() - started
         self._first_byte_s[read.method.lower()].observe(seconds)
+        version = subject.known.version
+        client = who.client.name if who.client is not None else "-"
+        reader = reader_name(who, wire.peer)
         if taken < len(head) or sent < extent.length:
             rest = Extent(extent.start + sent, extent.stop)
-            version = subject.known.version
-            return Begun(subject.operation, version, head[taken:], rest, read.method, read.range, status, sent,
-                         request_id, started, client)  # fmt: skip
+            operation = replace(subject.operation, kind=Kind(read.method.lower()), method=read.method)
+            return Begun(operation, version, head[taken:], rest, read.range, status, sent, request_id, started, client,
+                         reader)  # fmt: skip
         answered = (read.method, status)
         self._answered[answered] = self._answered.get(answered, 0) + 1
         self._served_bytes += sent
+        if extent.length:
+            self._note(reader, version, extent)
         self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id, client, read.range)
         return True
 
@@ -262,10 +287,6 @@ def _extent(read: PlainRead, version: ObjectVersion) -> Extent | None:
         return Extent(0, version.size)
     spec = ranges.parse(read.range)
     return None if spec is None else ranges.resolve(spec, version.size)
-
-
-def _names_plainly(if_match: str, version: ObjectVersion) -> bool:
-    return if_match in (version.etag, version.etag[1:-1]) and freshness.are_plain((("if-match", if_match),))
 
 
 def _head(status: int, headers: Headers) -> bytes:

@@ -33,7 +33,7 @@ from outrider.core.errors import (
     S3Error,
     SlowDown,
 )
-from outrider.core.model import Headers
+from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.postform import is_form
 from outrider.core.s3wire import Forgets, Kind, Operation
 from outrider.core.sigv4 import SignedRequest
@@ -42,7 +42,8 @@ from outrider.engine.forms import incoming_form
 from outrider.engine.forwards import Forwards
 from outrider.engine.hits import Hits
 from outrider.engine.openings import NotCacheable
-from outrider.engine.reads import Body, CacheStatus, ReadAnswer, Reads
+from outrider.engine.prefetch import Prefetch
+from outrider.engine.reads import Body, CacheStatus, OnAsked, ReadAnswer, Reads
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog
@@ -68,6 +69,7 @@ _HITS_TO_LEND_OUT = 8
 _LINGER_S = 2.0
 # How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
 _GOODBYE_S = 0.5
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass(slots=True)
@@ -81,6 +83,8 @@ class _Asked:
     started: float = field(default_factory=time.perf_counter)
     operation: Operation | None = None
     client: str = "-"
+    reader: str | None = None
+    """Who reads, once it is known that and what (see `access.reader_name`)."""
     cache: CacheStatus = CacheStatus.BYPASS
 
     @property
@@ -96,7 +100,7 @@ class _Asked:
 class Connection(RequestHandler):
     """One client connection: aiohttp's parser and keep-alive, our own errors and our own sending side."""
 
-    __slots__ = ("_data", "_head_timer", "_hits_in_a_row", "begun", "closed", "server", "wire")
+    __slots__ = ("_data", "_head_timer", "_hits_in_a_row", "_parser_is_clean", "begun", "closed", "server", "wire")
 
     def __init__(self, server: S3Server, data: bytes = b"", **options: Any) -> None:
         """`data`: what the client had sent before it came here."""
@@ -105,6 +109,7 @@ class Connection(RequestHandler):
         self._data = data
         self._hits_in_a_row = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._parser_is_clean = True
         self.begun: Begun | None = None
         self.closed = asyncio.Event()
 
@@ -125,6 +130,7 @@ class Connection(RequestHandler):
         if self._is_idle() and self._answered_at_once(data):
             return
         super().data_received(data)
+        self._parser_is_clean = self._ends_a_head(data)
         # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long.
         if self._is_asked():
             self._stop_head_timer()
@@ -133,21 +139,26 @@ class Connection(RequestHandler):
             self._head_timer = loop.call_later(self.server.client_timeout_s, self._head_is_late)
 
     def _is_idle(self) -> bool:
-        """No request is under way or in the parser, and none has to be turned away."""
+        """No request is under way, none half in the parser, and none has to be turned away."""
+        # A connection that closes has its waiter cancelled.
         waiter = self._waiter
-        if waiter is None or waiter.done() or self._head_timer is not None:
-            return False
-        return not (self._close or self._force_close)
+        return waiter is not None and not waiter.done() and self._parser_is_clean
+
+    def _ends_a_head(self, data: bytes) -> bool:
+        """Whether `data`, now in the parser, ended with the head of a request: the next byte begins another, or a body,
+        during which the connection is not idle.
+
+        The parser does not tell what it holds. Else a request that is split over packets could have a header's value
+        taken for a request. May be False where it is true.
+        """
+        # What came after the last head, and ended so, would be a head of its own.
+        return bool(self._messages) and data.endswith(b"\r\n\r\n")
 
     def _answered_at_once(self, data: bytes) -> bool:
         wire = self.wire
-        if not isinstance(wire, SocketWire):
+        if not isinstance(wire, SocketWire) or self.server.is_full:
             return False
-        try:
-            answered = self.server.fast_lane.answer(data, wire)
-        except OSError:
-            self.force_close()
-            return True
+        answered = self.server.fast_lane.answer(data, wire)
         # aiohttp takes a connection on which it saw nothing for an idle one.
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if answered is True:
@@ -165,7 +176,7 @@ class Connection(RequestHandler):
     def close(self) -> None:
         # aiohttp would leave an idle connection open, and deaf, until the drain has ended: a client's next request
         # would wait for that.
-        idle = self._waiter is not None
+        idle = self._waiter is not None and not self._waiter.done()
         super().close()
         if idle:
             self.force_close()
@@ -206,7 +217,7 @@ class S3Server(web.Server):
     """The protocol factory of the S3 port."""
 
     def __init__(
-        self, reads: Reads, hits: Hits, forwards: Forwards, access: Access, steering: Steering,
+        self, reads: Reads, hits: Hits, forwards: Forwards, prefetch: Prefetch, access: Access, steering: Steering,
         metrics: Metrics, *, domains: tuple[str, ...] = (), requests_max: int, client_timeout_s: float,
     ) -> None:  # fmt: skip
         super().__init__(self._handle)
@@ -214,11 +225,12 @@ class S3Server(web.Server):
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-read")
         access_log = AccessLog()
         self._tally = Tally(metrics, access_log)
-        self._fast_lane = partial(FastLane, hits, access, metrics, domains=domains)
+        self._fast_lane = partial(FastLane, hits, access, prefetch.note, metrics, domains=domains)
         self.fast_lane = self._fast_lane(access_log)
         self.workers: Workers | None = None
         self._reads = reads
         self._forwards = forwards
+        self._prefetch = prefetch
         self._access = access
         self._steering = steering
         self._metrics = metrics
@@ -230,6 +242,11 @@ class S3Server(web.Server):
     def in_flight(self) -> int:
         return self._tally.in_flight
 
+    @property
+    def is_full(self) -> bool:
+        """As many requests are under way as may be: the next is refused."""
+        return self._tally.in_flight >= self._requests_max
+
     async def idle(self) -> None:
         """Returns once no request is under way."""
         await self._tally.idle()
@@ -237,7 +254,7 @@ class S3Server(web.Server):
     def work_with(self, threads: int, new_loop: NewLoop) -> Workers:
         """Share the hits with so many more loops, each in a thread of its own."""
         lanes = [self._fast_lane(AccessLog()) for _ in range(threads)]
-        self.workers = Workers(lanes, self, self.readers, new_loop, lambda: len(self.connections))
+        self.workers = Workers(lanes, self, self.readers, new_loop, lambda: len(self.connections) + len(self._moving))
         return self.workers
 
     async def stop(self) -> None:
@@ -260,14 +277,21 @@ class S3Server(web.Server):
         self._moving.add(task)
         task.add_done_callback(self._moving.discard)
 
+    def _begun_again(self, begun: Begun) -> None:
+        if begun.extent.length:
+            self._prefetch.asked(begun.reader, begun.version, begun.extent, checksums=False)
+
     def lend(self, begun: Begun) -> Body:
         self._tally.began()
+        self._begun_again(begun)
         return self._reads.resume(begun.version, begun.rest)
 
     def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
+        operation = begun.operation
+        self._prefetch.sent(begun.reader, operation.ref)
         self._tally.ended(
             Ended(
-                begun.request_id, begun.method.lower(), begun.method, begun.operation, begun.asked_range, begun.client,
+                begun.request_id, operation.kind.value, operation.method, operation, begun.asked_range, begun.client,
                 begun.status, CacheStatus.HIT.value, sent, begun.started, cut,
             )
         )  # fmt: skip
@@ -311,6 +335,11 @@ class S3Server(web.Server):
             protocol.begun = None
             return self._resumed(asked, begun)
         try:
+            if _expects_continue(asked) and not request.body_exists:
+                # RFC 9110 section 10.1.1 asks for none of this. But botocore expects with nothing to send; an old one
+                # (in awscli 1.46.2) takes a final answer without a 100 before it for an early one, keeps
+                # its status line for the next answer on the connection, and hangs there.
+                await asked.wire.send(_CONTINUE)
             if self._tally.in_flight > self._requests_max:
                 raise SlowDown(headers=(("retry-after", "1"),))
             return await self._answer(asked)
@@ -355,7 +384,9 @@ class S3Server(web.Server):
         try:
             if operation.kind is Kind.HEAD:
                 return self._read_reply(asked, await self._reads.head(operation.ref, plain))
-            return self._read_reply(asked, await self._reads.get(operation.ref, plain))
+            return self._read_reply(
+                asked, await self._reads.get(operation.ref, plain, self._on_asked(asked, who, plain))
+            )
         except (NotCacheable, InvalidRange, PreconditionFailed):
             # A refusal is the origin's to give, in its own words: it may know of a newer version, and its readings of
             # a Range past the end differ from store to store.
@@ -376,10 +407,21 @@ class S3Server(web.Server):
         answer = await self._steering.answer(Steered(operation, asked.headers, who, client, read_body))
         return self._reply(asked, answer.status, answer.headers, answer.body, None)
 
+    def _on_asked(self, asked: _Asked, who: Who, headers: dict[str, str]) -> OnAsked:
+        reader = reader_name(who, asked.request.get_extra_info("peername"))
+
+        def tell(version: ObjectVersion, extent: Extent) -> None:
+            asked.reader = reader
+            self._prefetch.asked(reader, version, extent, checksums=s3wire.asks_checksums(headers))
+
+        return tell
+
     def _resumed(self, asked: _Asked, begun: Begun) -> Reply:
         """What the fast lane began, and its socket did not take at once."""
         asked.operation, asked.cache = begun.operation, CacheStatus.HIT
         asked.id, asked.started, asked.client = begun.request_id, begun.started, begun.client
+        self._begun_again(begun)
+        asked.reader = begun.reader
         body = self._reads.resume(begun.version, begun.rest) if begun.rest.length else None
         return Reply(begun.status, (), wire=asked.wire, body=body, length=begun.rest.length, on_end=self._on_end(asked),
                      head=begun.head, sent=Counter(disk=begun.sent))  # fmt: skip
@@ -444,8 +486,8 @@ class S3Server(web.Server):
         """
         content = asked.request.content
         try:
-            if _expects_continue(asked) and asked.request.version >= HttpVersion11:
-                await asked.wire.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if _expects_continue(asked):
+                await asked.wire.send(_CONTINUE)
             while not content.at_eof():
                 async with asyncio.timeout(self.client_timeout_s):
                     chunk = await content.readany()
@@ -465,6 +507,8 @@ class S3Server(web.Server):
         return lambda reply, sent, cut: self._ended(asked, reply.status, sent, cut)
 
     def _ended(self, asked: _Asked, status: int | None, sent: Sent, cut: str | None) -> None:
+        if asked.reader is not None and asked.operation is not None:
+            self._prefetch.sent(asked.reader, asked.operation.ref)
         self._tally.ended(
             Ended(
                 asked.id, asked.op, asked.request.method, asked.operation, dict(asked.headers).get("range"),
@@ -491,7 +535,8 @@ def _check_framing(asked: _Asked) -> None:
 
 
 def _expects_continue(asked: _Asked) -> bool:
-    return asked.request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+    request = asked.request
+    return request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:

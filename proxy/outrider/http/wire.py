@@ -57,6 +57,8 @@ class SocketWire:
         self._transport: asyncio.Transport | None = transport
         original = transport.get_extra_info("socket")
         self._readers = readers
+        self.peer = transport.get_extra_info("peername")
+        """Whom it goes to: the address that the socket tells."""
         self._socket: socket.socket | None = socket.socket(fileno=os.dup(original.fileno()))
         self._socket.setblocking(False)
         self._waiter: asyncio.Future[None] | None = None

@@ -1,0 +1,187 @@
+"""`outrider bench`: one's own bucket, read directly, through an empty cache and through a full one, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outrider.adapters.credentials import AwsCredentials
+from outrider.adapters.origin import HttpOrigin
+from outrider.adapters.system import new_event_loop
+from outrider.app import DEFAULT_REGION, running
+from outrider.cli import environment, options
+from outrider.core.concurrency import Concurrency
+from outrider.core.errors import Signal
+from outrider.core.hedging import Hedging
+from outrider.engine.asking import Asking, Patience
+from outrider.engine.survey import Survey
+from outrider.engine.turns import Turns
+from outrider.metrics import Metrics
+from outrider.ports import OriginRequest
+from outrider.settings import Settings, SettingsError
+
+_WAYS = ("direct", "cold", "warm")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One way of reading all objects once: MB/s in all, milliseconds to an object's first byte."""
+
+    way: str
+    megabytes_per_s: float
+    first_byte_ms: float
+    slowest_first_byte_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    bucket: str
+    keys: Sequence[str]
+    total_bytes: int
+
+
+def bench(
+    url: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="What to read.")],
+    objects: Annotated[int, typer.Option(min=1, help="How many of the objects there.")] = 16,
+    readers: Annotated[int, typer.Option(min=1, help="How many are read at a time.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are told.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    origin: options.Origin = None,
+    region: options.Region = None,
+    block_size: options.BlockSize = None,
+    config: options.Config = None,
+) -> None:
+    """Read objects of a bucket directly, through an empty cache and through a full one, and compare.
+
+    The cache is a directory of its own, removed at the end. Traffic: twice the objects' bytes for each round.
+
+    Example: outrider bench s3://my-bucket/train/ --objects 32 --readers 8
+    """
+    logging.getLogger().setLevel(logging.ERROR)
+    given = {"origin": origin, "region": region, "block_size": block_size}
+    with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
+        fixed = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "cache_dir": directory, "prefetch": "object"}
+        settings = environment.load({**given, **fixed}, config, {})
+        found = None if settings.origin is not None else environment.endpoint_in(os.environ)
+        if found is not None:
+            settings = settings.model_copy(update={"origin": found[1]})
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            try:
+                measured = runner.run(_bench(settings, url, objects, readers, rounds, quiet=as_json))
+            except (SettingsError, Signal, OSError) as error:
+                typer.echo(f"outrider: {error}", err=True)
+                raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in measured]))
+    else:
+        Console().print(_table(measured))
+
+
+async def _bench(settings: Settings, url: str, count: int, readers: int, rounds: int, *, quiet: bool) -> list[Measured]:
+    credentials, metrics = AwsCredentials(), Metrics()
+    region = settings.region or await credentials.region() or DEFAULT_REGION
+    endpoint = settings.origin or f"https://s3.{region}.amazonaws.com"
+    found: dict[str, list[Measured]] = {way: [] for way in _WAYS}
+    async with _origin(endpoint, region, credentials, metrics) as bucket:
+        objects = await _objects(bucket, metrics, url, count)
+        if not quiet:
+            size = f"{objects.total_bytes / 1e6:.1f} MB"
+            typer.echo(f"{len(objects.keys)} objects, {size}, {readers} at a time", err=True)
+        for number in range(rounds):
+            found["direct"].append(await _read(bucket, "direct", objects, readers))
+            with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
+                async with (
+                    running(settings.model_copy(update={"cache_dir": Path(directory)})) as outrider,
+                    _origin(outrider.endpoint, region, credentials, metrics) as proxy,
+                ):
+                    found["cold"].append(await _read(proxy, "cold", objects, readers))
+                    found["warm"].append(await _read(proxy, "warm", objects, readers))
+            if not quiet:
+                rates = ", ".join(f"{way} {found[way][-1].megabytes_per_s:.0f} MB/s" for way in _WAYS)
+                typer.echo(f"round {number + 1} of {rounds}: {rates}", err=True)
+    return [_median(found[way]) for way in _WAYS]
+
+
+@asynccontextmanager
+async def _origin(
+    endpoint: str, region: str, credentials: AwsCredentials, metrics: Metrics
+) -> AsyncIterator[HttpOrigin]:
+    origin = HttpOrigin(endpoint, region, credentials, metrics, time.time, connections=256)
+    await origin.open()
+    try:
+        yield origin
+    finally:
+        await origin.close()
+
+
+async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -> _Objects:
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not parts.netloc:
+        raise SettingsError(f"{url}: write s3://BUCKET/PREFIX.")
+    prefix = parts.path.lstrip("/")
+    asking = Asking(bucket, Patience(), metrics, Turns(Concurrency(1), time.monotonic), Hedging())
+    listed = await Survey(asking).objects(parts.netloc, prefix)
+    chosen = [(key, size) for key, size in listed if size > 0][:count]
+    if not chosen:
+        raise SettingsError(f"{url}: no objects there, or no permission to list them. `outrider doctor` tells which.")
+    return _Objects(parts.netloc, [key for key, _ in chosen], sum(size for _, size in chosen))
+
+
+async def _read(origin: HttpOrigin, way: str, objects: _Objects, readers: int) -> Measured:
+    waiting = list(reversed(objects.keys))
+    first_bytes_s: list[float] = []
+
+    async def read() -> None:
+        while waiting:
+            key = waiting.pop()
+            started = time.perf_counter()
+            async with origin.send(OriginRequest("GET", objects.bucket, key)) as reply:
+                if reply.status != 200:
+                    raise SettingsError(f"s3://{objects.bucket}/{key}: the {way} read was answered {reply.status}.")
+                async with aclosing(reply.chunks()) as chunks:
+                    await anext(chunks, b"")
+                    first_bytes_s.append(time.perf_counter() - started)
+                    async for _ in chunks:
+                        pass
+
+    started = time.perf_counter()
+    await asyncio.gather(*(read() for _ in range(readers)))
+    rate = objects.total_bytes / (time.perf_counter() - started) / 1e6
+    return Measured(way, rate, median(first_bytes_s) * 1e3, max(first_bytes_s) * 1e3)
+
+
+def _median(rounds: Sequence[Measured]) -> Measured:
+    return Measured(
+        rounds[0].way,
+        round(median(one.megabytes_per_s for one in rounds), 1),
+        round(median(one.first_byte_ms for one in rounds), 2),
+        round(median(one.slowest_first_byte_ms for one in rounds), 2),
+    )
+
+
+def _table(measured: Sequence[Measured]) -> Table:
+    table = Table()
+    for heading in ("way", "MB/s", "of direct", "first byte ms, median", "slowest"):
+        table.add_column(heading, justify="left" if heading == "way" else "right")
+    direct = measured[0].megabytes_per_s
+    for one in measured:
+        table.add_row(
+            one.way, f"{one.megabytes_per_s:,.0f}", f"{one.megabytes_per_s / direct:.2f} x",
+            f"{one.first_byte_ms:.1f}", f"{one.slowest_first_byte_ms:.1f}",
+        )  # fmt: skip
+    return table

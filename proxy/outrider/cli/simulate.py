@@ -1,0 +1,223 @@
+"""`outrider simulate`: what a cache of some size would do for a job, in virtual time, by the proxy's own policy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.cli.options import refused
+from outrider.settings import parse_bytes
+from outrider.simulator.logs import requests_of
+from outrider.simulator.optimal import optimal_hits
+from outrider.simulator.run import Epoch, Machine, Simulation
+from outrider.simulator.worlds import ORDERS, JobSpec, OrderKind, Request, Shards, order_of
+
+POLICIES = ("epoch", "lru", "fifo", "none")
+_HEADINGS = ("cache", "policy", "job", "epoch", "hits", "traffic", "stall", "waste")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line: parts of 1; None: not defined for this policy. `cache` is the part of the data that fits in."""
+
+    cache: float
+    policy: str
+    job: str
+    epoch: int
+    hits: float
+    traffic: float
+    stall: float | None
+    waste: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is simulated: made-up jobs or logged requests, and the machine apart from the cache's size."""
+
+    jobs: list[JobSpec]
+    requests: list[Request]
+    data_bytes: int
+    origin_bytes_s: float
+    latency_s: float
+    block_bytes: int
+    listing: bool
+
+    def machine(self, cache: float) -> Machine:
+        return Machine(int(cache * self.data_bytes), self.origin_bytes_s, self.latency_s, self.block_bytes,
+                       listing=self.listing)  # fmt: skip
+
+
+def simulate(
+    log: Annotated[
+        Path | None, typer.Argument(help="A proxy's JSON log: its own requests, when they came. None: a made-up job.")
+    ] = None,
+    shards: Annotated[int, typer.Option(min=1, help="Shards in the dataset.")] = 1000,
+    size: Annotated[str, typer.Option(help="Size of a shard.", metavar="BYTES")] = "64MiB",
+    readers: Annotated[int, typer.Option(min=1, help="Loader workers, each with its part of the shards.")] = 8,
+    order: Annotated[str, typer.Option(help="Order of reads.", metavar="|".join(ORDERS))] = "repeated",
+    cache: Annotated[
+        str, typer.Option(help="Cache as parts of the data; several make a sweep.", metavar="%,%,...")
+    ] = "25%",
+    bandwidth: Annotated[
+        str, typer.Option(help="Of the origin: bytes a second, or times what the jobs read.")
+    ] = "1.3x",
+    latency: Annotated[float, typer.Option(min=0, help="Of each block from the origin, in seconds.")] = 0.05,
+    compute: Annotated[str, typer.Option(help="What one reader takes in a second.", metavar="BYTES")] = "50MiB",
+    epochs: Annotated[int, typer.Option(min=1)] = 3,
+    jobs: Annotated[int, typer.Option(min=1, max=16, help="Jobs over the same dataset.")] = 1,
+    lag: Annotated[int, typer.Option(min=0, help="Shards by which each job begins after the one before.")] = 50,
+    switch: Annotated[bool, typer.Option("--switch", help="Then as many epochs over another dataset.")] = False,
+    told: Annotated[bool, typer.Option("--told", help="The order is announced as each epoch begins.")] = False,
+    listing: Annotated[bool, typer.Option("--list/--no-list", help="The bucket may be listed.")] = True,
+    block_size: Annotated[str, typer.Option(metavar="BYTES")] = "8MiB",
+    policy: Annotated[str, typer.Option(help="Policies to compare.")] = "epoch,lru,fifo,none,opt",
+    seed: Annotated[int, typer.Option(help="Names the made-up order.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="A picture of hits by cache size; needs matplotlib.")] = None,
+) -> None:
+    """Run the proxy's own policy over a job in virtual time, beside others, and print what came of each epoch.
+
+    hits: the whole shard was here when its reader asked for it (on its way is no hit). traffic: bytes from the origin
+    as a part of the dataset. stall: the part of the time that readers waited. waste: fetched ahead, evicted unread.
+    opt: the best that eviction alone could do. Examples:
+
+    \b
+    outrider simulate --cache 10%,25%,50%
+    outrider simulate --order fresh --policy epoch,lru --plot hits.png
+    outrider simulate proxy.log --cache 5%,10%,20% --bandwidth 200MiB
+    """
+    try:
+        caches = [_part(text) for text in cache.split(",")]
+        policies = _policies(policy)
+        kind = next((known for known in ORDERS if known == order), None)
+        if kind is None:
+            raise ValueError(f"--order {order}: must be one of {', '.join(ORDERS)}")
+        if log is not None:
+            requests = requests_of(log.read_text(encoding="utf-8", errors="replace").splitlines())
+            question = _logged(requests, bandwidth, latency, parse_bytes(block_size), listing)
+        else:
+            reader_bytes_s = float(parse_bytes(compute))
+            made_up = _made_up(
+                shards, parse_bytes(size), readers, kind, reader_bytes_s, epochs, seed, told, jobs, lag, switch
+            )
+            demand = sum(readers * job.reader_bytes_s for job in made_up[:jobs])
+            data = sum({job.shards: job.shards.count * job.shards.size for job in made_up[:jobs]}.values())
+            question = Question(made_up, [], data, _rate(bandwidth, demand), latency, parse_bytes(block_size), listing)
+    except (ValueError, OSError) as error:
+        raise refused(error) from error
+    rows = [row for part in caches for name in policies for row in rows_of(question, part, name)]
+    typer.echo(json.dumps([asdict(row) for row in rows]) if as_json else table(rows))
+    if plot is not None:
+        _plot(rows, plot)
+
+
+def _made_up(
+    count: int, size: int, readers: int, order: OrderKind, reader_bytes_s: float, epochs: int, seed: int, told: bool,
+    jobs: int, lag: int, switch: bool,
+) -> list[JobSpec]:  # fmt: skip
+    everything = list(range(count))
+    shard_s = size / reader_bytes_s / readers
+    return [
+        JobSpec(
+            f"{name} {number + 1}" if jobs > 1 else name,
+            Shards(count, size, name),
+            order_of(order, everything, readers, seed + turn),
+            epochs,
+            reader_bytes_s,
+            f"10.0.0.{number + 1}",
+            # A tenth more than the first dataset's reading takes, so that it has ended.
+            number * lag * shard_s + turn * 1.1 * epochs * count * shard_s,
+            told,
+        )
+        for turn, name in enumerate(("train", "other") if switch else ("train",))
+        for number in range(jobs)
+    ]
+
+
+def _logged(requests: list[Request], bandwidth: str, latency_s: float, block_bytes: int, listing: bool) -> Question:
+    if not requests:
+        raise ValueError("no answered GET in this log; is it JSON (--log-format json)?")
+    sizes = {(request.bucket, request.key): request.size for request in requests}
+    lasted_s = max(requests[-1].at, 1.0)
+    demand = sum(request.stop - request.start for request in requests) / lasted_s
+    return Question([], requests, sum(sizes.values()), _rate(bandwidth, demand), latency_s, block_bytes, listing)
+
+
+def _part(text: str) -> float:
+    try:
+        part = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        part = 0.0
+    if part <= 0:
+        raise ValueError(f"--cache {text}: must be a part of the data, such as 25%")
+    return part
+
+
+def _policies(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in (*POLICIES, "opt"):
+            raise ValueError(f"--policy {name}: must be one of {', '.join((*POLICIES, 'opt'))}")
+    return names
+
+
+def _rate(text: str, demand_bytes_s: float) -> float:
+    if text.endswith("x"):
+        return float(text.removesuffix("x")) * demand_bytes_s
+    return float(parse_bytes(text))
+
+
+def rows_of(question: Question, cache: float, policy: str) -> list[Row]:
+    machine = question.machine(cache)
+    run = Simulation(machine, "none" if policy == "opt" else policy, question.jobs, question.requests)
+    epochs = run.run()
+    if policy == "opt":
+        return _optimal(run, epochs, machine, cache)
+    return [Row(cache, policy, one.job, one.number, one.hit_ratio, one.traffic, one.stall, one.waste) for one in epochs]
+
+
+def _optimal(run: Simulation, epochs: list[Epoch], machine: Machine, cache: float) -> list[Row]:
+    """Belady over the order of reads, which is taken from a run; in objects, so of their mean size."""
+    mean_bytes = sum(of.version.size for of in run.objects.values()) / len(run.objects)
+    hits = optimal_hits([ref for ref, _ in run.opened], int(machine.capacity_bytes / mean_bytes))
+    rows = []
+    for epoch in epochs:
+        own = [hit for hit, (_, row) in zip(hits, run.opened, strict=True) if row is epoch]
+        ratio = sum(own) / max(1, len(own))
+        missed_bytes = len(own) * (1 - ratio) * mean_bytes
+        rows.append(Row(cache, "opt", epoch.job, epoch.number, ratio, missed_bytes / epoch.dataset_bytes, None, None))
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    lines: list[tuple[str, ...]] = [_HEADINGS]
+    for row in rows:
+        numbers = ("" if value is None else f"{value:.3f}" for value in (row.hits, row.traffic, row.stall, row.waste))
+        lines.append((f"{row.cache:.0%}", row.policy, row.job, str(row.epoch), *numbers))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADINGS))]
+    return "\n".join("  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _plot(rows: list[Row], file: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise refused(ValueError("--plot needs matplotlib: pip install 'outrider[plot]'")) from error
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    last = max(row.epoch for row in rows)
+    for name in dict.fromkeys(row.policy for row in rows):
+        points: dict[float, list[float]] = {}
+        for row in rows:
+            if row.policy == name and row.epoch == last:
+                points.setdefault(row.cache, []).append(row.hits)
+        axes.plot(
+            [100 * part for part in points], [sum(hits) / len(hits) for hits in points.values()], "o-", label=name
+        )
+    axes.set(xlabel="cache, % of the data", ylabel=f"hit ratio in epoch {last}", ylim=(-0.02, 1.02))
+    axes.legend()
+    figure.savefig(file)

@@ -1,0 +1,274 @@
+"""How far a job has come in its epoch over a dataset: what was read, what is left, in which order.
+
+A *pass* is one epoch of one job over one dataset: no key twice. Keys are small numbers within their dataset; what a
+pass knows of them stands in arrays, so that a million keys take some twenty megabytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+# How many of the last reads tell where a pass is: odd, for the median.
+_RECENT = 9
+# Of the evidence for or against a known order, this part is the newest read's.
+_NEWEST = 1 / 8
+# Before anything is known: a second epoch repeats the first one's order (WebDataset's default), a first one has none.
+ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY = 0.65, 0.5, 0.2
+# A pause that came once comes again (a batch, a validation): remembered over some 500 reads.
+_PAUSE_KEPT = 0.998
+
+
+def blanks(count: int) -> array[int]:
+    """`count` times -1."""
+    return array("i", b"\xff\xff\xff\xff" * count)
+
+
+class Learned:
+    """An order in which a dataset was read, after its job has gone or the proxy was restarted."""
+
+    def __init__(self, keys: array[int], place: array[int] | None, key_count: int, period_s: float) -> None:
+        self._keys = keys
+        self.period_s = period_s
+        self._place = place
+        if place is None:
+            self._place = blanks(key_count)
+            for index, key in enumerate(keys):
+                self._place[key] = index
+
+    def where(self, key: int) -> int:
+        assert self._place is not None
+        return self._place[key] if key < len(self._place) else -1
+
+    def sequence(self) -> array[int]:
+        return self._keys
+
+
+class Pass:
+    """One epoch of one job. `agenda` is what it is expected to read, in the likely order; `log` what it read.
+
+    `place[key]`: where the key stands in the agenda, -1: not expected; `done[key]`: as the how-many-eth it was read,
+    -1: not yet. Parts of a pass are floats: 1.0 is all of it.
+    """
+
+    def __init__(
+        self, agenda: Iterable[int], key_count: int, now: float, *, order: float, trusted: bool = True
+    ) -> None:
+        self.number = 0
+        self.agenda: array[int] = array("i")
+        self.log: array[int] = array("i")
+        self.place = blanks(key_count)
+        self.done = blanks(key_count)
+        # How likely the agenda's order is the true one, and whether it was told.
+        self.order = order
+        self.told = False
+        # Whether the next pass will probably have this one's order.
+        self.repeats = True
+        # False: it began with a key read twice, and may be no pass at all. Nothing is fetched for it.
+        self.trusted = trusted
+        self.began = self.last = now
+        # period_s: how long the last pass took, 0: not known.
+        self.gap_s = self.pause_s = self.period_s = 0.0
+        # Reads that other passes of the same job took since this one's last.
+        self.passed_over = 0
+        # How far fetching has got in the agenda and, past its end, in the log, which is the next agenda.
+        self.cursor = 0
+        self.again: deque[int] = deque()
+        self.frontier = 0
+        self._recent: deque[int] = deque(maxlen=_RECENT)
+        self._expected_read = 0
+        self._shares: array[float] = array("d")
+        # Passes that read what this one reads, in its order, later.
+        self.followers: list[Pass] = []
+        self.expect(agenda)
+
+    # -- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def left(self) -> int:
+        """Keys of the agenda that are still to be read."""
+        return len(self.agenda) - self._expected_read
+
+    @property
+    def size(self) -> int:
+        """Keys of the whole pass, as far as known."""
+        return max(1, len(self.agenda) + len(self.log) - self._expected_read)
+
+    @property
+    def reads(self) -> int:
+        """Of this pass and the one before."""
+        return len(self.log) + (len(self.agenda) if self.number > 0 else 0)
+
+    @property
+    def part(self) -> float:
+        """How much of the pass is done."""
+        return len(self.log) / self.size if self.agenda else 0.5
+
+    @property
+    def order_known(self) -> bool:
+        return self.told or (self.order > ORDER_OPEN and len(self.agenda) > 0)
+
+    @property
+    def tolerance(self) -> int:
+        """How far a read may be from its place in the order: readers run beside each other and drift."""
+        count = len(self.agenda)
+        return max(1, min(max(24, count // 32), count // 8))
+
+    def unread(self, key: int) -> bool:
+        return self.done[key] < 0
+
+    def to_come(self, key: int) -> bool:
+        return self.done[key] < 0 <= self.place[key]
+
+    def fits(self, key: int) -> bool:
+        """The key stands about where this pass is in its agenda."""
+        place = self.place[key]
+        if place < 0:
+            return False
+        apart = abs(place - self.frontier)
+        # A run that was taken up in mid-epoch comes round to the front.
+        return min(apart, len(self.agenda) - apart) <= self.tolerance
+
+    def seconds(self, now: float) -> float:
+        """How long a whole pass takes; of a first one as extrapolated, and twice its age while its size is unknown."""
+        if self.period_s > 0:
+            return self.period_s
+        return max(now - self.began, 1e-3) / max(self.part, 0.02)
+
+    def until(self, key: int) -> float:
+        """Parts of a pass until this job reads `key`; the key may be none of its own, then it is taken for one."""
+        done, size = self.done[key], self.size
+        if done >= 0:
+            return max(0.0, 1.0 + (done - len(self.log)) / size)
+        place = self.place[key]
+        if place < 0 and len(self.agenda) > 0:
+            # Not expected, though a set is known: hardly in this pass.
+            return 1.0
+        if not self.order_known:
+            return max(0.0, (1.0 - self.part) / 2)
+        ahead = place - self.frontier
+        if self.is_passed_over(key):
+            return max(0.0, 1.0 + ahead / size)
+        return max(0, ahead) / size
+
+    def is_passed_over(self, key: int) -> bool:
+        """Far behind in a known order, as in a run that was taken up in mid-epoch: read when it comes round."""
+        return self.place[key] - self.frontier < -4 * self.tolerance
+
+    def where(self, key: int) -> int:
+        """Where the key stands in the order that this pass has shown; -1: nowhere."""
+        return self.place[key] if self.number > 0 else self.done[key]
+
+    def sequence(self) -> array[int]:
+        """That order, and after it what is still to be read."""
+        if self.number > 0:
+            return self.agenda
+        return self.log + array("i", (key for key in self.agenda if self.unread(key)))
+
+    # -- what happens -------------------------------------------------------------------------------------------
+
+    def read(self, key: int, now: float) -> None:
+        """`key` must be unread."""
+        place = self.place[key]
+        if place >= 0:
+            self._expected_read += 1
+            # Measured against what chance would give, which is 0 then, as true order is 1.
+            chance = min(0.9, (2 * self.tolerance + 1) / len(self.agenda))
+            evidence = 1.0 if self.fits(key) else -chance / (1 - chance)
+            self.order += _NEWEST * (evidence - self.order)
+            self._recent.append(place)
+            self._find_frontier()
+        elif self.agenda:
+            self.order -= _NEWEST * self.order
+        self.done[key] = len(self.log)
+        self.log.append(key)
+        for follower in self.followers:
+            follower.hear(key, len(self.log) - 1)
+        gap = now - self.last
+        self.gap_s += (gap - self.gap_s) * (1.0 if len(self.log) <= 2 else 0.1)
+        self.pause_s = max(gap, self.pause_s * _PAUSE_KEPT)
+        self.last = now
+        self.passed_over = 0
+
+    def learned(self) -> Learned:
+        return Learned(
+            self.sequence(), self.place if self.number > 0 else None, len(self.place), self.seconds(self.last)
+        )
+
+    def hear(self, key: int, place: int) -> None:
+        """The leader has read `key` as its `place`-th: so will this pass."""
+        if self.told:
+            return
+        self.expect((key,))
+        if place >= len(self.agenda):
+            return
+        before, other = self.place[key], self.agenda[place]
+        self.agenda[place], self.agenda[before] = key, other
+        self.place[key], self.place[other] = place, before
+
+    def begin_next(self, now: float) -> None:
+        """All was read: the next pass, which most likely is like this one."""
+        ahead = max(0, self.cursor - len(self.agenda))
+        self.agenda, self.log = self.log, array("i")
+        self.place, self.done = self.done, blanks(len(self.done))
+        self._expected_read = 0
+        self.period_s, self.began = now - self.began, now
+        self.cursor = ahead
+        self.again.clear()
+        self.followers.clear()
+        self._recent.clear()
+        self.frontier = 0
+        self.number += 1
+        if self.number == 1:
+            self.order = max(self.order, ORDER_LIKELY)
+        self.told, self.repeats, self._shares = False, True, array("d")
+
+    def grow(self, key_count: int) -> None:
+        """The dataset has `key_count` keys now."""
+        for table in (self.place, self.done):
+            if key_count > len(table):
+                table.extend(blanks(key_count - len(table)))
+
+    def expect(self, keys: Iterable[int]) -> None:
+        """Add those of `keys` that are not in the agenda to its end."""
+        for key in keys:
+            if self.place[key] < 0:
+                self._append(key)
+
+    def _append(self, key: int) -> None:
+        self.place[key] = len(self.agenda)
+        self.agenda.append(key)
+        self._expected_read += self.done[key] >= 0
+
+    def plan(self, keys: Iterable[int], *, order: float) -> None:
+        """A new agenda, for this very pass."""
+        self.agenda, self.place = array("i"), blanks(len(self.place))
+        self.order, self._expected_read, self.cursor = order, 0, 0
+        self._recent.clear()
+        self.again.clear()
+        self.expect(keys)
+        for key in self.log[-_RECENT:]:
+            if self.place[key] >= 0:
+                self._recent.append(self.place[key])
+        self._find_frontier()
+
+    def _find_frontier(self) -> None:
+        """The median of the last places, and on by what was read since it."""
+        count = len(self._recent)
+        self.frontier = sorted(self._recent)[count // 2] + count // 2 if count else 0
+
+    def tell(self, keys: Sequence[int], start: int, total: int) -> None:
+        """The order of this pass, for certain: `keys` are numbers `start`, `start` + 1, ... of the `total` that one
+        worker reads. What several workers are told is merged by how far each is through its own part."""
+        if not self.told:
+            self.plan((), order=1.0)
+            self.told = True
+        new = [((start + i + 0.5) / total, key) for i, key in enumerate(keys) if self.place[key] < 0]
+        if new and self._shares and new[0][0] < self._shares[-1]:
+            new = sorted([*zip(self._shares, self.agenda, strict=True), *new])
+            self._shares = array("d")
+            self.plan((), order=1.0)
+        for share, key in new:
+            self._shares.append(share)
+            self._append(key)

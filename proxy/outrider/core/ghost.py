@@ -1,0 +1,99 @@
+"""What a cache of another size would do with the reads of now: small LRU caches of a sample of the names.
+
+Sampling by a hash of the name keeps an object in or out for good, and a cache scaled down by the same rate hits as
+often as the whole one would. Source: Waldspurger et al., "Cache modeling and optimization using
+miniature simulations", 2017.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import blake2b
+from math import log
+
+from outrider.core.library import Outlook
+from outrider.core.model import ObjectRef
+
+FACTORS = (0.5, 1.0, 2.0, 4.0)
+# Sampled objects at most, in all caches together a few times as many names.
+_SAMPLED_MAX = 8192
+# Reads that count: older ones weigh half after so many.
+_HALF_LIFE = 10_000
+_HASHES = 1 << 32
+
+
+class Ghost:
+    """Told of each pass over an object; O(1), in bounded memory."""
+
+    def __init__(self, capacity_bytes: int, *, sampled_max: int = _SAMPLED_MAX) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._sampled_max = sampled_max
+        self._below = _HASHES
+        self._caches = [_Lru() for _ in FACTORS]
+        self._reads = 0.0
+        self._hits = [0.0 for _ in FACTORS]
+
+    def opened(self, ref: ObjectRef, size: int) -> None:
+        name = int.from_bytes(
+            blake2b(f"{ref.bucket}/{ref.key}".encode("utf-8", "surrogateescape"), digest_size=4).digest()
+        )
+        if name >= self._below:
+            return
+        fade = 0.5 ** (_HASHES / self._below / _HALF_LIFE)
+        self._reads = self._reads * fade + 1
+        for index, (factor, cache) in enumerate(zip(FACTORS, self._caches, strict=True)):
+            self._hits[index] = self._hits[index] * fade + cache.read(name, size)
+            cache.shrink(factor * self._capacity_bytes * self._below / _HASHES)
+        while max(len(cache) for cache in self._caches) > self._sampled_max:
+            self._below //= 2
+            for cache in self._caches:
+                cache.keep_below(self._below)
+
+    def lru(self) -> dict[float, float] | None:
+        """Hit ratio of LRU by size, as a multiple of this cache's; None: nothing was read."""
+        if self._reads == 0:
+            return None
+        return {factor: hits / self._reads for factor, hits in zip(FACTORS, self._hits, strict=True)}
+
+    def epoch(self, outlook: Outlook) -> dict[float, float] | None:
+        """The same of the policy `epoch`, estimated: all hits where the order is known, c (1 + ln 1/c) of them where
+        only the set is, and LRU's where there is no epoch. It takes the origin to be fast enough."""
+        lru = self.lru()
+        if lru is None:
+            return None
+        total_bytes = outlook.ordered_bytes + outlook.set_bytes
+        estimates = {}
+        for factor, chance in lru.items():
+            share = min(1.0, factor * self._capacity_bytes / total_bytes) if total_bytes else 1.0
+            of_set = share * (1 - log(share)) if share > 0 else 0.0
+            weights = outlook.ordered_reads + outlook.set_reads + outlook.free_reads
+            hits = outlook.ordered_reads + outlook.set_reads * of_set + outlook.free_reads * chance
+            estimates[factor] = hits / weights if weights else chance
+        return estimates
+
+
+class _Lru:
+    """Names and their sizes, the latest last."""
+
+    def __init__(self) -> None:
+        self._sizes: OrderedDict[int, int] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def read(self, name: int, size: int) -> bool:
+        """Whether it was there."""
+        before = self._sizes.pop(name, None)
+        self._sizes[name] = size
+        self._bytes += size - (before or 0)
+        return before is not None
+
+    def shrink(self, to_bytes: float) -> None:
+        while self._bytes > to_bytes and self._sizes:
+            _, size = self._sizes.popitem(last=False)
+            self._bytes -= size
+
+    def keep_below(self, bound: int) -> None:
+        for name in [name for name in self._sizes if name >= bound]:
+            self._bytes -= self._sizes.pop(name)

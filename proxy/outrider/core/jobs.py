@@ -1,0 +1,286 @@
+"""What one client does with one dataset, and which world that is: epochs, several jobs behind one address, or neither.
+
+A client is what a proxy sees: an address and perhaps an access key. Its eight loader workers look like one; so do
+two jobs of one node. A key that is read twice is what tells: at the end of a pass the next one begins; while a pass
+goes on, somebody follows; and where it happens as often as chance would have it, there is no epoch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from math import gcd
+from typing import Protocol
+
+from outrider.core.datasets import Names
+from outrider.core.epochs import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Pass
+
+# Passes of one client beside each other: a job, one that follows it, and the tail of an epoch that is ending.
+_PASSES_MAX = 3
+# So many reads without a repeat, where chance would have brought so many repeats, are an epoch: e**-7 is no chance.
+_CLEAN = 7.0
+# A follower of a known order is believed after nine reads in order.
+_FOLLOWS = 0.8
+# A little more in order than not: it may yet prove one.
+_LEANS = 0.6
+# Reads that look alike before an order of the past is taken for this one's.
+_ALIKE = 5
+
+
+class Order(Protocol):
+    """An order in which a dataset was, or is being, read."""
+
+    period_s: float
+
+    def where(self, key: int) -> int: ...
+
+    def sequence(self) -> array[int]: ...
+
+
+class Job:
+    """The passes of one client over one dataset, oldest first. `free`: no epoch is to be seen; then `passes` holds one
+    pass at most that watches for the return of epochs, and nothing is predicted."""
+
+    def __init__(self, client: str, now: float) -> None:
+        self.client = client
+        self.free = False
+        self.passes: list[Pass] = []
+        self.last = now
+        self._repeats = 0
+        self._thirds = 0
+        # Repeats that chance would have brought by now, and by the time of the first.
+        self._by_chance = self._clean = 0.0
+        self._reads = 0
+        self._part = _Part()
+
+    @property
+    def predicting(self) -> list[Pass]:
+        return [] if self.free else self.passes
+
+    def grow(self, key_count: int) -> None:
+        for one in self.passes:
+            one.grow(key_count)
+
+    # -- reads --------------------------------------------------------------------------------------------------
+
+    def opened(self, key: int, names: Names, readers: int, orders: Sequence[Order], now: float) -> None:
+        """`orders`: in which this dataset was read before, or is being read by others."""
+        self.last = now
+        key_count = len(names.keys)
+        if not self.passes:
+            self.passes = [Pass(names.listed, key_count, now, order=ORDER_UNLIKELY)]
+        self._reads += 1
+        if names.listed or self.passes[0].number > 0:
+            first = self.passes[0]
+            self._by_chance += len(first.log) / max(first.size, key_count if self.free else 1)
+        self._count(key)
+        if not self.free and self._repeats and self._is_chance():
+            self.free = True
+            self._restart(key_count, now)
+        one = self._pass_of(key)
+        if one is None:
+            one = self._repeated(key, key_count, readers, now)
+        if one is None:
+            return
+        one.read(key, now)
+        for other in self.passes:
+            if other is not one:
+                other.passed_over += 1
+        self._settle(one, readers, names, orders, now)
+
+    def _count(self, key: int) -> None:
+        """A key that the oldest pass has read is a repeat, unless a pass that is believed expects it."""
+        if self.passes[0].unread(key) or any(one.trusted and one.unread(key) for one in self.passes[1:]):
+            return
+        if self._repeats == 0:
+            self._clean = self._by_chance
+        self._repeats += 1
+        if len(self.passes) > 1 and not any(one.unread(key) for one in self.passes):
+            self._thirds += 1
+
+    def _pass_of(self, key: int) -> Pass | None:
+        unread = [one for one in self.passes if one.unread(key)]
+        if len(unread) < 2:
+            return unread[0] if unread else None
+        # Who is where this key stands; else the oldest that expects it.
+        for one in unread:
+            if one.order_known and one.fits(key):
+                return one
+        return next((one for one in unread if one.to_come(key)), unread[0])
+
+    def _repeated(self, key: int, key_count: int, readers: int, now: float) -> Pass | None:
+        """All passes have read this key before."""
+        newest = self.passes[-1]
+        tail = 2 * readers + newest.size // 50
+        if newest.trusted and newest.agenda and newest.left <= min(tail, newest.size // 2) and not self.free:
+            return self._follow(newest, key_count, now, trusted=True)
+        if self.free:
+            # Chance is still at work: watch anew.
+            self._restart(key_count, now)
+            return self.passes[0]
+        if len(self.passes) >= 2:
+            return None
+        return self._follow(newest, key_count, now, trusted=False)
+
+    def _follow(self, leader: Pass, key_count: int, now: float, *, trusted: bool) -> Pass:
+        """A pass that begins over what `leader` has read and, if that is the whole of it, what it has left."""
+        keys: Iterator[int] = iter(leader.log)
+        if trusted:
+            keys = chain(keys, (key for key in leader.agenda if leader.unread(key)))
+        order = (leader.order if leader.number > 0 else ORDER_LIKELY) if trusted else ORDER_OPEN
+        one = Pass(keys, key_count, now, order=order, trusted=trusted)
+        one.number = leader.number + 1
+        one.period_s = now - leader.began if trusted else 0.0
+        one.pause_s = leader.pause_s
+        if not trusted:
+            leader.followers.append(one)
+        self.passes.append(one)
+        if len(self.passes) > _PASSES_MAX:
+            self.passes.pop(0)
+        return one
+
+    def _is_chance(self) -> bool:
+        if self._thirds >= 3 and self._thirds > 0.02 * self._reads:
+            return True
+        if self._clean >= _CLEAN or any(one.order > _LEANS for one in self.passes[1:]):
+            return False
+        return self._repeats >= 8 and 0.4 * self._by_chance <= self._repeats <= 1.6 * self._by_chance + 3
+
+    def _restart(self, key_count: int, now: float) -> None:
+        self.passes = [Pass((), key_count, now, order=ORDER_UNLIKELY)]
+        self._clear_evidence()
+
+    def _clear_evidence(self) -> None:
+        self._repeats = self._thirds = self._reads = 0
+        self._by_chance = self._clean = 0.0
+
+    def _settle(self, one: Pass, readers: int, names: Names, orders: Sequence[Order], now: float) -> None:
+        """What the read of `one` has made clear."""
+        if self.free:
+            if self._by_chance >= _CLEAN:
+                self.free = False
+                self._clear_evidence()
+                one.expect(range(len(one.done)))
+            return
+        if not one.trusted and one.order > _FOLLOWS:
+            one.trusted = True
+            one.number = max(1, one.number)
+        oldest = self.passes[0]
+        if len(self.passes) > 1 and oldest.passed_over > max(16, 4 * readers) and oldest is not one:
+            self.passes.pop(0)
+            if not one.trusted:
+                one.trusted = True
+                one.period_s = max(one.began - oldest.began, 0.0)
+            self._clear_evidence()
+        if one.agenda and one.left == 0:
+            if (
+                len(self.passes) > 1
+                and one is oldest
+                and not one.told
+                and self.passes[1].trusted
+                and self._tail_of(one)
+            ):
+                self.passes.pop(0)
+            else:
+                one.begin_next(now)
+            self._clear_evidence()
+        elif one.number == 0 and not one.told:
+            self._learn(one, names, orders)
+
+    def _tail_of(self, one: Pass) -> bool:
+        """Its successor has begun already."""
+        return self.passes[1].number == one.number + 1
+
+    # -- the first pass -----------------------------------------------------------------------------------------
+
+    def _learn(self, one: Pass, names: Names, orders: Sequence[Order]) -> None:
+        if _ALIKE <= len(one.log) <= 8 * _ALIKE and one.order <= ORDER_LIKELY:
+            for order in orders:
+                if order is not one and _alike(one.log[-_ALIKE:], order, len(names.keys)):
+                    one.plan(order.sequence(), order=ORDER_LIKELY)
+                    one.number, one.period_s = 1, order.period_s
+                    if isinstance(order, Pass) and order.number == 0:
+                        order.followers.append(one)
+                    return
+        rank = names.rank_of(one.log[-1])
+        if rank >= 0 and self._part.read(rank, len(names.listed)):
+            one.plan((key for key in names.listed if self._part.has(names.rank_of(key))), order=one.order)
+
+    def listed(self, names: Names) -> None:
+        """A LIST has shown which keys there are."""
+        self.grow(len(names.keys))
+        for one in self.passes:
+            if one.number == 0 and not one.told and not self.free:
+                self._part = _Part()
+                for key in one.log:
+                    self._part.read(names.rank_of(key), len(names.listed))
+                one.plan((key for key in names.listed if self._part.has(names.rank_of(key))), order=ORDER_UNLIKELY)
+
+    def told(self, keys: Sequence[int], start: int, total: int, key_count: int, now: float) -> None:
+        """What one worker will read, exactly: of the pass that is under way, or of the next one if these were read."""
+        self.last, self.free = now, False
+        self.grow(key_count)
+        one = self.passes[-1] if self.passes else None
+        if one is None or 2 * sum(one.unread(key) for key in keys) < len(keys):
+            period_s = one.seconds(now) if one is not None and one.log else 0.0
+            one = Pass((), key_count, now, order=1.0)
+            one.period_s = period_s
+            self.passes = [*self.passes[1 - _PASSES_MAX :], one]
+        if start == 0:
+            # Plans that repeat are as good for the next pass as an order that was learned.
+            one.repeats = len(keys) > 0 and all(0 <= one.place[key] <= 2 * one.tolerance for key in keys[:_ALIKE])
+        one.number = max(1, one.number)
+        one.tell(keys, start, total)
+        one.last = now
+
+
+def _alike(reads: array[int], order: Order, key_count: int) -> bool:
+    """These reads stand close together in `order`, as only the same order has it."""
+    near = max(12, key_count // 32)
+    places = [order.where(key) for key in reads]
+    return 3 * near < key_count and min(places) >= 0 and max(places) - min(places) <= near
+
+
+class _Part:
+    """Which part of a listed dataset this client reads, guessed from what it read: every n-th key, or a run of them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first = self._lowest = self._highest = -1
+        self._step = 0
+        self._ascents = 0
+        self._previous = -1
+        self._bounds = (0, 0, 1, 0)
+        self._next_look = 4
+
+    def read(self, key: int, listed: int) -> bool:
+        """True: the guess has changed."""
+        if key >= listed:
+            return False
+        self._count += 1
+        if self._first < 0:
+            self._first = self._lowest = self._highest = self._previous = key
+        self._step = gcd(self._step, abs(key - self._first))
+        self._lowest, self._highest = min(self._lowest, key), max(self._highest, key)
+        self._ascents += key > self._previous
+        self._previous = key
+        if self._count < self._next_look and (self._bounds[1] == 0 or self.has(key)):
+            return False
+        self._next_look = max(self._next_look, self._count + max(2, self._count // 4))
+        before = self._bounds
+        self._bounds = self._guess(listed)
+        return self._bounds != before
+
+    def has(self, key: int) -> bool:
+        low, high, step, rest = self._bounds
+        return low <= key < high and key % step == rest
+
+    def _guess(self, listed: int) -> tuple[int, int, int, int]:
+        step = max(1, self._step) if self._count >= 4 else 1
+        # So many reads spread over a run leave about this much of it beyond the outermost on either side.
+        beyond = 2 * (self._highest - self._lowest + step) // self._count + step
+        ascending = self._ascents > 0.8 * self._count
+        low = max(0, self._lowest - beyond)
+        high = listed if ascending else min(listed, self._highest + 1 + beyond)
+        return low, high, step, self._first % step

@@ -1,0 +1,243 @@
+"""What is here of each object, and which of it is needed last."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
+
+from sortedcontainers import SortedList
+
+from outrider.core.datasets import Names
+from outrider.core.epochs import Learned, Pass
+from outrider.core.jobs import Job, Order
+from outrider.core.model import BlockKey
+
+# A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
+_FADE = 4.0
+# Silence that means nothing yet, and so many times the longest pause that was seen.
+_SILENCE_S, _PAUSES = 1.0, 2.0
+# A job that was silent for so long, and for two of its passes, is over.
+_OVER_S = 900.0
+_ORDERS_MAX = 2
+# Ranks looked at again with each read.
+_SWEPT = 2
+# Candidates for eviction that are compared where two kinds of jobs meet.
+_AT_ONCE = 16
+# Less than a millionth of a pass is no change.
+_SAME_RANK = 1e-6
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """Of one version of an object: which blocks are here (`present`), which of them were read in the pass over it that
+    is under way (`served`), both as bits; `block_bytes`: the length of one, on the average. `ahead`: fetched before
+    anybody asked, and not asked for since."""
+
+    dataset: Dataset
+    key: int
+    version_id: bytes
+    blocks: int
+    block_bytes: int
+    used_at: float
+    ahead: bool
+    reading: bool = False
+    present: int = 0
+    served: int = 0
+    rank: float = 0.0
+
+
+class Dataset:
+    """One dataset: its names, the jobs that read it, and what of it is here, ranked by its next use."""
+
+    def __init__(self, bucket: str, template: str) -> None:
+        self.bucket = bucket
+        self.template = template
+        self.names = Names()
+        self.jobs: dict[str, Job] = {}
+        self.learned: list[Learned] = []
+        self.list_wanted = False
+        self.kept: dict[int, Kept] = {}
+        # By expected next use on the dataset's own clock, which goes 1.0 forward in each pass of its jobs.
+        self._ranked: SortedList[tuple[float, int]] = SortedList()
+        self._recent: OrderedDict[int, None] = OrderedDict()
+        self._clock = 0.0
+        self.active_at = 0.0
+        self._sweep: list[int] = []
+        self._passes: list[Pass] | None = None
+
+    def number(self, key: str) -> int:
+        count = len(self.names.keys)
+        number = self.names.number(key)
+        if number == count:
+            for job in self.jobs.values():
+                job.grow(count + 1)
+        return number
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    def passes(self) -> list[Pass]:
+        if self._passes is None:
+            self._passes = [one for job in self.jobs.values() for one in job.predicting]
+        return self._passes
+
+    def orders(self) -> list[Order]:
+        return [*self.passes(), *self.learned]
+
+    def opened(self, client: str, key: int, readers: int, now: float) -> None:
+        self.active_at = now
+        job = self.jobs.get(client)
+        self._sweep_some(now)
+        if job is None:
+            self._end_old(now)
+            job = self.jobs[client] = Job(client, now)
+        before = len(job.predicting)
+        job.opened(key, self.names, readers, self.orders() if before < 2 else (), now)
+        self._passes = None
+        passes = job.predicting
+        if passes:
+            self._clock += 1.0 / (passes[0].size * len(self.passes()))
+        kept = self.kept.get(key)
+        if kept is not None:
+            kept.ahead, kept.reading, kept.served, kept.used_at = False, True, 0, now
+            self._recent.move_to_end(key)
+            self.rank(kept, now)
+
+    def told(self, client: str, keys: Sequence[int], start: int, total: int, now: float) -> None:
+        job = self.jobs.get(client)
+        if job is None:
+            job = self.jobs[client] = Job(client, now)
+        job.told(keys, start, total, len(self.names.keys), now)
+        self._passes = None
+        self.active_at = now
+        for kept in self.kept.values():
+            self.rank(kept, now)
+
+    def _end_old(self, now: float) -> None:
+        for client, job in list(self.jobs.items()):
+            if now - job.last > max([_OVER_S, *(2 * one.seconds(now) for one in job.passes)]):
+                del self.jobs[client]
+                self._passes = None
+                self._learn(job)
+
+    def _learn(self, job: Job) -> None:
+        self.learned = [*_learned_of(job), *self.learned][:_ORDERS_MAX]
+
+    def remembered(self) -> list[Learned]:
+        """The orders that will be worth knowing when the jobs of now have gone."""
+        now = [order for job in self.jobs.values() for order in _learned_of(job)]
+        return [*now, *self.learned][:_ORDERS_MAX]
+
+    def shrink(self) -> None:
+        """Forget all but what is kept, and number it anew."""
+        kept, names = list(self.kept.values()), self.names
+        self.names, self.jobs, self.learned, self.list_wanted = Names(), {}, [], False
+        self.kept, self._ranked, self._recent = {}, SortedList(), OrderedDict()
+        self._passes, self._sweep = None, []
+        for one in kept:
+            size = names.sizes[one.key]
+            one.key = self.names.number(names.keys[one.key])
+            self.names.sizes[one.key] = size
+            self.keep(one, one.used_at)
+
+    # -- what is needed when ------------------------------------------------------------------------------------
+
+    def parts_until(self, key: int, now: float) -> float:
+        """Parts of a pass until somebody reads `key`."""
+        return min(
+            (one.until(key) + silence(one, now) * _FADE / one.seconds(now) for one in self.passes()), default=1.0
+        )
+
+    def seconds_until(self, kept: Kept, now: float) -> float:
+        """Expected until the next read. Where there is no epoch, what was used lately is used soon."""
+        soonest = now - kept.used_at
+        passes = self.passes()
+        if passes:
+            if not any(job.free for job in self.jobs.values()):
+                soonest = 1e300
+            for one in passes:
+                soonest = min(soonest, one.until(kept.key) * one.seconds(now) + silence(one, now) * _FADE)
+        return soonest
+
+    def farthest(self, now: float) -> Iterator[tuple[float, Kept]]:
+        """Seconds until the next use, and what is kept: about the farthest first."""
+        if not self.passes():
+            keys = iter(self._recent)
+        elif any(job.free for job in self.jobs.values()):
+            return self._farthest_of_both(now)
+        else:
+            keys = (key for _, key in reversed(self._ranked))
+        return ((self.seconds_until(self.kept[key], now), self.kept[key]) for key in keys)
+
+    def _farthest_of_both(self, now: float) -> Iterator[tuple[float, Kept]]:
+        """One job reads in epochs and another one by chance: the best of the next few candidates of either."""
+        streams = [(key for _, key in reversed(self._ranked)), iter(self._recent)]
+        seen: set[int] = set()
+        heap: list[tuple[float, int]] = []
+        take = _AT_ONCE
+        while True:
+            for stream in streams:
+                for key in islice(stream, take):
+                    if key not in seen:
+                        seen.add(key)
+                        heappush(heap, (-self.seconds_until(self.kept[key], now), key))
+            if not heap:
+                return
+            take = 1
+            seconds, key = heappop(heap)
+            yield -seconds, self.kept[key]
+
+    def rank(self, kept: Kept, now: float) -> None:
+        rank = self._clock + self.parts_until(kept.key, now)
+        if abs(rank - kept.rank) > _SAME_RANK:
+            self._ranked.discard((kept.rank, kept.key))
+            kept.rank = rank
+            self._ranked.add((rank, kept.key))
+
+    def _sweep_some(self, now: float) -> None:
+        """What is expected changes with a LIST, a plan, another job: ranks follow, a few with each read."""
+        for _ in range(min(_SWEPT, len(self.kept))):
+            if not self._sweep:
+                self._sweep = list(self.kept)
+            kept = self.kept.get(self._sweep.pop())
+            if kept is not None:
+                self.rank(kept, now)
+
+    # -- what is here -------------------------------------------------------------------------------------------
+
+    def keep(self, kept: Kept, now: float) -> None:
+        self.kept[kept.key] = kept
+        self._recent[kept.key] = None
+        self._ranked.add((kept.rank, kept.key))
+        self.rank(kept, now)
+
+    def drop(self, kept: Kept) -> None:
+        if self.kept.get(kept.key) is kept:
+            del self.kept[kept.key]
+            self._recent.pop(kept.key, None)
+            self._ranked.discard((kept.rank, kept.key))
+
+
+def _learned_of(job: Job) -> list[Learned]:
+    return [one.learned() for one in job.predicting if one.number > 0 and one.trusted and len(one.agenda) > 1][:1]
+
+
+def silence(one: Pass, now: float) -> float:
+    """Seconds for which this pass has been silent beyond what is usual."""
+    return max(0.0, now - one.last - max(_SILENCE_S, _PAUSES * one.pause_s))
+
+
+def may_go(kept: Kept) -> int:
+    """Its blocks that may be evicted, as bits: of an object that is being read, those that were."""
+    return kept.present & kept.served if kept.reading else kept.present
+
+
+def blocks_of(kept: Kept) -> Iterator[BlockKey]:
+    """The same, last first: the head of an object hides the latency of the rest."""
+    mask = may_go(kept)
+    while mask:
+        index = mask.bit_length() - 1
+        mask ^= 1 << index
+        yield BlockKey(kept.version_id, index)

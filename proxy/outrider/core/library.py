@@ -1,0 +1,124 @@
+"""All datasets that are known, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterable, ValuesView
+from dataclasses import dataclass
+
+from outrider.core.datasets import template_of
+from outrider.core.kept import Dataset
+from outrider.core.memory import packed, unpacked
+from outrider.core.model import ObjectRef
+
+Item = tuple[Dataset, int]
+"""An object: its dataset and its number there."""
+
+_DATASETS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is foreseen: lately how many reads of passes whose order is known, of those whose set is, and of the rest;
+    and how large the datasets of the first two are."""
+
+    ordered_reads: int = 0
+    set_reads: int = 0
+    free_reads: int = 0
+    ordered_bytes: int = 0
+    set_bytes: int = 0
+
+
+class Library:
+    """Beyond `keys_max` names, or many datasets, what was silent for longest is forgotten, but for what is kept of it.
+
+    `forget` is told of a dataset whose numbers are about to change.
+    """
+
+    def __init__(self, keys_max: int, forget: Callable[[Dataset], None]) -> None:
+        self._keys_max = keys_max
+        self._forget = forget
+        self._datasets: dict[tuple[str, str], Dataset] = {}
+        self._keys = 0
+
+    def __len__(self) -> int:
+        return self._keys
+
+    def datasets(self) -> ValuesView[Dataset]:
+        return self._datasets.values()
+
+    def items(self) -> ItemsView[tuple[str, str], Dataset]:
+        return self._datasets.items()
+
+    def dataset(self, ref: ObjectRef) -> Dataset:
+        name = (ref.bucket, template_of(ref.key))
+        dataset = self._datasets.get(name)
+        if dataset is None:
+            if len(self._datasets) >= _DATASETS_MAX:
+                self._forget_oldest(None)
+            dataset = self._datasets[name] = Dataset(*name)
+        return dataset
+
+    def item(self, ref: ObjectRef) -> Item:
+        dataset = self.dataset(ref)
+        if dataset.names.known(ref.key) is None:
+            while self._keys >= self._keys_max and self._forget_oldest(dataset):
+                pass
+            self._keys += 1
+        return dataset, dataset.number(ref.key)
+
+    def list(self, bucket: str, entries: Iterable[tuple[str, int]]) -> list[Dataset]:
+        """The datasets that a LIST has told more of. One with too many names stays as it is: it is read as it comes."""
+        found: dict[Dataset, list[tuple[str, int]]] = {}
+        for name, size in entries:
+            found.setdefault(self.dataset(ObjectRef(bucket, name)), []).append((name, size))
+        told = []
+        for dataset, its in found.items():
+            new = sum(dataset.names.known(name) is None for name, _ in its)
+            if self._keys + new <= self._keys_max:
+                self._keys += new
+                dataset.names.list(its)
+                told.append(dataset)
+        return told
+
+    def _forget_oldest(self, wanted: Dataset | None) -> bool:
+        """False: nothing more can be forgotten."""
+        idle = [one for one in self._datasets.values() if len(one.names.keys) > len(one.kept)]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda one: (one is wanted, one.active_at))
+        self._forget(oldest)
+        self._keys -= len(oldest.names.keys)
+        oldest.shrink()
+        self._keys += len(oldest.names.keys)
+        if not oldest.kept and oldest is not wanted:
+            del self._datasets[oldest.bucket, oldest.template]
+        return oldest is not wanted
+
+    # -- over a restart, and for the eye ------------------------------------------------------------------------
+
+    def export(self) -> bytes:
+        return packed(list(self._datasets.values()))
+
+    def restore(self, data: bytes) -> None:
+        """Raises ValueError: `data` is nothing that `export` wrote."""
+        for dataset in unpacked(data):
+            count = len(dataset.names.keys)
+            if self._keys + count <= self._keys_max and (dataset.bucket, dataset.template) not in self._datasets:
+                self._keys += count
+                self._datasets[dataset.bucket, dataset.template] = dataset
+
+    def outlook(self) -> Outlook:
+        ordered = known = free = ordered_bytes = known_bytes = 0
+        for dataset in self._datasets.values():
+            passes = dataset.passes()
+            if not passes:
+                free += sum(one.reads for job in dataset.jobs.values() for one in job.passes)
+                continue
+            some = passes[0].sequence()[:64]
+            mean = sum(max(0, dataset.names.sizes[key]) for key in some) / max(1, len(some))
+            total, reads = int(mean * passes[0].size), sum(one.reads for one in passes)
+            if passes[0].order_known:
+                ordered, ordered_bytes = ordered + reads, ordered_bytes + total
+            else:
+                known, known_bytes = known + reads, known_bytes + total
+        return Outlook(ordered, known, free, ordered_bytes, known_bytes)

@@ -1,0 +1,72 @@
+"""Learned datasets and orders as bytes, so that they outlive the process: compressed JSON."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from array import array
+from typing import Any
+
+from outrider.core.datasets import template_of
+from outrider.core.epochs import Learned
+from outrider.core.kept import Dataset
+
+_FORMAT = 1
+# What a file of ours unpacks to at most: a million keys of 200 bytes.
+_BYTES_MAX = 256 * 2**20
+
+
+def packed(datasets: list[Dataset]) -> bytes:
+    """The names, sizes and orders of what was read in epochs."""
+    records = []
+    for dataset in datasets:
+        orders = dataset.remembered()
+        if orders or dataset.names.listed:
+            names = dataset.names
+            records.append({
+                "bucket": dataset.bucket,
+                "keys": names.keys,
+                "sizes": names.sizes.tolist(),
+                "listed": names.listed.tolist(),
+                "orders": [{"keys": order.sequence().tolist(), "period_s": order.period_s} for order in orders],
+            })  # fmt: skip
+    text = json.dumps({"format": _FORMAT, "datasets": records}, separators=(",", ":"))
+    return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)
+
+
+def unpacked(data: bytes) -> list[Dataset]:
+    """Raises ValueError: these are not bytes of `packed`."""
+    try:
+        inflate = zlib.decompressobj()
+        text = inflate.decompress(data, _BYTES_MAX)
+        if inflate.unconsumed_tail:
+            raise ValueError("longer than anything we have written")
+        said = json.loads(text.decode("utf-8", "surrogatepass"))
+        if said["format"] != _FORMAT:
+            raise ValueError(f"format {said['format']}")
+        return [_dataset(record) for record in said["datasets"]]
+    except (zlib.error, KeyError, TypeError, OverflowError, IndexError) as error:
+        raise ValueError(f"not the memory of a planner: {error}") from error
+
+
+def _dataset(record: dict[str, Any]) -> Dataset:
+    keys, sizes, listed, orders = (record[name] for name in ("keys", "sizes", "listed", "orders"))
+    if (
+        not all(isinstance(value, list) for value in (keys, sizes, listed, orders))
+        or len(keys) != len(sizes)
+        or not keys
+    ):
+        raise ValueError("keys and sizes do not fit")
+    dataset = Dataset(str(record["bucket"]), template_of(keys[0]))
+    for key, size in zip(keys, sizes, strict=True):
+        dataset.names.sizes[dataset.names.number(str(key))] = int(size)
+    # Keys that were only read will do for a LIST: the set is known.
+    ranks = listed or sorted(range(len(keys)), key=keys.__getitem__)
+    dataset.names.list((keys[key], sizes[key]) for key in ranks)
+    count = len(dataset.names.keys)
+    for order in orders:
+        sequence = array("i", order["keys"])
+        if sequence and not 0 <= min(sequence) <= max(sequence) < count:
+            raise ValueError("an order of unknown keys")
+        dataset.learned.append(Learned(sequence, None, count, float(order["period_s"])))
+    return dataset

@@ -1,0 +1,409 @@
+"""Riding ahead: facts about reads in, decisions out: what to fetch next, what may go for it.
+
+The planner is the cache policy `epoch` too (see `eviction`), so that fetching and evicting go by one foreknowledge. It
+has no clock: each fact brings its time, and the policy's calls, which bring none, happen at the time of the last fact.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import merge
+
+from outrider.core.datasets import prefix_of
+from outrider.core.epochs import Pass
+from outrider.core.kept import Dataset, Kept, blocks_of, may_go
+from outrider.core.library import Item, Library
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.streams import ABANDONED_S, Streams
+
+# A block goes for one that is needed sooner by this part of its dataset's pass; less would only trade places.
+_SOONER = 0.01
+# What is kept free for the readers' own misses, per reader and as part of an object, where the next read is anybody's.
+_RESERVE = 0.3
+# Of the cache, how much may have been fetched in vain lately before fetching pauses.
+_WASTE = 0.02
+# How fast that is forgiven: so much of it with each object read.
+_FORGIVEN = 1 / 16
+_FAREST = float("inf")
+# An order so likely that what lies far behind the readers is given up.
+_SURE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Fill these blocks of an object, first to last. `size` -1: not known; then the only block is 0, and the planner
+    learns the rest by `found`. `due_s`: in how many seconds it is expected to be read."""
+
+    ref: ObjectRef
+    size: int
+    blocks: tuple[int, ...]
+    due_s: float
+
+
+@dataclass(slots=True)
+class _Handed:
+    """Blocks handed out to be fetched and not here yet, as bits."""
+
+    missing: int
+    at: float
+    block_bytes: int
+    asked_for: bool = False
+
+
+class Planner:
+    """Called from one thread. `library` has what is known of datasets, to be exported and restored.
+
+    All facts cost O(log n) of what is kept, apart from `listed` and `told`, which cost as much as they bring, and the
+    end of a pass, which makes new tables for its keys.
+    """
+
+    def __init__(self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000) -> None:
+        """`keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten."""
+        self._capacity_bytes = capacity_bytes
+        self._block_bytes = block_bytes
+        self._now = 0.0
+        self.library = Library(keys_max, self._forget)
+        self._kept: dict[bytes, Kept] = {}
+        # Versions that another one has replaced: nobody will ask for them.
+        self._outdated: dict[bytes, Kept] = {}
+        self._streams = Streams()
+        # Objects that are being read: how many clients do, and since when nothing was heard.
+        self._open: OrderedDict[Item, tuple[int, float]] = OrderedDict()
+        self._readers = 1.0
+        self._handed: dict[Item, _Handed] = {}
+        self._handed_blocks = self._handed_bytes = 0
+        self._fill_s = 0.0
+        self._spread_s = 0.0
+        self._owing: dict[Dataset, float] = {}
+        self._lists: list[tuple[str, str]] = []
+        self.fetched_bytes = 0
+        self.wasted_bytes = 0
+
+    def _forget(self, dataset: Dataset) -> None:
+        for item in [item for item in self._handed if item[0] is dataset]:
+            self._unhand(item)
+        for item in [item for item in self._open if item[0] is dataset]:
+            self._close(item)
+        self._owing.pop(dataset, None)
+
+    # -- facts: requests ----------------------------------------------------------------------------------------
+
+    def asked(self, client: str, ref: ObjectRef, size: int, extent: Extent, now: float) -> Extent | None:
+        """A client asks for `extent` of an object of `size` bytes. What else of it is worth filling at once; None:
+        nothing. `client`: whatever tells clients apart, such as address and access key."""
+        self._now = now
+        item = self.library.item(ref)
+        dataset, key = item
+        dataset.names.sizes[key] = size
+        dataset.active_at = now
+        asked = self._streams.asked(client, item, size, extent, now)
+        if asked.opened:
+            self._opened(client, item)
+        if item in self._handed:
+            self._handed[item].asked_for = True
+        return asked.ahead
+
+    def _opened(self, client: str, item: Item) -> None:
+        dataset, key = item
+        count, _ = self._open.pop(item, (0, 0.0))
+        self._open[item] = (count + 1, self._now)
+        self._close_abandoned()
+        # As many as there were lately: between two shards a reader is none for a moment.
+        self._readers = max(float(len(self._open)), self._readers * 0.99)
+        if dataset in self._owing:
+            self._owing[dataset] *= 1 - _FORGIVEN
+        dataset.opened(client, key, self.readers, self._now)
+        self._think_of_listing(dataset)
+
+    @property
+    def readers(self) -> int:
+        return round(self._readers)
+
+    def _close_abandoned(self) -> None:
+        while self._open:
+            item, (_, since) = next(iter(self._open.items()))
+            if self._now - since <= ABANDONED_S:
+                return
+            self._close(item)
+
+    def _close(self, item: Item) -> None:
+        self._open.pop(item, None)
+        kept = item[0].kept.get(item[1])
+        if kept is not None:
+            kept.reading, kept.served = False, 0
+
+    def sent(self, client: str, ref: ObjectRef, now: float) -> None:
+        """A request for the object has ended, answered in full or cut."""
+        self._now = now
+        item = self.library.item(ref)
+        reader = self._streams.reader(client, item)
+        if item not in self._open or reader is None or not reader.complete:
+            return
+        count, since = self._open[item]
+        if count > 1:
+            self._open[item] = (count - 1, since)
+        else:
+            self._close(item)
+
+    # -- facts: sets and orders ---------------------------------------------------------------------------------
+
+    def _think_of_listing(self, dataset: Dataset) -> None:
+        if not dataset.list_wanted and len(dataset.names.keys) >= 3 and not dataset.names.listed:
+            dataset.list_wanted = True
+            self._lists.append((dataset.bucket, prefix_of(dataset.template)))
+
+    def please_list(self) -> list[tuple[str, str]]:
+        """Buckets and prefixes worth a LIST, each told once. Answer by `listed`, or not at all."""
+        lists, self._lists = self._lists, []
+        return lists
+
+    def listed(self, bucket: str, entries: Iterable[tuple[str, int]], now: float) -> None:
+        """Keys and sizes under a prefix, in the order of the LIST."""
+        self._now = now
+        for dataset in self.library.list(bucket, entries):
+            for job in dataset.jobs.values():
+                job.listed(dataset.names)
+
+    def told(
+        self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None
+    ) -> None:
+        """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: these are all."""
+        self._now = now
+        keys: dict[Dataset, list[int]] = {}
+        for ref in refs:
+            dataset, key = self.library.item(ref)
+            keys.setdefault(dataset, []).append(key)
+        for dataset, its in keys.items():
+            dataset.told(client, its, start, total or start + len(refs), now)
+
+    def found(self, ref: ObjectRef, size: int) -> tuple[int, ...]:
+        """The size of a wanted object is known now: the blocks of it that are wanted, too."""
+        item = dataset, key = self.library.item(ref)
+        unknown = dataset.names.sizes[key] < 0
+        dataset.names.sizes[key] = size
+        handed = self._handed.get(item)
+        if handed is None or not unknown:
+            return ()
+        more = range(1, -(-size // self._block_bytes))
+        handed.missing |= sum(1 << index for index in more)
+        self._count_handed(len(more), handed.block_bytes)
+        return tuple(more)
+
+    # -- facts: blocks (the policy's side) ----------------------------------------------------------------------
+
+    def added(self, block: BlockKey, version: ObjectVersion) -> None:
+        item = dataset, key = self.library.item(version.ref)
+        kept = self._kept.get(block.version_id)
+        if kept is None:
+            dataset.names.sizes[key] = version.size
+            handed = self._handed.get(item)
+            count = -(-version.size // self._block_bytes)
+            kept = Kept(
+                dataset, key, block.version_id, count, -(-version.size // count), self._now,
+                ahead=handed is not None and not handed.asked_for, reading=item in self._open,
+            )  # fmt: skip
+            self._kept[block.version_id] = kept
+            if (old := dataset.kept.get(key)) is not None:
+                dataset.drop(old)
+                self._outdated[old.version_id] = old
+            dataset.keep(kept, self._now)
+        kept.present |= 1 << block.index
+        if kept.ahead:
+            self.fetched_bytes += kept.block_bytes
+        self._landed(item, 1 << block.index)
+
+    def _landed(self, item: Item, bits: int) -> None:
+        handed = self._handed.get(item)
+        if handed is None or not handed.missing & bits:
+            return
+        self._count_handed(-(handed.missing & bits).bit_count(), handed.block_bytes)
+        handed.missing &= ~bits
+        if not handed.missing:
+            del self._handed[item]
+            took_s = self._now - handed.at
+            self._spread_s += (abs(took_s - self._fill_s) - self._spread_s) / 8
+            self._fill_s += (took_s - self._fill_s) / 8
+
+    def dropped(self, ref: ObjectRef) -> None:
+        """What is still missing of a wanted object will not come."""
+        item = dataset, key = self.library.item(ref)
+        if item in self._handed:
+            self._unhand(item)
+            self._fetch_again(dataset, key)
+
+    def _unhand(self, item: Item) -> None:
+        handed = self._handed.pop(item)
+        self._count_handed(-handed.missing.bit_count(), handed.block_bytes)
+
+    def _count_handed(self, blocks: int, block_bytes: int) -> None:
+        self._handed_blocks += blocks
+        self._handed_bytes += blocks * block_bytes
+
+    def _fetch_again(self, dataset: Dataset, key: int) -> None:
+        for one in dataset.passes():
+            if one.to_come(key) and one.place[key] < one.cursor:
+                one.again.append(key)
+
+    def read(self, block: BlockKey) -> None:
+        kept = self._kept.get(block.version_id)
+        if kept is not None:
+            kept.served |= 1 << block.index
+            kept.used_at = kept.dataset.active_at = self._now
+            item = kept.dataset, kept.key
+            if item in self._open:
+                self._open[item] = (self._open[item][0], self._now)
+
+    def removed(self, block: BlockKey) -> None:
+        kept = self._kept.get(block.version_id)
+        if kept is None:
+            return
+        kept.present &= ~(1 << block.index)
+        dataset = kept.dataset
+        if kept.ahead:
+            self.wasted_bytes += kept.block_bytes
+            self._owing[dataset] = self._owing.get(dataset, 0.0) + kept.block_bytes
+        self._fetch_again(dataset, kept.key)
+        if not kept.present:
+            del self._kept[block.version_id]
+            self._outdated.pop(block.version_id, None)
+            dataset.drop(kept)
+
+    # -- decisions: what may go ---------------------------------------------------------------------------------
+
+    def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
+        sooner_s = -1.0
+        if incoming is not None and version is not None:
+            item = dataset, key = self.library.item(version.ref)
+            handed = self._handed.get(item)
+            if handed is not None and not handed.asked_for and handed.missing >> incoming.index & 1:
+                # For what nobody waits for, only those may go that are needed later.
+                sooner_s = self._worth(dataset, key)
+        return self._victims(sooner_s)
+
+    def _worth(self, dataset: Dataset, key: int) -> float:
+        """Seconds beyond which the next use of a block must lie that goes for this object."""
+        return min((one.seconds(self._now) * (one.until(key) + _SOONER) for one in dataset.passes()), default=_FAREST)
+
+    def _victims(self, later_than_s: float) -> Iterator[BlockKey]:
+        for kept in self._farthest(later_than_s):
+            yield from blocks_of(kept)
+
+    def _farthest(self, later_than_s: float) -> Iterator[Kept]:
+        """What is needed later than that, about the farthest first."""
+        yield from self._outdated.values()
+        ranked = [dataset.farthest(self._now) for dataset in self.library.datasets() if dataset.kept]
+        for seconds, kept in ranked[0] if len(ranked) == 1 else merge(*ranked, key=lambda pair: -pair[0]):
+            if seconds <= later_than_s:
+                return
+            yield kept
+
+    # -- decisions: what to fetch -------------------------------------------------------------------------------
+
+    def wants(self, now: float, free_bytes: int, blocks: int) -> list[Want]:
+        """What to fetch now, most urgent first: some `blocks` blocks at most are on their way for the planner at any
+        time. `free_bytes`: room that is neither used nor reserved. Each object handed out must end in `added` for each
+        of its blocks, or in `dropped`."""
+        self._now = now
+        wants: list[Want] = []
+        active = [(dataset, one) for dataset in self.library.datasets() if self._may_fetch(dataset)
+                  for one in dataset.passes() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
+        while active and self._handed_blocks < blocks:
+            offers = []
+            for dataset, one in active:
+                if (key := self._next(dataset, one)) is not None:
+                    offers.append((one.until(key) * one.seconds(now), dataset, one, key))
+            offers.sort(key=lambda offer: offer[0])
+            for due_s, dataset, one, key in offers:
+                want = self._want(dataset, one, key, due_s, free_bytes)
+                if want is not None:
+                    wants.append(want)
+                    self._advance(one)
+                    break
+            else:
+                break
+        return wants
+
+    def _may_fetch(self, dataset: Dataset) -> bool:
+        return self._owing.get(dataset, 0.0) <= _WASTE * self._capacity_bytes + 2 * self._block_bytes
+
+    def _is_active(self, dataset: Dataset, one: Pass) -> bool:
+        alive = max(one.last, min(dataset.active_at, one.last + 8 * self.readers * one.gap_s))
+        return self._now - alive <= max(1.0, 1.5 * one.pause_s)
+
+    def _next(self, dataset: Dataset, one: Pass) -> int | None:
+        """The next key that this pass will read and that is neither here nor coming."""
+        while True:
+            coming = self._coming(one)
+            if coming is None:
+                return None
+            # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
+            in_agenda = not one.again and one.cursor < len(one.agenda)
+            left_behind = in_agenda and one.order > _SURE and one.is_passed_over(coming)
+            if not left_behind and not self._is_fetched(dataset, one, coming):
+                return coming
+            self._advance(one)
+
+    def _coming(self, one: Pass) -> int | None:
+        if one.again:
+            return one.again[0]
+        if one.cursor < len(one.agenda):
+            return one.agenda[one.cursor]
+        after = one.cursor - len(one.agenda)
+        # Past the end of the pass lies the next one, once this one's are all fetched.
+        if one.agenda and one.repeats and after < len(one.log) and one.left <= self._window(one):
+            return one.log[after]
+        return None
+
+    def _advance(self, one: Pass) -> None:
+        if one.again:
+            one.again.popleft()
+        else:
+            one.cursor += 1
+
+    def _is_fetched(self, dataset: Dataset, one: Pass, key: int) -> bool:
+        in_next_pass = not one.again and one.cursor >= len(one.agenda)
+        if (dataset, key) in self._handed or not (in_next_pass or one.to_come(key)):
+            return True
+        kept = dataset.kept.get(key)
+        return kept is not None and (kept.reading or kept.present.bit_count() == kept.blocks)
+
+    def _window(self, one: Pass) -> int:
+        """How many objects ahead of the readers a known order is fetched: what each of
+        them opens next, and what they open while a fill takes its time, with room for its spread."""
+        beside = self.readers + self.readers // 4 + 2
+        if one.gap_s <= 0:
+            return beside
+        return beside + int((self._fill_s + 4 * self._spread_s) / one.gap_s)
+
+    def _want(self, dataset: Dataset, one: Pass, key: int, due_s: float, free_bytes: int) -> Want | None:
+        size = dataset.names.sizes[key]
+        kept = dataset.kept.get(key)
+        count = max(1, -(-size // self._block_bytes))
+        missing = ((1 << count) - 1) & ~(kept.present if kept is not None else 0)
+        object_bytes = size if size >= 0 else self._block_bytes
+        if object_bytes * (self.readers + 1) > self._capacity_bytes and one.part < 1:
+            return None
+        known = one.order_known
+        if known and one.until(key) * one.size > self._window(one):
+            return None
+        # Where the next reads are anybody's, the readers' misses need room that is not taken from what is fetched.
+        reserve = 0 if known else min(self._capacity_bytes // 4, int(self.readers * object_bytes * _RESERVE))
+        new_bytes = object_bytes * missing.bit_count() // count
+        need = self._handed_bytes + new_bytes + reserve
+        in_next_pass = not known and not one.to_come(key)
+        if not self._has_room(free_bytes, need, _FAREST if in_next_pass else due_s + _SOONER * one.seconds(self._now)):
+            return None
+        self._handed[dataset, key] = _Handed(missing, self._now, -(-object_bytes // count))
+        self._count_handed(missing.bit_count(), -(-object_bytes // count))
+        blocks = tuple(index for index in range(count) if missing >> index & 1)
+        return Want(ObjectRef(dataset.bucket, dataset.names.keys[key]), size, blocks, due_s)
+
+    def _has_room(self, free_bytes: int, need: int, later_than_s: float) -> bool:
+        if free_bytes < need:
+            for kept in self._farthest(later_than_s):
+                free_bytes += may_go(kept).bit_count() * kept.block_bytes
+                if free_bytes >= need:
+                    break
+        return free_bytes >= need

@@ -1,0 +1,252 @@
+"""Riding ahead, carried out: what the planner wants is brought, in the room and at the pace that it may take.
+
+The planner (core) decides; this tells it what clients ask for, and does what it says: a few fills at a time, behind all
+that somebody waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from cachetools import LRUCache
+
+from outrider.core.errors import Signal
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
+from outrider.core.planner import Planner, Want
+from outrider.core.streams import Streams
+from outrider.core.window import Run
+from outrider.engine.catalog import Catalog
+from outrider.engine.flight import Flight
+from outrider.engine.flights import Flights, Spawn
+from outrider.engine.openings import NotCacheable, Openings
+from outrider.engine.survey import Survey
+from outrider.metrics import Metrics
+from outrider.ports import BlockStore, Clock
+
+log = logging.getLogger(__name__)
+
+# Adjacent blocks that nobody waits for yet are brought by one GET: fewer requests, and they come in order.
+_JOIN_BLOCKS = 4
+# Hits that are remembered until the planner is told; of more than these it hears of the last.
+_NOTES_MAX = 16_384
+# Of one object, between two times that the planner is told: runs of bytes, after joining those that touch.
+_RUNS_MAX = 16
+_FOLDERS_MAX = 4096
+
+
+class Mode(Enum):
+    """The setting `prefetch`: nothing ahead, the rest of an object that is being read, or what the epoch will read."""
+
+    OFF = "off"
+    OBJECT = "object"
+    EPOCH = "epoch"
+
+
+class Note(NamedTuple):
+    """A read that was answered: from any thread, told to the planner later."""
+
+    client: str
+    version: ObjectVersion
+    extent: Extent
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`blocks`: on their way for nobody yet, at most. `bytes_per_s`: of such from the origin, on average over a few
+    seconds; 0: without a limit."""
+
+    blocks: int
+    bytes_per_s: float = 0.0
+
+
+class Prefetch:
+    """Owned by the composition root, called on the engine's thread; only `note` may be called from others."""
+
+    def __init__(
+        self, planner: Planner, origin: str, catalog: Catalog, store: BlockStore, flights: Flights, openings: Openings,
+        survey: Survey, spawn: Spawn, clock: Clock, metrics: Metrics,
+        *, block_bytes: int, mode_of: Callable[[ObjectRef], Mode], budget: Budget,
+    ) -> None:  # fmt: skip
+        self._planner = planner
+        self._origin = origin
+        self._catalog = catalog
+        self._store = store
+        self._flights = flights
+        self._openings = openings
+        self._survey = survey
+        self._spawn = spawn
+        self._clock = clock
+        self._metrics = metrics
+        self._block_bytes = block_bytes
+        self._mode_of = mode_of
+        self._budget = budget
+        self._streams = Streams()
+        self._notes: deque[Note] = deque(maxlen=_NOTES_MAX)
+        # Folders whose readers ask for checksums of the whole: a fill that does not ask for them would cost such a
+        # reader a question to the origin.
+        self._checksums: LRUCache[tuple[str, str], bool] = LRUCache(_FOLDERS_MAX)
+        self._allowed_bytes = 0.0
+        self._allowed_at = clock()
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    def asked(self, client: str, version: ObjectVersion, extent: Extent, *, checksums: bool) -> None:
+        """A client asks for `extent` of `version`. `checksums`: and for those of the whole object."""
+        mode = self._mode_of(version.ref)
+        if mode is Mode.OFF or extent.length == 0:
+            return
+        self._checksums[_folder(version.ref)] = checksums
+        ahead = self._tell(mode, Note(client, version, extent, self._clock()))
+        if ahead is not None:
+            self._bring_ahead(version, ahead)
+        if mode is Mode.EPOCH:
+            self.think()
+
+    def sent(self, client: str, ref: ObjectRef) -> None:
+        """A request of `client` for `ref` has ended."""
+        if self._mode_of(ref) is Mode.EPOCH:
+            self._planner.sent(client, ref, self._clock())
+
+    def note(self, client: str, version: ObjectVersion, extent: Extent) -> None:
+        """A hit that needed nobody: asked for and sent. From any thread; heard of at the next `tick`."""
+        self._notes.append(Note(client, version, extent, self._clock()))
+
+    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None) -> None:
+        """The order in which one worker of `client` will read; see `http.steering.Plans`."""
+        wanted = [ref for ref in refs if self._mode_of(ref) is Mode.EPOCH]
+        if len(wanted) == len(refs):
+            self._planner.told(client, wanted, self._clock(), start=start, total=total)
+        elif wanted:
+            self._planner.told(client, wanted, self._clock())
+        self.think()
+
+    def withdrawn(self, client: str, refs: Sequence[ObjectRef]) -> None:
+        """What was told stays a guess that the next reads will prove or not."""
+
+    def tick(self) -> None:
+        """Called some times a second: hears the notes, and thinks."""
+        for note in _joined(self._notes):
+            mode = self._mode_of(note.version.ref)
+            if mode is Mode.OFF:
+                continue
+            ahead = self._tell(mode, note)
+            if ahead is not None:
+                self._bring_ahead(note.version, ahead)
+            if mode is Mode.EPOCH:
+                self._planner.sent(note.client, note.version.ref, note.at)
+        self.think()
+
+    def _tell(self, mode: Mode, note: Note) -> Extent | None:
+        """What else of the object is worth bringing."""
+        version = note.version
+        if mode is Mode.OBJECT:
+            return self._streams.asked(note.client, version.ref, version.size, note.extent, note.at).ahead
+        return self._planner.asked(note.client, version.ref, version.size, note.extent, note.at)
+
+    # -- decisions, carried out -------------------------------------------------------------------------------------
+
+    def think(self) -> None:
+        """Ask the planner what it wants now, and begin it."""
+        now = self._clock()
+        for bucket, prefix in self._planner.please_list():
+            self._spawn(self._look_around(bucket, prefix), f"list s3://{bucket}/{prefix}")
+        if self._budget.bytes_per_s > 0 and not self._may_spend(now):
+            return
+        for want in self._planner.wants(now, self._store.room_bytes, self._budget.blocks):
+            self._spend(want)
+            self._spawn(self._bring(want), f"prefetch {want.ref}")
+
+    def _may_spend(self, now: float) -> bool:
+        rate = self._budget.bytes_per_s
+        # What was not spent for a second is lost: a pause must not end in a storm.
+        self._allowed_bytes = min(rate, self._allowed_bytes + (now - self._allowed_at) * rate)
+        self._allowed_at = now
+        return self._allowed_bytes > 0
+
+    def _spend(self, want: Want) -> None:
+        self._allowed_bytes -= min(len(want.blocks) * self._block_bytes, max(want.size, 0))
+
+    async def _look_around(self, bucket: str, prefix: str) -> None:
+        objects = await self._survey.objects(bucket, prefix)
+        if objects:
+            self._planner.listed(bucket, objects, self._clock())
+            self.think()
+
+    async def _bring(self, want: Want) -> None:
+        """One object's missing blocks; the planner hears of each by the store, or here that they will not come."""
+        flights: list[Flight] = []
+        try:
+            version = await self._version(want.ref)
+            if version.size != want.size:
+                self._planner.found(want.ref, version.size)
+            count = -(-version.size // self._block_bytes)
+            blocks = range(count) if want.size < 0 else [index for index in want.blocks if index < count]
+            flights = self._fill(version, blocks)
+            for flight in flights:
+                await flight.ended()
+        except Signal as error:
+            log.debug("prefetch given up", extra={"object": str(want.ref), "error": repr(error)})
+        finally:
+            self._planner.dropped(want.ref)
+        self.think()
+
+    async def _version(self, ref: ObjectRef) -> ObjectVersion:
+        checksums = self._checksums.get(_folder(ref), False)
+        version = self._catalog.fresh(ref)
+        if version is None or (checksums and not version.whole_headers):
+            version = await self._openings.ask(ref, 0, whole_headers=checksums)
+        if version.size == 0:
+            raise NotCacheable("nothing to bring")
+        return version
+
+    def _fill(self, version: ObjectVersion, blocks: Iterable[int]) -> list[Flight]:
+        """Begin to fill those that are neither here nor coming; the flights of all that are not here."""
+        vid = version_id(self._origin, version, self._block_bytes)
+        flights: list[Flight] = []
+        for run in _runs(index for index in blocks if self._flights.wanted(BlockKey(vid, index))):
+            begun = self._flights.board(self._origin, version, self._block_bytes, run)
+            self._flights.fill(begun, prefetch=True)
+            self._metrics.prefetched_blocks.inc(run.count)
+        for index in blocks:
+            flight = self._flights.get(BlockKey(vid, index))
+            if flight is not None:
+                flights.append(flight)
+        return flights
+
+    def _bring_ahead(self, version: ObjectVersion, extent: Extent) -> None:
+        first, last = extent.start // self._block_bytes, (extent.stop - 1) // self._block_bytes
+        self._fill(version, range(first, last + 1))
+
+
+def _joined(notes: deque[Note]) -> list[Note]:
+    """The notes taken so far, oldest first; of one client and object those that touch are one."""
+    runs: dict[tuple[str, ObjectRef], list[Note]] = {}
+    for _ in range(len(notes)):
+        note = notes.popleft()
+        known = runs.setdefault((note.client, note.version.ref), [])
+        if known and known[-1].extent.stop == note.extent.start and known[-1].version is note.version:
+            known[-1] = known[-1]._replace(extent=Extent(known[-1].extent.start, note.extent.stop), at=note.at)
+        elif len(known) < _RUNS_MAX:
+            known.append(note)
+    return [note for its in runs.values() for note in its]
+
+
+def _runs(blocks: Iterable[int]) -> list[Run]:
+    runs: list[Run] = []
+    for index in blocks:
+        last = runs[-1] if runs else None
+        if last is not None and last.first + last.count == index and last.count < _JOIN_BLOCKS:
+            runs[-1] = Run(last.first, last.count + 1)
+        else:
+            runs.append(Run(index, 1))
+    return runs
+
+
+def _folder(ref: ObjectRef) -> tuple[str, str]:
+    return ref.bucket, ref.key.rpartition("/")[0]

@@ -1,0 +1,56 @@
+"""What objects there are: a LIST of the origin, page by page, for the planner."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing
+
+from outrider.core.errors import Signal
+from outrider.core.listing import PAGE_BYTES_MAX, Page, parse_page
+from outrider.engine.asking import Asking
+from outrider.ports import OriginRequest
+
+log = logging.getLogger(__name__)
+
+# A million keys: what is larger is no dataset that one cache rides ahead of.
+_PAGES_MAX = 1000
+
+
+class Survey:
+    """Asks the origin with the proxy's own credentials; a LIST that it refuses is none."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+
+    async def objects(self, bucket: str, prefix: str) -> list[tuple[str, int]]:
+        """Keys under `prefix` and their sizes in bytes, in order; empty when the origin does not tell."""
+        found: list[tuple[str, int]] = []
+        token: str | None = None
+        try:
+            for _ in range(_PAGES_MAX):
+                page = await self._page(bucket, prefix, token)
+                if page is None:
+                    break
+                found += page.objects
+                token = page.next_token
+                if token is None:
+                    break
+        except Signal as error:
+            log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": str(error)})
+        return found
+
+    async def _page(self, bucket: str, prefix: str, token: str | None) -> Page | None:
+        query = [("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix)]
+        if token is not None:
+            query.append(("continuation-token", token))
+        async with self._asking.reply(OriginRequest("GET", bucket, "", query=tuple(query))) as reply:
+            if reply.status != 200:
+                log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "status": reply.status})
+                return None
+            body = bytearray()
+            async with aclosing(reply.chunks()) as chunks:
+                async for chunk in chunks:
+                    body += chunk
+                    if len(body) > PAGE_BYTES_MAX:
+                        return None
+        return parse_page(bytes(body))

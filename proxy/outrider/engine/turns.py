@@ -1,0 +1,113 @@
+"""Whose fill asks the origin next: demand before prefetch, and not more at once than the origin bears."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import TracebackType
+
+from outrider.core.concurrency import Concurrency
+from outrider.ports import Clock
+
+
+class Turn:
+    """One fill's place in the order: `async with` it. Until it ends, anybody may `promote` it."""
+
+    __slots__ = ("_turns", "demand", "held", "waiter")
+
+    def __init__(self, turns: Turns, *, demand: bool) -> None:
+        self._turns = turns
+        self.demand = demand
+        self.held = False
+        self.waiter: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> None:
+        await self.take()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.give_back()
+
+    async def take(self) -> None:
+        await self._turns.grant(self)
+
+    def give_back(self) -> None:
+        """For others to have, as while one waits before the next try; `take` gets another."""
+        if self.held:
+            self._turns.returned(self)
+
+    def promote(self) -> None:
+        """Somebody waits for what was a prefetch."""
+        if not self.demand:
+            self._turns.promoted(self)
+
+
+class Turns:
+    """Grants turns in the order in which they were asked for, all demand before any prefetch.
+
+    Demand waits for demand alone: prefetch leaves a quarter of the turns free, and does not count where demand asks, so
+    that both together may for a moment be more than the limit.
+    """
+
+    def __init__(self, concurrency: Concurrency, clock: Clock) -> None:
+        self._concurrency = concurrency
+        self._clock = clock
+        self._waiting: dict[bool, deque[Turn]] = {True: deque(), False: deque()}
+        self._held = {True: 0, False: 0}
+
+    def turn(self, *, demand: bool = True) -> Turn:
+        return Turn(self, demand=demand)
+
+    def arrived(self, count: int) -> None:
+        """Bytes came from the origin."""
+        self._concurrency.arrived(count, self._clock())
+        self._admit()
+
+    def slow_down(self) -> None:
+        """The origin says that it is asked too much."""
+        self._concurrency.slow_down(self._clock())
+
+    async def grant(self, turn: Turn) -> None:
+        assert not turn.held, "one turn at a time"
+        waiter = turn.waiter = asyncio.get_running_loop().create_future()
+        self._waiting[turn.demand].append(turn)
+        self._admit()
+        if not waiter.done():
+            self._concurrency.felt()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            turn.waiter = None
+            if turn.held:
+                self.returned(turn)  # granted and cancelled in the same moment
+            else:
+                self._waiting[turn.demand].remove(turn)
+            raise
+
+    def returned(self, turn: Turn) -> None:
+        turn.held = False
+        self._held[turn.demand] -= 1
+        self._admit()
+
+    def promoted(self, turn: Turn) -> None:
+        if turn.held:
+            self._held[False] -= 1
+            self._held[True] += 1
+        elif turn.waiter is not None:
+            self._waiting[False].remove(turn)
+            self._waiting[True].append(turn)
+        turn.demand = True
+        self._admit()
+
+    def _admit(self) -> None:
+        limit = self._concurrency.limit
+        while self._waiting[True] and self._held[True] < limit:
+            self._start(self._waiting[True].popleft())
+        while self._waiting[False] and self._held[True] + self._held[False] < max(1, limit - limit // 4):
+            self._start(self._waiting[False].popleft())
+
+    def _start(self, turn: Turn) -> None:
+        assert turn.waiter is not None
+        turn.held = True
+        self._held[turn.demand] += 1
+        turn.waiter.set_result(None)
+        turn.waiter = None

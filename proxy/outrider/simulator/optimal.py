@@ -1,0 +1,29 @@
+"""The best that eviction alone can do: Belady's choice, with the whole future in hand and nothing fetched ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from heapq import heappop, heappush
+
+
+def optimal_hits(reads: Sequence[Hashable], capacity: int) -> list[bool]:
+    """Which of the reads hit in a cache for `capacity` objects of one size. What is read farthest in the future goes
+    first, and does not come in at all if that is itself."""
+    never = len(reads)
+    following = [never] * len(reads)
+    last: dict[Hashable, int] = {}
+    for index in range(len(reads) - 1, -1, -1):
+        following[index] = last.get(reads[index], never)
+        last[reads[index]] = index
+    kept: dict[Hashable, int] = {}
+    farthest: list[tuple[int, int, Hashable]] = []
+    hits = []
+    for index, read in enumerate(reads):
+        hits.append(read in kept)
+        kept[read] = following[index]
+        heappush(farthest, (-following[index], index, read))
+        while len(kept) > capacity:
+            when, _, victim = heappop(farthest)
+            if kept.get(victim) == -when:
+                del kept[victim]
+    return hits

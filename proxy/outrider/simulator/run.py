@@ -1,0 +1,304 @@
+"""One simulated run: jobs or logged requests, a policy, and what came of it epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from outrider.core.eviction import Policy, policy_of
+from outrider.core.model import Extent, ObjectRef
+from outrider.core.planner import Planner
+from outrider.core.window import window_blocks
+from outrider.simulator.world import (
+    AWAITED,
+    PREFETCHED,
+    READ_AHEAD,
+    Act,
+    Fill,
+    SimObject,
+    SimOrigin,
+    SimStore,
+    Timeline,
+)
+from outrider.simulator.worlds import JobSpec, Request
+
+# A LIST of a dataset: a page for each 1,000 keys, a few at a time.
+_LIST_S = 0.2
+
+
+@dataclass(slots=True)
+class Epoch:
+    """What an epoch of a job came to. A hit: all blocks of the shard were here when its reader asked for it; one that
+    was still on its way is none. `origin_bytes` and `wasted_bytes` are the whole cache's while the epoch went on;
+    wasted: fetched ahead and evicted unread. `stall_s`: waits, averaged over the readers."""
+
+    job: str
+    number: int
+    dataset_bytes: int
+    opened: int = 0
+    hits: int = 0
+    stall_s: float = 0.0
+    took_s: float = 0.0
+    origin_bytes: int = 0
+    wasted_bytes: int = 0
+
+    @property
+    def hit_ratio(self) -> float:
+        return self.hits / max(1, self.opened)
+
+    @property
+    def traffic(self) -> float:
+        """Bytes from the origin as a part of the dataset."""
+        return self.origin_bytes / max(1, self.dataset_bytes)
+
+    @property
+    def waste(self) -> float:
+        return self.wasted_bytes / max(1, self.dataset_bytes)
+
+    @property
+    def stall(self) -> float:
+        """The part of the epoch's time that the readers waited."""
+        return self.stall_s / self.took_s if self.took_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a run has to its disposal. `ahead_blocks`: on their way for the planner at any time, at most."""
+
+    capacity_bytes: int
+    origin_bytes_s: float
+    latency_s: float = 0.05
+    block_bytes: int = 8 * 2**20
+    ahead_blocks: int = 16
+    prefetch: bool = True
+    listing: bool = True
+
+
+class Simulation:
+    """`policy` is a name (`epoch`, `lru`, ...), or an object for tests. `opened`: what was read, in order."""
+
+    def __init__(self, machine: Machine, policy: str | Policy, jobs: Sequence[JobSpec] = (),
+                 requests: Iterable[Request] = ()) -> None:  # fmt: skip
+        self.machine = machine
+        if isinstance(policy, str):
+            policy = policy_of(policy, machine.capacity_bytes, machine.block_bytes)
+        self.planner = policy if isinstance(policy, Planner) else None
+        self.time = Timeline()
+        self.store = SimStore(policy, machine.capacity_bytes)
+        self.origin = SimOrigin(
+            self.time, self.store, machine.origin_bytes_s, machine.latency_s,
+            landed=self._landed, refused=self._refused, idle=self.ride_ahead,
+        )  # fmt: skip
+        self.epochs: list[Epoch] = []
+        self.opened: list[tuple[ObjectRef, Epoch]] = []
+        self.objects: dict[ObjectRef, SimObject] = {}
+        for job in jobs:
+            for index in range(job.shards.count):
+                self._know(ObjectRef(job.shards.bucket, job.shards.key(index)), job.shards.size)
+            _Job(self, job)
+        logged = list(requests)
+        for request in logged:
+            self._know(ObjectRef(request.bucket, request.key), request.size)
+        if logged:
+            _Replay(self, logged)
+
+    def _know(self, ref: ObjectRef, size: int) -> None:
+        known = self.objects.get(ref)
+        if known is None or known.version.size < size:
+            self.objects[ref] = SimObject.of(ref, size, self.machine.block_bytes)
+
+    def run(self) -> list[Epoch]:
+        self.time.run()
+        return self.epochs
+
+    @property
+    def wasted_bytes(self) -> int:
+        return self.planner.wasted_bytes if self.planner is not None else 0
+
+    # -- what the engine does in the proxy ----------------------------------------------------------------------
+
+    def ride_ahead(self) -> None:
+        if self.planner is None or not self.machine.prefetch:
+            return
+        for bucket, prefix in self.planner.please_list():
+            if self.machine.listing:
+                self.time.at(self.time.now + _LIST_S, lambda b=bucket, p=prefix: self._list(b, p))  # type: ignore[misc]
+        for want in self.planner.wants(self.time.now, self.store.free_bytes, self.machine.ahead_blocks):
+            of = self.objects.get(want.ref)
+            if of is None:
+                self.planner.dropped(want.ref)
+                continue
+            blocks = want.blocks
+            if want.size < 0:
+                blocks += self.planner.found(want.ref, of.version.size)
+            for index in blocks:
+                self.origin.ask(of, index, (PREFETCHED, self.time.now))
+
+    def _list(self, bucket: str, prefix: str) -> None:
+        assert self.planner is not None
+        entries = sorted(
+            (ref.key, of.version.size)
+            for ref, of in self.objects.items()
+            if ref.bucket == bucket and ref.key.startswith(prefix)
+        )
+        self.planner.listed(bucket, entries, self.time.now)
+        self.ride_ahead()
+
+    def _landed(self, fill: Fill) -> None:
+        self.ride_ahead()
+
+    def _refused(self, fill: Fill) -> None:
+        assert self.planner is not None
+        self.planner.dropped(fill.of.ref)
+
+
+class _Visit:
+    """One read of an extent, block by block: at each, what is missing of the window is asked for, as in the engine."""
+
+    def __init__(self, sim: Simulation, client: str, of: SimObject, extent: Extent, bytes_s: float, row: Epoch,
+                 then: Act) -> None:  # fmt: skip
+        self._sim = sim
+        self._client = client
+        self._of = of
+        self._bytes_s = bytes_s
+        self._row = row
+        self._then = then
+        block_bytes = sim.machine.block_bytes
+        self._at = self._first = extent.start // block_bytes
+        self._last = (extent.stop - 1) // block_bytes
+        # Blocks that were relayed to this reader, and are read from memory.
+        self._relayed: set[int] = set()
+        row.opened += 1
+        row.hits += all(sim.store.has(block) for block, _ in of.blocks[self._first : self._last + 1])
+        sim.opened.append((of.ref, row))
+        if sim.planner is not None:
+            # What it says of read-ahead across requests is left out here: made-up readers ask for whole shards.
+            sim.planner.asked(client, of.ref, of.version.size, extent, sim.time.now)
+            sim.ride_ahead()
+        self._since = sim.time.now
+        self._step()
+
+    def _step(self) -> None:
+        sim, blocks = self._sim, self._of.blocks
+        stop = min(self._last + 1, self._at + window_blocks(self._at - self._first))
+        for index in range(self._at, stop):
+            block = blocks[index][0]
+            if index not in self._relayed and not sim.store.has(block):
+                sim.origin.ask(self._of, index, (AWAITED if index == self._at else READ_AHEAD, sim.time.now))
+                if (fill := sim.origin.flight(block)) is not None and self not in fill.readers:
+                    fill.readers.append(self)
+        block = blocks[self._at][0]
+        if self._at in self._relayed or sim.store.has(block):
+            self._read()
+        elif (fill := sim.origin.flight(block)) is not None:
+            fill.waiters.append(self._read)
+        else:
+            self._step()  # evicted for this very window: it is asked for now
+
+    def relay(self, index: int) -> None:
+        self._relayed.add(index)
+
+    def _read(self) -> None:
+        sim = self._sim
+        block, length = self._of.blocks[self._at]
+        self._row.stall_s += sim.time.now - self._since
+        sim.store.use(block)
+        sim.time.at(sim.time.now + length / self._bytes_s, self._done)
+
+    def _done(self) -> None:
+        sim = self._sim
+        sim.store.release(self._of.blocks[self._at][0])
+        self._since = sim.time.now
+        self._at += 1
+        if self._at <= self._last:
+            self._step()
+            return
+        if sim.planner is not None:
+            sim.planner.sent(self._client, self._of.ref, sim.time.now)
+        self._then()
+
+
+class _Job:
+    """The epochs of one job, one after the other; each ends when its last reader has."""
+
+    def __init__(self, sim: Simulation, spec: JobSpec) -> None:
+        self._sim = sim
+        self._spec = spec
+        self._number = 0
+        sim.time.at(spec.start_s, self._begin)
+
+    def _begin(self) -> None:
+        sim, spec = self._sim, self._spec
+        lists = [shards for shards in spec.order(self._number) if shards]
+        self._number += 1
+        distinct = {index for shards in spec.order(0) for index in shards}
+        whole = len(distinct) if len(distinct) == sum(map(len, lists)) else spec.shards.count
+        self._row = Epoch(spec.name, self._number, whole * spec.shards.size)
+        self._before = (sim.time.now, sim.origin.sent_bytes, sim.wasted_bytes)
+        sim.epochs.append(self._row)
+        if spec.told and sim.planner is not None:
+            for part in lists:
+                sim.planner.told(spec.client, [self._object(index).ref for index in part], sim.time.now)
+        self._reading = self._readers = len(lists)
+        for shards in lists:
+            self._next(iter(shards))
+
+    def _object(self, index: int) -> SimObject:
+        return self._sim.objects[ObjectRef(self._spec.shards.bucket, self._spec.shards.key(index))]
+
+    def _next(self, shards: Iterable[int]) -> None:
+        shards = iter(shards)
+        index = next(shards, None)
+        if index is not None:
+            of, spec = self._object(index), self._spec
+            _Visit(self._sim, spec.client, of, Extent(0, of.version.size), spec.reader_bytes_s, self._row,
+                   lambda: self._next(shards))  # fmt: skip
+            return
+        self._reading -= 1
+        if self._reading == 0:
+            self._end()
+
+    def _end(self) -> None:
+        sim, row = self._sim, self._row
+        began, sent_bytes, wasted_bytes = self._before
+        row.took_s = sim.time.now - began
+        row.origin_bytes = sim.origin.sent_bytes - sent_bytes
+        row.wasted_bytes = sim.wasted_bytes - wasted_bytes
+        row.stall_s /= self._readers
+        if self._number < self._spec.epochs:
+            self._begin()
+
+
+class _Replay:
+    """Logged requests, each made when it was made. A new row begins when as many objects were read as there are."""
+
+    def __init__(self, sim: Simulation, requests: list[Request]) -> None:
+        self._sim = sim
+        self._keys = {(request.bucket, request.key) for request in requests}
+        self._bytes = sum(sim.objects[ObjectRef(*key)].version.size for key in self._keys)
+        self._read: set[tuple[str, str]] = set()
+        self._begin()
+        for request in requests:
+            sim.time.at(request.at, lambda request=request: self._ask(request))  # type: ignore[misc]
+
+    def _begin(self) -> None:
+        sim = self._sim
+        self._row = Epoch("log", len(sim.epochs) + 1, self._bytes)
+        self._before = (sim.time.now, sim.origin.sent_bytes, sim.wasted_bytes)
+        self._read.clear()
+        sim.epochs.append(self._row)
+
+    def _ask(self, request: Request) -> None:
+        key = (request.bucket, request.key)
+        if key in self._read and len(self._read) == len(self._keys):
+            self._begin()
+        self._read.add(key)
+        of = self._sim.objects[ObjectRef(*key)]
+        _Visit(self._sim, request.client, of, Extent(request.start, request.stop), float("inf"), self._row, self._count)
+
+    def _count(self) -> None:
+        sim, row = self._sim, self._row
+        began, sent_bytes, wasted_bytes = self._before
+        row.took_s = sim.time.now - began
+        row.origin_bytes = sim.origin.sent_bytes - sent_bytes
+        row.wasted_bytes = sim.wasted_bytes - wasted_bytes

@@ -1,0 +1,85 @@
+"""What jobs read: made up from a seed, or as a list of requests that were really made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, get_args
+
+OrderKind = Literal["repeated", "fresh", "sequential", "replacement", "zipf"]
+ORDERS: tuple[OrderKind, ...] = get_args(OrderKind)
+ZIPF = 1.1
+
+Order = Callable[[int], list[list[int]]]
+"""An epoch's number, from 0, to each reader's list of shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """A dataset: `count` objects of `size` bytes under one template."""
+
+    count: int
+    size: int
+    name: str = "train"
+    bucket: str = "bucket"
+
+    def key(self, index: int) -> str:
+        return f"{self.name}/{self.name}-{index:06d}.tar"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """Epochs in which `order`'s readers read beside each other, each shard front to back at `reader_bytes_s`.
+
+    `client` is all that a proxy sees of them. `told`: the order is announced as each epoch begins.
+    """
+
+    name: str
+    shards: Shards
+    order: Order
+    epochs: int
+    reader_bytes_s: float
+    client: str = "10.0.0.1"
+    start_s: float = 0.0
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One logged read: bytes `[start, stop)` of an object of at least `size` bytes, asked for at `at` seconds."""
+
+    at: float
+    client: str
+    bucket: str
+    key: str
+    start: int
+    stop: int
+    size: int
+
+
+def split(order: list[int], readers: int) -> list[list[int]]:
+    """Round-robin among the workers of a data loader, as WebDataset's `split_by_worker` does."""
+    return [order[i::readers] for i in range(readers)]
+
+
+def order_of(kind: OrderKind, shards: list[int], readers: int, seed: int) -> Order:
+    """`repeated` is WebDataset's default: shuffled with the same seed in each epoch."""
+
+    def order(epoch: int) -> list[list[int]]:
+        chance = Random(f"{seed} {epoch}")
+        if kind == "sequential":
+            read = shards
+        elif kind == "repeated":
+            read = Random(seed).sample(shards, len(shards))
+        elif kind == "fresh":
+            read = chance.sample(shards, len(shards))
+        elif kind == "replacement":
+            read = chance.choices(shards, k=len(shards))
+        else:
+            hot = Random(seed).sample(shards, len(shards))
+            weights = [1 / rank**ZIPF for rank in range(1, len(shards) + 1)]
+            read = chance.choices(hot, weights, k=len(shards))
+        return split(read, readers)
+
+    return order

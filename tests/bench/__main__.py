@@ -1,0 +1,150 @@
+"""Outrider beside its peers, the bucket itself, and nginx's static files as the limit: `python -m tests.bench`.
+
+Starts a real S3 server on loopback with a simulated network before it, then every target side by side; loads them in
+turn, round by round, and prints the medians and what they mean for the goals. Nothing here fails for being slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from tests.bench import clients, pipeline, report, upkeep
+from tests.bench.loads import LOADS
+from tests.bench.peers import ALL
+from tests.bench.plot import plot
+from tests.bench.results import Results
+from tests.bench.runner import Runner
+from tests.bench.targets import OUTRIDER
+from tests.bench.world import SHORT, Plan, World, make_bucket
+from tests.support.child import scratch_directory
+from tests.support.simulator_process import SimulatorProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PIPELINE, UPKEEP = "pipeline", "memory"
+NAMES = [*(load.name for load in LOADS), PIPELINE, UPKEEP]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    chosen = _parser().parse_args(argv)
+    if chosen.only is None:
+        # The pipeline makes its own data and starts torch three times: not in under a minute.
+        chosen.only = [name for name in NAMES if not (chosen.short and name == PIPELINE)]
+    # Debian's nginx lies where the PATH of users other than root does not look.
+    os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
+    console = Console(width=None if sys.stdout.isatty() else 150, stderr=chosen.markdown, highlight=False)
+    if absent := clients.missing():
+        console.print(
+            f"[bold red]There is no {' and no '.join(absent)}[/]: `make bench-tools` installs what is missing."
+        )
+        return 2
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupted)
+    try:
+        results, notes = run(chosen, console)
+    except KeyboardInterrupt:
+        return 130
+    except (RuntimeError, OSError) as error:
+        console.print(f"[bold red]Nothing can be measured:[/] {escape(str(error))}")
+        return 1
+    _tell(results, notes, chosen, console)
+    # An incomplete look at the others is still a look; without our own figures there is nothing to see.
+    return 1 if any(note.startswith(f"{OUTRIDER}:") for note in notes) else 0
+
+
+def run(chosen: argparse.Namespace, console: Console) -> tuple[Results, list[str]]:
+    plan, rounds = (SHORT, chosen.rounds or 1) if chosen.short else (Plan(), chosen.rounds or 3)
+    loads = [load for load in LOADS if load.name in chosen.only]
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(scratch_directory("outrider-bench-"))
+        bucket = stack.enter_context(make_bucket())
+        simulator = stack.enter_context(SimulatorProcess(bucket.address))
+        world = World(plan, directory, bucket, simulator, shlex.split(chosen.outrider_flags))
+        runner = stack.enter_context(Runner(world, console))
+        if loads or UPKEEP in chosen.only:
+            runner.fill_bucket()
+        used = {name for load in loads for name in load.targets}
+        runner.start([kind for kind in ALL if kind.name in used and kind.slug in chosen.targets])
+        if "transfer" in chosen.only and clients.aws_program() is None:
+            runner.note(
+                "transfer: there is no aws CLI (OUTRIDER_TEST_AWS says where), boto3's transfer manager instead"
+            )
+        for load in loads:
+            runner.measure(load, rounds)
+        runner.stop()
+        if UPKEEP in chosen.only:
+            runner.figures("memory and start", lambda tell: upkeep.measure(world, rounds, tell))
+        if PIPELINE in chosen.only:
+            if absent := pipeline.lacks():
+                runner.note(f"{PIPELINE}: left out, {absent}")
+            else:
+                place = directory / "pipeline"
+                runner.figures("pipeline", lambda tell: pipeline.measure(world, rounds, place, console, tell))
+        return runner.results, runner.notes
+
+
+def _tell(results: Results, notes: list[str], chosen: argparse.Namespace, console: Console) -> None:
+    loads = [load for load in LOADS if results.targets(load.name)]
+    grids = [*(report.load_grid(load, results) for load in loads), *report.figure_grids(results)]
+    grids.append(report.goals_grid(results))
+    machine = report.machine()
+    if chosen.markdown:
+        print("\n".join(f"- {name}: {value}" for name, value in machine.items()), end="\n\n")
+        print("\n".join(grid.markdown() for grid in grids))
+        print("\n".join(f"- {note}" for note in notes))
+    else:
+        console.print(" · ".join(f"{name} {value}" for name, value in machine.items()), style="dim")
+        for grid in grids:
+            console.print(grid.drawn())
+        for note in notes:
+            console.print(escape(note))
+    if chosen.json:
+        chosen.json.write_text(json.dumps(report.as_json(results, machine, notes), indent=1) + "\n")
+    if chosen.plot:
+        plot(results, loads, chosen.plot)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    known = [target.slug for target in ALL]
+    parser.add_argument("--only", type=_names(NAMES), default=None, metavar="LOAD,...", help=", ".join(NAMES))
+    parser.add_argument("--targets", type=_names(known), default=known, metavar="TARGET,...", help=", ".join(known))
+    parser.add_argument("--rounds", type=int, default=None, help="default: 3; with --short 1")
+    parser.add_argument(
+        "--short", action="store_true", help="small data, no pipeline: a look at the harness, not at speed"
+    )
+    parser.add_argument("--outrider-flags", default="", metavar="FLAGS", help="more flags of `outrider serve`")
+    parser.add_argument("--markdown", action="store_true", help="tables as Markdown, the progress to stderr")
+    parser.add_argument("--json", type=Path, help="write all samples there")
+    parser.add_argument("--plot", type=Path, help="draw one picture (PNG or SVG)")
+    return parser
+
+
+def _names(known: list[str]) -> Callable[[str], list[str]]:
+    def parsed(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",")]
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}: there are {', '.join(known)}")
+        return names
+
+    return parsed
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

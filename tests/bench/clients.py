@@ -1,0 +1,293 @@
+"""The clients that load a target, all of them real: wrk, curl, boto3, the aws CLI, and a plain HTTP connection."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from boto3.s3.transfer import TransferConfig
+
+from tests.bench.world import NAME, PROBE, BenchError, World, pieces
+from tests.support.child import clean_environment, program
+from tests.support.simulator_process import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SCRIPT = Path(__file__).with_name("wrk.lua")
+_DEADLINE_S = 180.0
+# Heads are about 400 bytes; an answer that is longer than asked for by more than this ignored the range.
+_HEAD_BYTES_MAX = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What one run of a client saw. Latencies None: it does not tell."""
+
+    seconds: float
+    bytes: int
+    requests: int
+    p50_s: float | None = None
+    p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One request for wrk. `extent` None: the whole object."""
+
+    url: str
+    extent: tuple[int, int] | None = None
+
+    @property
+    def line(self) -> str:
+        parts = urlsplit(self.url)
+        path = parts.path + (f"?{parts.query}" if parts.query else "")
+        span = "" if self.extent is None else f"bytes={self.extent[0]}-{self.extent[1] - 1}"
+        return f"{path}\t{span}\n"
+
+
+def wrk(wanted: Sequence[Wanted], answer_bytes: int, *, connections: int, seconds: int, directory: Path) -> Took:
+    """Ask for `wanted` over and over, each answer `answer_bytes` long. Two threads, so that wrk is not the limit.
+
+    Raises:
+        BenchError: an answer failed, or was not as long as it should be.
+    """
+    requests = directory / "requests"
+    requests.write_text("".join(one.line for one in wanted))
+    parts = urlsplit(wanted[0].url)
+    threads = min(2, connections)
+    done = _run(
+        program("wrk"), "--threads", threads, "--connections", connections, "--duration", f"{seconds}s",
+        "--timeout", "30s", "--script", _SCRIPT, f"{parts.scheme}://{parts.netloc}", "--", requests, threads,
+    )  # fmt: skip
+    told = json.loads(done.splitlines()[-1])
+    if told["errors"] or not told["requests"]:
+        raise BenchError(f"{told['errors']} of {told['requests']} answers failed:\n{done}")
+    each = told["bytes"] / told["requests"]
+    # The last answer of each connection is cut by the end of the time: it has bytes, but is no request.
+    cut = connections * answer_bytes / told["requests"]
+    if not answer_bytes * 0.9 <= each <= answer_bytes + cut + _HEAD_BYTES_MAX:
+        raise BenchError(f"answers of {each:.0f} bytes, not {answer_bytes}")
+    return Took(told["seconds"], told["requests"] * answer_bytes, told["requests"], told["p50_s"], told["p99_s"])
+
+
+def curl(urls: Sequence[str], size_bytes: int, readers: int) -> Took:
+    """Read whole objects of `size_bytes` each, dealt to `readers` processes, one connection each.
+
+    Raises:
+        BenchError: an object did not come whole.
+    """
+    begun = time.monotonic()
+    running = []
+    for part in pieces(list(urls), readers):
+        # Every URL needs an output of its own, or curl writes the rest to the terminal.
+        words = [word for url in part for word in ("--output", os.devnull, url)]
+        argv: list[str | Path] = [
+            program("curl"),
+            "--silent",
+            "--show-error",
+            "--fail",
+            "--write-out",
+            "%{size_download}\n",
+            *words,
+        ]
+        running.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    outputs = [process.communicate(timeout=_DEADLINE_S) for process in running]
+    seconds = time.monotonic() - begun
+    sizes = [int(line) for out, _ in outputs for line in out.split()]
+    if any(process.returncode for process in running) or sizes != [size_bytes] * len(urls):
+        errors = " ".join(err for _, err in outputs)
+        raise BenchError(f"curl read {sum(sizes)} of {size_bytes * len(urls)} bytes: {errors[:1000]}")
+    return Took(seconds, sum(sizes), len(sizes))
+
+
+def boto_readers(world: World, endpoint: str, keys: Sequence[str], readers: int) -> Took:
+    """Read `keys` whole by boto3, dealt to `readers` processes; their start is not in the time, nor in the counts.
+
+    Raises:
+        BenchError: they did not read every byte.
+    """
+    parts = pieces(list(keys), readers)
+    seconds, read = _together(world, [["tests.bench.reader", endpoint, NAME, PROBE, *part] for part in parts])
+    return _whole(Took(seconds, read, len(keys)), world, keys)
+
+
+def sinks(world: World, url: str, size_bytes: int, reads: int, readers: int) -> Took:
+    """Read one object `reads` times in all, by `readers` that do not even copy: what the server can do.
+
+    Raises:
+        BenchError: it did not come whole each time.
+    """
+    words = ["tests.bench.sink", str(reads // readers), url]
+    seconds, read = _together(world, [words] * readers)
+    if read != reads // readers * readers * size_bytes:
+        raise BenchError(f"{read} of {reads * size_bytes} bytes were read")
+    return Took(seconds, read, reads)
+
+
+def _together(world: World, modules: list[list[str]]) -> tuple[float, int]:
+    """Run modules with their arguments, all let go at once; seconds until the last has ended, and bytes read."""
+    env = clean_environment() | world.bucket.environment() | {"PYTHONPATH": str(REPOSITORY)}
+    with contextlib.ExitStack() as stack:
+        running = []
+        for words in modules:
+            argv: list[str] = [sys.executable, "-m", *words]
+            process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            running.append(stack.enter_context(process))
+        for process in running:
+            assert process.stdout is not None
+            process.stdout.readline()
+        world.simulator.reset()
+        begun = time.monotonic()
+        for process in running:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write("go\n")
+                process.stdin.flush()
+        read = sum(int(process.communicate(timeout=_DEADLINE_S)[0] or 0) for process in running)
+        return time.monotonic() - begun, read
+
+
+def aws_program() -> Path | None:
+    """The aws CLI, which needs an environment of its own (it pins botocore); None: not installed."""
+    told = Path(os.environ.get("OUTRIDER_TEST_AWS", REPOSITORY / ".venv-awscli/bin/aws"))
+    return told if os.access(told, os.X_OK) else None
+
+
+def transfer(world: World, endpoint: str, keys: Sequence[str]) -> Took:
+    """Read `keys` one after the other as `pipe:aws s3 cp` does: parallel ranges of 8 MiB, out of order.
+
+    Where there is no aws CLI, boto3's transfer manager sends the same requests.
+
+    Raises:
+        BenchError: they did not come whole.
+    """
+    aws = aws_program()
+    begun = time.monotonic()
+    if aws is not None:
+        env = clean_environment() | world.bucket.environment()
+        read = sum(_piped(aws, endpoint, key, env) for key in keys)
+    else:
+        client = world.bucket.client(endpoint, max_pool_connections=10)
+        sink = _Sink()
+        for key in keys:
+            client.download_fileobj(NAME, key, sink, Config=TransferConfig(max_concurrency=10))
+        client.close()
+        read = sink.size_bytes
+    return _whole(Took(time.monotonic() - begun, read, len(keys)), world, keys)
+
+
+class _Sink:
+    """A stream as standard output is one: what comes too early waits in memory, nothing is sought."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def write(self, piece: bytes) -> int:
+        self.size_bytes += len(piece)
+        return len(piece)
+
+
+def _piped(aws: Path, endpoint: str, key: str, env: dict[str, str]) -> int:
+    argv: list[str | Path] = [
+        aws,
+        "s3",
+        "cp",
+        "--only-show-errors",
+        "--endpoint-url",
+        endpoint,
+        f"s3://{NAME}/{key}",
+        "-",
+    ]
+    size = 0
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while piece := process.stdout.read(1024 * 1024):
+            size += len(piece)
+    return size
+
+
+def one_by_one(urls: Sequence[str], size_bytes: int, threads: int) -> Took:
+    """Whole objects of `size_bytes`, dealt to `threads`, each with one connection; latencies are of whole answers.
+
+    Raises:
+        BenchError: an answer failed or was short.
+    """
+    begun = time.monotonic()
+    with ThreadPoolExecutor(threads) as pool:
+        timed = [pair for part in pool.map(_timed_reads, pieces(list(urls), threads)) for pair in part]
+    seconds = time.monotonic() - begun
+    if any(size != size_bytes for size, _, _ in timed):
+        raise BenchError(f"answers of {sorted({size for size, _, _ in timed})} bytes, not {size_bytes}")
+    return Took(seconds, size_bytes * len(timed), len(timed), *_percentiles([whole for _, _, whole in timed]))
+
+
+def first_bytes(urls: Sequence[str], size_bytes: int) -> Took:
+    """Whole objects one after the other on one connection; latencies are of the first byte of the body.
+
+    Raises:
+        BenchError: an answer failed or was short.
+    """
+    begun = time.monotonic()
+    timed = _timed_reads(list(urls))
+    seconds = time.monotonic() - begun
+    if any(size != size_bytes for size, _, _ in timed):
+        raise BenchError(f"answers of {sorted({size for size, _, _ in timed})} bytes, not {size_bytes}")
+    return Took(seconds, size_bytes * len(timed), len(timed), *_percentiles([first for _, first, _ in timed]))
+
+
+def _timed_reads(urls: list[str]) -> list[tuple[int, float, float]]:
+    """Size, seconds to the first byte, and to the last, of each URL."""
+    timed = []
+    connection = http.client.HTTPConnection(urlsplit(urls[0]).netloc, timeout=60)
+    connection.connect()
+    buffer = bytearray(1024 * 1024)
+    for url in urls:
+        parts = urlsplit(url)
+        begun = time.monotonic()
+        connection.request("GET", parts.path + (f"?{parts.query}" if parts.query else ""))
+        answer = connection.getresponse()
+        size = len(answer.read(1))
+        first_s = time.monotonic() - begun
+        while count := answer.readinto(buffer):
+            size += count
+        timed.append((size if answer.status == 200 else -answer.status, first_s, time.monotonic() - begun))
+    connection.close()
+    return timed
+
+
+def _percentiles(times_s: list[float]) -> tuple[float, float]:
+    ordered = sorted(times_s)
+    return statistics.median(ordered), ordered[max(0, -(-len(ordered) * 99 // 100) - 1)]
+
+
+def _whole(took: Took, world: World, keys: Sequence[str]) -> Took:
+    expected = sum(world.sizes[key] for key in keys)
+    if took.bytes != expected:
+        raise BenchError(f"{took.bytes} of {expected} bytes were read")
+    return took
+
+
+def _run(*argv: object) -> str:
+    words = [str(word) for word in argv]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+    if done.returncode:
+        raise BenchError(f"{words[0]}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def missing() -> list[str]:
+    """What no load can do without, with where it comes from."""
+    return [name for name in ("wrk", "curl") if shutil.which(name) is None]

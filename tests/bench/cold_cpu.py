@@ -1,0 +1,123 @@
+"""What a cold read costs: `python -m tests.bench.cold_cpu` prints CPU seconds of the proxy per GB filled and served.
+
+CPU time and not throughput: other work on the machine changes the one much less than the other. The origin is a stub
+that answers ranged GETs with zeros, at full speed and then at the pace of a bucket (through the simulator), where bytes
+come in smaller pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import re
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from tests.bench.simulator_speed import cpu_s
+from tests.support.bucket import Bucket
+from tests.support.child import free_ports
+from tests.support.proxy import ServedProxy
+from tests.support.simulator_process import SimulatorProcess
+
+OBJECT_BYTES = 256 * 2**20
+READERS = 4
+ROUNDS = 3
+_RANGE = re.compile(rb"range: bytes=(\d+)-(\d+)", re.IGNORECASE)
+
+
+def serve_zeros(port: int) -> None:
+    """Every key is an object of zeros; GET with a Range, as a fill asks."""
+    piece = memoryview(bytes(2**20))
+
+    def answer(client: socket.socket, head: bytes) -> None:
+        match = _RANGE.search(head)
+        start, last = (0, OBJECT_BYTES - 1) if match is None else (int(match[1]), int(match[2]))
+        last = min(last, OBJECT_BYTES - 1)
+        left = last + 1 - start
+        told = f'HTTP/1.1 206 Partial Content\r\nContent-Length: {left}\r\nETag: "zeros"\r\n'
+        told += f"Content-Range: bytes {start}-{last}/{OBJECT_BYTES}\r\n\r\n"
+        client.sendall(told.encode())
+        while left:
+            client.sendall(piece[:left])
+            left -= min(left, len(piece))
+
+    def serve(client: socket.socket) -> None:
+        held = b""
+        with client:
+            while got := client.recv(65536):
+                held += got
+                while b"\r\n\r\n" in held:
+                    head, _, held = held.partition(b"\r\n\r\n")
+                    answer(client, head)
+
+    def serve_one(client: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it hung up
+            serve(client)
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        while True:
+            threading.Thread(target=serve_one, args=(listener.accept()[0],), daemon=True).start()
+
+
+def read_one(address: tuple[str, int], key: str) -> None:
+    buffer = bytearray(2**20)
+    with socket.create_connection(address) as sock:
+        sock.sendall(f"GET /data/{key} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        got, count = 0, sock.recv_into(buffer)
+        while count:
+            got += count
+            count = sock.recv_into(buffer)
+        assert got > OBJECT_BYTES, "short body"
+
+
+def measure(origin: str, label: str) -> None:
+    costs: list[float] = []
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ServedProxy(Bucket(), Path(directory), origin, cache_size="16GiB") as proxy,
+    ):
+        for number in range(ROUNDS):
+            before_s, begun = cpu_s(proxy.pid), time.monotonic()
+            readers = [
+                threading.Thread(target=read_one, args=(proxy.address, f"{number}-{reader}"))
+                for reader in range(READERS)
+            ]
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join()
+            took_s = time.monotonic() - begun
+            proxy.settle()
+            amount_gb = READERS * OBJECT_BYTES / 1e9
+            costs.append((cpu_s(proxy.pid) - before_s) / amount_gb)
+            print(f"{label}: {costs[-1]:.2f} CPU s/GB, {amount_gb * 1e3 / took_s:.0f} MB/s", flush=True)
+    print(f"{label}: median {statistics.median(costs):.2f} CPU s/GB", flush=True)
+
+
+def main() -> None:
+    argparse.ArgumentParser(prog="python -m tests.bench.cold_cpu", description=__doc__).parse_args()
+    (port,) = free_ports(1)
+    origin = multiprocessing.get_context("spawn").Process(target=serve_zeros, args=(port,), daemon=True)
+    origin.start()
+    try:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        measure(f"http://127.0.0.1:{port}", "full speed")
+        with SimulatorProcess(f"127.0.0.1:{port}", connection_bytes_s=40e6, total_bytes_s=250e6) as simulator:
+            measure(simulator.endpoint, "40 MB/s a connection, 250 MB/s in all")
+    finally:
+        origin.terminate()
+        origin.join()
+
+
+if __name__ == "__main__":
+    main()

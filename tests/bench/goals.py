@@ -1,0 +1,109 @@
+"""What was promised, beside what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.bench import pipeline, upkeep
+from tests.bench.targets import DIRECT, JUICEFS, OUTRIDER, RCLONE, SIGV4, STATIC
+from tests.bench.world import TOTAL_BYTES_S
+
+if TYPE_CHECKING:
+    from tests.bench.results import Results
+
+_MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One promise. `measured` None: this run did not measure it, and nobody knows whether it is met."""
+
+    what: str
+    goal: str
+    measured: str | None
+    met: bool | None
+
+
+def goals(results: Results) -> list[Goal]:
+    """Every promise, in order, measured or not."""
+    return [*_warm(results), *_cold(results), *_by_itself(results)]
+
+
+def _warm(results: Results) -> list[Goal]:
+    told = []
+    for kind, client in (("stream", "curl"), ("sink", "nothing copied")):
+        for streams in (1, 8):
+            load, what = f"{kind}-{streams}", f"big warm object, streams: {streams}, {client}"
+            told.append(_at_least(results, what, load, "mb_s", 1.0, STATIC))
+            told.append(_at_most(results, f"{what}, CPU s/GB", load, "cpu_s_gb", 1.1, STATIC))
+    for connections in (16, 64):
+        load, what = f"range-{connections}", f"64 KiB ranges, connections: {connections}"
+        for factor, to in ((0.6, STATIC), (3.0, RCLONE), (8.0, JUICEFS)):
+            told.append(_at_least(results, what, load, "req_s", factor, to))
+        told.append(_at_least(results, f"{what}, sigv4", load, "req_s", 0.35, STATIC, SIGV4))
+    for factor, to in ((0.4, STATIC), (2.0, RCLONE)):
+        told.append(_at_least(results, "whole small objects, warm", "small-warm", "req_s", factor, to))
+    return told
+
+
+def _cold(results: Results) -> list[Goal]:
+    told = [_at_least(results, "whole small objects, first pass", "small-cold", "req_s", 0.95, DIRECT)]
+    for client in ("boto3", "curl"):
+        told.append(_of_total(results, f"cold epoch, 4 readers, {client}", f"epoch-4-{client}"))
+        for readers in (4, 1):
+            what = f"cold epoch, readers: {readers}, {client}"
+            told.append(_at_least(results, what, f"epoch-{readers}-{client}", "mb_s", 1.0, DIRECT))
+    told.append(_first_byte(results))
+    read = results.median("transfer", OUTRIDER, "bucket_ratio")
+    told.append(_figure("parallel ranges out of order, from the bucket", "<= 1.02 x the data", read, 1.02, "{:.3f} x"))
+    faster = results.ratio("transfer", "mb_s", OUTRIDER, DIRECT)
+    met = None if faster is None else faster > 1.0
+    told.append(
+        Goal("parallel ranges out of order", "> 1.0 x direct", None if faster is None else f"{faster:.2f} x", met)
+    )
+    return told
+
+
+def _by_itself(results: Results) -> list[Goal]:
+    figures = results.figures
+    warm, local = figures.get(pipeline.WARM), figures.get(pipeline.LOCAL)
+    points = None if warm is None or local is None else (warm - local) * 100
+    peak, idle = figures.get(upkeep.PEAK_RSS), figures.get(upkeep.IDLE_RSS)
+    return [
+        _figure("warm epoch of a WebDataset pipeline, data wait", "<= local disk's + 3 points", points, 3, "{:+.1f}"),
+        _figure("memory, loaded, with 100,000 blocks", "<= 150 MB", peak and peak / _MB, 150, "{:.0f} MB"),
+        _figure("memory, idle", "<= 60 MB", idle and idle / _MB, 60, "{:.0f} MB"),
+        _figure("start to ready, empty", "<= 0.6 s", figures.get(upkeep.EMPTY_START), 0.6, "{:.2f} s"),
+        _figure("start to ready, 100,000 blocks", "<= 0.6 s", figures.get(upkeep.FULL_START), 0.6, "{:.2f} s"),
+    ]
+
+
+def _at_least(results: Results, what: str, load: str, figure: str, factor: float, to: str, of: str = OUTRIDER) -> Goal:
+    ratio = results.ratio(load, figure, of, to)
+    told = None if ratio is None else f"{ratio:.2f} x"
+    return Goal(what, f">= {factor:g} x {to}", told, None if ratio is None else ratio >= factor)
+
+
+def _at_most(results: Results, what: str, load: str, figure: str, factor: float, to: str) -> Goal:
+    ratio = results.ratio(load, figure, OUTRIDER, to)
+    return _figure(what, f"<= {factor:g} x {to}", ratio, factor, "{:.2f} x")
+
+
+def _of_total(results: Results, what: str, load: str) -> Goal:
+    rate = results.median(load, OUTRIDER, "mb_s")
+    share = None if rate is None else rate * _MB / TOTAL_BYTES_S
+    told = None if share is None else f"{share:.2f} x"
+    return Goal(what, ">= 0.97 x the bucket's total", told, None if share is None else share >= 0.97)
+
+
+def _first_byte(results: Results) -> Goal:
+    ours, direct = (results.median("first-byte", target, "p50_s") for target in (OUTRIDER, DIRECT))
+    more_ms = None if ours is None or direct is None else (ours - direct) * 1e3
+    return _figure("cold first byte, p50", "<= direct + 5 ms", more_ms, 5, "{:+.1f} ms")
+
+
+def _figure(what: str, goal: str, value: float | None, most: float, form: str) -> Goal:
+    if value is None:
+        return Goal(what, goal, None, None)
+    return Goal(what, goal, form.format(value), value <= most)

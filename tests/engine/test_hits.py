@@ -1,0 +1,104 @@
+"""What can be answered without asking anybody, and for how long it may be believed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.core.model import Extent, ObjectRef
+from outrider.engine.hits import Hits, Known
+from tests.support.engine import BLOCK, REF, Engine, engine
+from tests.support.fakes import RAMP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OTHER = ObjectRef("train", "b.tar")
+DATA = RAMP[: 3 * BLOCK + 5]
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Engine]:
+    with engine(tmp_path, catalog_entries=2) as made:
+        made.origin.put(REF, DATA)
+        made.origin.put(OTHER, DATA)
+        yield made
+
+
+def hits_of(room: Engine) -> Hits:
+    return Hits(room.origin.endpoint, room.catalog, room.store, room.clock, block_bytes=BLOCK)
+
+
+async def known(room: Engine) -> Known:
+    found = hits_of(room).known(REF)
+    assert found is not None
+    return found
+
+
+async def read(room: Engine, times: int = 2) -> None:
+    for _ in range(times):
+        assert await room.get() == DATA
+        await room.tasks.settle()
+
+
+async def test_the_first_piece_is_the_right_bytes_of_the_right_file(room: Engine) -> None:
+    await read(room)
+    found = await known(room)
+    for start, stop in ((0, 5), (BLOCK - 1, BLOCK + 1), (BLOCK, 2 * BLOCK), (5, len(DATA)), (3 * BLOCK, len(DATA))):
+        piece = hits_of(room).first_block(found, Extent(start, stop))
+        assert piece is not None
+        lease, offset, count = piece
+        assert 0 < count <= stop - start
+        assert os.pread(lease.block.fd, count, offset) == DATA[start : start + count]
+        lease.release()
+
+
+async def test_nothing_is_a_hit_of_which_a_block_is_missing_or_not_open(room: Engine) -> None:
+    assert hits_of(room).known(REF) is None
+    assert await room.range(0, 10) == DATA[:10]
+    await room.tasks.settle()
+    found = await known(room)
+    assert hits_of(room).first_block(found, Extent(0, BLOCK + 1)) is None, "the second is missing"
+    assert hits_of(room).first_block(found, Extent(BLOCK, BLOCK + 1)) is None
+    assert await room.range(0, 10) == DATA[:10]
+    assert hits_of(room).first_block(found, Extent(0, BLOCK)) is not None
+
+
+async def test_what_was_known_is_believed_until_its_ttl_a_write_or_another_version(room: Engine) -> None:
+    hits = hits_of(room)
+    await read(room)
+    found = await known(room)
+    assert hits.is_current(found)
+    room.clock.advance(59.9)
+    assert hits.is_current(found)
+    room.clock.advance(0.1)
+    assert not hits.is_current(found)
+    assert hits.known(REF) is None
+    await read(room, 1)
+    found = await known(room)
+    room.catalog.forget(REF)
+    assert not hits.is_current(found)
+    await read(room, 1)
+    found = await known(room)
+    room.catalog.forget_bucket(REF.bucket)
+    assert not hits.is_current(found)
+    await read(room, 1)
+    found = await known(room)
+    room.catalog.gone(REF)
+    assert not hits.is_current(found)
+
+
+async def test_what_fell_out_of_the_catalog_is_believed_no_more(room: Engine) -> None:
+    hits = hits_of(room)
+    await read(room)
+    found = await known(room)
+    for key in ("x", "y"):
+        ref = ObjectRef("train", key)
+        room.origin.put(ref, b"1")
+        await room.get(ref)
+    assert not hits.is_current(found)
+    assert hits.known(REF) is None
+    assert len(room.catalog) == 2

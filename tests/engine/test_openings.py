@@ -1,0 +1,191 @@
+"""The first read of an object: which questions it puts to the origin, and what it does when one of them stays open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.core.model import ObjectRef
+from tests.support.engine import BLOCK, REF, Engine, engine, taken
+from tests.support.fakes import RAMP, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from outrider.engine.reads import ReadAnswer
+
+MODE = {"x-amz-checksum-mode": "ENABLED"}
+CHECKSUM = ("x-amz-checksum-crc32", "AAAAAA==")
+SMALL, LARGE = RAMP[: BLOCK // 2], RAMP[: 3 * BLOCK]
+
+
+class Bound:
+    """The wait's bound, which ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self.begun = asyncio.Event()
+
+    async def __call__(self, seconds: float) -> None:
+        assert 0 < seconds <= 5
+        self.begun.set()
+        await self.over.wait()
+
+
+@pytest.fixture
+def bound() -> Bound:
+    return Bound()
+
+
+@pytest.fixture
+async def room(tmp_path: Path, bound: Bound) -> AsyncIterator[Engine]:
+    with engine(tmp_path, sleep=bound) as made:
+        yield made
+        bound.over.set()
+        await made.tasks.cancel()
+
+
+def told(answer: ReadAnswer) -> bool:
+    return CHECKSUM in answer.headers
+
+
+def questions(room: Engine) -> list[str]:
+    """`GET` with a Range is told from one without."""
+    return [f"{r.method} part" if "range" in dict(r.headers) else r.method for r in room.origin.log]
+
+
+async def whole(room: Engine, ref: ObjectRef = REF, data: bytes = LARGE) -> ReadAnswer:
+    """A whole read that asks for checksums, its body right."""
+    answer = await room.reads.get(ref, MODE)
+    assert await taken(answer) == data
+    return answer
+
+
+async def test_an_unknown_object_is_asked_for_its_first_block_and_its_checksums_at_the_same_time(room: Engine) -> None:
+    room.origin.put(REF, LARGE, (CHECKSUM,))
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(times=2, gate=gate)]
+    reading = asyncio.create_task(whole(room))
+    while room.origin.count() < 2:
+        await asyncio.sleep(0)
+    assert sorted(questions(room)) == ["GET part", "HEAD"]
+    gate.set()
+    assert told(await reading)
+    assert questions(room).count("HEAD") == 1
+
+
+async def test_in_a_folder_of_small_objects_one_get_tells_all(room: Engine) -> None:
+    refs = [ObjectRef("train", f"samples/{number}") for number in range(3)]
+    for ref in refs:
+        room.origin.put(ref, SMALL, (CHECKSUM,))
+    await whole(room, refs[0], SMALL)
+    await room.tasks.settle()
+    room.origin.log.clear()
+    for ref in refs[1:]:
+        assert told(await whole(room, ref, SMALL))
+    await room.tasks.settle()
+    assert questions(room) == ["GET", "GET"]
+    room.origin.log.clear()
+    for ref in refs[1:]:
+        assert told(await whole(room, ref, SMALL))
+    assert questions(room) == [], "kept whole"
+
+
+async def test_a_large_object_among_small_ones_costs_no_more_than_its_bytes(room: Engine) -> None:
+    other = ObjectRef("train", "b.tar")
+    room.origin.put(REF, SMALL)
+    room.origin.put(other, LARGE, (CHECKSUM,))
+    await whole(room, REF, SMALL)
+    room.origin.body_bytes = 0
+    assert told(await whole(room, other))
+    await room.tasks.settle()
+    assert room.origin.body_bytes <= len(LARGE) + room.origin.chunk_bytes
+
+
+async def test_who_asks_for_no_checksums_costs_one_get(room: Engine) -> None:
+    room.origin.put(REF, SMALL, (CHECKSUM,))
+    assert await room.get() == SMALL
+    assert await room.range(0, 10) == SMALL[:10]
+    assert questions(room) == ["GET part"]
+
+
+async def test_a_head_that_hangs_holds_the_first_read_up_no_longer_than_its_bound(room: Engine, bound: Bound) -> None:
+    room.origin.put(REF, LARGE, (CHECKSUM,))
+    room.origin.faults = [Fault(method="HEAD", gate=asyncio.Event())]
+    reading = asyncio.create_task(whole(room))
+    await bound.begun.wait()
+    assert not reading.done()
+    bound.over.set()
+    assert not told(await reading)
+
+
+@pytest.mark.parametrize("fault", [Fault(None, "HEAD", status=403), Fault(None, "HEAD", status=503),
+                                   Fault(None, "HEAD", refuse=True)])  # fmt: skip
+async def test_a_head_that_fails_costs_the_checksums_and_nothing_else(room: Engine, fault: Fault) -> None:
+    room.origin.put(REF, LARGE, (CHECKSUM,))
+    room.origin.faults = [fault]
+    assert not told(await whole(room))
+    assert not told(await whole(room)), "nor of what is here"
+    assert not [request for request in room.origin.log if request.method == "GET" and not request.headers], "forwarded"
+    room.origin.faults.clear()
+    assert told(await whole(room))
+
+
+async def test_a_head_that_hangs_holds_up_what_is_here_no_longer_than_its_bound(room: Engine, bound: Bound) -> None:
+    room.origin.put(REF, LARGE, (CHECKSUM,))
+    await room.range(0, len(LARGE))
+    room.origin.faults = [Fault(method="HEAD", gate=asyncio.Event())]
+    for ask in (room.reads.get, room.reads.head):
+        reading = asyncio.create_task(ask(REF, MODE))
+        await bound.begun.wait()
+        bound.begun.clear()
+        assert not reading.done()
+        bound.over.set()
+        answer = await reading
+        assert not told(answer)
+        if answer.body is not None:
+            await answer.body.aclose()
+        bound.over.clear()
+    assert room.origin.count("HEAD") == 1, "one question for all who want to know"
+
+
+async def test_a_head_that_tells_of_another_version_lends_it_nothing(room: Engine) -> None:
+    room.origin.put(REF, LARGE, (CHECKSUM,))
+    late, early = asyncio.Event(), asyncio.Event()
+    early.set()
+    room.origin.faults = [Fault(method="HEAD", gate=late), Fault(method="GET", gate=early, answer_first=True)]
+    reading = asyncio.create_task(room.reads.get(REF, MODE))
+    while room.origin.count() < 2:
+        await asyncio.sleep(0)
+    for _ in range(10):  # the GET's answer is made
+        await asyncio.sleep(0)
+    room.origin.put(REF, LARGE[:-1], (CHECKSUM,))
+    late.set()
+    answer = await reading
+    assert (answer.length, told(answer)) == (len(LARGE), False)
+    assert answer.body is not None
+    await answer.body.aclose()
+
+
+async def test_an_object_that_was_read_in_parts_is_asked_once_for_its_checksums(room: Engine) -> None:
+    room.origin.put(REF, LARGE, (CHECKSUM,))
+    await room.range(0, 10)
+    for _ in range(2):
+        assert told(await whole(room))
+    assert room.origin.count("HEAD") == 1
+
+
+async def test_what_is_gone_is_told_to_who_asks_for_checksums(room: Engine) -> None:
+    room.origin.put(REF, LARGE, (CHECKSUM,))
+    await room.range(0, 10)
+    room.origin.put(REF, SMALL, (CHECKSUM,))
+    assert told(await whole(room, REF, SMALL)), "the HEAD told of a newer version"
+
+
+async def test_an_unknown_empty_object_costs_one_get_and_one_head(room: Engine) -> None:
+    room.origin.put(REF, b"", (CHECKSUM,))
+    assert told(await whole(room, REF, b""))
+    assert sorted(questions(room)) == ["GET part", "HEAD"]

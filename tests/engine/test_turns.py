@@ -1,0 +1,179 @@
+"""Whose turn it is: demand before prefetch, a limit, and no turn lost or given twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from outrider.core.concurrency import Concurrency
+from outrider.engine.turns import Turn, Turns
+from tests.support.fakes import FakeClock
+
+
+class Queue:
+    """Fills that take their turns and note when they have them."""
+
+    def __init__(self, limit: int) -> None:
+        self.clock = FakeClock()
+        self.concurrency = Concurrency(limit)
+        self.turns = Turns(self.concurrency, self.clock)
+        self.order: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.done: dict[str, asyncio.Event] = {}
+        self.of: dict[str, Turn] = {}
+
+    async def add(self, *names: str) -> None:
+        """A name that begins with `p` is a prefetch."""
+        for name in names:
+            self.of[name], self.done[name] = self.turns.turn(demand=name[0] != "p"), asyncio.Event()
+            self.tasks[name] = asyncio.create_task(self._run(name))
+        await self.settle()
+
+    async def _run(self, name: str) -> None:
+        async with self.of[name]:
+            self.order.append(name)
+            await self.done[name].wait()
+
+    async def end(self, *names: str) -> None:
+        for name in names:
+            self.done[name].set()
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def drain(self) -> None:
+        for event in self.done.values():
+            event.set()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        assert self.turns._held == {True: 0, False: 0}
+        assert not self.turns._waiting[True]
+        assert not self.turns._waiting[False]
+
+
+async def test_turns_are_had_in_the_order_asked_for_and_no_more_at_once_than_the_limit() -> None:
+    queue = Queue(2)
+    await queue.add("a", "b", "c", "d")
+    assert queue.order == ["a", "b"]
+    await queue.end("b")
+    assert queue.order == ["a", "b", "c"]
+    await queue.drain()
+    assert queue.order == ["a", "b", "c", "d"]
+
+
+async def test_demand_overtakes_prefetch_that_waits() -> None:
+    queue = Queue(1)
+    await queue.add("a", "p1", "b")
+    await queue.end("a")
+    assert queue.order == ["a", "b"]
+    await queue.end("b")
+    assert queue.order == ["a", "b", "p1"]
+    await queue.drain()
+
+
+async def test_demand_never_waits_behind_prefetch_that_is_under_way() -> None:
+    queue = Queue(4)
+    await queue.add("p1", "p2", "p3", "p4", "p5")
+    assert queue.order == ["p1", "p2", "p3"]  # a quarter of the turns is left free
+    await queue.add("a", "b", "c", "d", "e")
+    assert queue.order == ["p1", "p2", "p3", "a", "b", "c", "d"]
+    await queue.drain()
+
+
+async def test_prefetch_goes_on_alone_even_with_one_turn() -> None:
+    queue = Queue(1)
+    await queue.add("p1", "p2")
+    assert queue.order == ["p1"]
+    await queue.drain()
+
+
+async def test_a_prefetch_that_somebody_waits_for_is_demand() -> None:
+    queue = Queue(1)
+    await queue.add("a", "p1", "p2")
+    queue.of["p2"].promote()
+    queue.of["p2"].promote()
+    await queue.end("a")
+    assert queue.order == ["a", "p2"]
+    await queue.drain()
+
+
+async def test_a_prefetch_under_way_that_is_promoted_takes_a_turn_of_demand() -> None:
+    queue = Queue(1)
+    await queue.add("p1")
+    queue.of["p1"].promote()
+    await queue.add("a")
+    assert queue.order == ["p1"]
+    await queue.drain()
+
+
+async def test_a_turn_that_is_promoted_before_it_is_asked_for_is_demand() -> None:
+    queue = Queue(1)
+    turn = queue.turns.turn(demand=False)
+    turn.promote()
+    assert turn.demand
+    await queue.add("p1", "a")
+    await queue.drain()
+
+
+async def test_others_have_the_turn_that_is_given_back_for_a_while() -> None:
+    queue = Queue(1)
+    await queue.add("a", "b")
+    queue.of["a"].give_back()
+    queue.of["a"].give_back()  # a second time it is nobody's to give
+    await queue.settle()
+    assert queue.order == ["a", "b"]
+    again = asyncio.create_task(queue.of["a"].take())
+    await queue.settle()
+    assert not again.done()
+    await queue.end("b")
+    assert again.done()
+    await queue.drain()
+
+
+@pytest.mark.parametrize("granted", [True, False])
+async def test_a_turn_of_one_who_is_cancelled_is_not_lost(granted: bool) -> None:
+    queue = Queue(1)
+    await queue.add("a", "b", "c")
+    if granted:  # granted and cancelled before he could see it
+        queue.done["a"].set()
+        await asyncio.sleep(0)
+        assert queue.of["b"].held
+    queue.tasks["b"].cancel()
+    await queue.settle()
+    await queue.end("a")
+    assert queue.order == ["a", "c"]
+    await queue.drain()
+
+
+async def test_the_limit_is_felt_where_somebody_waits_and_what_comes_lets_it_grow() -> None:
+    queue = Queue(64)
+    first = queue.concurrency.limit
+    await queue.add(*(f"d{number}" for number in range(first + 1)))
+    assert len(queue.order) == first
+    for _ in range(3):
+        queue.turns.arrived(10**6)
+        queue.clock.advance(1.1)
+    await queue.settle()
+    assert len(queue.order) == first + 1
+    await queue.drain()
+
+
+async def test_who_need_not_wait_feels_no_limit() -> None:
+    queue = Queue(64)
+    first = queue.concurrency.limit
+    await queue.add(*(f"d{number}" for number in range(first)))
+    for _ in range(3):
+        queue.turns.arrived(10**6)
+        queue.clock.advance(1.1)
+    assert queue.concurrency.limit == first
+    await queue.drain()
+
+
+async def test_a_slow_down_holds_back_who_comes_next() -> None:
+    queue = Queue(4)
+    queue.turns.slow_down()
+    await queue.add("a", "b", "c")
+    assert queue.order == ["a", "b"]
+    await queue.drain()

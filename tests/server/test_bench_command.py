@@ -1,0 +1,55 @@
+"""`outrider bench` on a real bucket."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.command import Command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+
+NAME = "benched"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    for number in range(4):
+        client.put_object(Bucket=NAME, Key=f"train/{number}", Body=bytes(200_000))
+    client.close()
+
+
+@pytest.fixture
+def command(bucket: Bucket, tmp_path: Path) -> Command:
+    made = Command(bucket, tmp_path)
+    made.environ["AWS_ENDPOINT_URL"] = bucket.endpoint
+    return made
+
+
+def test_it_reads_a_bucket_in_three_ways(command: Command) -> None:
+    done = command.run("bench", f"s3://{NAME}/train/", "--rounds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert [one["way"] for one in measured] == ["direct", "cold", "warm"]
+    assert all(one["megabytes_per_s"] > 0 for one in measured)
+
+
+def test_it_tells_people_what_it_does_and_found(command: Command) -> None:
+    done = command.run("bench", f"s3://{NAME}/train/", "--rounds", "1", "--objects", "2")
+    assert "2 objects, 0.4 MB" in done.stderr
+    assert "of direct" in done.stdout
+
+
+@pytest.mark.parametrize("url", ["no-url", f"s3://{NAME}/nothing-there/", "s3://no-such-bucket-of-ours/"])
+def test_what_cannot_be_read_is_said(command: Command, url: str) -> None:
+    done = command.run("bench", url, "--rounds", "1")
+    assert done.returncode == 1
+    assert url in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,769 @@
+"""The fast lane of the S3 port says what the long way says, byte for byte, or says nothing; and one connection may
+change from one to the other at any request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from outrider.http.wire import SocketWire, in_memory
+from tests.support.proxy import Keys, Proxy, ServedProxy, s3_client
+from tests.support.rawhttp import Answer, RawConnection, ask, request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from outrider.core.model import Headers
+    from tests.support.bucket import Bucket
+
+NAME, OTHER = "fastlane", "fastlane-other"
+BLOCK = 1024 * 1024
+RAMP = (bytes(range(251)) * (5 * BLOCK // 251 + 1))[: 5 * BLOCK]
+# Far more than the sockets of both sides take at once.
+LARGE = RAMP * 8
+OBJECTS = {
+    "a": RAMP[:100_000], "b": RAMP[7 : 7 + 1000], "empty": b"", "two": RAMP[: BLOCK + BLOCK // 2], "large": LARGE,
+    "many": RAMP[:BLOCK] * 70, "folder/": b"a folder's own", "a b+%?é\"\\\n": b"odd",
+}  # fmt: skip
+# A header that changes nothing, and that the fast lane does not know.
+UNUSUAL = ("accept-language", "de")
+READER: Keys = ("LANEREADER", "reader/secret")
+NARROW: Keys = ("LANENARROW", "narrow/secret")
+CLIENTS = f"""
+[[client]]
+name = "reader"
+access_key = "{READER[0]}"
+secret_key = "{READER[1]}"
+grants = [{{bucket = "{NAME}*", access = "read"}}]
+
+[[client]]
+name = "nar\\"row"
+access_key = "{NARROW[0]}"
+secret_key = "{NARROW[1]}"
+grants = [{{bucket = "{NAME}", prefix = "b", access = "read"}}]
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    client = bucket.client()
+    for name in (NAME, OTHER):
+        bucket.make_bucket(name)
+    for key, body in OBJECTS.items():
+        client.put_object(Bucket=NAME, Key=key, Body=body, ContentType="application/x-tar", Metadata={"note": "kept"})
+    client.put_object(Bucket=OTHER, Key="a", Body=b"another's")
+    client.close()
+
+
+class Lane:
+    """A proxy that has all objects, and what its fast lane did with each request since `seen.clear()`: True: answered,
+    False: nothing, else begun."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+        self._seen: list[object] = []
+        lane = proxy.outrider.server.fast_lane
+        answer = lane.answer
+
+        def spied(data: bytes, wire: SocketWire) -> Any:
+            answered = answer(data, wire)
+            self._seen.append(answered if isinstance(answered, bool) else "begun")
+            return answered
+
+        lane.answer = spied  # type: ignore[method-assign]
+
+    @property
+    def seen(self) -> list[object]:
+        async def told() -> list[object]:
+            return list(self._seen)
+
+        return list(self.proxy.on_loop(told))  # a reply is out before the loop has made a note of it
+
+    def connect(self) -> RawConnection:
+        """A connection whose server side waits for its first request."""
+        connection = RawConnection(self.proxy.address)
+        self.wait(connection)
+        self._seen.clear()
+        return connection
+
+    def wait(self, connection: RawConnection) -> None:
+        """Until the server waits for the connection's next request, or its rest: it does some steps after a reply."""
+        own = connection.sock.getsockname()
+
+        async def waiting() -> None:
+            async with asyncio.timeout(10):
+                while True:
+                    for protocol in self.proxy.outrider.server.connections:
+                        if protocol.peername == own and protocol._waiter and not protocol._waiter.done():
+                            return
+                    await asyncio.sleep(0.001)
+
+        self.proxy.on_loop(waiting)
+
+    def ask(self, method: str, target: str, headers: Headers = ()) -> tuple[Answer, object]:
+        with self.connect() as connection:
+            answer = connection.ask(method, target, headers)
+        return answer, self.seen[0] if self.seen else None
+
+    def next(
+        self, connection: RawConnection, method: str, target: str, headers: Iterable[tuple[str, str]] = ()
+    ) -> Answer:
+        """As `RawConnection.ask`, and the server is idle before it."""
+        self.wait(connection)
+        self._seen.clear()
+        return connection.ask(method, target, headers)
+
+
+def _warm(proxy: Proxy, keys: Keys) -> None:
+    client = proxy.client(keys)
+    for key in OBJECTS:
+        client.get_object(Bucket=NAME, Key=key)["Body"].read()
+    client.get_object(Bucket=OTHER, Key="a")["Body"].read()
+    proxy.settle()
+    for key in OBJECTS:  # a block is proved at its first use
+        client.get_object(Bucket=NAME, Key=key)["Body"].read()
+
+
+@pytest.fixture(scope="module")
+def lane(bucket: Bucket) -> Iterator[Lane]:
+    with Proxy(bucket, block_size="1MiB", freshness="immutable") as proxy:
+        _warm(proxy, ("anybody", "anything"))
+        yield Lane(proxy)
+
+
+@pytest.fixture(scope="module")
+def strict(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
+    clients = tmp_path_factory.mktemp("lane") / "clients.toml"
+    clients.write_text(CLIENTS)
+    with Proxy(bucket, block_size="1MiB", freshness="immutable", auth="sigv4", clients=clients) as proxy:
+        _warm(proxy, READER)
+        yield Lane(proxy)
+
+
+@contextmanager
+def own_lane(bucket: Bucket, origin: str | None = None, **settings: Any) -> Iterator[Lane]:
+    with Proxy(bucket, origin, **{"block_size": "1MiB", "freshness": "immutable", **settings}) as proxy:
+        ask(proxy.address, "GET", f"/{NAME}/a")
+        proxy.settle()
+        ask(proxy.address, "GET", f"/{NAME}/a")
+        yield Lane(proxy)
+
+
+def same(answer: Answer) -> tuple[int, dict[str, str], bytes]:
+    """All but what differs from one request to the next."""
+    own = ("date", "x-amz-request-id")
+    assert set(own) <= set(answer.headers)
+    headers = {name: value for name, value in answer.headers.items() if name not in own}
+    if answer.status >= 400 and answer.body:
+        return answer.status, headers, answer.code.encode()  # the words name the request
+    return answer.status, headers, answer.body
+
+
+# -- equivalence ---------------------------------------------------------------------------------------------------
+
+ETAG = "ETAG"  # stands for the object's own
+FORMS: dict[str, tuple[str, str, Headers, object]] = {
+    "whole": ("GET", "a", (), True),
+    "head": ("HEAD", "a", (), True),
+    "head of a large one": ("HEAD", "large", (), True),
+    "range": ("GET", "a", (("range", "bytes=5-77"),), True),
+    "open range": ("GET", "a", (("range", "bytes=99990-"),), True),
+    "last bytes": ("GET", "a", (("range", "bytes=-5"),), True),
+    "range past the end": ("GET", "a", (("range", "bytes=99990-200000"),), True),
+    "range of nothing": ("GET", "a", (("range", "bytes=100000-"),), False),
+    "odd range": ("GET", "a", (("range", "bytes=0-1,3-4"),), False),
+    "range over two blocks": ("GET", "two", (("range", f"bytes={BLOCK - 5}-{BLOCK + 5}"),), "begun"),
+    "large": ("GET", "large", (), "begun"),
+    "more than 64 blocks": ("GET", "many", (), False),
+    "a range in the last of many": ("GET", "many", (("range", "bytes=-10"),), True),
+    "empty": ("GET", "empty", (), True),
+    "head of empty": ("HEAD", "empty", (), True),
+    "range of empty": ("GET", "empty", (("range", "bytes=0-9"),), False),
+    "its etag": ("GET", "a", (("if-match", ETAG),), True),
+    "its etag without quotes": ("GET", "a", (("if-match", ETAG.lower()),), True),
+    "its etag and a range": ("GET", "a", (("if-match", ETAG), ("range", "bytes=0-9")), True),
+    "another etag": ("GET", "a", (("if-match", '"0"'),), False),
+    "any etag": ("GET", "a", (("if-match", "*"),), False),
+    "another's etag, no match": ("GET", "a", (("if-none-match", '"0"'),), False),
+    "checksums": ("GET", "a", (("x-amz-checksum-mode", "ENABLED"),), True),
+    "checksums of a head": ("HEAD", "a", (("x-amz-checksum-mode", "enabled"),), True),
+    "checksums of a range": ("GET", "a", (("x-amz-checksum-mode", "ENABLED"), ("range", "bytes=0-9")), True),
+    "a name for the operation": ("GET", "a?x-id=GetObject", (), True),
+    "an empty query": ("GET", "a?", (), True),
+    "another call": ("GET", "a?acl", (), False),
+    "a version": ("GET", "a?versionId=null", (), False),
+    "another content type": ("GET", "a?response-content-type=x", (), False),
+    "escapes": ("GET", "%61", (), True),
+    "a doubtful path": ("GET", "./a", (), False),
+    "odd characters": ("GET", "a%20b%2B%25%3F%C3%A9%22%5C%0A", (), True),
+    "a folder": ("GET", "folder/", (), True),
+    "a range of a folder": ("GET", "folder/", (("range", "bytes=0-3"),), False),
+    "a range of a folder in escapes": ("GET", "folder%2F", (("range", "bytes=0-3"),), False),
+    "a condition on a folder in escapes": ("GET", "folder%2f", (("if-match", '"0"'),), False),
+    "the etag of a folder in escapes": ("GET", "folder%2F", (("if-match", ETAG),), False),
+    "missing": ("GET", "missing", (), False),
+    "a nonsensical payload": ("GET", "a", (("x-amz-content-sha256", "nonsense"),), False),
+    "keep-alive": ("GET", "a", (("connection", "keep-alive"),), True),
+}  # fmt: skip
+
+
+def _with_etag(lane: Lane, key: str, headers: Headers, keys: Keys | None) -> Headers:
+    etag = lane.proxy.client(keys or ("a", "b")).head_object(Bucket=NAME, Key=key)["ETag"]
+    meant = {ETAG: etag, ETAG.lower(): etag.strip('"')}
+    return tuple((name, meant.get(value, value)) for name, value in headers)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_both_ways_say_the_same_to_anybody(lane: Lane, form: str) -> None:
+    method, target, headers, by = FORMS[form]
+    if any(name == "if-match" for name, _ in headers):
+        headers = _with_etag(lane, "folder/" if "folder" in target else "a", headers, None)
+    fast, seen = lane.ask(method, f"/{NAME}/{target}", headers)
+    slow, _ = lane.ask(method, f"/{NAME}/{target}", (*headers, UNUSUAL))
+    assert lane.seen == [False]
+    assert same(fast) == same(slow)
+    assert seen == by
+
+
+def signed(keys: Keys, method: str, target: str, headers: Headers = ()) -> Headers:
+    """The headers of a request that botocore signs for `Host: 127.0.0.1`, which `rawhttp` sends."""
+    wanted = AWSRequest(method, f"http://127.0.0.1{target}", dict(headers))
+    S3SigV4Auth(Credentials(*keys), "s3", "us-east-1").add_auth(wanted)
+    return tuple((name, value) for name, value in wanted.headers.items() if name.lower() != "host")
+
+
+@pytest.mark.parametrize("form", [name for name in FORMS if name not in ("a nonsensical payload", "an empty query")])
+def test_both_ways_say_the_same_to_a_client_key(strict: Lane, form: str) -> None:
+    method, target, headers, by = FORMS[form]
+    if any(name == "if-match" for name, _ in headers):
+        headers = _with_etag(strict, "folder/" if "folder" in target else "a", headers, READER)
+    sent = signed(READER, method, f"/{NAME}/{target}", headers)
+    fast, seen = strict.ask(method, f"/{NAME}/{target}", sent)
+    slow, _ = strict.ask(method, f"/{NAME}/{target}", (*sent, UNUSUAL))
+    assert same(fast) == same(slow)
+    assert fast.status != 403
+    assert seen == by
+
+
+def test_who_may_not_is_refused_by_the_long_way(strict: Lane) -> None:
+    target = f"/{NAME}/a"
+    good = dict(signed(READER, "GET", target))
+    assert strict.ask("GET", target, tuple(good.items()))[1] is True
+    wrong = {**good, "Authorization": good["Authorization"][:-1] + ("0" if good["Authorization"][-1] != "0" else "1")}
+    cases: dict[str, tuple[str, Headers, str]] = {
+        "nobody": (target, (), "AccessDenied"),
+        "a wrong signature": (target, tuple(wrong.items()), "SignatureDoesNotMatch"),
+        "a signature for another object": (f"/{NAME}/b", tuple(good.items()), "SignatureDoesNotMatch"),
+        "a header that is not signed": (target, (*good.items(), ("x-amz-checksum-mode", "ENABLED")), "AccessDenied"),
+        "a key without the grant": (target, signed(NARROW, "GET", target), "AccessDenied"),
+        "a key that nobody knows": (target, signed(("X", "y"), "GET", target), "InvalidAccessKeyId"),
+    }
+    for name, (asked, headers, code) in cases.items():
+        answer, seen = strict.ask("GET", asked, headers)
+        assert (answer.status, answer.code, seen) == (403, code, False), name
+    assert strict.ask("GET", f"/{NAME}/b", signed(NARROW, "GET", f"/{NAME}/b"))[1] is True
+    # The one who was let in on a head that is kept opens the door to nobody else.
+    assert strict.ask("GET", target, signed(NARROW, "GET", target))[0].status == 403
+
+
+def test_a_presigned_url_is_a_hit_until_it_expires(strict: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("s3v4", "s3"):
+        client = s3_client("http://127.0.0.1", READER, signature_version=version)
+        url = urlsplit(client.generate_presigned_url("get_object", {"Bucket": NAME, "Key": "a"}, ExpiresIn=60))
+        client.close()
+        target = f"{url.path}?{url.query}"
+        answer, seen = strict.ask("GET", target)
+        assert (answer.status, answer.body, seen) == (200, OBJECTS["a"], True)
+        access = strict.proxy.outrider.server._access
+        with monkeypatch.context() as moved:
+            clock = access._clock  # type: ignore[attr-defined]
+            moved.setattr(access, "_clock", lambda clock=clock: clock() + 61)
+            answer, seen = strict.ask("GET", target)
+        assert (answer.status, answer.code, seen) == (403, "AccessDenied", False)
+
+
+def test_a_signature_in_the_query_is_nothing_to_a_loopback_proxy(lane: Lane) -> None:
+    query = "X-Amz-Algorithm=x&X-Amz-Credential=y&X-Amz-Signature=z"
+    answer, seen = lane.ask("GET", f"/{NAME}/a?{query}")
+    assert (answer.body, seen) == (OBJECTS["a"], True)
+    answer, seen = lane.ask("GET", f"/{NAME}/a?{query}&acl")
+    assert b"AccessControlPolicy" in answer.body
+    assert seen is False
+
+
+def test_a_bucket_in_the_host_is_part_of_the_name(bucket: Bucket) -> None:
+    with own_lane(bucket, domain=["s3.test"]) as lane:
+        ask(lane.proxy.address, "GET", f"/{OTHER}/a")
+
+        def body(host: str, target: str) -> bytes:
+            with lane.connect() as connection:
+                connection.send(f"GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+                return connection.read_answer().body
+
+        for host, wanted in (
+            (f"{NAME}.s3.test", OBJECTS["a"]), (f"{OTHER}.s3.test", b"another's"),
+            (f"{NAME}.S3.Test:9480", OBJECTS["a"]),
+        ):  # fmt: skip
+            for _ in range(3):  # the second or third is a hit
+                assert body(host, "/a") == wanted
+                lane.proxy.settle()
+            assert lane.seen == [True]
+        assert body("127.0.0.1", f"/{NAME}/a") == OBJECTS["a"]
+        assert lane.seen == [True]
+
+
+# -- one connection, both ways ---------------------------------------------------------------------------------------
+
+
+def test_a_request_that_the_parser_has_begun_is_the_parsers_to_end(lane: Lane) -> None:
+    """Whoever splits a request over packets could otherwise have a header's value taken for a request."""
+    inner = request("GET", f"/{NAME}/b")
+    with lane.connect() as connection:
+        first = request("GET", f"/{NAME}/a", [UNUSUAL])
+        connection.send(first + b"GET /" + NAME.encode() + b"/a HTTP/1.1\r\nx-note: ")
+        assert connection.read_answer().body == OBJECTS["a"]
+        connection.send(inner)
+        assert connection.read_answer().body == OBJECTS["a"], "the value of a header is no request"
+        assert lane.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
+
+
+@pytest.mark.parametrize("left", [b"G", b"GE", b"GET", b"GET /b"])
+def test_the_beginning_of_a_request_waits_for_its_own_rest(lane: Lane, left: bytes) -> None:
+    with lane.connect() as connection:
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        first = request("GET", f"/{NAME}/a")
+        connection.send(first[:-1])
+        lane.proxy.settle()
+        connection.send(first[-1:] + left)
+        assert connection.read_answer().body == OBJECTS["a"]
+        lane.wait(connection)
+        connection.send(request("GET", f"/{NAME}/b"))
+        assert connection.read_answer().status == 400
+        assert connection.is_closed_by_peer()
+
+
+def test_a_body_is_never_a_request(lane: Lane, bucket: Bucket) -> None:
+    hidden = request("GET", f"/{NAME}/a")
+    with lane.connect() as connection:
+        head = request("PUT", f"/{OTHER}/put", [("content-length", str(len(hidden)))])
+        connection.send(head)
+        connection.send(hidden)
+        assert connection.read_answer("PUT").status == 200
+        for _ in range(2):
+            assert lane.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
+        assert lane.seen[-1] is True, "a connection that wrote once is not slow for ever"
+        chunk = b"%x\r\n%s\r\n" % (len(hidden), hidden)
+        connection.send(request("PUT", f"/{OTHER}/put", [("transfer-encoding", "chunked")]))
+        connection.send(chunk)
+        connection.send(hidden)  # no chunk's size
+        assert connection.read_answer("PUT").status in (400, 411)
+        assert connection.is_closed_by_peer()
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30, -4, -2, -1])
+def test_a_request_in_two_packets_is_answered_once(lane: Lane, cut: int) -> None:
+    data = request("GET", f"/{NAME}/b")
+    with lane.connect() as connection:
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.send(data[:cut])
+        lane.proxy.settle()
+        connection.send(data[cut:])
+        assert connection.read_answer().body == OBJECTS["b"]
+        assert lane.next(connection, "GET", f"/{NAME}/a").body == OBJECTS["a"]
+
+
+def test_requests_in_one_packet_and_while_a_reply_is_on_its_way_are_answered_in_order(lane: Lane) -> None:
+    def get(key: str) -> bytes:
+        return request("GET", f"/{NAME}/{key}")
+
+    with lane.connect() as connection:
+        connection.send(get("a") + get("b") + get("a"))
+        assert [connection.read_answer().body for _ in range(3)] == [OBJECTS[key] for key in "aba"]
+        lane.wait(connection)
+        lane._seen.clear()
+        connection.send(get("large"))
+        connection.read_head().close()
+        assert lane.seen == ["begun"]
+        connection.send(get("b"))
+        connection.send(get("a"))
+        assert connection._file.read(len(LARGE)) == LARGE
+        assert [connection.read_answer().body for _ in range(2)] == [OBJECTS[key] for key in "ba"]
+        assert lane.seen == ["begun"]
+        assert lane.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
+
+
+def test_a_proxy_that_is_full_begins_nothing(bucket: Bucket) -> None:
+    with own_lane(bucket, requests="1") as lane:
+        client = lane.proxy.client()
+        client.get_object(Bucket=NAME, Key="large")["Body"].read()
+        lane.proxy.settle()
+        with lane.connect() as slow, lane.connect() as other:
+            slow.send(request("GET", f"/{NAME}/large"))
+            slow.read_head().close()
+            assert lane.next(other, "GET", f"/{NAME}/a").status == 503
+            slow.close()
+        lane.proxy.settle()
+        assert lane.ask("GET", f"/{NAME}/a")[0].status == 200
+
+
+# -- what is believed ------------------------------------------------------------------------------------------------
+
+
+def test_a_write_between_two_hits_is_seen_by_the_second(bucket: Bucket) -> None:
+    with own_lane(bucket) as lane, lane.connect() as connection, lane.connect() as writer:
+        writer.ask("PUT", f"/{OTHER}/w", [("content-length", "3")], b"old")
+        for _ in range(3):
+            assert lane.next(connection, "GET", f"/{OTHER}/w").body == b"old"
+            lane.proxy.settle()
+        assert lane.seen[-1] is True
+        writer.ask("PUT", f"/{OTHER}/w", [("content-length", "3")], b"new")
+        for _ in range(3):
+            assert lane.next(connection, "GET", f"/{OTHER}/w").body == b"new"
+            lane.proxy.settle()
+        assert lane.seen[-1] is True
+        lane.next(writer, "DELETE", f"/{OTHER}/w")
+        assert lane.next(connection, "GET", f"/{OTHER}/w").status == 404
+
+
+def test_a_version_that_another_request_learnt_is_served_from_then_on(bucket: Bucket) -> None:
+    direct = bucket.client()
+    with own_lane(bucket) as lane, lane.connect() as connection:
+        direct.put_object(Bucket=OTHER, Key="v", Body=b"old")
+        for _ in range(3):
+            assert lane.next(connection, "GET", f"/{OTHER}/v").body == b"old"
+        etag = direct.put_object(Bucket=OTHER, Key="v", Body=b"new")["ETag"]
+        assert lane.next(connection, "GET", f"/{OTHER}/v").body == b"old", "immutable: nobody asks"
+        assert lane.next(connection, "GET", f"/{OTHER}/v", [("if-match", etag)]).body == b"new"
+        assert lane.next(connection, "GET", f"/{OTHER}/v").body == b"new"
+    direct.close()
+
+
+def test_what_the_catalog_had_no_room_for_is_not_believed_for_ever(bucket: Bucket) -> None:
+    direct = bucket.client()
+    with own_lane(bucket, catalog_entries="2") as lane, lane.connect() as connection:
+        direct.put_object(Bucket=OTHER, Key="v", Body=b"old")
+        for _ in range(3):
+            assert lane.next(connection, "GET", f"/{OTHER}/v").body == b"old"
+        etag = direct.put_object(Bucket=OTHER, Key="v", Body=b"new")["ETag"]
+        for key in ("a", "b"):
+            lane.next(connection, "GET", f"/{NAME}/{key}", [UNUSUAL])
+        assert lane.next(connection, "GET", f"/{OTHER}/v", [("if-match", etag)]).body == b"new"
+        assert lane.next(connection, "GET", f"/{OTHER}/v").body == b"new"
+    direct.close()
+
+
+def test_always_is_never_for_the_lane(bucket: Bucket) -> None:
+    for settings in ({"freshness": "always"}, {"verify": "always"}):
+        with own_lane(bucket, **settings) as lane:
+            for _ in range(2):
+                answer, seen = lane.ask("GET", f"/{NAME}/a")
+                assert (answer.body, seen) == (OBJECTS["a"], False)
+
+
+def test_checksums_that_nobody_told_yet_are_asked_for(bucket: Bucket) -> None:
+    asked = (("x-amz-checksum-mode", "ENABLED"),)
+    with own_lane(bucket) as lane:
+        assert lane.ask("GET", f"/{NAME}/a")[1] is True
+        first, seen = lane.ask("GET", f"/{NAME}/a", asked)
+        assert ("x-amz-checksum-crc32" in first.headers, seen) == (True, False)
+        second, seen = lane.ask("GET", f"/{NAME}/a", asked)
+        assert (same(second), seen) == (same(first), True)
+
+
+def test_a_connection_that_only_hits_is_not_an_idle_one(lane: Lane) -> None:
+    with lane.connect() as connection:
+        own = connection.sock.getsockname()
+        (protocol,) = (each for each in lane.proxy.outrider.server.connections if each.peername == own)
+        before = protocol._next_keepalive_close_time
+        lane.next(connection, "GET", f"/{NAME}/a")
+        assert lane.seen == [True]
+        assert protocol._next_keepalive_close_time > before
+
+
+# -- counted and told ------------------------------------------------------------------------------------------------
+
+
+def test_each_byte_is_counted_once_whoever_sent_it(lane: Lane) -> None:
+    proxy = lane.proxy
+
+    def counts() -> tuple[float, float, float]:
+        proxy.settle()
+        return (
+            proxy.metric("outrider_served_bytes_total", source="disk"),
+            proxy.metric("outrider_served_bytes_total"),
+            proxy.metric("outrider_requests_total", cache="HIT"),
+        )
+
+    before = counts()
+    asked: list[tuple[str, str, Headers, int]] = [
+        ("GET", "a", (), 100_000), ("HEAD", "a", (), 0), ("GET", "large", (), len(LARGE)), ("GET", "empty", (), 0),
+        ("GET", "a", (("range", "bytes=0-9"),), 10), ("GET", "a", (UNUSUAL,), 100_000), ("GET", "many", (), 70 * BLOCK),
+    ]  # fmt: skip
+    for method, key, headers, _ in asked:
+        lane.ask(method, f"/{NAME}/{key}", headers)
+    total = sum(count for *_, count in asked)
+    after = counts()
+    assert [new - old for old, new in zip(before, after, strict=True)] == [total, total, len(asked)]
+
+
+def test_a_client_that_leaves_in_mid_body_leaves_nothing_behind(lane: Lane) -> None:
+    proxy = lane.proxy
+    open_before = len(proxy.outrider.server.connections)
+
+    def descriptors() -> int:
+        proxy.settle()
+
+        async def gone() -> int:
+            async with asyncio.timeout(10):
+                while len(proxy.outrider.server.connections) > open_before:
+                    await asyncio.sleep(0.001)
+            return len(os.listdir("/proc/self/fd"))
+
+        return int(proxy.on_loop(gone))
+
+    lane.ask("GET", f"/{NAME}/large")
+    before, requests = descriptors(), proxy.metric("outrider_requests_total")
+    for _ in range(5):
+        with lane.connect() as connection:
+            connection.send(request("GET", f"/{NAME}/large"))
+            connection.read_head().close()
+        assert lane.seen == ["begun"]
+    assert descriptors() <= before
+    assert proxy.outrider.server.in_flight == 0
+    assert proxy.metric("outrider_requests_total") - requests == 5
+
+
+def test_a_block_file_that_is_too_short_cuts_the_reply_and_is_told(
+    bucket: Bucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "outrider.access")
+    with own_lane(bucket) as lane:
+        (file,) = (path for path in (lane.proxy.cache_dir / "v1").rglob("*") if path.is_file())
+        os.truncate(file, 4096 + 100)
+        with lane.connect() as connection:
+            connection.send(request("GET", f"/{NAME}/a"))
+            head = connection.read_head()
+            assert (head.status, head.headers["content-length"]) == (200, "100000")
+            with pytest.raises((ConnectionError, EOFError, Exception)):
+                assert len(head.read()) == 100_000
+        lane.proxy.settle()
+        cut = [vars(record) for record in caplog.records if "cut" in vars(record)]
+        assert [(line["key"], line["bytes"] < 100_000) for line in cut] == [("a", True)]
+
+
+def test_a_hit_is_told_in_the_log_as_any_read_is(bucket: Bucket, tmp_path: Path) -> None:
+    clients = tmp_path / "clients.toml"
+    clients.write_text(CLIENTS)
+    asked = [
+        (READER, "GET", "a%20b%2B%25%3F%C3%A9%22%5C%0A", ()), (NARROW, "GET", "b", ()), (NARROW, "HEAD", "b", ()),
+        (READER, "GET", "a", (("range", "bytes=5-9"),)), (READER, "GET", "large", ()),
+    ]  # fmt: skip
+    with ServedProxy(bucket, tmp_path, auth="sigv4", clients=str(clients), freshness="immutable") as proxy:
+        for keys, method, key, headers in asked:
+            target = f"/{NAME}/{key}"
+            for more in ((UNUSUAL,), (UNUSUAL,), ()):
+                ask(proxy.address, method, target, (*signed(keys, method, target, headers), *more))
+                proxy.settle()
+        proxy.stop()
+        lines = proxy.lines("request")
+    assert len(lines) == 3 * len(asked)
+    for slow, fast in zip(lines[1::3], lines[2::3], strict=True):
+        own = ("time", "seconds", "request")
+        assert [*fast] == [*slow], "the fields in their order"
+        assert {n: v for n, v in fast.items() if n not in own} == {n: v for n, v in slow.items() if n not in own}
+        assert abs(len(fast["request"])) == len(slow["request"])
+    assert [line["key"] for line in lines[::3]] == ['a b+%?é"\\\n', "b", "b", "a", "large"]
+    assert lines[5]["client"] == 'nar"row'
+
+
+def test_a_client_that_is_gone_before_the_first_byte_is_told_in_the_log(
+    lane: Lane, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "outrider.access")
+    for method in ("GET", "HEAD"):
+        with lane.connect() as connection:
+            own = connection.sock.getsockname()
+            (protocol,) = (each for each in lane.proxy.outrider.server.connections if each.peername == own)
+
+            async def asked_by_a_ghost(protocol: Any = protocol, method: str = method) -> None:
+                protocol.wire.lost()
+                protocol.data_received(request(method, f"/{NAME}/a"))
+
+            lane.proxy.on_loop(asked_by_a_ghost)
+            assert connection.is_closed_by_peer()
+        lane.proxy.settle()
+        told = vars(caplog.records[-1])
+        assert (told["op"], told["method"], told["bytes"], told["cut"]) == (method.lower(), method, 0, "client left")
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_begun_reply_ends_whole_when_the_proxy_is_told_to_stop(bucket: Bucket, tmp_path: Path) -> None:
+    with ServedProxy(bucket, tmp_path) as proxy:
+        for _ in range(2):
+            ask(proxy.address, "GET", f"/{NAME}/large")
+            proxy.settle()
+        with RawConnection(proxy.address) as connection:
+            connection.send(request("GET", f"/{NAME}/large"))
+            head = connection.read_head()
+            proxy.send(signal.SIGTERM)
+            assert head.read() == LARGE
+        assert proxy.wait() == 0
+
+
+def test_a_begun_reply_is_a_request_under_way_from_its_first_byte(lane: Lane) -> None:
+    with lane.connect() as connection:
+        own = connection.sock.getsockname()
+        (protocol,) = (each for each in lane.proxy.outrider.server.connections if each.peername == own)
+
+        async def asked_and_closed() -> None:
+            protocol.data_received(request("GET", f"/{NAME}/large"))
+            protocol.close()
+
+        lane.proxy.on_loop(asked_and_closed)
+        assert connection.read_answer().body == LARGE
+    assert lane.seen == ["begun"]
+
+
+# -- what it costs ---------------------------------------------------------------------------------------------------
+
+
+class GatedReaders(ThreadPoolExecutor):
+    """Threads that wait for the test before they wait for the disk."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.open, self.asked = threading.Event(), threading.Event()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        def gated() -> Any:
+            self.open.wait(10)
+            return fn(*args, **kwargs)
+
+        self.asked.set()
+        return super().submit(gated)
+
+
+def test_a_page_that_is_not_in_memory_holds_up_nobody_else(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with own_lane(bucket) as lane:
+        (file,) = (path for path in (lane.proxy.cache_dir / "v1").rglob("*") if path.is_file())
+        for _ in range(2):
+            lane.ask("GET", f"/{NAME}/b")
+            lane.proxy.settle()
+        there, preadv = os.stat(file).st_ino, os.preadv
+
+        def cold(fd: int, *rest: Any) -> int:
+            # The kernel begins to read what it is asked about, so a real page would be there at the second look.
+            if os.fstat(fd).st_ino == there and not readers.open.is_set():
+                raise BlockingIOError
+            return preadv(fd, *rest)
+
+        monkeypatch.setattr(os, "preadv", cold)
+        readers = GatedReaders()
+        lane.proxy.outrider.server.readers = readers
+        with lane.connect() as waiting, lane.connect() as other:
+            waiting.send(request("GET", f"/{NAME}/a"))
+            assert readers.asked.wait(10)
+            assert lane.next(other, "GET", f"/{NAME}/b").body == OBJECTS["b"]
+            assert lane.seen == [True]
+            readers.open.set()
+            assert waiting.read_answer().body == OBJECTS["a"]
+            assert lane.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
+            assert lane.seen == [True], "now it is in memory"
+
+
+def test_a_page_is_looked_for_before_it_is_sent(tmp_path: Path) -> None:
+    file = tmp_path / "block"
+    file.write_bytes(RAMP)
+    with file.open("rb") as opened:
+        fd = opened.fileno()
+        os.fsync(fd)
+        assert in_memory(fd, 0, len(RAMP))
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if in_memory(fd, 0, len(RAMP)):
+            pytest.skip("a file system that lies in memory")
+        os.pread(fd, len(RAMP), 0)
+        assert in_memory(fd, 0, len(RAMP))
+        os.posix_fadvise(fd, 1024 * 1024, 0, os.POSIX_FADV_DONTNEED)
+        assert not in_memory(fd, 0, len(RAMP)), "a run in the middle"
+
+
+# A 64 KiB range, counted by this test, and a few to spare.
+CALLS_PER_HIT, CALLS_PER_SIGNED_HIT = 56, 104
+
+
+def calls_per_request(lane: Lane, target: str, headers: Headers) -> float:
+    """Python functions entered on the loop's thread, from the packet to the next."""
+    calls: Counter[str] = Counter()
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            calls[frame.f_code.co_qualname] += 1
+
+    async def watch(how: Any) -> None:
+        sys.setprofile(how)
+
+    number = 100
+    lane.proxy.outrider.server.fast_lane.__dict__.pop("answer", None)  # the spy's own calls
+    with lane.connect() as connection:
+        lane.proxy.on_loop(lambda: watch(note))
+        for _ in range(number):
+            assert len(connection.ask("GET", target, headers).body) == 65536
+        lane.proxy.on_loop(lambda: watch(None))
+    print(f"{sum(calls.values()) / number:.1f} calls a hit:", calls.most_common(40))
+    return sum(calls.values()) / number
+
+
+def test_a_hit_takes_few_steps(bucket: Bucket) -> None:
+    with own_lane(bucket) as lane:
+        assert calls_per_request(lane, f"/{NAME}/a", (("range", "bytes=0-65535"),)) < CALLS_PER_HIT
+
+
+def test_a_signed_hit_takes_few_steps_more(bucket: Bucket, tmp_path: Path) -> None:
+    clients = tmp_path / "clients.toml"
+    clients.write_text(CLIENTS)
+    with Proxy(bucket, freshness="immutable", auth="sigv4", clients=clients) as proxy:
+        lane, target = Lane(proxy), f"/{NAME}/a"
+        headers = signed(READER, "GET", target, (("range", "bytes=0-65535"),))
+        for _ in range(2):
+            lane.ask("GET", target, headers)
+            proxy.settle()
+        assert calls_per_request(lane, target, headers) < CALLS_PER_SIGNED_HIT
+
+
+def test_no_byte_of_a_hit_passes_python(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_kernel: list[int] = []
+    by_python: list[int] = []
+    sendfile, send_now = os.sendfile, SocketWire.send_now
+
+    def counted_sendfile(*args: Any) -> int:
+        by_kernel.append(sendfile(*args))
+        return by_kernel[-1]
+
+    def counted_send(self: SocketWire, data: Any, *, more: bool = False) -> int:
+        by_python.append(len(data))
+        return send_now(self, data, more=more)
+
+    monkeypatch.setattr(os, "sendfile", counted_sendfile)
+    monkeypatch.setattr(SocketWire, "send_now", counted_send)
+    answer, seen = lane.ask("GET", f"/{NAME}/a", (("range", "bytes=0-65535"),))
+    assert (answer.body, seen) == (OBJECTS["a"][:65536], True)
+    assert by_kernel == [65536]
+    assert len(by_python) == 1
+    assert sum(by_python) < 1024, "the head"

@@ -1,0 +1,201 @@
+"""The planner against any trace: what must hold whatever clients do, and what an event may cost."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from statistics import median
+from types import FrameType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.planner import Planner, Want
+from outrider.simulator.run import Simulation
+from tests.support.mixtures import hit_ratio, mixture
+
+BLOCK = 1024
+
+
+class Store:
+    """A store too simple to be wrong, that does what the planner says and checks that it may be said."""
+
+    def __init__(self, objects: int, blocks: int, capacity_blocks: int) -> None:
+        self.refs = [ObjectRef("bucket", f"train/{i:05d}.tar") for i in range(objects)]
+        self.size = blocks * BLOCK
+        self.versions = {ref: ObjectVersion(ref, '"e"', self.size) for ref in self.refs}
+        self.ids = {ref: i.to_bytes(16, "big") for i, ref in enumerate(self.refs)}
+        self.capacity_blocks = capacity_blocks
+        self.planner = Planner(capacity_blocks * BLOCK, BLOCK)
+        self.present: set[BlockKey] = set()
+        self.coming: set[BlockKey] = set()
+        self.reading: dict[ObjectRef, set[int]] = {}
+        self.now = 0.0
+
+    def key(self, ref: ObjectRef, index: int) -> BlockKey:
+        return BlockKey(self.ids[ref], index)
+
+    def fill(self, ref: ObjectRef, index: int) -> bool:
+        block, version = self.key(ref, index), self.versions[ref]
+        while len(self.present) >= self.capacity_blocks:
+            victim = next(self.planner.victims(block, version), None)
+            if victim is None:
+                return False
+            assert victim in self.present
+            self.check_unprotected(victim)
+            self.present.discard(victim)
+            self.planner.removed(victim)
+        self.present.add(block)
+        self.planner.added(block, version)
+        return True
+
+    def check_unprotected(self, victim: BlockKey) -> None:
+        ref = self.refs[int.from_bytes(victim.version_id, "big")]
+        served = self.reading.get(ref)
+        assert served is None or victim.index in served, "a reader has yet to read this block"
+
+    def ask(self, ref: ObjectRef) -> None:
+        self.planner.asked("client", ref, self.size, Extent(0, self.size), self.now)
+        self.reading[ref] = set()
+
+    def read_on(self, ref: ObjectRef) -> None:
+        """The next block of a reader, or its end."""
+        index = len(self.reading[ref])
+        block = self.key(ref, index)
+        if block not in self.present and self.fill(ref, index):
+            self.coming.discard(block)
+        self.planner.read(block)
+        self.reading[ref].add(index)
+        if (index + 1) * BLOCK >= self.size:
+            del self.reading[ref]
+            self.planner.sent("client", ref, self.now)
+
+    def take(self, wants: list[Want]) -> None:
+        for want in wants:
+            for index in want.blocks:
+                block = self.key(want.ref, index)
+                assert block not in self.present, "wanted, though it is here"
+                assert block not in self.coming, "wanted twice"
+                self.coming.add(block)
+
+    def land(self, block: BlockKey) -> None:
+        self.coming.discard(block)
+        ref = self.refs[int.from_bytes(block.version_id, "big")]
+        if block not in self.present and not self.fill(ref, block.index):
+            self.planner.dropped(ref)
+            self.coming = {other for other in self.coming if other.version_id != block.version_id}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    script=st.lists(st.tuples(st.sampled_from("aaarrrrwwllT"), st.integers(0, 23)), max_size=400),
+    blocks=st.integers(1, 4), capacity=st.integers(1, 40), listed=st.booleans(),
+)  # fmt: skip
+def test_for_any_trace_the_budget_holds_and_nothing_is_wanted_twice_or_taken_from_a_reader(
+    script: list[tuple[str, int]], blocks: int, capacity: int, listed: bool
+) -> None:
+    store = Store(24, blocks, capacity)
+    if listed:
+        store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    for act, number in script:
+        store.now += 0.01
+        ref = store.refs[number]
+        if act == "a" and ref not in store.reading:
+            store.ask(ref)
+        elif act == "r" and store.reading:
+            store.read_on(sorted(store.reading)[number % len(store.reading)])
+        elif act == "w":
+            store.take(store.planner.wants(store.now, (capacity - len(store.present)) * BLOCK, 8))
+        elif act == "l" and store.coming:
+            store.land(sorted(store.coming)[number % len(store.coming)])
+        elif act == "T":
+            store.planner.told("client", [store.refs[(number + i) % 24] for i in range(12)], store.now)
+        assert len(store.present) <= capacity
+
+
+def test_what_was_fetched_ahead_is_kept_until_it_is_read() -> None:
+    """A new order each epoch: of what any unread shard may still be, nothing goes for another one fetched ahead."""
+    jobs, machine = mixture(0)
+    wasted = []
+    for seed in range(12):
+        jobs, machine = mixture(seed)
+        jobs = [job for job in jobs if job.name in ("fresh", "repeated", "sequential")][:1]
+        if jobs and machine.capacity_bytes < jobs[0].shards.count * jobs[0].shards.size:
+            run = Simulation(machine, "epoch", jobs)
+            epochs = run.run()
+            wasted.append(
+                sum(epoch.wasted_bytes for epoch in epochs[1:]) / sum(epoch.dataset_bytes for epoch in epochs)
+            )
+    assert len(wasted) >= 3
+    assert median(wasted) <= 0.02
+
+
+def test_the_simulated_store_keeps_its_budget() -> None:
+    for seed in range(5):
+        jobs, machine = mixture(seed)
+        run = Simulation(machine, "epoch", jobs)
+        run.run()
+        assert 0 < run.store.used_bytes_max <= machine.capacity_bytes
+
+
+@pytest.mark.parametrize("seeds", [range(begin, begin + 10) for begin in range(0, 100, 10)], ids=str)
+def test_hits_never_fall_under_lru_by_more_than_two_in_a_hundred(seeds: range) -> None:
+    worse = {seed: (lru, ours) for seed in seeds
+             if (ours := hit_ratio(seed, "epoch")) < (lru := hit_ratio(seed, "lru")) - 0.02}  # fmt: skip
+    assert not worse
+
+
+def calls_of(act: Callable[[], object]) -> int:
+    """Python functions that `act` enters."""
+    count = 0
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def work_per_event(objects: int) -> dict[str, float]:
+    """The median work of each kind of event in the second epoch, in calls."""
+    store = Store(objects, 1, objects // 4)
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    work: dict[str, list[int]] = {"asked": [], "wants": [], "victims": []}
+    for epoch in range(2):
+        for ref in Random(epoch).sample(store.refs, objects):
+            store.now += 0.01
+            if epoch == 0 or len(work["asked"]) > 300:
+                store.ask(ref)
+            else:
+                work["asked"].append(calls_of(lambda ref=ref: store.ask(ref)))  # type: ignore[misc]
+                work["victims"].append(calls_of(lambda: next(store.planner.victims(), None)))
+                work["wants"].append(calls_of(lambda: store.take(store.planner.wants(store.now, 0, 8))))
+            store.read_on(ref)
+            store.take(store.planner.wants(store.now, (store.capacity_blocks - len(store.present)) * BLOCK, 8))
+            for block in sorted(store.coming):
+                store.land(block)
+    return {event: median(counts) for event, counts in work.items()}
+
+
+def test_the_work_of_an_event_does_not_grow_with_the_number_of_objects() -> None:
+    few, many = work_per_event(500), work_per_event(8000)
+    for event, calls in many.items():
+        assert calls <= 1.5 * few[event] + 5, (event, few, many)
+
+
+def test_an_object_that_is_read_once_more_is_no_second_object() -> None:
+    store = Store(3, 2, 10)
+    for _ in range(3):
+        store.ask(store.refs[0])
+        store.read_on(store.refs[0])
+        store.read_on(store.refs[0])
+    assert Counter(block.version_id for block in store.present) == {store.ids[store.refs[0]]: 2}

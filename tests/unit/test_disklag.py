@@ -1,0 +1,69 @@
+"""Whether the disk is what fills wait for, in numbers; time passes as the fills say."""
+
+from __future__ import annotations
+
+from outrider.core.disklag import DiskLag
+
+MB = 10**6
+
+
+class Fills:
+    """`count` fills side by side, of which each piece of a MB waits so long for the origin and so long for the disk."""
+
+    def __init__(self) -> None:
+        self.lag = DiskLag()
+        self.now = 0.0
+
+    def run(self, seconds: float, count: int, origin_s: float, disk_s: float) -> None:
+        stop = self.now + seconds
+        while self.now < stop:
+            under_way = min(count, count if self.lag.fills is None else self.lag.fills)
+            self.now += origin_s + disk_s
+            for _ in range(under_way):
+                self.lag.took(disk_s, origin_s, MB, under_way, self.now)
+
+
+def test_an_origin_slower_than_the_disk_holds_nobody_back() -> None:
+    fills = Fills()
+    fills.run(60, 16, origin_s=0.025, disk_s=0.02)
+    assert fills.lag.fills is None
+
+
+def test_a_disk_that_fills_wait_for_is_given_fewer_down_to_one() -> None:
+    fills = Fills()
+    fills.run(2.5, 16, origin_s=0.0, disk_s=0.1)
+    assert fills.lag.fills in (4, 8)
+    fills.run(10, 16, origin_s=0.0, disk_s=0.1)
+    assert fills.lag.fills == 1
+    assert fills.lag.allows(0, fills.now)
+    assert not fills.lag.allows(1, fills.now)
+
+
+def test_a_quick_disk_is_not_blamed_because_the_origin_is_next_door() -> None:
+    fills = Fills()
+    fills.run(60, 16, origin_s=0.0, disk_s=0.01)  # 100 MB/s each
+    assert fills.lag.fills is None
+
+
+def test_one_late_write_is_nothing() -> None:
+    fills = Fills()
+    fills.run(5, 16, origin_s=0.025, disk_s=0.002)
+    fills.lag.took(3.0, 0.0, MB, 16, fills.now)
+    fills.run(5, 16, origin_s=0.025, disk_s=0.002)
+    assert fills.lag.fills is None
+
+
+def test_it_recovers_by_itself_when_the_disk_is_well_again() -> None:
+    fills = Fills()
+    fills.run(10, 16, origin_s=0.0, disk_s=0.1)
+    fills.run(30, 16, origin_s=0.025, disk_s=0.002)
+    assert fills.lag.fills is None
+
+
+def test_it_recovers_by_itself_when_nobody_fills_any_more() -> None:
+    fills = Fills()
+    fills.run(10, 16, origin_s=0.0, disk_s=0.1)
+    assert fills.lag.fills == 1
+    for second in range(30):
+        fills.lag.allows(0, fills.now + second)
+    assert fills.lag.fills is None

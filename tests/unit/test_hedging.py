@@ -1,0 +1,56 @@
+"""When a reply is late, and how often that may be acted on."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.hedging import Hedging
+
+
+def after(waits: list[float], asked: int = 200) -> Hedging:
+    hedging = Hedging()
+    for wait_s in waits:
+        hedging.replied(wait_s)
+    for _ in range(asked):
+        hedging.after_s()
+    return hedging
+
+
+def test_few_replies_tell_nothing() -> None:
+    assert after([0.1] * 99).after_s() is None
+    assert after([0.1] * 100).after_s() == 0.1
+
+
+def test_late_is_later_than_ninety_nine_of_a_hundred() -> None:
+    assert after([i / 1000 for i in range(1000)]).after_s() == 0.99
+
+
+def test_old_replies_are_forgotten() -> None:
+    assert after([5.0] * 1000 + [0.1] * 1000).after_s() == 0.1
+
+
+def test_what_is_quick_is_no_straggler() -> None:
+    assert after([0.001] * 200).after_s() == 0.02
+
+
+@given(st.lists(st.integers(0, 1000), min_size=100, max_size=1300))
+def test_the_quantile_is_that_of_the_last_thousand_sorted(millis: list[int]) -> None:
+    waits = [1 + i / 1000 for i in millis]
+    ordered = sorted(waits[-1000:])
+    assert after(waits).after_s() == ordered[int(0.99 * len(ordered))]
+
+
+def test_second_requests_are_two_in_a_hundred_at_most() -> None:
+    hedging = after([0.1] * 100, asked=0)
+    second = 0
+    for _ in range(10_000):
+        if hedging.after_s() is not None and hedging.spend():
+            second += 1
+    assert 190 <= second <= 200
+
+
+def test_little_is_saved_up_for_an_origin_that_hangs() -> None:
+    hedging = after([0.1] * 100, asked=100_000)
+    assert sum(hedging.spend() for _ in range(100)) == 4
+    assert hedging.after_s() is None

@@ -1,0 +1,212 @@
+"""Whatever `recognise` accepts, the HTTP parser and the classification read alike; and it knows what clients send."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_parser import HttpRequestParser
+from aiohttp.streams import EMPTY_PAYLOAD
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from outrider.core import freshness, ranges, s3wire
+from outrider.core.canonical import parse_query
+from outrider.core.errors import S3Error
+from outrider.core.payload import payload_rule
+from outrider.core.plainread import HEAD_BYTES_MAX, recognise
+from outrider.core.s3wire import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from outrider.core.model import Headers
+
+PLAIN = b"GET /b/k HTTP/1.1\r\nHost: h\r\n\r\n"
+
+visible = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=12)
+anything = st.text(st.characters(max_codepoint=0xFF), max_size=8)
+names = st.one_of(
+    st.sampled_from(
+        ["Host", "host", "HOST", "Range", "range", "If-Match", "x-amz-checksum-mode", "Connection", "Authorization",
+         "x-amz-date", "X-Amz-Content-SHA256", "x-amz-security-token", "User-Agent", "Accept", "accept-encoding",
+         "amz-sdk-invocation-id", "amz-sdk-request", "x-amz-user-agent", "x-amz-api-version", "Content-Length",
+         "Transfer-Encoding", "Expect", "Upgrade", "If-None-Match", "Origin", "x-amz-expected-bucket-owner"]
+    ),
+    visible,
+)  # fmt: skip
+values = st.one_of(
+    st.sampled_from(
+        ["h", "127.0.0.1:9480", "b.example.com", "bytes=0-9", "bytes=5-", "bytes=-5", "bytes=5-2", "bytes=0-1,3-4",
+         '"abc"', "abc", "*", 'W/"abc"', "ENABLED", "enabled", "keep-alive", "Keep-Alive", "close", "upgrade", "0", "5",
+         "chunked", "100-continue", "UNSIGNED-PAYLOAD", "0" * 64, "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "nonsense",
+         "[::1]:80", "a b", "a  b", "a\tb"]
+    ),
+    visible,
+    anything,
+)  # fmt: skip
+targets = st.one_of(
+    st.sampled_from(
+        ["/b/k", "/b/k?", "/b/k?x-id=GetObject", "/b/k?acl", "/b/k/", "/b/k%2F", "/b/k%2f", "//b/k", "/b//k", "/b/../k",
+         "/b/%00", "/b/%zz", "/b/a#b", "/b/k?a?b", "*", "http://h/b/k", "/", "/b", "/b/", "/b/k?versionId=1"]
+    ),
+    visible.map(lambda text: f"/b/{text}"),
+    visible.map(lambda text: f"/{text}"),
+    anything,
+)  # fmt: skip
+ends = st.sampled_from(["\r\n"] * 20 + ["\n", "\r", "\r\n ", "\r\n\r\n"])
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    """Requests close to the plain form: most miss it by little."""
+    method = draw(st.sampled_from(["GET", "GET", "GET", "HEAD", "PUT", "get", "GET "]))
+    version = draw(st.sampled_from(["HTTP/1.1"] * 10 + ["HTTP/1.0", "HTTP/1.2"]))
+    lines = [f"{method} {draw(targets)} {version}", *draw(st.sampled_from([["Host: h"], ["host: a.b:1"], []]))]
+    separator = draw(st.sampled_from([": "] * 10 + [":", " : ", ":  "]))
+    lines += [f"{name}{separator}{value}" for name, value in draw(st.lists(st.tuples(names, values), max_size=4))]
+    text = "".join(line + draw(ends) for line in lines) + draw(ends)
+    return (text + draw(st.sampled_from([""] * 10 + ["\r\n", "x", "GET "]))).encode("latin-1", "replace")
+
+
+@st.composite
+def plain(draw: st.DrawFn) -> bytes:
+    """Requests of the plain form, with what may stand in it: most are recognised."""
+    fields = {
+        "Range": ["bytes=0-9", "bytes=5-", "bytes=-5", "bytes=5-2", "bytes=0-1,3-4"], "If-Match": ['"abc"', "abc", "*"],
+        "x-amz-checksum-mode": ["ENABLED", "enabled"], "X-Amz-Content-SHA256": ["UNSIGNED-PAYLOAD", "0" * 64],
+        "connection": ["keep-alive", "Keep-Alive"],
+    }  # fmt: skip
+    lines = [f"Host: {draw(visible)}"]
+    lines += [f"{name}: {draw(st.sampled_from(fields[name]))}" for name in draw(st.sets(st.sampled_from([*fields])))]
+    lines += [
+        f"{name}: {draw(visible)}" for name in draw(st.sets(st.sampled_from(["accept", "Authorization", "x-amz-date"])))
+    ]
+    target = draw(st.one_of(visible.map(lambda text: f"/b/{text}"), targets.filter(lambda text: text.startswith("/"))))
+    method = draw(st.sampled_from(["GET", "GET", "HEAD"]))
+    return "\r\n".join([f"{method} {target} HTTP/1.1", *draw(st.permutations(lines)), "", ""]).encode("latin-1")
+
+
+class Parsed:
+    """What the server makes of a request: `headers` are those that `server._handle` sees."""
+
+    def __init__(self, data: bytes) -> None:
+        loop = asyncio.new_event_loop()
+        try:
+            parser = HttpRequestParser(BaseProtocol(loop), loop, 2**16, max_line_size=32768, max_field_size=16384)
+            messages, self.upgraded, self.tail = parser.feed_data(data)
+            ((message, payload),) = messages
+        finally:
+            loop.close()
+        self.method, self.target, self.version = message.method, message.path, tuple(message.version)
+        self.has_body = payload is not EMPTY_PAYLOAD
+        self.closes = message.should_close
+        self.headers: Headers = tuple(
+            (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape").strip())
+            for name, value in message.raw_headers
+        )
+
+
+@given(st.one_of(requests(), plain()))
+@example(PLAIN)
+@example(b"GET /b/k HTTP/1.1\r\nHost: h\r\n" + b"accept: x\r\n" * 200 + b"\r\n")
+@example(b"GET /b/k HTTP/1.1\r\nHost: h\r\nx-amz-content-sha256: nonsense\r\n\r\n")
+@example(b"GET /b/k HTTP/1.1\r\nHost: h\r\nx-amz-content-sha256: UNSIGNED-PAYLOAD\r\n"
+         b"X-Amz-Content-Sha256: UNSIGNED-PAYLOAD\r\n\r\n")  # fmt: skip
+def test_what_is_recognised_is_parsed_and_classified_the_same(data: bytes) -> None:
+    read = recognise(data)
+    if read is None:
+        return
+    parsed = Parsed(data)
+    assert (parsed.upgraded, parsed.tail, parsed.has_body, parsed.closes) == (False, b"", False, False)
+    assert parsed.version == (1, 1)
+    assert parsed.method == read.method
+    path, _, query = parsed.target.partition("?")
+    assert (path.encode("ascii"), query.encode("ascii")) == (read.path, read.query)
+    assert read.headers() == parsed.headers
+    given = dict(parsed.headers)
+    assert len(given) == len(parsed.headers), "a header came twice"
+    assert (read.host, read.range, read.if_match) == (given.get("host"), given.get("range"), given.get("if-match"))
+    assert read.checksums == (given.get("x-amz-checksum-mode", "").upper() == "ENABLED")
+    payload_rule(parsed.headers)
+    by_path = _kind("GET", read.path.decode("ascii"), (("host", read.host),))
+    if by_path is not Kind.GET or s3wire.without_signature(tuple(parse_query(query))):
+        return
+    narrowed = read.range is not None or read.if_match is not None
+    if narrowed and s3wire.classify("GET", path, ()).key.endswith("/"):
+        return  # told from the object's name, which the lane does
+    odd = (read.range is not None and ranges.parse(read.range) is None) or (
+        read.if_match is not None and not freshness.are_plain((("if-match", read.if_match),))
+    )
+    if not odd:
+        assert _kind(parsed.method, parsed.target, parsed.headers) is Kind(read.method.lower())
+
+
+def _kind(method: str, target: str, headers: Headers) -> Kind | None:
+    try:
+        return s3wire.classify(method, target, headers).kind
+    except S3Error:
+        return None
+
+
+def of(*lines: str, method: str = "GET", target: str = "/b/k") -> bytes:
+    return "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""]).encode("latin-1")
+
+
+BOTO = (
+    "Host: 127.0.0.1:9480", "Accept-Encoding: identity", "x-amz-checksum-mode: ENABLED",
+    "User-Agent: Boto3/1.40 md/Botocore#1.40 ua/2.1 os/linux#6.1", "X-Amz-Date: 20260101T000000Z",
+    f"X-Amz-Content-SHA256: {'e3b0c44298fc1c149afbf4c8996fb924' * 2}",
+    "Authorization: AWS4-HMAC-SHA256 Credential=A/20260101/r/s3/aws4_request, SignedHeaders=host, Signature=00",
+    "amz-sdk-invocation-id: 1", "amz-sdk-request: attempt=1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        of("Host: h"),
+        of("host: h", "connection: keep-alive", "range: bytes=0-9"),
+        of("Host: h", 'If-Match: "abc"'),
+        of("Host: h", method="HEAD"),
+        of("Host: h", target="/b/k?x-id=GetObject"),
+        of(*BOTO),
+        of(*BOTO, "Range: bytes=0-65535"),
+    ],
+)
+def test_what_clients_send_by_the_million_is_recognised(data: bytes) -> None:
+    assert recognise(data) is not None
+
+
+def _refused() -> Iterator[tuple[str, bytes]]:
+    yield "half a head", PLAIN[:-1]
+    yield "two requests", PLAIN * 2
+    yield "a body", PLAIN + b"x"
+    yield "no host", of("Accept: x")
+    yield "an old version", PLAIN.replace(b"1.1", b"1.0")
+    yield "bare line feeds", PLAIN.replace(b"\r\n", b"\n")
+    yield "a folded line", of("Host: h", " folded")
+    yield "a space before the colon", of("Host : h")
+    yield "bytes beyond ASCII", of("Host: h", target="/b/é")
+    yield "a write", of("Host: h", method="PUT")
+    yield "a length", of("Host: h", "Content-Length: 0")
+    yield "an upgrade", of("Host: h", "Connection: Upgrade")
+    yield "the last request", of("Host: h", "Connection: close")
+    yield "a header that may say more", of("Host: h", "x-amz-expected-bucket-owner: 1")
+    yield "an unknown header", of("Host: h", "Accept-Language: de")
+    yield "a range of a HEAD", of("Host: h", "Range: bytes=0-0", method="HEAD")
+    yield "checksums in a mode of their own", of("Host: h", "x-amz-checksum-mode: DISABLED")
+    yield "a payload that is announced in nonsense", of("Host: h", "x-amz-content-sha256: nonsense")
+    yield "a signed body", of("Host: h", "x-amz-content-sha256: STREAMING-AWS4-HMAC-SHA256-PAYLOAD")
+    yield "a long head", of("Host: h", "Accept: " + "x" * HEAD_BYTES_MAX)
+    for name, value in (("Host", "h"), ("Range", "bytes=0-1"), ("If-Match", "a"), ("Accept", "x"),
+                        ("Connection", "keep-alive"), ("x-amz-checksum-mode", "ENABLED")):  # fmt: skip
+        twice = [f"{name}: {value}", f"{name.lower()}: {value}"]
+        yield f"two of {name}", of(*twice, *(() if name == "Host" else ("Host: h",)))
+
+
+@pytest.mark.parametrize("data", [pytest.param(data, id=name) for name, data in _refused()])
+def test_anything_else_is_the_parsers(data: bytes) -> None:
+    assert recognise(data) is None
