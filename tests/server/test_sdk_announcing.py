@@ -71,10 +71,14 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
 
 
 @pytest.fixture(autouse=True)
-def looked_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def looked_for_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(announcing, "_announcers", {})
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "OUTRIDER_STATUS_URL"):
         monkeypatch.delenv(name, raising=False)
+    yield
+    # Nothing of one test is told to the next.
+    for one in announcing._announcers.values():
+        assert one.flush(LAST_WORDS_S)
 
 
 @pytest.fixture
