@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SIZES = {f"train-{index:03}.tar": 100_000 * index + 251 for index in range(12)}
 TEMPLATE = "s3://sdk/train-{000..011}.tar"
+LIST_BYTES_MAX = 50_000
 ENVIRONMENT = ("OUTRIDER_STATUS_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "OUTRIDER_ADMIN_TOKEN")
 
 
@@ -76,10 +77,11 @@ def test_what_was_warmed_is_read_from_the_disk_afterwards(client: Client, proxy:
     warmed = client.warm(TEMPLATE)
     assert (warmed.objects, warmed.bytes, warmed.failures) == (len(SIZES), sum(SIZES.values()), {})
     before = client.status()
-    assert before.origin_bytes == sum(SIZES.values())
+    # And at most a LIST: warming looks like the start of an epoch.
+    assert sum(SIZES.values()) <= before.origin_bytes < sum(SIZES.values()) + LIST_BYTES_MAX
     assert client.warm(TEMPLATE, parallel=3).bytes == sum(SIZES.values())
     after = client.status()
-    assert after.origin_bytes == before.origin_bytes
+    assert after.origin_bytes - before.origin_bytes < LIST_BYTES_MAX
     assert after.served_bytes is not None
     assert after.served_bytes["disk"] >= sum(SIZES.values())
 

@@ -58,16 +58,6 @@ class Plans(Protocol):
         ...
 
 
-class NoPlans:
-    """Nobody rides ahead."""
-
-    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None) -> None:
-        pass
-
-    def withdrawn(self, client: str, refs: Sequence[ObjectRef]) -> None:
-        pass
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request to the reserved bucket. `client`: see `access.reader_name`. `read_body` takes the limit in bytes."""
