@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from outrider import __version__
-from outrider.adapters import blockdir
+from outrider.adapters import blockdir, orders
 from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.disk import DiskStore, Limits
@@ -25,6 +25,7 @@ from outrider.adapters.recovery import Recovery
 from outrider.adapters.system import new_event_loop, raise_open_files_limit
 from outrider.core.concurrency import Concurrency
 from outrider.core.eviction import POLICIES
+from outrider.core.ghost import Ghost
 from outrider.core.hedging import Hedging
 from outrider.core.planner import Planner
 from outrider.engine.asking import Asking, Patience
@@ -69,6 +70,8 @@ class Outrider:
     store: DiskStore
     catalog: Catalog
     flights: Flights
+    planner: Planner
+    ghost: Ghost
     prefetch: Prefetch
     server: S3Server
     steering: Steering
@@ -103,6 +106,16 @@ class Outrider:
             },
             "origin_bytes": self.metrics.value("outrider_origin_bytes_total"),
             "origin_requests": self.metrics.total("outrider_origin_requests_total"),
+            "prefetch": {
+                "readers": self.planner.readers,
+                "blocks": self.metrics.value("outrider_prefetched_blocks_total"),
+                "fetched_bytes": self.planner.fetched_bytes,
+                "wasted_bytes": self.planner.wasted_bytes,
+            },
+            "hit_ratio_by_size": {
+                f"{factor:g}": round(ratio, 4)
+                for factor, ratio in (self.ghost.epoch(self.planner.library.outlook()) or {}).items()
+            },
         }
 
 
@@ -148,6 +161,7 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
             await tasks.stop()
             await recovery.save()
+            orders.save(directory.orders, outrider.planner.library)
 
 
 def _rooms(
@@ -156,7 +170,9 @@ def _rooms(
 ) -> tuple[Outrider, Recovery]:  # fmt: skip
     total = directory.total_bytes()
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
-    planner = Planner(limits.capacity_bytes, settings.block_size)
+    ghost = Ghost(limits.capacity_bytes)
+    planner = Planner(limits.capacity_bytes, settings.block_size, opened=ghost.opened)
+    orders.load(directory.orders, planner.library)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
     always = settings.verify == "always"
     store = DiskStore(directory, policy, limits, metrics, time.monotonic, verify_always=always)
@@ -184,7 +200,9 @@ def _rooms(
         domains=settings.domain, requests_max=settings.requests, client_timeout_s=settings.client_timeout_s,
     )  # fmt: skip
     stack.push_async_callback(server.stop)
-    outrider = Outrider(settings, metrics, store, catalog, flights, prefetch, server, steering, credentials)
+    outrider = Outrider(
+        settings, metrics, store, catalog, flights, planner, ghost, prefetch, server, steering, credentials
+    )
     return outrider, Recovery(store, catalog)
 
 

@@ -4,6 +4,7 @@
     <dir>/v1/aa/bb/<name>   one file a block (see core/blockfile); the name is a hash of the block's identity
     <dir>/tmp/              blocks on their way in
     <dir>/index             snapshot of the index, there only between a clean stop and the next start
+    <dir>/orders            what the planner had learned at the last clean stop
 
 Nothing outside this layout is ever touched.
 """
@@ -50,6 +51,7 @@ class BlockDir:
         self.blocks = root / "v1"
         self.tmp = root / "tmp"
         self.snapshot = root / "index"
+        self.orders = root / "orders"
         self._lock_fd = -1
 
     @classmethod

@@ -7,7 +7,7 @@ has no clock: each fact brings its time, and the policy's calls, which bring non
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 
@@ -59,8 +59,13 @@ class Planner:
     end of a pass, which makes new tables for its keys.
     """
 
-    def __init__(self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000) -> None:
-        """`keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten."""
+    def __init__(
+        self, capacity_bytes: int, block_bytes: int,
+        *, keys_max: int = 1_000_000, opened: Callable[[ObjectRef, int], None] = lambda ref, size: None,
+    ) -> None:  # fmt: skip
+        """`keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
+        `opened` hears of each pass over an object (see `ghost`)."""
+        self._on_opened = opened
         self._capacity_bytes = capacity_bytes
         self._block_bytes = block_bytes
         self._now = 0.0
@@ -101,6 +106,7 @@ class Planner:
         asked = self._streams.asked(client, item, size, extent, now)
         if asked.opened:
             self._opened(client, item)
+            self._on_opened(ref, size)
         if item in self._handed:
             self._handed[item].asked_for = True
         return asked.ahead

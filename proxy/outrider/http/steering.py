@@ -41,7 +41,7 @@ _REFS_AT_ONCE = 1000
 # Of `/status`. Addresses inside the cluster, and where the bucket is, are no client's business.
 _FOR_CLIENTS = (
     "version", "ready", "indexed", "blocks", "bytes", "objects", "fills", "requests", "served_bytes", "origin_bytes",
-    "origin_requests",
+    "origin_requests", "prefetch", "hit_ratio_by_size",
 )  # fmt: skip
 
 

@@ -1,0 +1,45 @@
+"""What the planner has learned, kept in the cache directory from a stop to the next start."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import xxhash
+
+from outrider.core.library import Library
+
+log = logging.getLogger(__name__)
+
+_SEAL_BYTES = 16
+# A million keys take some tens of MB; what is longer was not written by us.
+_BYTES_MAX = 512 * 1024 * 1024
+
+
+def load(path: Path, library: Library) -> None:
+    """Restore `library` from `path`, before anything else is told to it. What cannot be read is ignored: it is learned
+    anew in one epoch."""
+    try:
+        if path.stat().st_size > _BYTES_MAX:
+            raise ValueError("too long")
+        raw = path.read_bytes()
+        seal, data = raw[:_SEAL_BYTES], raw[_SEAL_BYTES:]
+        if xxhash.xxh3_128_digest(data) != seal:
+            raise ValueError("the checksum does not match")
+        library.restore(data)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        log.warning("learned orders ignored", extra={"error": str(error)})
+
+
+def save(path: Path, library: Library) -> None:
+    """Leave what was learned at `path`; a disk that fails is logged."""
+    part = Path(f"{path}.part")
+    try:
+        data = library.export()
+        part.write_bytes(xxhash.xxh3_128_digest(data) + data)
+        part.chmod(0o600)
+        part.replace(path)
+    except OSError as error:
+        log.warning("learned orders not kept", extra={"error": str(error)})
