@@ -1,4 +1,4 @@
-"""Riding ahead for real: an unmodified client, a real bucket behind the simulator, and what is here before it is asked for."""
+"""Riding ahead for real: an unmodified client, a real bucket, and what is here before it is asked for."""
 
 from __future__ import annotations
 
