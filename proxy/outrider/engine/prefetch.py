@@ -34,8 +34,11 @@ log = logging.getLogger(__name__)
 _JOIN_BLOCKS = 4
 # Hits that are remembered until the planner is told; of more than these it hears of the last.
 _NOTES_MAX = 16_384
-# Of one object, between two times that the planner is told: runs of bytes, after joining those that touch.
-_RUNS_MAX = 16
+# Of one object, at one time that the planner is told: runs of bytes, after joining those that touch.
+_RUNS_MAX = 4
+# Heard at one tick. The planner takes some 30 us for each (`make bench-ahead`): of a storm of hits on small objects the
+# oldest are heard, and beyond `_NOTES_MAX` some never are; the storm itself is served undisturbed.
+_HEARD_MAX = 256
 _FOLDERS_MAX = 4096
 
 
@@ -227,13 +230,17 @@ class Prefetch:
 def _joined(notes: deque[Note]) -> list[Note]:
     """The notes taken so far, oldest first; of one client and object those that touch are one."""
     runs: dict[tuple[str, ObjectRef], list[Note]] = {}
+    heard = 0
     for _ in range(len(notes)):
+        if heard == _HEARD_MAX:
+            break
         note = notes.popleft()
         known = runs.setdefault((note.client, note.version.ref), [])
         if known and known[-1].extent.stop == note.extent.start and known[-1].version is note.version:
             known[-1] = known[-1]._replace(extent=Extent(known[-1].extent.start, note.extent.stop), at=note.at)
         elif len(known) < _RUNS_MAX:
             known.append(note)
+            heard += 1
     return [note for its in runs.values() for note in its]
 
 

@@ -204,9 +204,11 @@ def in_memory(fd: int, offset: int, count: int) -> bool:
     A file system that cannot say is taken to be fast: a tmpfs is one. Source: preadv2(2), RWF_NOWAIT.
     """
     try:
-        for position in range(offset, offset + count - 1, _RUN_BYTES):
+        last = offset + count - 1
+        for position in range(offset, last + 1, _RUN_BYTES):
             os.preadv(fd, _probe, position, os.RWF_NOWAIT)
-        os.preadv(fd, _probe, offset + count - 1, os.RWF_NOWAIT)
+        if position // _RUN_BYTES != last // _RUN_BYTES:
+            os.preadv(fd, _probe, last, os.RWF_NOWAIT)
     except BlockingIOError:
         return False
     except OSError as error:
