@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 # How long a start waits for its index: a snapshot of ten thousand blocks is read in less, and the first reads then
 # find what is there. A directory that takes longer is indexed while reads are served.
 _INDEX_WAIT_S = 0.25
+# Longer ones are not waited for at all: 100,000 blocks take two seconds.
+_INDEX_WAIT_BYTES_MAX = 1024 * 1024
 # Some 200 pages of 1,000 keys.
 _LISTINGS_BYTES_MAX = 64 * 1024 * 1024
 DEFAULT_REGION = "us-east-1"
@@ -139,13 +141,15 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
         await origin.open()
         stack.push_async_callback(origin.close)
         outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, tasks, stack, open_files)
+        waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
         endless = {
             tasks.spawn(_recover(outrider, recovery), "recovery"),
             tasks.spawn(_tick(outrider.prefetch), "prefetch"),
         }
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_INDEX_WAIT_S):
-                await outrider.indexed.wait()
+        if waits:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_INDEX_WAIT_S):
+                    await outrider.indexed.wait()
         s3 = await _serve(outrider, stack)
         log.info("ready", extra={"listen": outrider.listen, "admin": outrider.admin, "origin": origin.endpoint,
                                  "cache_dir": str(directory.root), "version": __version__})  # fmt: skip

@@ -81,6 +81,13 @@ class BlockDir:
             raise
         return self
 
+    def snapshot_bytes(self) -> int:
+        """How long the snapshot of the last stop is; 0: there is none."""
+        try:
+            return self.snapshot.stat().st_size
+        except OSError:
+            return 0
+
     def _take(self, marker: Path) -> None:
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

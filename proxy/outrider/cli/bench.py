@@ -17,8 +17,6 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.origin import HttpOrigin
@@ -89,7 +87,7 @@ def bench(
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in measured]))
     else:
-        Console().print(_table(measured))
+        _show(measured)
 
 
 async def _bench(settings: Settings, url: str, count: int, readers: int, rounds: int, *, quiet: bool) -> list[Measured]:
@@ -174,7 +172,11 @@ def _median(rounds: Sequence[Measured]) -> Measured:
     )
 
 
-def _table(measured: Sequence[Measured]) -> Table:
+def _show(measured: Sequence[Measured]) -> None:
+    # Not above: `serve` and `run` read this module, and have no use for two more megabytes.
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table()
     for heading in ("way", "MB/s", "of direct", "first byte ms, median", "slowest"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
@@ -184,4 +186,4 @@ def _table(measured: Sequence[Measured]) -> Table:
             one.way, f"{one.megabytes_per_s:,.0f}", f"{one.megabytes_per_s / direct:.2f} x",
             f"{one.first_byte_ms:.1f}", f"{one.slowest_first_byte_ms:.1f}",
         )  # fmt: skip
-    return table
+    Console().print(table)

@@ -12,7 +12,7 @@ import typer
 
 from outrider.adapters.blockdir import UnusableCacheDir
 from outrider.adapters.credentials import AwsCredentials
-from outrider.adapters.system import new_event_loop, set_up_logs
+from outrider.adapters.system import keep_memory_small, new_event_loop, set_up_logs
 from outrider.app import Outrider, running
 from outrider.cli import child, environment, options
 from outrider.cli.summary import Summary
@@ -66,6 +66,7 @@ def run(
         del flags[name]
     settings = _settings(flags, config)
     set_up_logs(settings.log_level, settings.log_format)
+    keep_memory_small()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         raise typer.Exit(runner.run(_run(settings, command, summary)))
 
