@@ -1,22 +1,31 @@
-"""Finds the proxy, asks what it is doing, and warms objects through it."""
+"""Finds the proxy, asks what it is doing, tells it what will be read, and warms objects through it."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
+from outrider_sdk.s3port import NotOutrider, S3Port
+from outrider_sdk.urls import expand, object_of
 from outrider_sdk.warming import Warmed
 
 _S3_PORT, _ADMIN_PORT = 9480, 9481
 _TIMEOUT_S = 5.0
 _STATUS_BYTES_MAX = 1024 * 1024
+# A plan longer than this goes in parts: the proxy takes 16 MiB at once.
+_READS_MAX = 10_000
+
+
+class ProxyRefused(Exception):
+    """It answers, and will not do it; the message says why."""
 
 
 class ProxyNotFound(ConnectionError):
@@ -27,12 +36,13 @@ class ProxyNotFound(ConnectionError):
 class Status:
     """What the proxy is doing. Bytes and counts are since its start, but `blocks` and `bytes`, which are on disk now.
 
-    `served_bytes` is by source (disk: a hit; flight: while it was filled; origin: past the cache). `origin` None: AWS.
+    `served_bytes` is by source (disk: a hit; flight: while it was filled; origin: past the cache). `origin` None: AWS,
+    or not told, as `listen` is not told, where only the S3 port can be reached.
     """
 
     version: str
     ready: bool
-    listen: str
+    listen: str | None = None
     origin: str | None = None
     blocks: int = 0
     bytes: int = 0
@@ -57,14 +67,16 @@ class Client:
         Raises:
             ValueError: an address is none.
         """
-        named = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        self.endpoint = _address(named or f"http://127.0.0.1:{_S3_PORT}")
+        self.endpoint = _address(endpoint or endpoint_of(os.environ) or f"http://127.0.0.1:{_S3_PORT}")
         beside = f"http://{_host(self.endpoint)}:{_ADMIN_PORT}"
         self.admin = _address(admin or os.environ.get("OUTRIDER_STATUS_URL") or beside)
         self._token = token or os.environ.get("OUTRIDER_ADMIN_TOKEN")
 
     def status(self) -> Status:
-        """Raises ProxyNotFound."""
+        """From the admin port or, where that cannot be reached, from the S3 port.
+
+        Raises ProxyNotFound.
+        """
         request = urllib.request.Request(f"{self.admin}/status")  # noqa: S310 - http or https, by `_address`
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
@@ -76,6 +88,8 @@ class Client:
             do = "set OUTRIDER_ADMIN_TOKEN" if error.code == 401 else "check admin= or OUTRIDER_STATUS_URL"
             raise ProxyNotFound(f"{self.admin} answered /status with {error.code}: {do}") from error
         except OSError as error:
+            if (by_s3 := self._status_by_s3()) is not None:
+                return by_s3
             why = getattr(error, "reason", error)
             raise ProxyNotFound(
                 f"no Outrider's admin port at {self.admin} ({why}): start `outrider serve`, run this under "
@@ -84,6 +98,46 @@ class Client:
         except ValueError as error:
             raise ProxyNotFound(f"{self.admin} is no Outrider: its /status is not JSON") from error
         return _status_of(told, self.admin)
+
+    def plan(self, urls: str | Iterable[str], start: int = 0, total: int | None = None, *, name: str = "sdk") -> int:
+        """Tell the order in which one worker of this machine is going to read, so that the proxy rides ahead; how many
+        reads that were.
+
+        `urls`: s3://BUCKET/KEY, with templates like {000000..001281}, or what `urls.object_of` understands. They are
+        reads number `start` and on of the `total` in this worker's epoch; None: these are the last. A plan of the same
+        `name` is replaced.
+
+        Raises:
+            ProxyNotFound: no Outrider answers.
+            ProxyRefused: it does not take the plan.
+            ValueError: a URL names no object, or a template makes no sense.
+        """
+        reads: list[str] = []
+        for url in [urls] if isinstance(urls, str) else urls:
+            # Braces mean something else in a command, and nothing in a URL of http.
+            for one in expand(url) if url.startswith("s3://") else (url,):
+                named = object_of(one, self.endpoint)
+                if named is None:
+                    raise ValueError(f"{one}: must be s3://BUCKET/KEY of one object, or a template of such")
+                reads.append(named)
+        whole = start + len(reads) if total is None else total
+        port = S3Port(self.endpoint, _TIMEOUT_S)
+        try:
+            port.status()
+            for first in range(0, len(reads), _READS_MAX):
+                self._put_plan(port, name, reads[first : first + _READS_MAX], start + first, whole)
+        except NotOutrider as error:
+            raise ProxyNotFound(f"at {self.endpoint} there is {error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise ProxyNotFound(_nothing_at(self.endpoint, error)) from error
+        finally:
+            port.close()
+        return len(reads)
+
+    def _put_plan(self, port: S3Port, name: str, reads: Sequence[str], start: int, total: int) -> None:
+        body = json.dumps({"reads": reads, "start": start, "total": total}).encode()
+        if (why := port.put(f"plan/{name}", body)) is not None:
+            raise ProxyRefused(f"the plan was not taken: {why}")
 
     def warm(
         self, urls: str | Iterable[str], wait: bool = True, progress: Callable[[Warmed], None] | None = None,
@@ -109,17 +163,37 @@ class Client:
         try:
             socket.create_connection(address, timeout=_TIMEOUT_S).close()
         except OSError as error:
-            raise ProxyNotFound(
-                f"nothing listens at {self.endpoint} ({error}): start `outrider serve`, run this under "
-                "`outrider run --`, or give endpoint= or AWS_ENDPOINT_URL"
-            ) from error
+            raise ProxyNotFound(_nothing_at(self.endpoint, error)) from error
+
+    def _status_by_s3(self) -> Status | None:
+        port = S3Port(self.endpoint, _TIMEOUT_S)
+        try:
+            return _status_of(port.status(), self.endpoint)
+        except (NotOutrider, OSError, http.client.HTTPException):
+            return None
+        finally:
+            port.close()
+
+
+def endpoint_of(environ: Mapping[str, str]) -> str | None:
+    """The endpoint that the environment names to S3 clients; None: none, or they are told to ignore it."""
+    if environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        return None
+    return environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
+
+
+def _nothing_at(endpoint: str, error: Exception) -> str:
+    return (
+        f"nothing listens at {endpoint} ({error}): start `outrider serve`, run this under "
+        "`outrider run --`, or give endpoint= or AWS_ENDPOINT_URL"
+    )
 
 
 def _status_of(told: Any, admin: str) -> Status:
     """Of a newer proxy, what we know."""
     known = {field.name for field in fields(Status)}
-    if not isinstance(told, dict) or not {"version", "ready", "listen"} <= told.keys():
-        raise ProxyNotFound(f"{admin} is no Outrider: its /status lacks version, ready or listen")
+    if not isinstance(told, dict) or not {"version", "ready"} <= told.keys():
+        raise ProxyNotFound(f"{admin} is no Outrider: its /status lacks version or ready")
     return Status(**{name: _whole(value) for name, value in told.items() if name in known})
 
 

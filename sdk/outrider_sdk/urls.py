@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterable, Iterator
-from urllib.parse import quote
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)", re.ASCII)
@@ -36,6 +37,61 @@ def path_of(url: str) -> str:
     if not url.startswith("s3://") or not bucket or not key or key.endswith("/"):
         raise ValueError(f"{url}: must be s3://BUCKET/KEY of one object, or a template of such")
     return f"/{bucket}/{quote(key, safe='/')}"
+
+
+# What a signature adds to a URL (SigV4, SigV2), and what says nothing; all else asks for more than the object.
+_SIGNATURE = frozenset(
+    ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders", "x-amz-signature",
+     "x-amz-security-token", "awsaccesskeyid", "signature", "expires", "x-id")
+)  # fmt: skip
+_LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+def object_of(url: str, endpoint: str | None) -> str | None:
+    """s3://BUCKET/KEY of the one object that opening `url` reads, the key without escapes; None: it cannot be told.
+
+    `url` is such a URL itself, one of http(s) at `endpoint` (path style, or the bucket before its host; signed or
+    not), or WebDataset's `pipe:` with a command that names exactly one of these.
+    """
+    if url.startswith("pipe:"):
+        return _object_of_command(url.removeprefix("pipe:"), endpoint)
+    if url.startswith("s3://"):
+        bucket, _, key = url.removeprefix("s3://").partition("/")
+        return url if bucket and key and not key.endswith("/") else None
+    if url.startswith(("http://", "https://")) and endpoint is not None:
+        return _object_at(url, endpoint)
+    return None
+
+
+def _object_of_command(command: str, endpoint: str | None) -> str | None:
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return None
+    found = {object_of(word, endpoint) for word in words if not word.startswith("pipe:")} - {None}
+    # Two of them: a copy from bucket to bucket, or a shell's alternatives.
+    return found.pop() if len(found) == 1 else None
+
+
+def _object_at(url: str, endpoint: str) -> str | None:
+    try:
+        asked, proxy = urlsplit(url), urlsplit(endpoint)
+        same_port = _port(asked) == _port(proxy)
+    except ValueError:
+        return None
+    if not same_port or any(name.lower() not in _SIGNATURE for name, _ in parse_qsl(asked.query, True)):
+        return None
+    host, own = asked.hostname or "", proxy.hostname or ""
+    path = unquote(asked.path.removeprefix(proxy.path), errors="surrogateescape").removeprefix("/")
+    if host == own or {host, own} <= _LOOPBACK:
+        return object_of(f"s3://{path}", None)
+    if host.endswith(f".{own}"):
+        return object_of(f"s3://{host.removesuffix(f'.{own}')}/{path}", None)
+    return None
+
+
+def _port(parts: SplitResult) -> int:
+    return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _product(choices: list[_Choices]) -> Iterator[tuple[str, ...]]:

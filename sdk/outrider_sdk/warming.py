@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import http.client
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from urllib.parse import urlsplit
 
+from outrider_sdk.s3port import S3Port, code_in
 from outrider_sdk.urls import expand, path_of
 
 _PIECE_BYTES = 1024 * 1024
@@ -17,7 +16,6 @@ _TIMEOUT_S = 120.0
 _TRIES = 4
 _BACKOFF_S = 0.25
 _ERROR_BYTES_MAX = 64 * 1024
-_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 
 
 class _Refused(Exception):
@@ -106,8 +104,7 @@ class _Reader:
     """One connection, kept from object to object."""
 
     def __init__(self, endpoint: str) -> None:
-        self._parts = urlsplit(endpoint)
-        self._connection: http.client.HTTPConnection | None = None
+        self._port = S3Port(endpoint, _TIMEOUT_S)
         self._buffer = bytearray(_PIECE_BYTES)
 
     def read(self, url: str) -> int:
@@ -117,7 +114,7 @@ class _Reader:
             ValueError: the URL names no object.
             _Refused: it cannot be read, and why.
         """
-        path = self._parts.path + path_of(url)
+        path = path_of(url)
         for tries_left in reversed(range(_TRIES)):
             try:
                 return self._get(path)
@@ -129,17 +126,10 @@ class _Reader:
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._port.close()
 
     def _get(self, path: str) -> int:
-        if self._connection is None:
-            secure = self._parts.scheme == "https"
-            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-            self._connection = kind(self._parts.hostname or "", self._parts.port, timeout=_TIMEOUT_S)
-        self._connection.request("GET", path)
-        reply = self._connection.getresponse()
+        reply = self._port.send("GET", path)
         if reply.status >= 500:
             raise http.client.HTTPException(f"{reply.status} {_code(reply)}".strip())
         if reply.status != 200 or reply.getheader("x-cache") is None:
@@ -161,15 +151,14 @@ def _reason(reply: http.client.HTTPResponse) -> str:
     code = _code(reply)
     if reply.status == 403:
         return (
-            f"403 {code}: warm from the SDK needs the proxy in loopback mode (--auth loopback); if it is, the bucket "
-            "refuses the proxy's own credentials: see `outrider doctor`"
+            f"403 {code}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to a client key of the proxy that may read "
+            "this; in loopback mode, the bucket refuses the proxy's own credentials: see `outrider doctor`"
         )
     return f"{reply.status} {code}".strip()
 
 
 def _code(reply: http.client.HTTPResponse) -> str:
-    match = _CODE.search(reply.read(_ERROR_BYTES_MAX))
-    return match[1].decode() if match else ""
+    return code_in(reply.read(_ERROR_BYTES_MAX))
 
 
 def _checked(urls: str | Iterable[str]) -> Iterator[str]:

@@ -13,9 +13,10 @@ import pytest
 
 import outrider_sdk
 from outrider import __version__
-from outrider_sdk import Client, ProxyNotFound, Warmed, expand
+from outrider_sdk import Client, ProxyNotFound, ProxyRefused, Warmed, expand
 from tests.support.child import free_ports
 from tests.support.command import Command, python
+from tests.support.plans import ToldPlans
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -129,23 +130,87 @@ def test_without_waiting_it_goes_on_behind(client: Client) -> None:
     assert warmed.objects == len(SIZES)
 
 
-def test_a_proxy_that_wants_signatures_is_told_as_such(bucket: Bucket, shards: None, tmp_path: Path) -> None:
-    keys = tmp_path / "clients.toml"
-    keys.write_text('[[client]]\naccess_key = "a"\nsecret_key = "b"\ngrants = [{bucket = "*"}]\n')
+KEYS_FILE = """
+[[client]]
+access_key = "SDKKEY"
+secret_key = "sdk/secret"
+grants = [{bucket = "sdk"}]
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded(bucket: Bucket, shards: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    keys = tmp_path_factory.mktemp("sdk") / "clients.toml"
+    keys.write_text(KEYS_FILE)
     with Proxy(bucket, auth="sigv4", clients=str(keys)) as proxy:
-        warmed = Client(proxy.endpoint, proxy.admin).warm("s3://sdk/train-001.tar")
-    assert "needs the proxy in loopback mode" in warmed.failures["s3://sdk/train-001.tar"]
+        yield proxy
+
+
+@pytest.fixture
+def signing(guarded: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "SDKKEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sdk/secret")
+
+
+@pytest.mark.parametrize("key", ["NOSUCHKEY", None])
+def test_a_proxy_that_wants_signatures_is_told_as_such(
+    guarded: Proxy, key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key or "")
+    client = Client(guarded.endpoint, guarded.admin)
+    warmed = client.warm("s3://sdk/train-001.tar")
+    assert "set AWS_ACCESS_KEY_ID" in warmed.failures["s3://sdk/train-001.tar"]
+    with pytest.raises(ProxyNotFound, match=r"refuses us: 403 .*AWS_ACCESS_KEY_ID"):
+        client.plan("s3://sdk/train-001.tar")
+
+
+@pytest.mark.usefixtures("signing")
+def test_where_signatures_are_wanted_the_keys_of_the_environment_sign(guarded: Proxy) -> None:
+    client, plans = Client(guarded.endpoint), ToldPlans()
+    guarded.outrider.steering.plans = plans
+    assert client.warm(["s3://sdk/train-001.tar", "s3://sdk/of/ä b+c%.tar"]).failures == {}
+    client.plan("s3://sdk/of/ä b+c%.tar", name="of ä/b+c%~'(")
+    assert [(piece.client, piece.urls) for piece in plans.pieces] == [("127.0.0.1 SDKKEY", ("s3://sdk/of/ä b+c%.tar",))]
+    with pytest.raises(ProxyRefused, match="403 AccessDenied: No grant of this client key covers s3://else/where"):
+        client.plan(["s3://sdk/a", "s3://else/where"])
+
+
+def test_a_plan_is_told_in_parts_with_its_numbers(client: Client, proxy: Proxy) -> None:
+    plans = ToldPlans()
+    proxy.outrider.steering.plans = plans
+    assert client.plan("s3://sdk/{000000..023456}.tar", start=5) == 23457
+    assert plans.urls == [f"s3://sdk/{number:06}.tar" for number in range(23457)]
+    numbers = [piece.start + place for piece in plans.pieces for place in range(len(piece.urls))]
+    assert numbers == list(range(5, 5 + 23457))
+    assert {piece.total for piece in plans.pieces} == {5 + 23457}
+    plans.pieces.clear()
+    client.plan(["pipe:aws s3 cp s3://sdk/a{1}.tar -", f"{proxy.endpoint}/sdk/b%20c"], total=99)
+    assert [(piece.urls, piece.start, piece.total) for piece in plans.pieces] == [
+        (("s3://sdk/a{1}.tar", "s3://sdk/b c"), 0, 99)
+    ]
+    with pytest.raises(ValueError, match="must be s3://BUCKET/KEY"):
+        client.plan("s3://sdk/prefix/")
+
+
+def test_status_comes_from_the_s3_port_where_the_admin_port_cannot_be_reached(proxy: Proxy) -> None:
+    (closed,) = free_ports(1)
+    status = Client(proxy.endpoint, f"http://127.0.0.1:{closed}").status()
+    assert (status.version, status.ready, status.listen, status.origin) == (__version__, True, None, None)
 
 
 def test_a_server_that_is_no_outrider_is_told_as_such(bucket: Bucket, shards: None) -> None:
     anonymous = Client(bucket.endpoint, bucket.endpoint)
     with pytest.raises(ProxyNotFound, match=r"answered /status with|is no Outrider"):
         anonymous.status()
+    with pytest.raises(ProxyNotFound, match="an S3 server, but no Outrider"):
+        anonymous.plan("s3://sdk/train-001.tar")
 
 
 def test_where_nobody_listens_it_says_what_to_do(bucket: Bucket) -> None:
     s3, admin = free_ports(2)
     client = Client(f"http://127.0.0.1:{s3}", f"http://127.0.0.1:{admin}")
+    with pytest.raises(ProxyNotFound, match="start `outrider serve`"):
+        client.plan("s3://a/b")
     with pytest.raises(ProxyNotFound, match="outrider run --"):
         client.status()
     with pytest.raises(ProxyNotFound, match="start `outrider serve`"):
@@ -166,6 +231,10 @@ def test_a_token_is_asked_for_and_given(bucket: Bucket, shards: None, monkeypatc
         ({}, "http://127.0.0.1:9480", "http://127.0.0.1:9481"),
         ({"AWS_ENDPOINT_URL": "http://node:9480/"}, "http://node:9480", "http://node:9481"),
         ({"AWS_ENDPOINT_URL": "http://a:1", "AWS_ENDPOINT_URL_S3": "http://[::1]:2"}, "http://[::1]:2", "http://[::1]:9481"),
+        (
+            {"AWS_ENDPOINT_URL": "http://a:1", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "TRUE"},
+            "http://127.0.0.1:9480", "http://127.0.0.1:9481",
+        ),
         ({"AWS_ENDPOINT_URL": "http://a:1", "OUTRIDER_STATUS_URL": "http://a:7"}, "http://a:1", "http://a:7"),
     ],
 )  # fmt: skip

@@ -1,0 +1,111 @@
+"""A proxy's S3 port: one connection, signed requests, and the reserved bucket in which the proxy is asked and told."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import ssl
+import time
+from collections.abc import Mapping
+from html import unescape
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from outrider_sdk.signing import keys_of, signed_headers
+
+_BODY_BYTES_MAX = 16 * 1024 * 1024
+_ERROR_BYTES_MAX = 64 * 1024
+_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_MESSAGE = re.compile(rb"<Message>([^<]{1,1000})</Message>")
+
+
+class NotOutrider(Exception):
+    """What answers there is no Outrider, or does not let us in; the text says why."""
+
+
+class S3Port:
+    """One connection, made when it is needed and kept from request to request. Not for two threads at a time.
+
+    Requests are signed when AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are set.
+    """
+
+    def __init__(self, endpoint: str, timeout_s: float) -> None:
+        self._parts = urlsplit(endpoint)
+        self._timeout_s = timeout_s
+        self._connection: http.client.HTTPConnection | None = None
+
+    def send(self, method: str, path: str, body: bytes = b"") -> http.client.HTTPResponse:
+        """The answer, its body still to be read; to be closed by `close` if that is not read to the end.
+
+        Raises OSError, http.client.HTTPException: there is none.
+        """
+        path = self._parts.path + path
+        host = self._parts.netloc.rpartition("@")[2]
+        keys = keys_of(os.environ)
+        headers = {"host": host} if keys is None else signed_headers(keys, method, host, path, body, time.time())
+        if self._connection is None:
+            self._connection = self._connect()
+        try:
+            self._connection.request(method, path, body=body or None, headers=headers)
+            return self._connection.getresponse()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def status(self) -> Mapping[str, Any]:
+        """What the proxy is doing.
+
+        Raises:
+            NotOutrider: something else answers, or refuses.
+            OSError, http.client.HTTPException: nothing answers.
+        """
+        reply = self.send("GET", "/_outrider/status.json")
+        if reply.getheader("server") != "outrider":
+            self.close()
+            raise NotOutrider("an S3 server, but no Outrider")
+        body = reply.read(_BODY_BYTES_MAX)
+        if reply.status != 200:
+            raise NotOutrider(f"an Outrider that refuses us: {_reason(reply.status, body)}")
+        try:
+            told = json.loads(body)
+        except ValueError as error:
+            raise NotOutrider("something whose status is not JSON") from error
+        if not isinstance(told, dict) or "version" not in told:
+            raise NotOutrider("something whose status tells no version")
+        return told
+
+    def put(self, key: str, body: bytes) -> str | None:
+        """Put an object into the reserved bucket; None: done, else what the proxy has against it.
+
+        Raises OSError, http.client.HTTPException: it does not answer.
+        """
+        reply = self.send("PUT", f"/_outrider/{quote(key, safe='/')}", body)
+        said = reply.read(_ERROR_BYTES_MAX)
+        return None if reply.status == 200 else _reason(reply.status, said)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "https":
+            # The variable by which the AWS tools are told whom to trust.
+            context = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
+            return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
+        return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+
+
+def code_in(body: bytes) -> str:
+    """The S3 error code; empty: there is none."""
+    match = _CODE.search(body)
+    return match[1].decode() if match else ""
+
+
+def _reason(status: int, body: bytes) -> str:
+    code, message = code_in(body), _MESSAGE.search(body)
+    text = f"{status} {code}".strip() + (f": {unescape(message[1].decode('utf-8', 'replace'))}" if message else "")
+    return f"{text} (keys: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)" if status == 403 else text

@@ -1,0 +1,143 @@
+"""For map-style datasets: tells the proxy which samples the sampler has drawn, before they are read."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from outrider_sdk.announcing import announcer, new_name
+from outrider_sdk.client import Client
+from outrider_sdk.urls import object_of
+
+# So many seconds of reading are announced; the proxy itself decides how far ahead it fetches.
+_HORIZON_S = 60.0
+_AHEAD_MIN, _AHEAD_MAX = 1024, 65536
+# What is announced at once: to name so many keys takes some milliseconds, in which the loader waits.
+_FETCH_MIN, _FETCH_MAX = 512, 4096
+
+
+class AnnouncingSampler:
+    """Draws the same as `sampler`, and announces what was drawn before it is passed on. For a sampler of indices or a
+    batch sampler, in `DataLoader(sampler=...)` or `DataLoader(batch_sampler=...)`.
+
+    `key_of_index` gives the URL (`s3://bucket/key`) of a sample's object, several of them, or None. When fewer than
+    `threshold` announced samples are left, the next `fetch` are announced. By default both follow the measured rate;
+    `fetch` alone: at half. Whatever else `sampler` has (`set_epoch`, its length) is reached through this one.
+    Where there is no proxy, nothing is announced and `key_of_index` is not called.
+    """
+
+    def __init__(
+        self, sampler: Iterable[Any], key_of_index: Callable[[Any], str | Sequence[str] | None],
+        fetch: int | None = None, threshold: int | None = None, *, client: Client | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """Raises ValueError: `fetch` is less than 1, or `threshold` than 0."""
+        if (fetch is not None and fetch < 1) or (threshold is not None and threshold < 0):
+            raise ValueError(f"fetch is {fetch} and threshold {threshold}: must be 1 or more, and 0 or more")
+        self.sampler = sampler
+        self._key_of_index = key_of_index
+        self._fetch = fetch
+        self._threshold = threshold
+        self._clock = clock
+        self._to = announcer(client)
+        self._name = new_name()
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        # Asked only for what is not here; `sampler` itself is not here while a copy is being made.
+        if name == "sampler" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.sampler, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._announced() if self._to.is_heard else iter(self.sampler)
+
+    def _announced(self) -> Iterator[Any]:
+        source = iter(self.sampler)
+        pace = Pace(self._fetch, self._threshold, self._clock())
+        drawn: deque[Any] = deque()
+        left = start = samples = 0
+        ended = False
+        while True:
+            if not ended and (left == 0 or left < pace.threshold):
+                new, count = _draw(source, pace.fetch)
+                ended = count < pace.fetch
+                drawn.extend(new)
+                urls = self._urls_of(new)
+                samples += count
+                start += len(urls)
+                total = start if ended else self._total(drawn, one_each=start == samples)
+                self._to.plan(self._name, urls, start - len(urls), total)
+                left += count
+                pace.announced(self._clock())
+            if not drawn:
+                return
+            item = drawn.popleft()
+            count = len(_indices(item))
+            left -= count
+            pace.passed_on(count)
+            yield item
+
+    def _urls_of(self, items: Sequence[Any]) -> list[str]:
+        urls: list[str] = []
+        for index in (index for item in items for index in _indices(item)):
+            keys = self._key_of_index(index)
+            for key in (keys,) if isinstance(keys, str) else keys or ():
+                url = object_of(key, self._to.endpoint)
+                urls += () if url is None else (url,)
+        return urls
+
+    def _total(self, drawn: deque[Any], *, one_each: bool) -> int | None:
+        if not one_each or not drawn or isinstance(drawn[-1], list):
+            return None
+        try:
+            return len(self)
+        except (TypeError, NotImplementedError):
+            return None
+
+
+class Pace:
+    """How many samples to announce at once, and when: constants, or after the rate at which they are drawn."""
+
+    def __init__(self, fetch: int | None, threshold: int | None, now: float) -> None:
+        self._constant = fetch is not None or threshold is not None
+        self.fetch = fetch or (2 * threshold if threshold else _AHEAD_MIN)
+        self.threshold = threshold if threshold is not None else fetch // 2 if fetch is not None else _AHEAD_MIN // 2
+        self._began = now
+        self._count = 0
+
+    def passed_on(self, count: int) -> None:
+        self._count += count
+
+    def announced(self, now: float) -> None:
+        """The rate since the last time is that of the time to come."""
+        passed_s, count = now - self._began, self._count
+        if self._constant or count == 0 or passed_s <= 0:
+            return
+        self._began, self._count = now, 0
+        ahead = min(max(int(_HORIZON_S * count / passed_s), _AHEAD_MIN), _AHEAD_MAX)
+        self.threshold = ahead // 2
+        self.fetch = min(max(ahead // 4, _FETCH_MIN), _FETCH_MAX)
+
+
+def _draw(source: Iterator[Any], samples: int) -> tuple[list[Any], int]:
+    """Items of at least so many samples, or all that are left; and how many they are."""
+    items: list[Any] = []
+    count = 0
+    while count < samples:
+        try:
+            item = next(source)
+        except StopIteration:
+            break
+        items.append(item)
+        count += len(_indices(item))
+    return items, count
+
+
+def _indices(item: Any) -> Sequence[Any]:
+    """A batch sampler's items are lists; a tuple is one index, as some samplers make them."""
+    return item if isinstance(item, list) else (item,)

@@ -1,0 +1,494 @@
+"""What the SDK announces from real data loaders to a real proxy; and that without one, training is as it was."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import zlib
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import outrider_sdk
+from outrider_sdk import Client, StallMeter, announcing
+from outrider_sdk.torch import AnnouncingSampler
+from outrider_sdk.webdataset import announce, announced
+from tests.support.child import free_ports
+from tests.support.child import program as program_path
+from tests.support.door import HAS_TORCH
+from tests.support.plans import ToldPlans
+from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.bucket import Bucket
+
+if not HAS_TORCH:
+    pytest.skip("torch is pinned to a release without a wheel for this Python", allow_module_level=True)
+
+import torch
+import webdataset as wds
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
+
+NAME = "announcing"
+SHARDS = 12
+SAMPLES = 60
+URLS = [f"s3://{NAME}/train-{number:03}.tar" for number in range(SHARDS)]
+LAST_WORDS_S = 30.0
+NO_PROXY = "training goes on without them"
+
+
+def shard(number: int) -> bytes:
+    into = io.BytesIO()
+    with tarfile.open(fileobj=into, mode="w") as tar:
+        member = tarfile.TarInfo(f"{number:03}.cls")
+        member.size = 3
+        tar.addfile(member, io.BytesIO(f"{number:03}".encode()))
+    return into.getvalue()
+
+
+@pytest.fixture(scope="module")
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
+    client = bucket.client()
+    bucket.make_bucket(NAME)
+    for number in range(SHARDS):
+        client.put_object(Bucket=NAME, Key=f"train-{number:03}.tar", Body=shard(number))
+    for number in range(SAMPLES):
+        client.put_object(Bucket=NAME, Key=f"samples/{number:04}", Body=str(number).encode())
+    client.close()
+    with Proxy(bucket) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def looked_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcing, "_announcers", {})
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "OUTRIDER_STATUS_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def plans(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> ToldPlans:
+    told = ToldPlans()
+    proxy.outrider.steering.plans = told
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    return told
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "outrider_sdk"]
+
+
+def cat(url: str) -> str:
+    """As WebDataset's users write it; curl takes less time to start than aws."""
+    return f"pipe:curl -s -f {os.environ['AWS_ENDPOINT_URL']}/{url.removeprefix('s3://')}"
+
+
+# -- WebDataset -----------------------------------------------------------------------------------------------------
+
+
+class Reading:
+    """A last stage that tells which worker read which shard."""
+
+    def __call__(self, samples: Iterator[dict[str, Any]]) -> Iterator[tuple[int, str]]:
+        info = torch.utils.data.get_worker_info()
+        for sample in samples:
+            yield (0 if info is None else info.id), f"s3://{NAME}/train-{sample['__key__']}.tar"
+
+
+def loaded(dataset: Any, workers: int, **options: Any) -> dict[int, list[str]]:
+    read: dict[int, list[str]] = defaultdict(list)
+    for worker, url in wds.WebLoader(dataset, batch_size=None, num_workers=workers, **options):
+        read[worker].append(url)
+    return dict(read)
+
+
+def told_orders(plans: ToldPlans) -> list[tuple[str, ...]]:
+    return sorted(piece.urls for piece in plans.pieces)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_worker_tells_exactly_the_order_in_which_it_reads(plans: ToldPlans, workers: int) -> None:
+    dataset = wds.DataPipeline(
+        wds.SimpleShardList([cat(url) for url in URLS]), wds.split_by_node, wds.split_by_worker,
+        wds.shuffle(100), announce(), wds.tarfile_to_samples(), Reading(),
+    )  # fmt: skip
+    for _ in range(2):
+        plans.pieces.clear()
+        read = loaded(dataset, workers)
+        plans.wait(lambda told: len(told.urls) == SHARDS)
+        assert told_orders(plans) == sorted(map(tuple, read.values()))
+        assert {(piece.start, piece.total) for piece in plans.pieces} == {
+            (0, len(order)) for order in read.values()
+        }  # fmt: skip
+        assert {piece.client for piece in plans.pieces} == {"127.0.0.1"}
+
+
+def test_a_ready_made_webdataset_is_announced_with_one_call(plans: ToldPlans) -> None:
+    dataset = wds.WebDataset([cat(url) for url in URLS], shardshuffle=100, detshuffle=True, seed=1)
+    assert announced(dataset) is dataset
+    read = loaded(dataset.compose(Reading()), 2, persistent_workers=True)
+    plans.wait(lambda told: len(told.urls) == SHARDS)
+    assert told_orders(plans) == sorted(map(tuple, read.values()))
+
+
+def test_a_pipeline_that_opens_nothing_known_is_refused(plans: ToldPlans) -> None:
+    with pytest.raises(ValueError, match="put announce"):
+        announced(wds.DataPipeline(wds.SimpleShardList(URLS)))
+
+
+def test_workers_that_are_spawned_announce_too(plans: ToldPlans) -> None:
+    dataset = wds.DataPipeline(
+        wds.SimpleShardList([cat(url) for url in URLS]), wds.split_by_worker, announce(), wds.tarfile_to_samples(),
+        Reading(),
+    )  # fmt: skip
+    read = loaded(dataset, 2, multiprocessing_context="spawn")
+    plans.wait(lambda told: len(told.urls) == SHARDS)
+    assert told_orders(plans) == sorted(map(tuple, read.values()))
+
+
+def test_an_endless_source_is_announced_piece_by_piece_ahead_of_its_reader(plans: ToldPlans) -> None:
+    drawn: list[str] = []
+
+    def endless() -> Iterator[dict[str, str]]:
+        for number in itertools.count():
+            drawn.append(f"s3://{NAME}/{number}.tar")
+            yield {"url": drawn[-1], "number": str(number)}
+
+    shards = announce(ahead=100)(endless())
+    got = [shard["url"] for shard in itertools.islice(shards, 1000)]
+    assert got == drawn[:1000]
+    assert len(drawn) <= 1100, "bounded"
+    plans.wait(lambda told: len(told.urls) == len(drawn))
+    assert plans.urls == drawn
+    assert [piece.start for piece in plans.pieces] == list(
+        itertools.accumulate((len(piece.urls) for piece in plans.pieces[:-1]), initial=0)
+    )
+    assert {piece.total for piece in plans.pieces} == {None}
+
+
+def test_resampled_shards_are_announced(plans: ToldPlans) -> None:
+    dataset = wds.DataPipeline(
+        wds.ResampledShards([cat(url) for url in URLS]), announce(ahead=20), wds.tarfile_to_samples(), Reading()
+    ).with_epoch(30)
+    read = [url for _, url in dataset]
+    plans.wait(lambda told: len(told.urls) >= len(read))
+    assert plans.urls[: len(read)] == read
+
+
+def test_shards_that_are_no_objects_go_through_silently(
+    plans: ToldPlans, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = tmp_path / "local.tar"
+    local.write_bytes(shard(7))
+    dataset = wds.DataPipeline(
+        wds.SimpleShardList([f"pipe:cat {local}", cat(URLS[3])]), announce(), wds.tarfile_to_samples(), Reading()
+    )
+    assert [url for _, url in dataset] == [URLS[7], URLS[3]]
+    plans.wait(lambda told: told.urls == [URLS[3]])
+    assert list(announce()(iter([("odd",), {"no": "url"}, 3]))) == [("odd",), {"no": "url"}, 3]
+    assert not warnings(caplog)
+
+
+def test_an_error_of_the_source_comes_in_its_turn(plans: ToldPlans) -> None:
+    def broken() -> Iterator[str]:
+        yield from URLS[:3]
+        raise KeyError("theirs")
+
+    shards = announce()(broken())
+    assert list(itertools.islice(shards, 3)) == URLS[:3]
+    with pytest.raises(KeyError, match="theirs"):
+        next(shards)
+
+
+# -- map-style ------------------------------------------------------------------------------------------------------
+
+
+class Samples(Dataset[int]):  # type: ignore[misc]
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+def key_of(index: int) -> str:
+    return f"s3://{NAME}/samples/{index:04}"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_announces_what_it_draws_in_that_order(plans: ToldPlans, workers: int) -> None:
+    sampler = AnnouncingSampler(RandomSampler(Samples()), key_of)
+    for _ in range(2):
+        plans.pieces.clear()
+        batches = DataLoader(Samples(), batch_size=7, sampler=sampler, num_workers=workers)
+        read = [key_of(int(index)) for batch in batches for index in batch]
+        plans.wait(lambda told: len(told.urls) == SAMPLES)
+        assert plans.urls == read
+        assert {(piece.start, piece.total) for piece in plans.pieces} == {(0, SAMPLES)}
+
+
+def test_a_batch_sampler_announces_the_samples_of_its_batches(plans: ToldPlans) -> None:
+    batches = AnnouncingSampler(BatchSampler(RandomSampler(Samples()), 8, drop_last=True), key_of, fetch=16)
+    loader = DataLoader(Samples(), batch_sampler=batches, num_workers=2)
+    assert len(loader) == SAMPLES // 8
+    read = [key_of(int(index)) for batch in loader for index in batch]
+    plans.wait(lambda told: len(told.urls) == len(read))
+    assert plans.urls == read
+    assert [piece.start for piece in plans.pieces] == [0, 16, 32, 48]
+    assert [piece.total for piece in plans.pieces] == [None, None, None, 56]
+
+
+def test_a_distributed_sampler_keeps_its_epochs(plans: ToldPlans) -> None:
+    inner: Any = DistributedSampler(Samples(), num_replicas=3, rank=1, seed=5)
+    sampler = AnnouncingSampler(inner, key_of)
+    loader = DataLoader(Samples(), batch_size=4, sampler=sampler)
+    orders = []
+    for epoch in range(2):
+        plans.pieces.clear()
+        sampler.set_epoch(epoch)
+        read = [key_of(int(index)) for batch in loader for index in batch]
+        plans.wait(lambda told: len(told.urls) == len(sampler) == SAMPLES // 3)
+        assert plans.urls == read
+        orders.append(read)
+    assert orders[0] != orders[1]
+
+
+def test_the_next_are_announced_when_fewer_than_the_threshold_are_left(plans: ToldPlans) -> None:
+    keys: list[int] = []
+
+    def note(index: int) -> str:
+        keys.append(index)
+        return key_of(index)
+
+    indices = iter(AnnouncingSampler(SequentialSampler(Samples()), note, fetch=20, threshold=5))
+    for number in range(SAMPLES):
+        assert next(indices) == number
+        announced_and_left = len(keys) - number
+        assert 5 <= announced_and_left < 25 or len(keys) == SAMPLES
+        assert len(keys) % 20 == 0
+    plans.wait(lambda told: len(told.urls) == SAMPLES)
+    assert plans.urls == [key_of(number) for number in range(SAMPLES)]
+
+
+def test_a_sample_may_have_several_objects_or_none(plans: ToldPlans) -> None:
+    sampler = AnnouncingSampler(
+        [1, 2, 3], lambda index: None if index == 2 else [f"s3://bkt/{index}.jpg", f"s3://bkt/{index}.txt", "/local"]
+    )
+    assert list(sampler) == [1, 2, 3]
+    plans.wait(lambda told: told.urls == ["s3://bkt/1.jpg", "s3://bkt/1.txt", "s3://bkt/3.jpg", "s3://bkt/3.txt"])
+    assert plans.pieces[0].total == 4
+
+
+# -- stalls ---------------------------------------------------------------------------------------------------------
+
+
+def test_stalls_reach_the_metrics_of_the_proxy(plans: ToldPlans, proxy: Proxy) -> None:
+    def metric(name: str) -> float:
+        return proxy.metric(f"outrider_job_{name}_total")
+
+    steps, wait_s, compute_s = metric("steps"), metric("wait_seconds"), metric("compute_seconds")
+    meter = StallMeter(DataLoader(Samples(), batch_size=10, num_workers=1))
+    for _ in range(2):
+        for _ in meter:
+            pass
+    assert announcing.announcer(None).flush(LAST_WORDS_S)
+    assert metric("steps") - steps == 12
+    assert metric("wait_seconds") - wait_s == pytest.approx(sum(epoch.wait_s for epoch in meter.epochs))
+    assert metric("compute_seconds") - compute_s == pytest.approx(sum(epoch.compute_s for epoch in meter.epochs))
+
+
+def test_stalls_are_told_every_few_seconds_and_at_the_end_of_an_epoch(plans: ToldPlans, proxy: Proxy) -> None:
+    def told() -> float:
+        return proxy.metric("outrider_requests_total", op="steer", status="200")
+
+    now = itertools.count(0, 0.5)
+    meter = StallMeter(range(32), clock=lambda: float(next(now)))
+    before = told()
+    # A second a step, as the clock is asked twice for each.
+    assert list(meter) == list(range(32))
+    assert announcing.announcer(None).flush(LAST_WORDS_S)
+    proxy.settle()
+    assert told() - before == 7
+
+
+# -- without a proxy ------------------------------------------------------------------------------------------------
+
+
+def train() -> tuple[list[int], int]:
+    """All that the SDK has, in one training; what it read, and its steps."""
+    loader = DataLoader(
+        Samples(), batch_size=6, num_workers=2, sampler=AnnouncingSampler(SequentialSampler(Samples()), key_of)
+    )
+    meter = StallMeter(loader)
+    shards = wds.DataPipeline(wds.SimpleShardList(URLS), wds.split_by_worker, announce())
+    assert sorted(each["url"][0] for each in DataLoader(shards, num_workers=2)) == URLS
+    return [int(index) for batch in meter for index in batch], meter.epochs[0].steps
+
+
+def assert_unchanged(caplog: pytest.LogCaptureFixture, why: str) -> None:
+    assert train() == (list(range(SAMPLES)), 10)
+    assert train() == (list(range(SAMPLES)), 10)
+    (warning,) = warnings(caplog)
+    assert why in warning
+    assert NO_PROXY in warning
+
+
+def test_where_no_proxy_is_named_nothing_changes_but_for_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert_unchanged(caplog, "AWS_ENDPOINT_URL is not set")
+
+
+def test_where_nobody_listens_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
+    assert_unchanged(caplog, "nothing answers")
+
+
+def test_an_endpoint_that_is_no_address_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9480")
+    assert_unchanged(caplog, "is no address of a proxy")
+
+
+def test_a_real_s3_at_the_endpoint_is_told_nothing(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in {**bucket.environment(), "AWS_ENDPOINT_URL": bucket.endpoint}.items():
+        monkeypatch.setenv(name, value)
+    assert_unchanged(caplog, "an S3 server, but no Outrider")
+    client = bucket.client()
+    assert "_outrider" not in [each["Name"] for each in client.list_buckets()["Buckets"]]
+    client.close()
+
+
+def test_an_endpoint_that_never_answers_is_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(announcing, "_LOOK_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{mute.getsockname()[1]}")
+        assert_unchanged(caplog, "nothing answers")
+        mute.settimeout(0)
+        mute.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            mute.accept()
+
+
+def test_a_proxy_that_wants_other_keys_changes_nothing(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "clients.toml"
+    keys.write_text('[[client]]\naccess_key = "a"\nsecret_key = "b"\ngrants = [{bucket = "*"}]\n')
+    with Proxy(bucket, auth="sigv4", clients=str(keys)) as guarded:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", guarded.endpoint)
+        assert_unchanged(caplog, "refuses us: 403")
+
+
+def test_a_proxy_that_ends_in_mid_training_changes_nothing(
+    bucket: Bucket, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Proxy(bucket) as passing:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", passing.endpoint)
+        assert train() == (list(range(SAMPLES)), 10)
+        assert not warnings(caplog)
+        gone = passing.endpoint
+    monkeypatch.setenv("AWS_ENDPOINT_URL", gone)
+    teller = announcing.announcer(None)
+    teller.plan("p", URLS, 0, None)
+    assert teller.flush(LAST_WORDS_S)
+    (warning,) = warnings(caplog)
+    assert "does not answer any more" in warning
+    assert train() == (list(range(SAMPLES)), 10)
+    assert teller.flush(LAST_WORDS_S)
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_refused_plan_is_told_once(plans: ToldPlans, caplog: pytest.LogCaptureFixture) -> None:
+    teller = announcing.announcer(None)
+    for _ in range(3):
+        teller.plan("p", ["no url"], 0, None)
+    assert teller.flush(LAST_WORDS_S)
+    (warning,) = warnings(caplog)
+    assert "400 InvalidArgument: reads[0] is not the URL of an object, like s3://bucket/key: 'no url'" in warning
+
+
+def test_a_client_says_which_proxy_where_the_environment_does_not(proxy: Proxy) -> None:
+    told = ToldPlans()
+    proxy.outrider.steering.plans = told
+    assert list(announce(client=Client(proxy.endpoint))(URLS)) == URLS
+    told.wait(lambda plans: plans.urls == URLS)
+
+
+# -- as users run it ------------------------------------------------------------------------------------------------
+
+ROOT = Path(outrider_sdk.__file__).parent.parent.parent
+
+
+def run(program: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT / "sdk"), os.environ.get("PYTHONPATH", "")])
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "OUTRIDER_"))}
+    done = subprocess.run(
+        [sys.executable, *program], env={**bare, **environ, "PYTHONPATH": paths}, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_it_imports_without_torch_and_webdataset() -> None:
+    names = ["outrider_sdk", *(f"outrider_sdk.{path.stem}" for path in (ROOT / "sdk/outrider_sdk").glob("[a-z]*.py"))]
+    program = (
+        f"import sys; sys.modules.update(torch=None, webdataset=None); import {', '.join(names)}\n"
+        "assert list(outrider_sdk.webdataset.announce()(['a'])) == ['a']\n"
+        "assert list(outrider_sdk.torch.AnnouncingSampler([1], str)) == [1]\n"
+        "assert list(outrider_sdk.StallMeter([1])) == [1]\n"
+    )
+    done = run(["-c", program], {})
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert NO_PROXY in done.stderr
+
+
+@pytest.mark.parametrize("through", [True, False], ids=["through the proxy", "straight from the bucket"])
+def test_the_map_style_example_trains_with_and_without_a_proxy(
+    bucket: Bucket, proxy: Proxy, through: bool, tmp_path: Path
+) -> None:
+    plans, report = ToldPlans(), tmp_path / "report"
+    proxy.outrider.steering.plans = plans
+    door = {**bucket.environment(), "AWS_ENDPOINT_URL": proxy.endpoint if through else bucket.endpoint}
+    words = f"--samples s3://{NAME}/samples/ --epochs 2 --workers 2 --batch 8 --step-ms 1 --report {report}".split()
+    done = run([str(ROOT / "examples/map_style_announcing.py"), *words], door)
+    assert "epoch 2: 8 steps" in done.stdout
+    assert "-bound: " in done.stdout
+    digests = {json.loads(line)["digest"] for line in report.read_text().splitlines()}
+    assert digests == {sum(zlib.crc32(str(number).encode()) for number in range(SAMPLES)) % 2**32}
+    if through:
+        assert sorted(plans.urls) == sorted([key_of(number) for number in range(SAMPLES)] * 2)
+    else:
+        assert NO_PROXY in done.stderr
+        assert not plans.pieces
+
+
+def test_the_examples_of_the_readme_run(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    plans = ToldPlans()
+    proxy.outrider.steering.plans = plans
+    blocks = (ROOT / "sdk/README.md").read_text().split("```python\n")[1:]
+    program = "\n".join(block.partition("```")[0] for block in blocks)
+    program = program.replace("s3://bucket/train-{000000..001281}.tar", f"s3://{NAME}/train-{{000..011}}.tar")
+    program = program.replace("s3://bucket/samples/", f"s3://{NAME}/samples/")
+    path = tmp_path / "readme.py"
+    path.write_text(program)
+    door = {**bucket.environment(), "AWS_ENDPOINT_URL": proxy.endpoint, "OUTRIDER_STATUS_URL": proxy.admin}
+    done = run([str(path)], {**door, "PATH": f"{program_path('aws').parent}:{os.environ['PATH']}"})
+    assert "-bound: " in done.stdout
+    assert set(plans.urls) >= {*URLS, key_of(0)}
