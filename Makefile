@@ -12,7 +12,7 @@ BENCH_TOOLS := curl nginx-light s3fs wrk
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test demo demo-short bench bench-tools lint clean
+.PHONY: install test demo demo-short bench bench-ahead bench-tools lint clean
 
 install: $(VENV)/installed
 
@@ -38,6 +38,10 @@ bench: $(VENV)/bench-installed
 $(VENV)/bench-installed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	touch $@
+
+# The goals of riding ahead; `make bench-ahead BENCH="--only webdataset"`.
+bench-ahead: install
+	$(BIN)/python -m tests.bench.ahead $(BENCH)
 
 # On Debian and its kin, as root. Whoever else: the same four commands from your distribution.
 bench-tools:
