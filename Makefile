@@ -12,7 +12,7 @@ BENCH_TOOLS := curl nginx-light s3fs wrk
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test demo demo-short bench bench-ahead bench-tools lint clean
+.PHONY: install test bench bench-ahead bench-tools demo demo-short lint clean
 
 install: $(VENV)/installed
 
@@ -29,6 +29,11 @@ test: install
 demo: install
 	$(BIN)/python -m tests.bench.demo
 
+# The simulated goals, what an event costs, and the live ones; `make bench-ahead BENCH="--only webdataset"`.
+bench-ahead: install
+	$(BIN)/python -m tests.bench.ahead_events
+	$(BIN)/python -m tests.bench.ahead $(BENCH)
+
 demo-short: install
 	$(BIN)/python -m tests.bench.demo --short
 
@@ -38,10 +43,6 @@ bench: $(VENV)/bench-installed
 $(VENV)/bench-installed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	touch $@
-
-# The goals of riding ahead; `make bench-ahead BENCH="--only webdataset"`.
-bench-ahead: install
-	$(BIN)/python -m tests.bench.ahead $(BENCH)
 
 # On Debian and its kin, as root. Whoever else: the same four commands from your distribution.
 bench-tools:

@@ -143,7 +143,7 @@ def _look(endpoint: str | None) -> str | None:
     try:
         return answers.get(timeout=_LOOK_S)
     except queue.Empty:
-        return f"nothing answers at {endpoint} within {_LOOK_S:.0f} s"
+        return f"nothing answers at {endpoint} within {_LOOK_S:g} s"
 
 
 def _why_not(endpoint: str) -> str | None:

@@ -45,10 +45,20 @@ class S3Port:
         host = self._parts.netloc.rpartition("@")[2]
         keys = keys_of(os.environ)
         headers = {"host": host} if keys is None else signed_headers(keys, method, host, path, body, time.time())
+        idled = self._connection is not None
+        try:
+            return self._exchange(method, path, body, headers)
+        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+            # A connection that idled for long is closed by the other side, which has then not seen this request.
+            if not idled:
+                raise
+            return self._exchange(method, path, body, headers)
+
+    def _exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         if self._connection is None:
             self._connection = self._connect()
         try:
-            self._connection.request(method, path, body=body or None, headers=headers)
+            self._connection.request(method, path, body=body or None, headers=dict(headers))
             return self._connection.getresponse()
         except BaseException:
             self.close()

@@ -117,8 +117,8 @@ class StallMeter:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        # Asked only for what is not here; `loader` itself is not here while a copy is being made.
-        if name == "loader" or name.startswith("__"):
+        # Asked only for what is not here. Special names are asked of copies in the making, which have no `loader` yet.
+        if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.loader, name)
 

@@ -48,8 +48,8 @@ class AnnouncingSampler:
         return len(self.sampler)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        # Asked only for what is not here; `sampler` itself is not here while a copy is being made.
-        if name == "sampler" or name.startswith("__"):
+        # Asked only for what is not here. Special names are asked of copies in the making, which have no `sampler` yet.
+        if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.sampler, name)
 

@@ -34,8 +34,8 @@ def read(url: str, turn: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "write":
-        write(sys.argv[2])
-    else:
-        for turn, url in enumerate(sys.argv[2:]):
+    for turn, (act, url) in enumerate(zip(sys.argv[1::2], sys.argv[2::2], strict=True)):
+        if act == "write":
+            write(url)
+        else:
             read(url, turn)

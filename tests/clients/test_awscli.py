@@ -15,18 +15,24 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 NAME = "clients-awscli"
-# The second is sent and fetched in parts. Still to be found out: a sync to SeaweedFS itself hangs now and then.
+# The second is sent and fetched in parts.
 FILES = {"a.tar": 1000, "deep/er/b c.tar": 9_000_001}
+# Through the proxy alone: at SeaweedFS it makes the whole sync hang, more often than not. aws waits for a 100 before it
+# sends its nothing, Go's server (rightly) answers 200 at once, and then awscli 1.46.2 reads whatever comes next on that
+# connection wrongly. `test_a_client_that_waits_to_send_nothing_is_told_to_continue_too` is why it works here.
+EMPTY = {"empty": 0}
+
+
+def make(directory: Path, files: dict[str, int]) -> None:
+    for name, size in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((bytes(range(251)) * (size // 251 + 1))[:size])
 
 
 def test_directories_listings_and_presigned_urls_are_the_same_both_ways(bucket: Bucket, tmp_path: Path) -> None:
     require((), ("aws", "curl"))
     bucket.make_bucket(NAME)
-    source = tmp_path / "source"
-    for name, size in FILES.items():
-        path = source / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes((bytes(range(251)) * (size // 251 + 1))[:size])
     with Proxy(bucket) as proxy:
         direct = Door(bucket.endpoint, (bucket.access_key, bucket.secret_key), tmp_path)
         through = Door(proxy.endpoint, ANY_KEYS, tmp_path)
@@ -34,22 +40,24 @@ def test_directories_listings_and_presigned_urls_are_the_same_both_ways(bucket: 
         def s3(door: Door, *words: str) -> str:
             return run(door, program("aws"), "s3", *words).decode()
 
-        for writer, reader, prefix in ((direct, through, "theirs"), (through, direct, "ours")):
-            url, into = f"s3://{NAME}/{prefix}", tmp_path / prefix
+        for writer, reader, prefix, files in (
+            (direct, through, "theirs", FILES),
+            (through, direct, "ours", FILES | EMPTY),
+        ):
+            url, source, into = f"s3://{NAME}/{prefix}", tmp_path / f"{prefix}-source", tmp_path / prefix
+            make(source, files)
             s3(writer, "sync", "--only-show-errors", str(source), url)
             s3(reader, "sync", "--only-show-errors", url, str(into))
-            _, different, unreadable = filecmp.cmpfiles(source, into, FILES, shallow=False)
-            assert not different
-            assert not unreadable
+            assert filecmp.cmpfiles(source, into, files, shallow=False) == (list(files), [], [])
         # Nothing has changed, so there is nothing to send: sizes and times of the listing are the bucket's.
         assert s3(through, "sync", f"s3://{NAME}/theirs", str(tmp_path / "theirs")) == ""
         listed = s3(through, "ls", "--recursive", f"s3://{NAME}/")
         assert listed == s3(direct, "ls", "--recursive", f"s3://{NAME}/")
-        assert len(listed.splitlines()) == 2 * len(FILES)
+        assert len(listed.splitlines()) == 2 * len(FILES) + len(EMPTY)
 
         shared = s3(through, "presign", f"s3://{NAME}/theirs/deep/er/b c.tar").strip()
         assert shared.startswith(proxy.endpoint)
-        assert run(through, "curl", "--silent", "--fail", shared) == (source / "deep/er/b c.tar").read_bytes()
+        assert run(through, "curl", "--silent", "--fail", shared) == (tmp_path / "theirs/deep/er/b c.tar").read_bytes()
 
         s3(through, "rm", "--recursive", "--only-show-errors", f"s3://{NAME}/theirs")
         assert "theirs" not in s3(direct, "ls", "--recursive", f"s3://{NAME}/")

@@ -35,7 +35,7 @@ grants = [{{bucket = "{NAME}", access = "write"}}]
 
 # Above 8 MiB most clients write in parts.
 READ = {"loopback": (0, 1, 5 * MIB, 20 * MIB), "sigv4": (9 * MIB,), "https": (9 * MIB,)}
-WRITTEN = {"loopback": (0, 20 * MIB), "sigv4": (0, 9 * MIB), "https": (0, 1000, 9 * MIB)}
+WRITTEN = {"loopback": (0, 20 * MIB), "sigv4": (0, 9 * MIB), "https": (0, 9 * MIB)}
 # What the bucket sends beside objects: a listing of one key, an error. Far below any size that is worth a cache.
 SMALL_XML_BYTES = 4096
 AWKWARD = ("with space/a b.tar", "ünïcode/日本語-😀.tar", "plus+and%25/100%;x=y&z,it's (1)!.tar")
@@ -69,6 +69,14 @@ def proxies(
 
 CLIENTS = (*LIBRARIES, *TOOLS)
 WITH_RANGES = [client for client in CLIENTS if "read_range" not in client.cannot]
+
+
+def in_modes(*of_tools: str) -> pytest.MarkDecorator:
+    """Libraries run in every mode. Commands, of which each call is a process, only in those that say something new:
+    `https` checks signatures as `sigv4` does, and `loopback` forgives what `sigv4` does not."""
+    pairs = [(kind, mode) for kind in CLIENTS for mode in READ if kind not in TOOLS or mode in of_tools]
+    ids = [f"{kind.name}-{mode}" for kind, mode in pairs]
+    return pytest.mark.parametrize(("kind", "mode"), pairs, indirect=True, ids=ids)
 
 
 @pytest.fixture(scope="module", params=READ)
@@ -127,11 +135,14 @@ def outcome(client: S3Client, key: str) -> bytes | str:
         return type(error).__name__
 
 
+@in_modes("loopback", "https")
 def test_a_read_gives_the_same_bytes_directly_cold_and_warm(
     direct: S3Client, through: S3Client, proxy: Proxy, mode: str, prefix: str
 ) -> None:
     for size in READ[mode]:
-        body, key = ramp(size), f"{prefix}/{size}"
+        # In a folder of its own: where the last object was small, the first whole read of a large one that wants
+        # checksums asks for all of it at once, and loses what is under way when it sees that and asks for blocks.
+        body, key = ramp(size), f"{prefix}/{size}/ramp"
         direct.write(NAME, key, body)
         if not size and "read_empty" in direct.cannot:
             assert outcome(through, key) == outcome(direct, key) != body
@@ -145,6 +156,7 @@ def test_a_read_gives_the_same_bytes_directly_cold_and_warm(
         assert sent_for(proxy) - cold <= SMALL_XML_BYTES, "a warm read takes nothing from the bucket"
 
 
+@in_modes("sigv4", "https")
 def test_a_write_through_the_proxy_is_read_directly_and_replaces_what_was_cached(
     direct: S3Client, through: S3Client, mode: str, prefix: str
 ) -> None:
@@ -172,6 +184,7 @@ def test_a_range_gives_the_same_bytes_directly_cold_and_warm(direct: S3Client, t
             assert sha256(got) == wanted, f"{state} [{start}, {stop})"
 
 
+@in_modes("sigv4")
 def test_awkward_keys_are_the_same_objects_both_ways(direct: S3Client, through: S3Client, prefix: str) -> None:
     for number, name in enumerate(AWKWARD):
         theirs, ours = f"{prefix}/direct/{name}", f"{prefix}/through/{name}"
@@ -181,6 +194,7 @@ def test_awkward_keys_are_the_same_objects_both_ways(direct: S3Client, through: 
         assert direct.read(NAME, ours) == ramp(1000, start=number + 50)
 
 
+@in_modes("sigv4")
 def test_a_listing_is_the_same_both_ways_and_follows_each_write(
     direct: S3Client, through: S3Client, prefix: str
 ) -> None:

@@ -534,6 +534,7 @@ async def test_a_disk_that_fails_a_write_is_left_alone_for_a_while(
     broken: str, act: Callable[[Disk], Awaitable[None]], number: int, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await disk.write(meta_of(0))
+    disk.clock.advance(1.1)  # the free space is looked at again
     with monkeypatch.context() as patch:
         patch.setattr(os, broken, failing(number))
         with pytest.raises(StoreUnavailable):
@@ -908,3 +909,26 @@ def test_memory_directories_of_the_dead_are_removed_and_those_of_the_living_stay
     held.close()
     for path in (alive, third):
         blockdir.remove_memory_dir(path)
+
+
+async def test_free_space_is_looked_at_once_a_second_and_whenever_it_may_be_short(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    free = 10 * FILE
+
+    def look(*_: object) -> int:
+        looks.append(free)
+        return free
+
+    monkeypatch.setattr(type(disk.store.directory), "free_bytes", look)
+    for index in range(3):
+        await disk.write(meta_of(index))
+    assert len(looks) == 1
+    for index in range(3, 7):
+        await disk.write(meta_of(index))
+    assert len(looks) > 1, "what was reserved since may have filled it"
+    seen = len(looks)
+    disk.clock.advance(1.1)
+    await disk.write(meta_of(7))
+    assert len(looks) == seen + 1

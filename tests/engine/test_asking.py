@@ -105,7 +105,11 @@ async def test_a_fill_holds_neither_connection_nor_turn_before_its_next_try(faul
     filled = asyncio.create_task(room.read(turn=True))
     await room.settle()
     assert (len(room.waits), room.origin.under_way, room.turns._held[True]) == (1, 0, 0)
+    room.origin.faults.append(Fault(body_gate=(gate := asyncio.Event())))
     room.waits[0].set_result(None)
+    await room.settle()
+    assert (room.origin.under_way, room.turns._held[True]) == (1, 1)
+    gate.set()
     assert await filled == DATA
 
 
@@ -153,6 +157,7 @@ async def test_before_enough_was_seen_nothing_is_asked_twice(room: Room) -> None
 async def test_a_reply_in_time_is_asked_for_once(room: Room) -> None:
     room.seasoned()
     assert await room.read() == DATA
+    assert room.origin.under_way == 0  # at once, and not when somebody collects it
     assert room.origin.count() == 1
     assert room.alarms[0].cancelled()
     assert room.hedges("yes") + room.hedges("no") == 0

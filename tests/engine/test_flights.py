@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -281,3 +284,98 @@ async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_somebody_wait
         assert await reader > 0
         await room.tasks.settle()
         assert room.origin.ranges == [f"bytes={at * BLOCK}-{(at + 1) * BLOCK - 1}" for at in (0, 2, 3, 1)]
+
+
+# -- in larger pieces -------------------------------------------------------------------------------------------
+
+
+async def test_what_nobody_waits_for_is_held_until_somebody_does(room: Engine) -> None:
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
+    (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
+    room.flights.fill([one])
+    while room.origin.body_bytes < 25_000:
+        await asyncio.sleep(0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert one.arrival.reach(0) == 0
+    # The origin is silent: what is here is given all the same.
+    assert await one.beyond(0) == 25_000
+    gate.set()
+    await room.tasks.settle()
+    assert payload_in(room, one.meta.key) == DATA[:BLOCK]
+    assert not one.on_wait
+
+
+async def test_what_somebody_waits_for_is_given_as_it_comes(room: Engine) -> None:
+    (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
+    reader = asyncio.create_task(one.beyond(0))
+    await asyncio.sleep(0)
+    room.flights.fill([one])
+    assert await reader == 10_000  # one piece of the origin's
+    await room.tasks.settle()
+
+
+async def test_a_disk_that_fails_what_was_held_ends_the_fill(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.origin.faults = [Fault(body_gate=asyncio.Event(), gate_after=25_000)]
+    flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 2))
+    room.flights.fill(flights)
+    while room.origin.body_bytes < 25_000:
+        await asyncio.sleep(0)
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "fake")
+
+    monkeypatch.setattr(os, "pwritev", fail)
+    for one in flights:
+        with pytest.raises(StoreUnavailable):
+            await one.beyond(0)
+    await room.tasks.settle()
+    assert (len(room.flights), room.store.used_bytes, room.origin.under_way) == (0, 0, 0)
+
+
+async def held_back(room: Engine) -> tuple[Flight, asyncio.Event]:
+    """A flight of which 25,000 bytes came, and nobody waited for them; the event lets the rest come."""
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
+    (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
+    room.flights.fill([one])
+    while room.origin.body_bytes < 25_000:
+        await asyncio.sleep(0)
+    return one, gate
+
+
+async def test_all_who_come_to_wait_make_one_write(room: Engine) -> None:
+    one, gate = await held_back(room)
+    before = len(asyncio.all_tasks())
+    waiters = [asyncio.create_task(one.beyond(0)) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == before + len(waiters) + 1
+    assert await asyncio.gather(*waiters) == [25_000] * 5
+    gate.set()
+    await room.tasks.settle()
+
+
+async def test_one_write_of_a_part_follows_another(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, gate = await held_back(room)
+    slow, writes, real = threading.Event(), 0, os.pwritev
+
+    def write(*given: Any) -> int:
+        nonlocal writes
+        writes += 1
+        slow.wait(10)
+        return real(*given)
+
+    monkeypatch.setattr(os, "pwritev", write)
+    waiter = asyncio.create_task(one.beyond(0))
+    await asyncio.sleep(0)
+    gate.set()
+    while room.origin.body_bytes == 25_000 or not writes:
+        await asyncio.sleep(0)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert writes == 1
+    slow.set()
+    assert await waiter >= 25_000
+    await room.tasks.settle()
+    assert payload_in(room, one.meta.key) == DATA[:BLOCK]

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import zlib
 from collections import defaultdict
 from pathlib import Path
@@ -156,6 +157,24 @@ def test_workers_that_are_spawned_announce_too(plans: ToldPlans) -> None:
     assert told_orders(plans) == sorted(map(tuple, read.values()))
 
 
+def test_workers_announce_when_their_parent_has_announced_before(plans: ToldPlans) -> None:
+    teller = announcing.announcer(None)
+    teller.plan("parent", URLS[:1], 0, None)
+    assert teller.flush(LAST_WORDS_S)
+    dataset = wds.DataPipeline(
+        wds.SimpleShardList([cat(url) for url in URLS]), wds.split_by_worker, announce(), wds.tarfile_to_samples(),
+        Reading(),
+    )  # fmt: skip
+    loaded(dataset, 2)
+    plans.wait(lambda told: len(told.urls) == 1 + SHARDS)
+
+
+def test_a_program_that_ends_at_once_has_announced_before(plans: ToldPlans, proxy: Proxy) -> None:
+    program = f"from outrider_sdk.webdataset import announce; next(announce()(['{URLS[0]}']))"
+    run(["-c", program], {"AWS_ENDPOINT_URL": proxy.endpoint})
+    assert plans.urls == URLS[:1]
+
+
 def test_an_endless_source_is_announced_piece_by_piece_ahead_of_its_reader(plans: ToldPlans) -> None:
     drawn: list[str] = []
 
@@ -174,6 +193,21 @@ def test_an_endless_source_is_announced_piece_by_piece_ahead_of_its_reader(plans
         itertools.accumulate((len(piece.urls) for piece in plans.pieces[:-1]), initial=0)
     )
     assert {piece.total for piece in plans.pieces} == {None}
+
+
+def test_a_slow_source_is_not_waited_for(plans: ToldPlans, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider_sdk.webdataset._LOOK_AHEAD_S", 0.0)
+    drawn: list[str] = []
+
+    def slow() -> Iterator[str]:
+        for url in URLS:
+            drawn.append(url)
+            yield url
+
+    for number, _ in enumerate(announce()(slow())):
+        # Whatever it takes, one shard more is looked at for each that is passed on.
+        assert len(drawn) == number + 1
+    plans.wait(lambda told: told.urls == URLS)
 
 
 def test_resampled_shards_are_announced(plans: ToldPlans) -> None:
@@ -278,6 +312,15 @@ def test_the_next_are_announced_when_fewer_than_the_threshold_are_left(plans: To
         assert len(keys) % 20 == 0
     plans.wait(lambda told: len(told.urls) == SAMPLES)
     assert plans.urls == [key_of(number) for number in range(SAMPLES)]
+
+
+def test_an_endless_sampler_is_announced_in_bounded_pieces(plans: ToldPlans) -> None:
+    indices = list(itertools.islice(AnnouncingSampler(itertools.count(), key_of), 3000))
+    assert indices == list(range(3000))
+    plans.wait(lambda told: len(told.urls) >= 3000)
+    assert plans.urls[:3000] == [key_of(index) for index in indices]
+    assert max(len(piece.urls) for piece in plans.pieces) <= 4096
+    assert {piece.total for piece in plans.pieces} == {None}
 
 
 def test_a_sample_may_have_several_objects_or_none(plans: ToldPlans) -> None:
@@ -385,6 +428,24 @@ def test_an_endpoint_that_never_answers_is_waited_for_once(
             mute.accept()
 
 
+def test_a_name_that_nobody_resolves_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = threading.Event()
+
+    def resolve(*_: object, **__: object) -> None:
+        answer.wait(20)
+        raise socket.gaierror("no name")
+
+    monkeypatch.setattr(announcing, "_LOOK_S", 0.05)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://node.test:9480")
+    try:
+        assert_unchanged(caplog, "within 0.05 s")
+    finally:
+        answer.set()
+
+
 def test_a_proxy_that_wants_other_keys_changes_nothing(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -412,6 +473,55 @@ def test_a_proxy_that_ends_in_mid_training_changes_nothing(
     assert train() == (list(range(SAMPLES)), 10)
     assert teller.flush(LAST_WORDS_S)
     assert len(warnings(caplog)) == 1
+
+
+def test_a_proxy_that_does_not_answer_is_left_alone_for_a_while_and_then_heard_again(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    with Proxy(bucket, listen=f"127.0.0.1:{port}") as restarting:
+        teller = announcing.announcer(Client(restarting.endpoint))
+        assert teller.is_heard
+        restarting.stop()
+
+        def plan(number: int) -> None:
+            teller.plan("p", URLS[number : number + 1], 0, None)
+            assert teller.flush(LAST_WORDS_S)
+
+        plan(0)
+        with socket.create_server(("127.0.0.1", port)) as listener:
+            listener.settimeout(0)
+            plan(1)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+        monkeypatch.setattr(announcing, "_SILENCE_S", 0.0)
+        monkeypatch.setattr(announcing, "_announcers", {})
+        restarting.start()
+        teller = announcing.announcer(Client(restarting.endpoint))
+        restarting.stop()
+        plan(2)
+        restarting.start()
+        told = ToldPlans()
+        restarting.outrider.steering.plans = told
+        plan(3)
+        assert told.urls == URLS[3:4]
+
+
+def test_a_connection_that_the_proxy_closed_meanwhile_is_made_anew(
+    plans: ToldPlans, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def close_all() -> None:
+        for one in proxy.outrider.server.connections:
+            assert one.transport is not None
+            one.transport.abort()
+
+    teller = announcing.announcer(None)
+    for number in range(3):
+        teller.plan("p", [URLS[number]], number, None)
+        assert teller.flush(LAST_WORDS_S)
+        proxy.on_loop(close_all)
+    assert plans.urls == URLS[:3]
+    assert not warnings(caplog)
 
 
 def test_a_refused_plan_is_told_once(plans: ToldPlans, caplog: pytest.LogCaptureFixture) -> None:

@@ -268,6 +268,15 @@ def test_names_are_forgotten_when_there_are_too_many(proxy: Proxy) -> None:
     s3.get_object(Bucket="_outrider", Key=f"stall/many-{NAMES_MAX + 4}")
 
 
+def test_plans_are_forgotten_when_they_are_too_long_in_all(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    long = b'{"reads": []' + b" " * (BODY_BYTES_MAX - 13) + b"}"
+    for number in range(3):
+        s3.put_object(Bucket="_outrider", Key=f"plan/long-{number}", Body=long)
+    told = s3.list_objects_v2(Bucket="_outrider", Prefix="plan/")
+    assert [each["Key"] for each in told["Contents"]] == ["plan/long-1", "plan/long-2"]
+
+
 def test_stalls_add_up_by_name_and_in_the_metrics_without_a_name(proxy: Proxy) -> None:
     s3 = proxy.client()
     for more in (

@@ -187,6 +187,18 @@ def test_a_client_that_waits_is_told_to_continue_and_no_other_is(proxy: Proxy, d
         assert connection.is_closed_by_peer(), "the body that nobody asked for might be taken for a request"
 
 
+@pytest.mark.parametrize("key", ["nothing-expected", "no-such-parameter?uploadId=none&partNumber=1"])
+def test_a_client_that_waits_to_send_nothing_is_told_to_continue_too(proxy: Proxy, key: str) -> None:
+    """Else awscli takes the final answer for an early one, and reads the next one on that connection wrongly."""
+    with RawConnection(proxy.address) as connection:
+        head = f"PUT /{NAME}/{key} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nexpect: 100-continue\r\n\r\n"
+        connection.send(head.encode())
+        assert connection.read_line() == b"HTTP/1.1 100 Continue\r\n"
+        assert connection.read_line() == b"\r\n"
+        assert connection.read_answer("PUT").status == (404 if "?" in key else 200)
+        assert connection.ask("HEAD", f"/{NAME}/{key.partition('?')[0]}").status == (404 if "?" in key else 200)
+
+
 @pytest.mark.parametrize("name", ["crc32", "crc32c", "crc64nvme", "sha256"])
 @pytest.mark.parametrize("size", [0, 1, 40_000])
 def test_an_unsigned_trailer_is_passed_on(proxy: Proxy, direct: Any, name: str, size: int) -> None:

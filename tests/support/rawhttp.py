@@ -100,6 +100,9 @@ class RawConnection:
             headers[name.lower()] = f"{headers[name.lower()]},{value}" if name.lower() in headers else value
         return Answer(response.status, headers, body)
 
+    def read_line(self) -> bytes:
+        return self._file.readline()
+
     def makefile(self, *_: object) -> io.RawIOBase:
         return _Kept(self._file)
 

@@ -17,12 +17,13 @@ class Line:
     def __init__(self, concurrency: Concurrency, total_mb_s: float) -> None:
         self.concurrency = concurrency
         self.total_mb_s = total_mb_s
+        self.connection_mb_s = 40.0
         self.now = 0.0
 
     def run(self, seconds: int, *, felt: bool = True) -> list[int]:
         limits = []
         for _ in range(seconds):
-            rate = min(self.concurrency.limit * 40.0, self.total_mb_s)
+            rate = min(self.concurrency.limit * self.connection_mb_s, self.total_mb_s)
             if felt:
                 self.concurrency.felt()
             for _ in range(10):
@@ -79,6 +80,14 @@ def test_a_line_that_became_wider_is_found_out() -> None:
     stuck = line.run(15)[-1]
     line.total_mb_s = 10**6
     assert line.run(40)[-1] > stuck + 10
+
+
+def test_what_was_had_in_better_days_does_not_stop_it_for_ever() -> None:
+    line = Line(Concurrency(1000), total_mb_s=10**6)
+    line.run(3)
+    line.connection_mb_s = 5.0
+    before = line.run(3)[-1]
+    assert line.run(60)[-1] > before
 
 
 @given(st.integers(1, 9), st.integers(0, 90), st.lists(st.tuples(st.sampled_from("fas"), st.floats(0, 3)), max_size=60))

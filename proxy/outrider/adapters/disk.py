@@ -38,6 +38,8 @@ _THREADS = 8
 # After the disk failed a write, do not ask it again for this long: reads go on from the origin meanwhile.
 _SICK_PAUSE_S = 5.0
 _LOG_PAUSE_S = 60.0
+# Free space is looked at again after this long: each look costs the first byte of a cold read a turn of a thread.
+_FREE_KNOWN_S = 1.0
 # Reads that the policy hears of late; of more than these it hears of the last.
 _READS_MAX = 4096
 
@@ -78,6 +80,11 @@ class DiskStore:
         self._tmp_numbers = count()
         # Blocks read since the policy was last told: it lives on one thread, hits may come from several.
         self._reads: deque[BlockKey] = deque()
+        # The last look at the free space: when, what it showed beyond the floor and all that was spoken for, and what
+        # was reserved since.
+        self._looked_at = float("-inf")
+        self._free_beyond_floor = 0
+        self._reserved_since_look = 0
         self._sick_until = 0.0
         self._log_after: dict[str, float] = {}
         # Until the scan knows what lies in the directory, nothing is admitted: the budget could not be kept.
@@ -232,8 +239,8 @@ class DiskStore:
 
     # -- room ---------------------------------------------------------------------------------------------------
 
-    async def reserve(self, need: int, block: BlockKey | None = None) -> None:
-        """Take `need` bytes of the budget for `block`; victims are off the disk when this returns.
+    async def reserve(self, need: int, meta: BlockMeta | None = None) -> None:
+        """Take `need` bytes of the budget for that block; victims are off the disk when this returns.
 
         Raises:
             StoreUnavailable: nothing more may go, or the disk is sick.
@@ -244,14 +251,34 @@ class DiskStore:
             raise StoreUnavailable("the disk failed a moment ago")
         # One at a time: two that looked at the same full budget would each evict for both.
         async with self._making_room:
-            await self._make_room(need, block)
+            await self._make_room(need, meta)
             self._use(need)
             self._pending_bytes += need
 
-    async def _make_room(self, need: int, block: BlockKey | None) -> None:
+    async def _make_room(self, need: int, meta: BlockMeta | None) -> None:
         if self._leaving:
             # Their room is not free yet; and a block that is written anew must not be unlinked by an old order.
             await asyncio.wait(self._leaving)
+        if self._free_is_known(need):
+            over = self._used_bytes + need - self._limits.capacity_bytes
+        else:
+            over = await self._looked_over(need)
+        self._note_reads()
+        incoming = (None, None) if meta is None else (meta.key, meta.version)
+        victims, enough = self._victims(over, self._policy.victims(*incoming))
+        if not enough:
+            raise StoreUnavailable("no block may go")
+        await self._evict(victims)
+
+    def _free_is_known(self, need: int) -> bool:
+        """Whether the last look at the free space still tells that there is enough of it: it was a moment ago, and what
+        was reserved since fits in beside as much again for others."""
+        self._reserved_since_look += need
+        fresh = self.clock() - self._looked_at < _FREE_KNOWN_S
+        return fresh and 2 * self._reserved_since_look < self._free_beyond_floor
+
+    async def _looked_over(self, need: int) -> int:
+        """By how many bytes budget or floor are exceeded with `need` more, after a look at the file system."""
         pending = self._pending_bytes
         try:
             free = await self.run(self.directory.free_bytes)
@@ -259,15 +286,9 @@ class DiskStore:
             raise self._sick("statvfs", error) from error
         # What was written since the look at the free space is no longer pending: count the larger of the two.
         spoken_for = max(pending, self._pending_bytes)
-        self._note_reads()
-        over = max(
-            self._used_bytes + need - self._limits.capacity_bytes,
-            self._limits.min_free_bytes + spoken_for + need - free,
-        )
-        victims, enough = self._victims(over, self._policy.victims(block))
-        if not enough:
-            raise StoreUnavailable("no block may go")
-        await self._evict(victims)
+        self._looked_at, self._reserved_since_look = self.clock(), need
+        self._free_beyond_floor = free - self._limits.min_free_bytes - spoken_for
+        return max(self._used_bytes + need - self._limits.capacity_bytes, need - self._free_beyond_floor)
 
     def unreserve(self, need: int) -> None:
         """Give back a reservation that no file stands for."""
@@ -345,7 +366,7 @@ class DiskStore:
         if blockfile.header_bytes(meta) > blockfile.HEADER_BYTES_MAX:
             raise StoreUnavailable("the object's metadata is too long for a block header")
         block = meta.key
-        await self.reserve(need, block)
+        await self.reserve(need, meta)
         path = self.directory.tmp / f"{blockdir.file_name(block)}.{next(self._tmp_numbers)}"
         try:
             file = await self._run_opening(lambda: OpenFile(create_file(path), blockfile.header_bytes(meta)))

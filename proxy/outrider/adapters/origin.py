@@ -42,7 +42,7 @@ _REGION = re.compile(r"[a-z0-9]{2,15}(?:-[a-z0-9]{1,15}){0,5}", re.ASCII)
 _AWS_ENDPOINT = re.compile(r"(?P<scheme>https?)://s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com(?P<cn>\.cn)?", re.ASCII)
 _PLACES_MAX = 10_000
 # What a reply may buffer while its reader is slow (aiohttp pauses the socket at twice this).
-_READ_BUFFER_BYTES = 512 * 1024
+_READ_BUFFER_BYTES = 256 * 1024
 
 
 class CredentialSource(Protocol):
@@ -224,9 +224,14 @@ class HttpReply:
 
     async def chunks(self) -> Chunks:
         try:
-            async for chunk in self._response.content.iter_any():
-                self._metrics.origin_bytes.inc(len(chunk))
-                yield chunk
+            # Not `iter_any`, which joins, and so copies, what came in several reads of the socket; nor `iter_chunks`,
+            # which never ends where a second reply has no body (aiohttp 3.14: all of those share one reader).
+            content = self._response.content
+            while not content.at_eof():
+                chunk, _ = await content.readchunk()
+                if chunk:
+                    self._metrics.origin_bytes.inc(len(chunk))
+                    yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise OriginBroke(_words(error)) from error
 

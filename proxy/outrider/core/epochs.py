@@ -113,7 +113,7 @@ class Pass:
     def tolerance(self) -> int:
         """How far a read may be from its place in the order: readers run beside each other and drift."""
         count = len(self.agenda)
-        return max(2, min(max(24, count // 32), count // 6))
+        return max(1, min(max(24, count // 32), count // 8))
 
     def unread(self, key: int) -> bool:
         return self.done[key] < 0
@@ -124,7 +124,11 @@ class Pass:
     def fits(self, key: int) -> bool:
         """The key stands about where this pass is in its agenda."""
         place = self.place[key]
-        return place >= 0 and abs(place - self.frontier) <= self.tolerance
+        if place < 0:
+            return False
+        apart = abs(place - self.frontier)
+        # A run that was taken up in mid-epoch comes round to the front.
+        return min(apart, len(self.agenda) - apart) <= self.tolerance
 
     def seconds(self, now: float) -> float:
         """How long a whole pass takes; of a first one as extrapolated, and twice its age while its size is unknown."""
@@ -144,10 +148,13 @@ class Pass:
         if not self.order_known:
             return max(0.0, (1.0 - self.part) / 2)
         ahead = place - self.frontier
-        if ahead < -4 * self.tolerance:
-            # Passed over: a run that was taken up in mid-epoch.
+        if self.is_passed_over(key):
             return max(0.0, 1.0 + ahead / size)
         return max(0, ahead) / size
+
+    def is_passed_over(self, key: int) -> bool:
+        """Far behind in a known order, as in a run that was taken up in mid-epoch: read when it comes round."""
+        return self.place[key] - self.frontier < -4 * self.tolerance
 
     def where(self, key: int) -> int:
         """Where the key stands in the order that this pass has shown; -1: nowhere."""
@@ -166,7 +173,10 @@ class Pass:
         place = self.place[key]
         if place >= 0:
             self._expected_read += 1
-            self.order += _NEWEST * (self.fits(key) - self.order)
+            # Measured against what chance would give, which is 0 then, as true order is 1.
+            chance = min(0.9, (2 * self.tolerance + 1) / len(self.agenda))
+            evidence = 1.0 if self.fits(key) else -chance / (1 - chance)
+            self.order += _NEWEST * (evidence - self.order)
             self._recent.append(place)
             self._find_frontier()
         elif self.agenda:

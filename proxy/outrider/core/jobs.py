@@ -267,7 +267,7 @@ class _Part:
         self._previous = key
         if self._count < self._next_look and (self._bounds[1] == 0 or self.has(key)):
             return False
-        self._next_look = max(self._next_look, self._count + self._count // 2)
+        self._next_look = max(self._next_look, self._count + max(2, self._count // 4))
         before = self._bounds
         self._bounds = self._guess(listed)
         return self._bounds != before
@@ -279,7 +279,7 @@ class _Part:
     def _guess(self, listed: int) -> tuple[int, int, int, int]:
         step = max(1, self._step) if self._count >= 4 else 1
         # So many reads spread over a run leave about this much of it beyond the outermost on either side.
-        beyond = 4 * (self._highest - self._lowest + step) // self._count + step
+        beyond = 2 * (self._highest - self._lowest + step) // self._count + step
         ascending = self._ascents > 0.8 * self._count
         low = max(0, self._lowest - beyond)
         high = listed if ascending else min(listed, self._highest + 1 + beyond)

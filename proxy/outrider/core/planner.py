@@ -27,6 +27,8 @@ _WASTE = 0.02
 # How fast that is forgiven: so much of it with each object read.
 _FORGIVEN = 1 / 16
 _FAREST = float("inf")
+# An order so likely that what lies far behind the readers is given up.
+_SURE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class _Handed:
 
     missing: int
     at: float
+    block_bytes: int
     asked_for: bool = False
 
 
@@ -70,7 +73,7 @@ class Planner:
         self._open: OrderedDict[Item, tuple[int, float]] = OrderedDict()
         self._readers = 1.0
         self._handed: dict[Item, _Handed] = {}
-        self._handed_blocks = 0
+        self._handed_blocks = self._handed_bytes = 0
         self._fill_s = 0.0
         self._spread_s = 0.0
         self._owing: dict[Dataset, float] = {}
@@ -80,7 +83,7 @@ class Planner:
 
     def _forget(self, dataset: Dataset) -> None:
         for item in [item for item in self._handed if item[0] is dataset]:
-            self._handed_blocks -= self._handed.pop(item).missing.bit_count()
+            self._unhand(item)
         for item in [item for item in self._open if item[0] is dataset]:
             self._close(item)
         self._owing.pop(dataset, None)
@@ -185,7 +188,7 @@ class Planner:
             return ()
         more = range(1, -(-size // self._block_bytes))
         handed.missing |= sum(1 << index for index in more)
-        self._handed_blocks += len(more)
+        self._count_handed(len(more), handed.block_bytes)
         return tuple(more)
 
     # -- facts: blocks (the policy's side) ----------------------------------------------------------------------
@@ -196,8 +199,9 @@ class Planner:
         if kept is None:
             dataset.names.sizes[key] = version.size
             handed = self._handed.get(item)
+            count = -(-version.size // self._block_bytes)
             kept = Kept(
-                dataset, key, block.version_id, -(-version.size // self._block_bytes), self._now,
+                dataset, key, block.version_id, count, -(-version.size // count), self._now,
                 ahead=handed is not None and not handed.asked_for, reading=item in self._open,
             )  # fmt: skip
             self._kept[block.version_id] = kept
@@ -207,14 +211,14 @@ class Planner:
             dataset.keep(kept, self._now)
         kept.present |= 1 << block.index
         if kept.ahead:
-            self.fetched_bytes += self._block_bytes
+            self.fetched_bytes += kept.block_bytes
         self._landed(item, 1 << block.index)
 
     def _landed(self, item: Item, bits: int) -> None:
         handed = self._handed.get(item)
         if handed is None or not handed.missing & bits:
             return
-        self._handed_blocks -= (handed.missing & bits).bit_count()
+        self._count_handed(-(handed.missing & bits).bit_count(), handed.block_bytes)
         handed.missing &= ~bits
         if not handed.missing:
             del self._handed[item]
@@ -225,10 +229,17 @@ class Planner:
     def dropped(self, ref: ObjectRef) -> None:
         """What is still missing of a wanted object will not come."""
         item = dataset, key = self.library.item(ref)
-        handed = self._handed.pop(item, None)
-        if handed is not None:
-            self._handed_blocks -= handed.missing.bit_count()
+        if item in self._handed:
+            self._unhand(item)
             self._fetch_again(dataset, key)
+
+    def _unhand(self, item: Item) -> None:
+        handed = self._handed.pop(item)
+        self._count_handed(-handed.missing.bit_count(), handed.block_bytes)
+
+    def _count_handed(self, blocks: int, block_bytes: int) -> None:
+        self._handed_blocks += blocks
+        self._handed_bytes += blocks * block_bytes
 
     def _fetch_again(self, dataset: Dataset, key: int) -> None:
         for one in dataset.passes():
@@ -251,8 +262,8 @@ class Planner:
         kept.present &= ~(1 << block.index)
         dataset = kept.dataset
         if kept.ahead:
-            self.wasted_bytes += self._block_bytes
-            self._owing[dataset] = self._owing.get(dataset, 0.0) + self._block_bytes
+            self.wasted_bytes += kept.block_bytes
+            self._owing[dataset] = self._owing.get(dataset, 0.0) + kept.block_bytes
         self._fetch_again(dataset, kept.key)
         if not kept.present:
             del self._kept[block.version_id]
@@ -325,7 +336,12 @@ class Planner:
         """The next key that this pass will read and that is neither here nor coming."""
         while True:
             coming = self._coming(one)
-            if coming is None or not self._is_fetched(dataset, one, coming):
+            if coming is None:
+                return None
+            # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
+            in_agenda = not one.again and one.cursor < len(one.agenda)
+            left_behind = in_agenda and one.order > _SURE and one.is_passed_over(coming)
+            if not left_behind and not self._is_fetched(dataset, one, coming):
                 return coming
             self._advance(one)
 
@@ -366,7 +382,7 @@ class Planner:
         kept = dataset.kept.get(key)
         count = max(1, -(-size // self._block_bytes))
         missing = ((1 << count) - 1) & ~(kept.present if kept is not None else 0)
-        object_bytes = count * self._block_bytes
+        object_bytes = size if size >= 0 else self._block_bytes
         if object_bytes * (self.readers + 1) > self._capacity_bytes and one.part < 1:
             return None
         known = one.order_known
@@ -374,19 +390,20 @@ class Planner:
             return None
         # Where the next reads are anybody's, the readers' misses need room that is not taken from what is fetched.
         reserve = 0 if known else min(self._capacity_bytes // 4, int(self.readers * object_bytes * _RESERVE))
-        need = (self._handed_blocks + missing.bit_count()) * self._block_bytes + reserve
+        new_bytes = object_bytes * missing.bit_count() // count
+        need = self._handed_bytes + new_bytes + reserve
         in_next_pass = not known and not one.to_come(key)
         if not self._has_room(free_bytes, need, _FAREST if in_next_pass else due_s + _SOONER * one.seconds(self._now)):
             return None
-        self._handed[dataset, key] = _Handed(missing, self._now)
-        self._handed_blocks += missing.bit_count()
+        self._handed[dataset, key] = _Handed(missing, self._now, -(-object_bytes // count))
+        self._count_handed(missing.bit_count(), -(-object_bytes // count))
         blocks = tuple(index for index in range(count) if missing >> index & 1)
         return Want(ObjectRef(dataset.bucket, dataset.names.keys[key]), size, blocks, due_s)
 
     def _has_room(self, free_bytes: int, need: int, later_than_s: float) -> bool:
         if free_bytes < need:
             for kept in self._farthest(later_than_s):
-                free_bytes += may_go(kept).bit_count() * self._block_bytes
+                free_bytes += may_go(kept).bit_count() * kept.block_bytes
                 if free_bytes >= need:
                     break
         return free_bytes >= need

@@ -6,6 +6,7 @@ A flight belongs to nobody: readers come and go, and only the task that fills it
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from outrider.core.arrival import Arrival
 from outrider.core.blockfile import BlockMeta
@@ -16,7 +17,7 @@ from outrider.ports import BlockWriter, Lease
 class Flight:
     """One block's arrival, from offset `start` on and then what lies before it; it is read through `lease`."""
 
-    __slots__ = ("_error", "_has_landed", "_waiters", "_writer", "arrival", "head_wanted", "meta", "turn")
+    __slots__ = ("_error", "_has_landed", "_waiters", "_writer", "arrival", "head_wanted", "meta", "on_wait", "turn")
 
     def __init__(self, meta: BlockMeta, start: int = 0) -> None:
         self.meta = meta
@@ -24,6 +25,8 @@ class Flight:
         self.head_wanted = asyncio.Event()
         """Somebody waits for what lies before `start`, or all the rest is here."""
         self.turn: Turn | None = None
+        self.on_wait: list[Callable[[], None]] = []
+        """Called each time that somebody is about to wait."""
         self._writer: BlockWriter | None = None
         self._error: Exception | None = None
         self._has_landed = False
@@ -33,6 +36,11 @@ class Flight:
     def begins_at(self) -> int:
         """The first of the object's bytes that is brought."""
         return self.meta.extent.start + self.arrival.start
+
+    @property
+    def awaited(self) -> bool:
+        """Somebody waits for what has not come yet."""
+        return bool(self._waiters)
 
     def begin(self, writer: BlockWriter) -> None:
         self._writer = writer
@@ -75,6 +83,8 @@ class Flight:
                 self.turn.promote()
             if offset < self.arrival.start:
                 self.head_wanted.set()
+            for told in self.on_wait:
+                told()
             await self._next_step()
         return reach
 

@@ -111,8 +111,8 @@ class Flights:
                 await pouring.bring(flights, begun, first)
                 lead.head_wanted.set()
         except BaseException as error:
-            if isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]  # one part failed, and so the other was given up
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]  # one part failed, and so the others were given up
             # Out of the table before the file is closed: whoever finds a flight there may lease it.
             self._end(flights, error if isinstance(error, Exception) else StoreUnavailable("the proxy is stopping"))
             await pouring.abort()

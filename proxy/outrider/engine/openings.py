@@ -16,7 +16,7 @@ from outrider.core import ranges, s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
-from outrider.core.window import Run, fill_start
+from outrider.core.window import FIRST_BLOCKS, Run, fill_start
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog, Mark
 from outrider.engine.flight import Flight
@@ -156,7 +156,7 @@ class Openings:
                     told = await self._told(beside)
                     same = told is not None and (told.etag, told.size) == (version.etag, version.size)
                     version = told if told is not None and same else version
-                flights = self._adopt(version, index, start)
+                flights = self._adopt(version, index, start, whole=whole)
                 self._learn(ref, opening, version)
                 if flights and _begins_at(reply) == flights[0].begins_at:
                     await self._flights.pour(flights, reply)
@@ -201,11 +201,15 @@ class Openings:
             bound.cancel()
         return beside.result() if beside.done() else None
 
-    def _adopt(self, version: ObjectVersion, index: int, start: int) -> list[Flight]:
-        key = BlockKey(version_id(self._origin, version, self._block_bytes), index)
-        if index * self._block_bytes >= version.size or not self._flights.wanted(key):
+    def _adopt(self, version: ObjectVersion, index: int, start: int, *, whole: bool) -> list[Flight]:
+        blocks = -(-version.size // self._block_bytes)
+        # Larger than it was taken for: what comes of the next blocks is kept, too, where they are few.
+        count = blocks if whole and index == 0 and blocks <= FIRST_BLOCKS else 1
+        vid = version_id(self._origin, version, self._block_bytes)
+        here = not all(self._flights.wanted(BlockKey(vid, one)) for one in range(index, index + count))
+        if index >= blocks or here:
             return []
-        return self._flights.board(self._origin, version, self._block_bytes, Run(index, 1), start)
+        return self._flights.board(self._origin, version, self._block_bytes, Run(index, count), start)
 
     def _learn(self, ref: ObjectRef, opening: _Opening, version: ObjectVersion) -> None:
         self._catalog.learn(version, opening.mark)

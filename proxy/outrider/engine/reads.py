@@ -27,7 +27,7 @@ from outrider.core.model import (
     block_extent,
     version_id,
 )
-from outrider.core.window import runs_ahead
+from outrider.core.window import WINDOW_BLOCKS_MAX, runs_ahead
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.flight import Flight
@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 
 # How often one read begins again because the object was overwritten under it. A name that moves faster is relayed.
 _BEGINNINGS = 3
-# Seconds of one connection: another GET between is not felt, and the disk may be well again by then.
-_LAG_RELAY_BYTES = 128 * 1024 * 1024
 # `x-cache` judges a read by its first 8 GiB: a 5 TB object must not hold up everybody else for a header.
 _STATUS_BLOCKS_MAX = 1024
 
@@ -253,7 +251,8 @@ class Reads:
                 continue  # found bad and deleted, or evicted, since the fills were planned: plan again
             self._metrics.relays.inc()
             # Where the disk only lags, it is asked again whether it still does.
-            relay_max = extent.stop if relaying else min(extent.stop, position + _LAG_RELAY_BYTES)
+            window = WINDOW_BLOCKS_MAX * self._block_bytes
+            relay_max = extent.stop if relaying else min(extent.stop, position + window)
             stop = self._relay_stop(version, vid, position, relay_max)
             async with aclosing(self._asking.stream(version, Extent(position, stop))) as chunks:
                 async for chunk in chunks:

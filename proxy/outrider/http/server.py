@@ -69,6 +69,7 @@ _HITS_TO_LEND_OUT = 8
 _LINGER_S = 2.0
 # How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
 _GOODBYE_S = 0.5
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass(slots=True)
@@ -334,6 +335,11 @@ class S3Server(web.Server):
             protocol.begun = None
             return self._resumed(asked, begun)
         try:
+            if _expects_continue(asked) and not request.body_exists:
+                # RFC 9110 section 10.1.1 asks for none of this. But botocore expects with nothing to send; an old one
+                # (in awscli 1.46.2) takes a final answer without a 100 before it for an early one, keeps
+                # its status line for the next answer on the connection, and hangs there.
+                await asked.wire.send(_CONTINUE)
             if self._tally.in_flight > self._requests_max:
                 raise SlowDown(headers=(("retry-after", "1"),))
             return await self._answer(asked)
@@ -480,8 +486,8 @@ class S3Server(web.Server):
         """
         content = asked.request.content
         try:
-            if _expects_continue(asked) and asked.request.version >= HttpVersion11:
-                await asked.wire.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if _expects_continue(asked):
+                await asked.wire.send(_CONTINUE)
             while not content.at_eof():
                 async with asyncio.timeout(self.client_timeout_s):
                     chunk = await content.readany()
@@ -529,7 +535,8 @@ def _check_framing(asked: _Asked) -> None:
 
 
 def _expects_continue(asked: _Asked) -> bool:
-    return asked.request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+    request = asked.request
+    return request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:

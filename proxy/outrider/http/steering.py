@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from email.utils import formatdate
@@ -37,10 +37,12 @@ _STALL_BYTES_MAX = 64 * 1024
 NAMES_MAX = 400
 _NAME_CHARS_MAX = 200
 _NOTES_BYTES_MAX = 2 * BODY_BYTES_MAX
-# Told before the loop turns to others.
 _REFS_AT_ONCE = 1000
-# An address inside the cluster, and where the bucket is, are no client's business.
-_NOT_FOR_CLIENTS = ("listen", "origin")
+# Of `/status`. Addresses inside the cluster, and where the bucket is, are no client's business.
+_FOR_CLIENTS = (
+    "version", "ready", "indexed", "blocks", "bytes", "objects", "fills", "requests", "served_bytes", "origin_bytes",
+    "origin_requests",
+)  # fmt: skip
 
 
 class Plans(Protocol):
@@ -52,7 +54,7 @@ class Plans(Protocol):
         ...
 
     def withdrawn(self, client: str, refs: Sequence[ObjectRef]) -> None:
-        """The plan with these was deleted."""
+        """The plan with these was deleted. A long one comes in pieces."""
         ...
 
 
@@ -172,7 +174,9 @@ class Steering:
             return await self._take_plan(asked, name)
         if asked.operation.method == "DELETE":
             if (note := self._kept_plans.pop(asked.owner, name)) is not None:
-                self.plans.withdrawn(note.client, parse_plan(note.body).refs)
+                plan = await asyncio.to_thread(parse_plan, note.body)
+                async for _, piece in _pieces(plan.refs):
+                    self.plans.withdrawn(note.client, piece)
             return Answer(204)
         return _note_of(asked, self._kept_plans.get(asked.owner, name))
 
@@ -182,10 +186,8 @@ class Steering:
         plan = await asyncio.to_thread(self._readable_plan, body, asked.who)
         self._kept_plans.put(asked.owner, name, _Note(body, asked.client, self._clock()))
         self._metrics.planned_reads.inc(len(plan.refs))
-        for first in range(0, len(plan.refs), _REFS_AT_ONCE):
-            piece = plan.refs[first : first + _REFS_AT_ONCE]
+        async for first, piece in _pieces(plan.refs):
             self.plans.told(asked.client, piece, start=plan.start + first, total=plan.total)
-            await asyncio.sleep(0)
         return Answer(200, (("etag", _etag(body)),))
 
     def _readable_plan(self, body: bytes, who: Who) -> Plan:
@@ -218,7 +220,7 @@ class Steering:
     # -- the bucket itself ------------------------------------------------------------------------------------------
 
     def _status_json(self) -> bytes:
-        told = {name: value for name, value in self._status().items() if name not in _NOT_FOR_CLIENTS}
+        told = {name: value for name, value in self._status().items() if name in _FOR_CLIENTS}
         return json.dumps(told, indent=2).encode() + b"\n"
 
     def _bucket(self, asked: Asked, names: set[str]) -> Answer:
@@ -232,6 +234,13 @@ class Steering:
             "status.json": _Note(self._status_json(), "", self._clock()),
         }
         return Answer(200, (("content-type", "application/xml"),), _list_xml(dict(asked.operation.query), entries))
+
+
+async def _pieces(refs: Sequence[ObjectRef]) -> AsyncIterator[tuple[int, Sequence[ObjectRef]]]:
+    """Each with the number of its first; between them the loop turns to others."""
+    for first in range(0, len(refs), _REFS_AT_ONCE):
+        yield first, refs[first : first + _REFS_AT_ONCE]
+        await asyncio.sleep(0)
 
 
 def _note_of(asked: Asked, note: _Note | None) -> Answer:

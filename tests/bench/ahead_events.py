@@ -1,0 +1,85 @@
+"""What an event costs the planner: `python -m tests.bench.ahead_events` prints medians at 100,000 objects (a minute).
+
+One-block objects, a cache for a quarter of them, a repeated order; each read asks the planner what to fetch. And what a
+million names take in memory.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from random import Random
+from statistics import median
+from typing import TypeVar
+
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.planner import Planner
+
+T = TypeVar("T")
+OBJECTS, BYTES, GOAL_US, GOAL_MB = 100_000, 2**20, 50, 200
+
+
+class Clocked:
+    """A store that holds what the planner says, and a stop-watch on each call."""
+
+    def __init__(self) -> None:
+        self.refs = [ObjectRef("bucket", f"train/{i:07d}.tar") for i in range(OBJECTS)]
+        self.versions = [ObjectVersion(ref, '"e"', BYTES) for ref in self.refs]
+        self.blocks = [BlockKey(i.to_bytes(16, "big"), 0) for i in range(OBJECTS)]
+        self.room = OBJECTS // 4
+        self.planner = Planner(self.room * BYTES, BYTES)
+        self.present: set[int] = set()
+        self.took_s: dict[str, list[float]] = {}
+
+    def timed(self, name: str, act: Callable[[], T]) -> T:
+        begun = time.perf_counter()
+        result = act()
+        self.took_s.setdefault(name, []).append(time.perf_counter() - begun)
+        return result
+
+    def fill(self, i: int) -> None:
+        planner, block, version = self.planner, self.blocks[i], self.versions[i]
+        if len(self.present) >= self.room:
+            victim = self.timed("victims", lambda: next(planner.victims(block, version), None))
+            if victim is None:
+                planner.dropped(self.refs[i])
+                return
+            self.present.discard(int.from_bytes(victim.version_id, "big"))
+            self.timed("removed", lambda: planner.removed(victim))
+        self.present.add(i)
+        self.timed("added", lambda: planner.added(block, version))
+
+    def read(self, i: int, now: float) -> None:
+        planner, ref, block = self.planner, self.refs[i], self.blocks[i]
+        self.timed("asked", lambda: planner.asked("client", ref, BYTES, Extent(0, BYTES), now))
+        if i not in self.present:
+            self.fill(i)
+        self.timed("read", lambda: planner.read(block))
+        self.timed("sent", lambda: planner.sent("client", ref, now))
+        free_bytes = (self.room - len(self.present)) * BYTES
+        for want in self.timed("wants", lambda: planner.wants(now, free_bytes, 16)):
+            self.fill(int(want.ref.key[6:13]))
+
+
+def main() -> None:
+    clocked = Clocked()
+    clocked.planner.listed("bucket", [(ref.key, BYTES) for ref in clocked.refs], 0.0)
+    order = Random(1).sample(range(OBJECTS), OBJECTS)
+    for number in range(2 * OBJECTS):
+        clocked.read(order[number % OBJECTS], number * 0.001)
+    for name, took_s in clocked.took_s.items():
+        us = median(took_s) * 1e6
+        print(f"{name:8} median {us:6.1f} us, goal < {GOAL_US}: {'met' if us < GOAL_US else 'NOT MET'}")
+    tracemalloc.start()
+    planner = Planner(BYTES, BYTES)
+    planner.listed("bucket", ((f"train/part-{i:08d}.tar", BYTES) for i in range(1_000_000)), 0.0)
+    for i in range(10):
+        ref = ObjectRef("bucket", f"train/part-{i:08d}.tar")
+        planner.asked("client", ref, BYTES, Extent(0, BYTES), float(i))
+    mb = tracemalloc.get_traced_memory()[0] / 1e6
+    print(f"a million names take {mb:.0f} MB, goal < {GOAL_MB}: {'met' if mb < GOAL_MB else 'NOT MET'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Datasets found by their names, epochs followed, worlds told apart, and all of it remembered."""
+
+from __future__ import annotations
+
+import tracemalloc
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.datasets import prefix_of, template_of
+from outrider.core.model import Extent, ObjectRef
+from outrider.core.planner import Planner
+
+MIB = 2**20
+COUNT = 200
+KEYS = [f"train/part-{i:05d}.tar" for i in range(COUNT)]
+
+
+@pytest.mark.parametrize(("key", "template"), [
+    ("train/imagenet-train-000123.tar", "train/imagenet-train-{}.tar"),
+    ("n01440764/n01440764_10026.JPEG", "n{}/n{}_{}.JPEG"),
+    ("v1/part-7.tar", "v1/part-{}.tar"),
+    ("train2/x-12.tar.gz", "train2/x-{}.tar.gz"),
+    ("a/b/cat.jpg", "a/b/*.jpg"),
+    ("a/README", "a/*"),
+    ("k/123e4567-e89b-12d3-a456-426614174000.parquet", "k/{}.parquet"),
+    ("shard.00001.mds", "shard.{}.mds"),
+])  # fmt: skip
+def test_a_key_tells_its_template_and_the_template_what_to_list(key: str, template: str) -> None:
+    assert template_of(key) == template
+    assert key.startswith(prefix_of(template))
+
+
+@given(st.text(max_size=40))
+def test_any_key_has_a_template_and_is_under_its_prefix(key: str) -> None:
+    assert key.startswith(prefix_of(template_of(key)))
+
+
+class Riders:
+    """A planner, and jobs that read through it in an order."""
+
+    def __init__(self, *, listed: bool = True) -> None:
+        self.planner = Planner(COUNT * MIB // 4, MIB)
+        self.now = 0.0
+        if listed:
+            self.planner.listed("b", [(key, MIB) for key in KEYS], 0.0)
+
+    def read(self, order: list[int], client: str = "a") -> None:
+        for i in order:
+            self.now += 0.01
+            self.planner.asked(client, ObjectRef("b", KEYS[i]), MIB, Extent(0, MIB), self.now)
+            self.planner.sent(client, ObjectRef("b", KEYS[i]), self.now)
+
+    def wanted(self, count: int = 4) -> list[int]:
+        wants = self.planner.wants(self.now, COUNT * MIB, count)
+        for want in wants:
+            self.planner.dropped(want.ref)
+        return [KEYS.index(want.ref.key) for want in wants]
+
+
+SHUFFLED = Random(3).sample(range(COUNT), COUNT)
+
+
+def test_an_order_that_repeats_is_foreseen() -> None:
+    riders = Riders()
+    riders.read(SHUFFLED)
+    riders.read(SHUFFLED[:50])
+    assert set(riders.wanted()) <= set(SHUFFLED[50:60])
+
+
+def test_a_set_in_a_new_order_is_fetched_from_what_is_unread() -> None:
+    riders, other = Riders(), Random(4).sample(range(COUNT), COUNT)
+    riders.read(SHUFFLED)
+    riders.read(other[:50])
+    assert len(riders.wanted(20)) == 20
+    assert not set(riders.wanted(20)) & set(other[:50])
+
+
+def test_without_a_list_an_epoch_is_known_by_its_repetition() -> None:
+    riders = Riders(listed=False)
+    riders.read(SHUFFLED)
+    assert riders.wanted() == []
+    riders.read(SHUFFLED[:60])
+    assert set(riders.wanted()) <= set(SHUFFLED[60:70])
+    assert riders.wanted()
+
+
+def test_a_template_is_listed_once_after_its_first_keys() -> None:
+    riders = Riders(listed=False)
+    riders.read([0, 1])
+    assert riders.planner.please_list() == []
+    riders.read([2, 3])
+    assert riders.planner.please_list() == [("b", "train/part-")]
+    riders.read(list(range(4, 20)))
+    assert riders.planner.please_list() == []
+
+
+def test_sampling_with_replacement_is_noticed_and_nothing_more_fetched() -> None:
+    riders = Riders()
+    riders.read(Random(5).choices(range(COUNT), k=COUNT))
+    assert riders.wanted() == []
+
+
+def test_epochs_that_come_back_are_noticed_too() -> None:
+    riders = Riders()
+    riders.read(Random(5).choices(range(COUNT), k=COUNT))
+    riders.read(SHUFFLED)
+    riders.read(SHUFFLED[:100])
+    assert set(riders.wanted()) <= set(SHUFFLED[100:110])
+    assert riders.wanted()
+
+
+@pytest.mark.parametrize("part", [range(1, COUNT, 4), range(50, 100)], ids=["every fourth", "a quarter in a row"])
+def test_a_sidecar_that_reads_its_part_has_hardly_more_than_that_fetched(part: range) -> None:
+    riders, own = Riders(), set(part)
+    riders.read(Random(6).sample(sorted(own), 25))
+    fetched = set(riders.wanted(60))
+    assert len(fetched & own) >= 20
+    assert len(fetched - own) <= 10
+
+
+def test_a_told_order_is_followed_from_its_first_shard() -> None:
+    riders, plan = Riders(listed=False), Random(7).sample(range(COUNT), COUNT)
+    for worker in range(2):
+        riders.planner.told("a", [ObjectRef("b", KEYS[i]) for i in plan[worker::2]], riders.now)
+    assert set(riders.wanted(3)) <= set(plan[:4])
+    riders.read(plan[:40])
+    assert set(riders.wanted(3)) <= set(plan[40:50])
+
+
+def test_readers_that_stop_have_nothing_fetched_a_second_later() -> None:
+    riders = Riders()
+    riders.read(SHUFFLED)
+    riders.read(SHUFFLED[:50])
+    assert riders.wanted()
+    riders.now += 1.1
+    assert riders.wanted() == []
+
+
+def test_a_learned_order_survives_a_restart() -> None:
+    before, after = Riders(), Riders(listed=False)
+    before.read(SHUFFLED)
+    before.read(SHUFFLED[:20])
+    after.planner.library.restore(before.planner.library.export())
+    after.read(SHUFFLED[:20])
+    wanted = after.wanted()
+    assert wanted
+    assert set(wanted) <= set(SHUFFLED[20:30])
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"x\x9c\x03\x00\x00\x00\x00\x01"])
+def test_what_is_no_memory_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        Riders().planner.library.restore(data)
+
+
+def test_names_are_remembered_up_to_a_bound() -> None:
+    planner = Planner(MIB, MIB, keys_max=1000)
+    for i in range(5000):
+        ref = ObjectRef("b", f"set-{'abcdefghij'[i % 10]}/{i:06d}.tar")
+        planner.asked("a", ref, MIB, Extent(0, MIB), i * 0.01)
+        planner.sent("a", ref, i * 0.01)
+        assert len(planner.library) <= 1000
+    planner.listed("b", [(f"huge/{i:06d}", 1) for i in range(2000)], 60.0)
+    assert len(planner.library) <= 1000
+
+
+def test_a_hundred_thousand_names_that_are_read_take_a_bounded_memory() -> None:
+    """Names and passes; `tests.bench.ahead_events` measures a million. The readers of now come on top."""
+    tracemalloc.start()
+    try:
+        planner = Planner(MIB, MIB)
+        planner.listed("b", ((f"train/part-{i:08d}.tar", MIB) for i in range(100_000)), 0.0)
+        for i in range(0, 100_000, 7):
+            ref = ObjectRef("b", f"train/part-{i:08d}.tar")
+            planner.asked("a", ref, MIB, Extent(0, MIB), i * 0.01)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    template_of.cache_clear()
+    assert taken < 40e6, taken

@@ -1,0 +1,121 @@
+"""The simulator's own parts: OPT, the ghost cache, logs, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from outrider.cli import app
+from outrider.core.ghost import Ghost
+from outrider.core.library import Outlook
+from outrider.core.model import ObjectRef
+from outrider.simulator.logs import requests_of
+from outrider.simulator.optimal import optimal_hits
+
+SMALL = ["--shards", "60", "--size", "8MiB", "--block-size", "2MiB", "--readers", "4"]
+
+
+def most_hits(reads: tuple[int, ...], capacity: int, kept: frozenset[int] = frozenset()) -> int:
+    """By trying all there is; a read object may pass by without being kept."""
+    if not reads:
+        return 0
+    first, rest = reads[0], reads[1:]
+    if first in kept:
+        return 1 + most_hits(rest, capacity, kept)
+    choices = [kept | {first}] if len(kept) < capacity else [kept, *(kept - {old} | {first} for old in kept)]
+    return max(most_hits(rest, capacity, choice) for choice in choices)
+
+
+@given(st.lists(st.integers(0, 4), max_size=8), st.integers(1, 3))
+def test_opt_is_the_best_of_all_choices(reads: list[int], capacity: int) -> None:
+    assert sum(optimal_hits(reads, capacity)) == most_hits(tuple(reads), capacity)
+
+
+def test_the_ghost_tells_what_lru_would_do_at_other_sizes() -> None:
+    chance, count = Random(1), 40_000
+    refs = [ObjectRef("b", str(i)) for i in range(count)]
+    ghost = Ghost(count // 4, sampled_max=2000)
+    for ref in chance.choices(refs, k=6 * count):
+        ghost.opened(ref, 1)
+    told = ghost.lru()
+    assert told is not None
+    # Uniform sampling with replacement: a cache of a part of the objects hits for that part of the reads.
+    for factor, truth in ((0.5, 0.125), (1.0, 0.25), (2.0, 0.5), (4.0, 1.0)):
+        assert told[factor] == pytest.approx(truth, abs=0.04)
+
+
+def test_the_ghost_knows_that_epochs_are_worth_more_than_lru_makes_of_them() -> None:
+    ghost = Ghost(25)
+    for _ in range(3):
+        for i in range(100):
+            ghost.opened(ObjectRef("b", str(i)), 1)
+    assert ghost.lru() == {0.5: 0.0, 1.0: 0.0, 2.0: 0.0, 4.0: pytest.approx(0.667, abs=0.01)}
+    told = ghost.epoch(Outlook(set_reads=100, set_bytes=100))
+    assert told is not None
+    assert told[1.0] == pytest.approx(0.597, abs=0.01)
+    assert ghost.epoch(Outlook(ordered_reads=100, ordered_bytes=100)) == dict.fromkeys(told, 1.0)
+
+
+def line(**said: object) -> str:
+    return json.dumps({"time": "2026-01-01T00:00:10.000Z", "op": "get", "status": 200, "seconds": 1.0, "bytes": 100,
+                       "bucket": "b", "key": "k", "client": "-", **said})  # fmt: skip
+
+
+def test_a_log_tells_its_reads_and_nothing_else() -> None:
+    lines = [
+        line(),
+        line(time="2026-01-01T00:00:12.000Z", key="r", status=206, range="bytes=50-149"),
+        line(status=404), line(op="head"), line(range="bytes=-5", status=206), "plain text", '{"cut',
+    ]  # fmt: skip
+    found = requests_of(lines)
+    assert [(read.at, read.key, read.start, read.stop, read.size) for read in found] == [
+        (0.0, "k", 0, 100, 100),
+        (2.0, "r", 50, 150, 150),
+    ]
+
+
+def simulate(*words: str) -> list[dict[str, object]]:
+    result = CliRunner().invoke(app, ["simulate", *words, "--json"])
+    assert result.exit_code == 0, result.output
+    rows: list[dict[str, object]] = json.loads(result.output)
+    return rows
+
+
+def test_a_sweep_has_a_row_for_each_size_policy_and_epoch() -> None:
+    rows = simulate(*SMALL, "--cache", "25%,50%", "--policy", "epoch,opt", "--epochs", "2")
+    assert [(row["cache"], row["policy"], row["epoch"]) for row in rows] == [
+        (share, policy, epoch) for share in (0.25, 0.5) for policy in ("epoch", "opt") for epoch in (1, 2)
+    ]
+    assert rows[3]["hits"] == pytest.approx(0.25, abs=0.02)
+
+
+def test_a_log_is_simulated(tmp_path: Path) -> None:
+    lines = [line(time=f"2026-01-01T00:{n // 60:02d}:{n % 60:02d}.000Z", key=f"x-{n % 20:03d}", bytes=10**6)
+             for n in range(100)]  # fmt: skip
+    (tmp_path / "log").write_text("\n".join(lines))
+    rows = simulate(str(tmp_path / "log"), "--cache", "50%", "--policy", "epoch,lru", "--bandwidth", "10MiB")
+    last = {row["policy"]: row["hits"] for row in rows}
+    assert last["lru"] == 0.0
+    assert last["epoch"] == 1.0
+
+
+def test_the_table_is_for_people_and_seeds_repeat_it() -> None:
+    runs = [CliRunner().invoke(app, ["simulate", *SMALL, "--order", "fresh"]).output for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0].split()[:4] == ["cache", "policy", "job", "epoch"]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--order", "odd"], "--order odd"), (["--cache", "much"], "--cache much"), (["--cache", "0%"], "--cache 0%"),
+    (["--policy", "magic"], "--policy magic"), (["--size", "big"], "big"), (["/nowhere/log"], "/nowhere/log"),
+])  # fmt: skip
+def test_nonsense_is_refused_by_name(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", *words])
+    assert result.exit_code == 2
+    assert said in result.output
