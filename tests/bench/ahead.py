@@ -1,7 +1,7 @@
 """The goals of riding ahead, simulated and live: `make bench-ahead` prints goal, measured, met or not.
 
 Live: a real engine before a real bucket, whose network gives 1.3 times what the job consumes and, to one connection,
-less than one worker needs; an accelerator that sleeps. Measured is the *excess wait*: how long the training loop was blocked
+less than one worker needs; an accelerator that sleeps. Measured is the *excess wait*: how long the loop was blocked
 for data, above that of the same job over local files; as a share of that of the same job straight from the bucket.
 """
 

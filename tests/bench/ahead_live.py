@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.core.blockfile import usual_disk_bytes
 from tests.support.bucket import Bucket
 from tests.support.child import Child, clean_environment
 from tests.support.proxy import ServedProxy
@@ -25,8 +26,6 @@ from tests.support.simulator_process import REPOSITORY, SimulatorProcess
 from tests.support.weather import Counts
 
 BANDWIDTH = 1.3
-# What a block takes on disk beyond its bytes: its header, and the rest of the last page.
-HEADER_BYTES = 4096
 RUN_DEADLINE_S = 900.0
 POLL_S = 0.05
 TRACE_S = 0.5
@@ -60,8 +59,8 @@ class World:
     @property
     def cache_bytes(self) -> int:
         size = len(_object_bytes(self, 0)[0])
-        blocks = -(-size // self.block_bytes)
-        return int(self.cache * self.objects * (size + blocks * HEADER_BYTES))
+        lengths = [min(self.block_bytes, size - start) for start in range(0, size, self.block_bytes)]
+        return int(self.cache * self.objects * sum(map(usual_disk_bytes, lengths)))
 
     def key(self, number: int) -> str:
         return f"train/{number:06d}.tar" if self.kind == "shards" else f"samples/{number:06d}.bin"

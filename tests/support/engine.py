@@ -12,6 +12,7 @@ from pathlib import Path
 from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.core.concurrency import Concurrency
+from outrider.core.courtesy import Courtesy
 from outrider.core.eviction import POLICIES
 from outrider.core.freshness import Freshness
 from outrider.core.hedging import Hedging
@@ -104,7 +105,7 @@ def engine(
     )  # fmt: skip
     mode = Freshness.parse(freshness)
     catalog = Catalog(origin.endpoint, lambda _: mode, clock, catalog_entries)
-    turns = Turns(Concurrency(fills_max), clock)
+    turns = Turns(Concurrency(fills_max), Courtesy(fills_max), clock)
     asking = Asking(origin, patience or no_wait_patience(), metrics, turns, Hedging())
     flights = Flights(asking, store, tasks.spawn, turns, clock)
     openings = Openings(

@@ -33,8 +33,8 @@ _SAME_RANK = 1e-6
 @dataclass(slots=True, eq=False)
 class Kept:
     """Of one version of an object: which blocks are here (`present`), which of them were read in the pass over it that
-    is under way (`served`), both as bits; `block_bytes`: the length of one, on the average. `ahead`: fetched before
-    anybody asked, and not asked for since."""
+    is under way (`served`), both as bits; `block_bytes`: what one takes on disk, on the average. `ahead`: fetched
+    before anybody asked, and not asked for since."""
 
     dataset: Dataset
     key: int

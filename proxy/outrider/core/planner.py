@@ -7,7 +7,7 @@ has no clock: each fact brings its time, and the policy's calls, which bring non
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 
@@ -59,10 +59,17 @@ class Planner:
     end of a pass, which makes new tables for its keys.
     """
 
-    def __init__(self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000) -> None:
-        """`keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten."""
+    def __init__(
+        self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000,
+        disk_bytes: Callable[[int], int] = int,
+    ) -> None:  # fmt: skip
+        """`disk_bytes`: how much of the capacity a block of so many bytes takes.
+
+        `keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
+        """
         self._capacity_bytes = capacity_bytes
         self._block_bytes = block_bytes
+        self._disk_bytes = disk_bytes
         self._now = 0.0
         self.library = Library(keys_max, self._forget)
         self._kept: dict[bytes, Kept] = {}
@@ -201,7 +208,7 @@ class Planner:
             handed = self._handed.get(item)
             count = -(-version.size // self._block_bytes)
             kept = Kept(
-                dataset, key, block.version_id, count, -(-version.size // count), self._now,
+                dataset, key, block.version_id, count, self._disk_bytes(-(-version.size // count)), self._now,
                 ahead=handed is not None and not handed.asked_for, reading=item in self._open,
             )  # fmt: skip
             self._kept[block.version_id] = kept
@@ -226,12 +233,13 @@ class Planner:
             self._spread_s += (abs(took_s - self._fill_s) - self._spread_s) / 8
             self._fill_s += (took_s - self._fill_s) / 8
 
-    def dropped(self, ref: ObjectRef) -> None:
-        """What is still missing of a wanted object will not come."""
+    def dropped(self, ref: ObjectRef, *, again: bool = True) -> None:
+        """What is still missing of a wanted object will not come. `again`: it may come when it is tried again."""
         item = dataset, key = self.library.item(ref)
         if item in self._handed:
             self._unhand(item)
-            self._fetch_again(dataset, key)
+            if again:
+                self._fetch_again(dataset, key)
 
     def _unhand(self, item: Item) -> None:
         handed = self._handed.pop(item)
@@ -382,7 +390,8 @@ class Planner:
         kept = dataset.kept.get(key)
         count = max(1, -(-size // self._block_bytes))
         missing = ((1 << count) - 1) & ~(kept.present if kept is not None else 0)
-        object_bytes = size if size >= 0 else self._block_bytes
+        each_bytes = self._disk_bytes(-(-size // count) if size >= 0 else self._block_bytes)
+        object_bytes = count * each_bytes
         if object_bytes * (self.readers + 1) > self._capacity_bytes and one.part < 1:
             return None
         known = one.order_known
@@ -390,13 +399,12 @@ class Planner:
             return None
         # Where the next reads are anybody's, the readers' misses need room that is not taken from what is fetched.
         reserve = 0 if known else min(self._capacity_bytes // 4, int(self.readers * object_bytes * _RESERVE))
-        new_bytes = object_bytes * missing.bit_count() // count
-        need = self._handed_bytes + new_bytes + reserve
+        need = self._handed_bytes + missing.bit_count() * each_bytes + reserve
         in_next_pass = not known and not one.to_come(key)
         if not self._has_room(free_bytes, need, _FAREST if in_next_pass else due_s + _SOONER * one.seconds(self._now)):
             return None
-        self._handed[dataset, key] = _Handed(missing, self._now, -(-object_bytes // count))
-        self._count_handed(missing.bit_count(), -(-object_bytes // count))
+        self._handed[dataset, key] = _Handed(missing, self._now, each_bytes)
+        self._count_handed(missing.bit_count(), each_bytes)
         blocks = tuple(index for index in range(count) if missing >> index & 1)
         return Want(ObjectRef(dataset.bucket, dataset.names.keys[key]), size, blocks, due_s)
 

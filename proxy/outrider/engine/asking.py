@@ -70,7 +70,13 @@ class Patience:
 def _alarm(after_s: float) -> asyncio.Future[None]:
     loop = asyncio.get_running_loop()
     rings: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_later(after_s, rings.set_result, None)
+
+    def ring() -> None:
+        # It may have been given up in this very turn of the loop, whose callbacks come in the next.
+        if not rings.done():
+            rings.set_result(None)
+
+    timer = loop.call_later(after_s, ring)
     rings.add_done_callback(lambda _: timer.cancel())
     return rings
 
