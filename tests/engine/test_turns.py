@@ -180,3 +180,25 @@ async def test_a_slow_down_holds_back_who_comes_next() -> None:
     await queue.add("a", "b", "c")
     assert queue.order == ["a", "b"]
     await queue.drain()
+
+
+async def test_one_that_left_while_another_ended_takes_no_turn() -> None:
+    queue = Queue(1)
+    await queue.add("a", "b", "c")
+    queue.tasks["b"].cancel()
+    # In the same turn of the loop, before `b` has heard that it is cancelled.
+    queue.turns.returned(queue.of["a"])
+    queue.of["a"].held = False
+    queue.done["a"].set()
+    await queue.settle()
+    assert queue.order == ["a", "c"]
+    await queue.drain()
+
+
+async def test_prefetch_beside_those_who_wait_is_held_to_less() -> None:
+    queue = Queue(16, courtesy=4)
+    await queue.add("a", "p1", "p2", "p3")
+    assert queue.order == ["a", "p1"]
+    await queue.end("a")
+    assert queue.order == ["a", "p1", "p2", "p3"]
+    await queue.drain()

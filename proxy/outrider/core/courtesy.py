@@ -10,7 +10,7 @@ _WINDOW_S = 0.25
 # More than this above the best is no noise: the line has more to give.
 _GAIN = 1.05
 # Less than this of the best, and the line is not full.
-_FULL = 0.8
+_FULL = 0.85
 # The best is half forgotten in this time: a line may come to give less.
 _HALF_LIFE_S = 60.0
 _FIRST = 2
@@ -60,11 +60,11 @@ class Courtesy:
         felt, self._felt = self._felt, False
         if best * _FULL <= rate <= best * _GAIN:
             if awaited:
-                self.beside = 1
+                self.beside = max(1, self.beside - max(1, self.beside // 4))
         elif felt and awaited:
             self.beside = self._more(self.beside)
         elif felt:
             self.alone = self._more(self.alone)
 
     def _more(self, limit: int) -> int:
-        return min(self._ceiling, limit + max(1, limit // 2))
+        return min(self._ceiling, limit + max(1, limit // 4))

@@ -65,6 +65,8 @@ class Dataset:
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._clock = 0.0
         self.active_at = 0.0
+        # Of the object whose size was learned last, in bytes: what one of unknown size is taken for.
+        self.usual_bytes = -1
         self._sweep: list[int] = []
         self._passes: list[Pass] | None = None
 

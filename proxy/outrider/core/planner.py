@@ -103,7 +103,7 @@ class Planner:
         self._now = now
         item = self.library.item(ref)
         dataset, key = item
-        dataset.names.sizes[key] = size
+        dataset.names.sizes[key] = dataset.usual_bytes = size
         dataset.active_at = now
         asked = self._streams.asked(client, item, size, extent, now)
         if asked.opened:
@@ -184,12 +184,13 @@ class Planner:
             keys.setdefault(dataset, []).append(key)
         for dataset, its in keys.items():
             dataset.told(client, its, start, total or start + len(refs), now)
+            self._think_of_listing(dataset)
 
     def found(self, ref: ObjectRef, size: int) -> tuple[int, ...]:
         """The size of a wanted object is known now: the blocks of it that are wanted, too."""
         item = dataset, key = self.library.item(ref)
         unknown = dataset.names.sizes[key] < 0
-        dataset.names.sizes[key] = size
+        dataset.names.sizes[key] = dataset.usual_bytes = size
         handed = self._handed.get(item)
         if handed is None or not unknown:
             return ()
@@ -333,6 +334,11 @@ class Planner:
                 break
         return wants
 
+    @property
+    def blocks_coming(self) -> int:
+        """Handed out to be fetched, and not here yet."""
+        return self._handed_blocks
+
     def _may_fetch(self, dataset: Dataset) -> bool:
         return self._owing.get(dataset, 0.0) <= _WASTE * self._capacity_bytes + 2 * self._block_bytes
 
@@ -390,7 +396,8 @@ class Planner:
         kept = dataset.kept.get(key)
         count = max(1, -(-size // self._block_bytes))
         missing = ((1 << count) - 1) & ~(kept.present if kept is not None else 0)
-        each_bytes = self._disk_bytes(-(-size // count) if size >= 0 else self._block_bytes)
+        likely = size if size >= 0 else min(self._block_bytes, dataset.usual_bytes)
+        each_bytes = self._disk_bytes(-(-likely // count) if likely >= 0 else self._block_bytes)
         object_bytes = count * each_bytes
         if object_bytes * (self.readers + 1) > self._capacity_bytes and one.part < 1:
             return None

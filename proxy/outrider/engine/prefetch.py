@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -163,11 +163,22 @@ class Prefetch:
             self._spawn(self._look_around(bucket, prefix), f"list s3://{bucket}/{prefix}")
         if now < self._paused_until:
             return
-        if self._budget.bytes_per_s > 0 and not self._may_spend(now):
-            return
-        for want in self._planner.wants(now, self._store.room_bytes, self._budget.blocks):
-            self._spend(want)
+        for want in self._wants(now):
             self._spawn(self._bring(want), f"prefetch {want.ref}")
+
+    def _wants(self, now: float) -> Iterator[Want]:
+        room_bytes, blocks = self._store.room_bytes, self._budget.blocks
+        if self._budget.bytes_per_s == 0:
+            yield from self._planner.wants(now, room_bytes, blocks)
+            return
+        while self._may_spend(now):
+            wants = self._planner.wants(now, room_bytes, min(blocks, self._planner.blocks_coming + 1))
+            if not wants:
+                return
+            for want in wants:
+                size = want.size if want.size >= 0 else self._block_bytes
+                self._allowed_bytes -= min(size, len(want.blocks) * self._block_bytes)
+                yield want
 
     def _may_spend(self, now: float) -> bool:
         rate = self._budget.bytes_per_s
@@ -175,9 +186,6 @@ class Prefetch:
         self._allowed_bytes = min(rate, self._allowed_bytes + (now - self._allowed_at) * rate)
         self._allowed_at = now
         return self._allowed_bytes > 0
-
-    def _spend(self, want: Want) -> None:
-        self._allowed_bytes -= min(len(want.blocks) * self._block_bytes, max(want.size, 0))
 
     async def _look_around(self, bucket: str, prefix: str) -> None:
         objects = await self._survey.objects(bucket, prefix)
@@ -235,6 +243,7 @@ class Prefetch:
             flights = self._begin(want, version)
             if opened is not None and opened.turn is None:
                 opened.turn = turn
+                self._metrics.prefetched_blocks.inc()
                 await opened.ended()
             return flights
 
