@@ -6,22 +6,21 @@ from outrider.core.courtesy import Courtesy
 
 
 class Line:
-    """Gives each connection 4 MB/s and all of them 32 MB/s; there is always more to prefetch."""
+    """Gives each connection 4 MB/s and all of them 32 MB/s."""
 
     def __init__(self) -> None:
         self.courtesy = Courtesy(64)
         self.now = 0.0
 
-    def run(self, seconds: float, demand: int) -> list[int]:
+    def run(self, seconds: float, demand: int, *, queued: bool = True) -> list[int]:
         """So many connections that somebody waits for; how many others were allowed in each tenth of a second."""
         allowed = []
         for _ in range(int(seconds * 10)):
             courtesy = self.courtesy
             beside = courtesy.beside if demand else courtesy.alone
             allowed.append(beside)
-            courtesy.felt()
             if courtesy.is_due(self.now):
-                courtesy.judge(self.now, awaited=demand > 0)
+                courtesy.judge(self.now, awaited=demand > 0, queued=queued)
             courtesy.flowed(int(min(4e5 * (demand + beside), 3.2e6)))
             self.now += 0.1
         return allowed
@@ -29,6 +28,12 @@ class Line:
 
 def test_alone_it_takes_what_fills_the_line_and_no_more() -> None:
     assert 7 <= Line().run(20, demand=0)[-1] <= 16
+
+
+def test_what_nobody_needed_is_not_there_for_a_burst() -> None:
+    line = Line()
+    line.run(20, demand=0)
+    assert line.run(20, demand=0, queued=False)[-1] == 2
 
 
 def test_beside_readers_who_fill_the_line_it_keeps_out_of_the_way() -> None:

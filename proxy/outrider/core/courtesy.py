@@ -49,22 +49,28 @@ class Courtesy:
             self._felt = False
             self.alone, self.beside = self._more(self.alone), self._more(self.beside)
 
-    def judge(self, now: float, *, awaited: bool) -> None:
-        """`awaited`: some reader waits for bytes that have not come yet."""
+    def judge(self, now: float, *, awaited: bool, queued: bool) -> None:
+        """`awaited`: some reader waits for bytes that have not come yet. `queued`: more could be under way."""
         assert self._began is not None
         passed_s = now - self._began
         rate = self._bytes / passed_s
         best = self._best_bytes_s * 0.5 ** (passed_s / _HALF_LIFE_S)
         self._best_bytes_s = max(best, rate)
         self._began, self._bytes = now, 0
-        felt, self._felt = self._felt, False
-        if best * _FULL <= rate <= best * _GAIN:
-            if awaited:
-                self.beside = max(1, self.beside - max(1, self.beside // 4))
-        elif felt and awaited:
-            self.beside = self._more(self.beside)
-        elif felt:
+        full = best * _FULL <= rate <= best * _GAIN
+        if awaited:
+            if full:
+                self.beside = self._less(self.beside)
+            elif queued:
+                self.beside = self._more(self.beside)
+        elif not queued:
+            # What was not needed says nothing of the line: the next burst begins with less.
+            self.alone = max(min(_FIRST, self._ceiling), self._less(self.alone))
+        elif not full:
             self.alone = self._more(self.alone)
+
+    def _less(self, limit: int) -> int:
+        return max(1, limit - max(1, limit // 4))
 
     def _more(self, limit: int) -> int:
         return min(self._ceiling, limit + max(1, limit // 4))

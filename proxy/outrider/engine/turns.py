@@ -73,7 +73,7 @@ class Turns:
         now = self._clock()
         if self._courtesy.is_due(now):
             self._awaited = awaited()
-            self._courtesy.judge(now, awaited=self._awaited)
+            self._courtesy.judge(now, awaited=self._awaited, queued=bool(self._waiting[False]))
         self._courtesy.flowed(count)
 
     def unmeasured(self) -> None:
