@@ -161,11 +161,26 @@ async def test_the_bandwidth_of_the_budget_holds(making: Making) -> None:
             await room.tasks.settle()
         # Whole objects of two blocks, of which nobody knows the size before.
         assert 2 * BLOCK <= room.origin.body_bytes <= (4 + 4) * BLOCK
+
+
+async def test_bandwidth_that_was_not_spent_for_a_minute_is_not_saved_up(making: Making) -> None:
+    with making(budget=Budget(64, bytes_per_s=BLOCK)) as room:
         room.clock.advance(60.0)
         tell(room)
-        room.prefetch.tick()
-        assert room.planner.blocks_coming <= 2, "what was not spent for a minute is not saved up"
+        assert room.planner.blocks_coming == 1
         await room.tasks.settle()
+
+
+async def test_a_question_for_nobody_waits_for_its_turn(room: Engine) -> None:
+    gate = asyncio.Event()
+    room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
+    tell(room)
+    await under_way(room, 2)
+    await some_turns()
+    assert room.planner.blocks_coming > 2
+    assert room.origin.under_way == 2
+    gate.set()
+    await room.tasks.settle()
 
 
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.OBJECT])
@@ -197,7 +212,7 @@ async def test_prefetching_ends_within_a_second_of_its_readers(making: Making) -
 
 
 async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room: Engine) -> None:
-    broken = [Fault(times=None, key=REFS[3].key, status=403), Fault(times=None, key=REFS[4].key, refuse=True)]
+    broken = [Fault(times=None, key=REFS[0].key, status=403), Fault(times=None, key=REFS[1].key, refuse=True)]
     room.origin.faults += broken
     tell(room)
     async with asyncio.timeout(20):

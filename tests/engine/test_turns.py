@@ -192,6 +192,7 @@ async def test_one_that_left_while_another_ended_takes_no_turn() -> None:
     queue.done["a"].set()
     await queue.settle()
     assert queue.order == ["a", "c"]
+    assert queue.tasks["b"].cancelled()
     await queue.drain()
 
 
