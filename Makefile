@@ -29,9 +29,10 @@ test: install
 demo: install
 	$(BIN)/python -m tests.bench.demo
 
+# The simulated goals, what an event costs, and the live ones; `make bench-ahead BENCH="--only webdataset"`.
 bench-ahead: install
-	$(BIN)/python -m tests.bench.ahead_simulated
 	$(BIN)/python -m tests.bench.ahead_events
+	$(BIN)/python -m tests.bench.ahead $(BENCH)
 
 demo-short: install
 	$(BIN)/python -m tests.bench.demo --short

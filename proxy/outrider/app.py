@@ -23,7 +23,9 @@ from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.origin import HttpOrigin
 from outrider.adapters.recovery import Recovery
 from outrider.adapters.system import new_event_loop, raise_open_files_limit
+from outrider.core import blockfile
 from outrider.core.concurrency import Concurrency
+from outrider.core.courtesy import Courtesy
 from outrider.core.eviction import POLICIES
 from outrider.core.ghost import Ghost
 from outrider.core.hedging import Hedging
@@ -175,14 +177,16 @@ def _rooms(
     total = directory.total_bytes()
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
     ghost = Ghost(limits.capacity_bytes)
-    planner = Planner(limits.capacity_bytes, settings.block_size, opened=ghost.opened)
+    planner = Planner(
+        limits.capacity_bytes, settings.block_size, disk_bytes=blockfile.usual_disk_bytes, opened=ghost.opened
+    )
     orders.load(directory.orders, planner.library)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
     always = settings.verify == "always"
     store = DiskStore(directory, policy, limits, metrics, time.monotonic, verify_always=always)
     stack.callback(store.close)
     catalog = Catalog(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
-    turns = Turns(Concurrency(settings.fills), time.monotonic)
+    turns = Turns(Concurrency(settings.fills), Courtesy(settings.fills), time.monotonic)
     asking = Asking(origin, Patience(), metrics, turns, Hedging())
     flights = Flights(asking, store, tasks.spawn, turns, time.monotonic)
     openings = Openings(
@@ -194,7 +198,7 @@ def _rooms(
     hits = Hits(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
     access = _access(settings)
     prefetch = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking), tasks.spawn, time.monotonic,
+        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking), turns, tasks.spawn, time.monotonic,
         metrics, block_bytes=settings.block_size, mode_of=lambda ref: Mode(settings.prefetch_of(ref)),
         budget=Budget(max(1, settings.prefetch_bytes // settings.block_size), settings.prefetch_bandwidth),
     )  # fmt: skip

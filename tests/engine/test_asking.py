@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from outrider.core.concurrency import Concurrency
+from outrider.core.courtesy import Courtesy
 from outrider.core.errors import OriginBroke, VersionChanged
 from outrider.core.hedging import Hedging
 from outrider.core.model import Extent, ObjectVersion
@@ -36,7 +37,7 @@ class Room:
         self.alarms: list[asyncio.Future[None]] = []
         self.metrics = Metrics()
         self.concurrency = Concurrency(2)
-        self.turns = Turns(self.concurrency, self.clock)
+        self.turns = Turns(self.concurrency, Courtesy(64), self.clock)
         self.hedging = Hedging()
         patience = Patience(sleep=self.sleep, chance=lambda: 0.5, clock=self.clock, alarm=self.alarm)
         self.asking = Asking(self.origin, patience, self.metrics, self.turns, self.hedging)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from outrider.core.concurrency import Concurrency
+from outrider.core.courtesy import Courtesy
 from outrider.engine.turns import Turn, Turns
 from tests.support.fakes import FakeClock
 
@@ -14,10 +15,12 @@ from tests.support.fakes import FakeClock
 class Queue:
     """Fills that take their turns and note when they have them."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, courtesy: int = 2) -> None:
+        self.courtesy = Courtesy(64)
+        self.courtesy.alone = courtesy
         self.clock = FakeClock()
         self.concurrency = Concurrency(limit)
-        self.turns = Turns(self.concurrency, self.clock)
+        self.turns = Turns(self.concurrency, self.courtesy, self.clock)
         self.order: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.done: dict[str, asyncio.Event] = {}
@@ -74,7 +77,7 @@ async def test_demand_overtakes_prefetch_that_waits() -> None:
 
 
 async def test_demand_never_waits_behind_prefetch_that_is_under_way() -> None:
-    queue = Queue(4)
+    queue = Queue(4, courtesy=4)
     await queue.add("p1", "p2", "p3", "p4", "p5")
     assert queue.order == ["p1", "p2", "p3"]  # a quarter of the turns is left free
     await queue.add("a", "b", "c", "d", "e")
@@ -176,4 +179,27 @@ async def test_a_slow_down_holds_back_who_comes_next() -> None:
     queue.turns.slow_down()
     await queue.add("a", "b", "c")
     assert queue.order == ["a", "b"]
+    await queue.drain()
+
+
+async def test_one_that_left_while_another_ended_takes_no_turn() -> None:
+    queue = Queue(1)
+    await queue.add("a", "b", "c")
+    queue.tasks["b"].cancel()
+    # In the same turn of the loop, before `b` has heard that it is cancelled.
+    queue.turns.returned(queue.of["a"])
+    queue.of["a"].held = False
+    queue.done["a"].set()
+    await queue.settle()
+    assert queue.order == ["a", "c"]
+    assert queue.tasks["b"].cancelled()
+    await queue.drain()
+
+
+async def test_prefetch_beside_those_who_wait_is_held_to_less() -> None:
+    queue = Queue(16, courtesy=4)
+    await queue.add("a", "p1", "p2", "p3")
+    assert queue.order == ["a", "p1"]
+    await queue.end("a")
+    assert queue.order == ["a", "p1", "p2", "p3"]
     await queue.drain()

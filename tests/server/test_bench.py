@@ -3,6 +3,9 @@ table has every promise; what the bench makes by itself is what the store makes.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +20,9 @@ from tests.bench.results import Results, Sample
 from tests.bench.targets import DIRECT, OUTRIDER, RCLONE, SIGV4, STATIC, Outrider, Target
 from tests.bench.world import NAME, PROBE, Plan, World, make_bucket
 from tests.support.bucket import Bucket
+from tests.support.door import HAS_TORCH
 from tests.support.proxy import Proxy
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator_process import REPOSITORY, SimulatorProcess
 
 MIB = 1024 * 1024
 TINY = Plan(
@@ -141,3 +145,25 @@ def test_a_table_compares_with_the_limit_and_with_the_best_peer() -> None:
 def test_the_probe_is_in_the_bucket_and_in_no_load(world: World) -> None:
     assert PROBE in world.sizes
     assert PROBE not in (world.big, *world.shards, *world.smalls, *world.firsts)
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is pinned to a release without a wheel for this Python")
+def test_the_goals_of_riding_ahead_are_measured_live(tmp_path: Path) -> None:
+    """The shape alone: each job reads what was written, each goal has its row. The data is too little for figures."""
+    rows = tmp_path / "rows.json"
+    argv = [sys.executable, "-m", "tests.bench.ahead", "--short", "--json", str(rows)]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    goals = [(row["world"], row["figure"], row["goal"]) for row in json.loads(rows.read_text())]
+    assert goals == [
+        ("WebDataset default", "excess wait, epoch 1", "<= 0.35"),
+        ("WebDataset default", "excess wait, epochs 2 to 3", "<= 0.03"),
+        ("WebDataset new order", "excess wait, epoch 1", ""),
+        ("WebDataset new order", "excess wait, epochs 2 to 3", "<= 0.35"),
+        ("WebDataset announced", "excess wait, epochs 1 to 3", "<= 0.03"),
+        ("WebDataset lru", "excess wait, epoch 2", ""),
+        ("DELI unmodified", "excess wait, epochs 1 to 2", "<= 0.50"),
+        ("DELI AnnouncingSampler", "excess wait, epochs 1 to 2", "<= 0.02"),
+        ("DELI lru", "excess wait, epoch 2", ""),
+    ]
+    assert done.stdout.count("\n") == 1 + len(goals)

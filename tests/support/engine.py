@@ -11,18 +11,23 @@ from pathlib import Path
 
 from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.disk import DiskStore, Limits
+from outrider.core.blockfile import usual_disk_bytes
 from outrider.core.concurrency import Concurrency
+from outrider.core.courtesy import Courtesy
 from outrider.core.eviction import POLICIES
 from outrider.core.freshness import Freshness
 from outrider.core.hedging import Hedging
 from outrider.core.model import ObjectRef
+from outrider.core.planner import Planner
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Flights
 from outrider.engine.forwards import Forwards
 from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
+from outrider.engine.prefetch import Budget, Mode, Prefetch
 from outrider.engine.reads import Body, FilePiece, Piece, ReadAnswer, Reads
+from outrider.engine.survey import Survey
 from outrider.engine.turns import Turns
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock, FakeOrigin, FakeTasks, no_wait_patience
@@ -44,6 +49,9 @@ class Engine:
     flights: Flights
     reads: Reads
     forwards: Forwards
+    prefetch: Prefetch
+    """Rides ahead of nothing, unless the policy is `epoch` and it is told of reads."""
+    planner: Planner
 
     async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
         """The body of a GET; `headers` with `_` for `-`."""
@@ -93,18 +101,20 @@ def engine(
     capacity_bytes: int = 64 * 1024 * 1024, min_free_bytes: int = 0, policy: str = "lru", freshness: str = "ttl:60",
     stale_if_error: bool = False, fills_max: int = 64, verify_always: bool = False, clock: FakeClock | None = None,
     catalog_entries: int = 10_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    patience: Patience | None = None,
+    patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, budget: Budget | None = None,
 ) -> Iterator[Engine]:  # fmt: skip
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
+    planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes)
+    its_policy = planner if policy == "epoch" else POLICIES[policy]()
     store = DiskStore(
-        directory or BlockDir.open(root), POLICIES[policy](), Limits(capacity_bytes, min_free_bytes), metrics, clock,
+        directory or BlockDir.open(root), its_policy, Limits(capacity_bytes, min_free_bytes), metrics, clock,
         verify_always=verify_always,
     )  # fmt: skip
     mode = Freshness.parse(freshness)
     catalog = Catalog(origin.endpoint, lambda _: mode, clock, catalog_entries)
-    turns = Turns(Concurrency(fills_max), clock)
+    turns = Turns(Concurrency(fills_max), Courtesy(fills_max), clock)
     asking = Asking(origin, patience or no_wait_patience(), metrics, turns, Hedging())
     flights = Flights(asking, store, tasks.spawn, turns, clock)
     openings = Openings(
@@ -113,7 +123,11 @@ def engine(
     )  # fmt: skip
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
     forwards = Forwards(origin, asking, catalog, Listings(lambda prefix: None, clock, 1 << 20))
+    ahead = Prefetch(
+        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking), turns, tasks.spawn, clock, metrics,
+        block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget or Budget(64),
+    )  # fmt: skip
     try:
-        yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards)
+        yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards, ahead, planner)
     finally:
         store.close()

@@ -130,6 +130,27 @@ def test_a_told_order_is_followed_from_its_first_shard() -> None:
     assert set(riders.wanted(3)) <= set(plan[40:50])
 
 
+def test_room_is_counted_as_the_disk_gives_it() -> None:
+    """Blocks of 1 KiB in files of 8: what fits by its bytes alone would be refused, wanted again, and so for ever."""
+    planner = Planner(80 * 8192, MIB, disk_bytes=lambda length: 4096 + -(-length // 4096) * 4096)
+    refs = [ObjectRef("b", key) for key in KEYS]
+    planner.listed("b", [(key, 1024) for key in KEYS], 0.0)
+    planner.told("a", refs, 0.0)
+    planner.asked("a", refs[0], 1024, Extent(0, 1024), 0.0)
+    assert planner.wants(0.0, 8191, 4) == []
+    assert len(planner.wants(0.0, 2 * 8192, 4)) == 2
+
+
+def test_an_object_of_unknown_size_is_taken_for_one_like_the_last() -> None:
+    """Not for a whole block, of which a small cache would have none to spare."""
+    planner = Planner(MIB // 4, MIB)
+    refs = [ObjectRef("b", key) for key in KEYS]
+    planner.told("a", refs, 0.0)
+    assert planner.wants(0.0, MIB // 4, 4) == []
+    planner.asked("a", refs[0], 1024, Extent(0, 1024), 0.0)
+    assert planner.wants(0.0, MIB // 4, 4) != []
+
+
 def test_readers_that_stop_have_nothing_fetched_a_second_later() -> None:
     riders = Riders()
     riders.read(SHUFFLED)

@@ -24,6 +24,7 @@ from outrider.adapters.system import new_event_loop
 from outrider.app import DEFAULT_REGION, running
 from outrider.cli import environment, options
 from outrider.core.concurrency import Concurrency
+from outrider.core.courtesy import Courtesy
 from outrider.core.errors import Signal
 from outrider.core.hedging import Hedging
 from outrider.engine.asking import Asking, Patience
@@ -132,7 +133,7 @@ async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -
     if parts.scheme != "s3" or not parts.netloc:
         raise SettingsError(f"{url}: write s3://BUCKET/PREFIX.")
     prefix = parts.path.lstrip("/")
-    asking = Asking(bucket, Patience(), metrics, Turns(Concurrency(1), time.monotonic), Hedging())
+    asking = Asking(bucket, Patience(), metrics, Turns(Concurrency(1), Courtesy(1), time.monotonic), Hedging())
     listed = await Survey(asking).objects(parts.netloc, prefix)
     chosen = [(key, size) for key, size in listed if size > 0][:count]
     if not chosen:

@@ -71,6 +71,11 @@ def disk_bytes(meta: BlockMeta) -> int:
     return header_bytes(meta) + -(-meta.extent.length // PAGE_BYTES) * PAGE_BYTES
 
 
+def usual_disk_bytes(length: int) -> int:
+    """The same for a block of `length` bytes whose header is as short as nearly all are."""
+    return PAGE_BYTES + -(-length // PAGE_BYTES) * PAGE_BYTES
+
+
 def encode_header(meta: BlockMeta, payload_checksum: bytes) -> bytes:
     """The header's bytes; `payload_checksum` is the digest of `PayloadChecksum`."""
     raw = _meta_json(meta)

@@ -33,8 +33,8 @@ _SAME_RANK = 1e-6
 @dataclass(slots=True, eq=False)
 class Kept:
     """Of one version of an object: which blocks are here (`present`), which of them were read in the pass over it that
-    is under way (`served`), both as bits; `block_bytes`: the length of one, on the average. `ahead`: fetched before
-    anybody asked, and not asked for since."""
+    is under way (`served`), both as bits; `block_bytes`: what one takes on disk, on the average. `ahead`: fetched
+    before anybody asked, and not asked for since."""
 
     dataset: Dataset
     key: int
@@ -65,6 +65,8 @@ class Dataset:
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._clock = 0.0
         self.active_at = 0.0
+        # Of the object whose size was learned last, in bytes: what one of unknown size is taken for.
+        self.usual_bytes = -1
         self._sweep: list[int] = []
         self._passes: list[Pass] | None = None
 

@@ -60,14 +60,18 @@ class Planner:
     """
 
     def __init__(
-        self, capacity_bytes: int, block_bytes: int,
-        *, keys_max: int = 1_000_000, opened: Callable[[ObjectRef, int], None] = lambda ref, size: None,
+        self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000,
+        disk_bytes: Callable[[int], int] = int, opened: Callable[[ObjectRef, int], None] = lambda ref, size: None,
     ) -> None:  # fmt: skip
-        """`keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
-        `opened` hears of each pass over an object (see `ghost`)."""
+        """`disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` hears of each pass over an
+        object (see `ghost`).
+
+        `keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
+        """
         self._on_opened = opened
         self._capacity_bytes = capacity_bytes
         self._block_bytes = block_bytes
+        self._disk_bytes = disk_bytes
         self._now = 0.0
         self.library = Library(keys_max, self._forget)
         self._kept: dict[bytes, Kept] = {}
@@ -101,7 +105,7 @@ class Planner:
         self._now = now
         item = self.library.item(ref)
         dataset, key = item
-        dataset.names.sizes[key] = size
+        dataset.names.sizes[key] = dataset.usual_bytes = size
         dataset.active_at = now
         asked = self._streams.asked(client, item, size, extent, now)
         if asked.opened:
@@ -183,12 +187,13 @@ class Planner:
             keys.setdefault(dataset, []).append(key)
         for dataset, its in keys.items():
             dataset.told(client, its, start, total or start + len(refs), now)
+            self._think_of_listing(dataset)
 
     def found(self, ref: ObjectRef, size: int) -> tuple[int, ...]:
         """The size of a wanted object is known now: the blocks of it that are wanted, too."""
         item = dataset, key = self.library.item(ref)
         unknown = dataset.names.sizes[key] < 0
-        dataset.names.sizes[key] = size
+        dataset.names.sizes[key] = dataset.usual_bytes = size
         handed = self._handed.get(item)
         if handed is None or not unknown:
             return ()
@@ -207,7 +212,7 @@ class Planner:
             handed = self._handed.get(item)
             count = -(-version.size // self._block_bytes)
             kept = Kept(
-                dataset, key, block.version_id, count, -(-version.size // count), self._now,
+                dataset, key, block.version_id, count, self._disk_bytes(-(-version.size // count)), self._now,
                 ahead=handed is not None and not handed.asked_for, reading=item in self._open,
             )  # fmt: skip
             self._kept[block.version_id] = kept
@@ -232,12 +237,13 @@ class Planner:
             self._spread_s += (abs(took_s - self._fill_s) - self._spread_s) / 8
             self._fill_s += (took_s - self._fill_s) / 8
 
-    def dropped(self, ref: ObjectRef) -> None:
-        """What is still missing of a wanted object will not come."""
+    def dropped(self, ref: ObjectRef, *, again: bool = True) -> None:
+        """What is still missing of a wanted object will not come. `again`: it may come when it is tried again."""
         item = dataset, key = self.library.item(ref)
         if item in self._handed:
             self._unhand(item)
-            self._fetch_again(dataset, key)
+            if again:
+                self._fetch_again(dataset, key)
 
     def _unhand(self, item: Item) -> None:
         handed = self._handed.pop(item)
@@ -331,6 +337,11 @@ class Planner:
                 break
         return wants
 
+    @property
+    def blocks_coming(self) -> int:
+        """Handed out to be fetched, and not here yet."""
+        return self._handed_blocks
+
     def _may_fetch(self, dataset: Dataset) -> bool:
         return self._owing.get(dataset, 0.0) <= _WASTE * self._capacity_bytes + 2 * self._block_bytes
 
@@ -388,7 +399,9 @@ class Planner:
         kept = dataset.kept.get(key)
         count = max(1, -(-size // self._block_bytes))
         missing = ((1 << count) - 1) & ~(kept.present if kept is not None else 0)
-        object_bytes = size if size >= 0 else self._block_bytes
+        likely = size if size >= 0 else min(self._block_bytes, dataset.usual_bytes)
+        each_bytes = self._disk_bytes(-(-likely // count) if likely >= 0 else self._block_bytes)
+        object_bytes = count * each_bytes
         if object_bytes * (self.readers + 1) > self._capacity_bytes and one.part < 1:
             return None
         known = one.order_known
@@ -396,13 +409,12 @@ class Planner:
             return None
         # Where the next reads are anybody's, the readers' misses need room that is not taken from what is fetched.
         reserve = 0 if known else min(self._capacity_bytes // 4, int(self.readers * object_bytes * _RESERVE))
-        new_bytes = object_bytes * missing.bit_count() // count
-        need = self._handed_bytes + new_bytes + reserve
+        need = self._handed_bytes + missing.bit_count() * each_bytes + reserve
         in_next_pass = not known and not one.to_come(key)
         if not self._has_room(free_bytes, need, _FAREST if in_next_pass else due_s + _SOONER * one.seconds(self._now)):
             return None
-        self._handed[dataset, key] = _Handed(missing, self._now, -(-object_bytes // count))
-        self._count_handed(missing.bit_count(), -(-object_bytes // count))
+        self._handed[dataset, key] = _Handed(missing, self._now, each_bytes)
+        self._count_handed(missing.bit_count(), each_bytes)
         blocks = tuple(index for index in range(count) if missing >> index & 1)
         return Want(ObjectRef(dataset.bucket, dataset.names.keys[key]), size, blocks, due_s)
 

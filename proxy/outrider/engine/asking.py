@@ -72,7 +72,7 @@ def _alarm(after_s: float) -> asyncio.Future[None]:
     rings: asyncio.Future[None] = loop.create_future()
 
     def ring() -> None:
-        # Given up a moment ago, and the timer was due already.
+        # It may have been given up in this very turn of the loop, whose callbacks come in the next.
         if not rings.done():
             rings.set_result(None)
 

@@ -17,7 +17,18 @@ from outrider.ports import BlockWriter, Lease
 class Flight:
     """One block's arrival, from offset `start` on and then what lies before it; it is read through `lease`."""
 
-    __slots__ = ("_error", "_has_landed", "_waiters", "_writer", "arrival", "head_wanted", "meta", "on_wait", "turn")
+    __slots__ = (
+        "_end",
+        "_error",
+        "_has_landed",
+        "_waiters",
+        "_writer",
+        "arrival",
+        "head_wanted",
+        "meta",
+        "on_wait",
+        "turn",
+    )
 
     def __init__(self, meta: BlockMeta, start: int = 0) -> None:
         self.meta = meta
@@ -30,6 +41,7 @@ class Flight:
         self._writer: BlockWriter | None = None
         self._error: Exception | None = None
         self._has_landed = False
+        self._end = asyncio.Event()
         self._waiters: set[asyncio.Future[None]] = set()
 
     @property
@@ -51,17 +63,18 @@ class Flight:
 
     def fail(self, error: Exception) -> None:
         self._error = error
+        self._end.set()
         self._wake()
 
     def land(self) -> None:
         """The store has the block."""
         self._has_landed = True
+        self._end.set()
         self._wake()
 
     async def ended(self) -> bool:
         """Wait for the end of the flight, without being in a hurry; True: the store has the block."""
-        while not self._has_landed and self._error is None:
-            await self._next_step()
+        await self._end.wait()
         return self._has_landed
 
     def _wake(self) -> None:

@@ -99,7 +99,7 @@ class Flights:
         lead = flights[0]
         begun = Extent(lead.begins_at, flights[-1].meta.extent.stop)
         head = Extent(lead.meta.extent.start, begun.start)
-        pouring = Pouring(self._asking, self._store, turn, self._clock, self._arrived, self._landed)
+        pouring = Pouring(self._asking, self._store, turn, self._clock, self._arrived, self._landed, self._flowed)
         try:
             # The file of the first block is made before the GET is sent: no room, no traffic.
             await pouring.begin(lead)
@@ -121,6 +121,12 @@ class Flights:
     def _arrived(self, origin_s: float, disk_s: float, count: int) -> None:
         self._turns.arrived(count)
         self._lag.took(disk_s, origin_s, count, len(self._flights), self._clock())
+
+    def _flowed(self, count: int) -> None:
+        if count:
+            self._turns.flowed(count, lambda: any(flight.awaited for flight in self._flights.values()))
+        else:
+            self._turns.unmeasured()
 
     def _landed(self, flight: Flight) -> None:
         # The store has it now: only then it leaves the table, so that nobody finds neither.

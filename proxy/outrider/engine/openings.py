@@ -79,8 +79,9 @@ class Openings:
         """The version that the origin has now. `first_byte` None: ask by HEAD; else by a GET that brings the block
         of that byte with it, so that an unknown object costs one round trip. `whole_headers`: also the checksums of
         the whole, which stores leave out of the answer to a Range."""
-        if self._catalog.stale(ref) is not None:
-            # Most likely it is the same still, and its blocks are here. Not by If-None-Match: a 304 leaves out the
+        stale = self._catalog.stale(ref)
+        if stale is not None and first_byte is not None and self._is_here(stale, first_byte):
+            # Most likely it is the same still. Not by If-None-Match: a 304 leaves out the
             # headers, which may have changed while the bytes, and so the ETag, did not.
             first_byte = None
         by_head = first_byte is None
@@ -107,6 +108,10 @@ class Openings:
             if isinstance(error, OriginRefused):
                 raise
             raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
+
+    def _is_here(self, version: ObjectVersion, byte: int) -> bool:
+        vid = version_id(self._origin, version, self._block_bytes)
+        return not self._flights.wanted(BlockKey(vid, byte // self._block_bytes))
 
     async def ask_checksums(self, ref: ObjectRef) -> None:
         """Of an object whose version is fresh: the catalog knows more then, or nothing new where the origin does not

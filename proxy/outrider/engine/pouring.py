@@ -25,15 +25,18 @@ class Pouring:
     def __init__(
         self, asking: Asking, store: BlockStore, turn: Turn | None, clock: Clock,
         arrived: Callable[[float, float, int], None], landed: Callable[[Flight], None],
+        flowed: Callable[[int], None],
     ) -> None:  # fmt: skip
         """`turn`: given away while this waits for another try. `arrived` is told of each write: seconds of waiting for
-        the origin, seconds that the disk took, bytes."""
+        the origin, seconds that the disk took, bytes. `flowed` is told of the bytes of a body that come after its first
+        ones; 0: there were none."""
         self._asking = asking
         self._store = store
         self._turn = turn
         self._clock = clock
         self._arrived = arrived
         self._landed = landed
+        self._flowed = flowed
         self._writers: dict[Flight, BlockWriter] = {}
 
     async def begin(self, flight: Flight) -> BlockWriter:
@@ -57,8 +60,12 @@ class Pouring:
             held.flight.on_wait.append(awaited)
             try:
                 asked_at = self._clock()
+                pieces = 0
                 async for chunk in chunks:
                     held.waited_s += self._clock() - asked_at
+                    pieces += 1
+                    if pieces > 1:
+                        self._flowed(len(chunk))
                     rest: Buffer = chunk
                     while rest := held.add(rest):
                         await self._write(held)
@@ -68,6 +75,8 @@ class Pouring:
                     if held.flight.awaited or held.count >= _HOLD_BYTES or held.full:
                         await self._write(held)
                     asked_at = self._clock()
+                if pieces == 1:
+                    self._flowed(0)
                 await self._write(held)
             finally:
                 held.flight.on_wait.remove(awaited)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from cachetools import LRUCache
 
-from outrider.core.errors import Signal
+from outrider.core.errors import S3Error, ServiceUnavailable, Signal
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
 from outrider.core.planner import Planner, Want
 from outrider.core.streams import Streams
@@ -25,13 +25,14 @@ from outrider.engine.flight import Flight
 from outrider.engine.flights import Flights, Spawn
 from outrider.engine.openings import NotCacheable, Openings
 from outrider.engine.survey import Survey
+from outrider.engine.turns import Turns
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Clock
 
 log = logging.getLogger(__name__)
 
 # Adjacent blocks that nobody waits for yet are brought by one GET: fewer requests, and they come in order.
-_JOIN_BLOCKS = 4
+_JOIN_BLOCKS = 1
 # Hits that are remembered until the planner is told; of more than these it hears of the last.
 _NOTES_MAX = 16_384
 # Of one object, at one time that the planner is told: runs of bytes, after joining those that touch.
@@ -40,6 +41,8 @@ _RUNS_MAX = 4
 # oldest are heard, and beyond `_NOTES_MAX` some never are; the storm itself is served undisturbed.
 _HEARD_MAX = 256
 _FOLDERS_MAX = 4096
+# After a fill that failed, prefetching rests: twice as long after each in a row.
+_PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 
 
 class Mode(Enum):
@@ -73,7 +76,7 @@ class Prefetch:
 
     def __init__(
         self, planner: Planner, origin: str, catalog: Catalog, store: BlockStore, flights: Flights, openings: Openings,
-        survey: Survey, spawn: Spawn, clock: Clock, metrics: Metrics,
+        survey: Survey, turns: Turns, spawn: Spawn, clock: Clock, metrics: Metrics,
         *, block_bytes: int, mode_of: Callable[[ObjectRef], Mode], budget: Budget,
     ) -> None:  # fmt: skip
         self._planner = planner
@@ -83,6 +86,7 @@ class Prefetch:
         self._flights = flights
         self._openings = openings
         self._survey = survey
+        self._turns = turns
         self._spawn = spawn
         self._clock = clock
         self._metrics = metrics
@@ -94,6 +98,7 @@ class Prefetch:
         # Folders whose readers ask for checksums of the whole: a fill that does not ask for them would cost such a
         # reader a question to the origin.
         self._checksums: LRUCache[tuple[str, str], bool] = LRUCache(_FOLDERS_MAX)
+        self._pause_s = self._paused_until = 0.0
         self._allowed_bytes = 0.0
         self._allowed_at = clock()
 
@@ -159,11 +164,24 @@ class Prefetch:
         now = self._clock()
         for bucket, prefix in self._planner.please_list():
             self._spawn(self._look_around(bucket, prefix), f"list s3://{bucket}/{prefix}")
-        if self._budget.bytes_per_s > 0 and not self._may_spend(now):
+        if now < self._paused_until:
             return
-        for want in self._planner.wants(now, self._store.room_bytes, self._budget.blocks):
-            self._spend(want)
+        for want in self._wants(now):
             self._spawn(self._bring(want), f"prefetch {want.ref}")
+
+    def _wants(self, now: float) -> Iterator[Want]:
+        room_bytes, blocks = self._store.room_bytes, self._budget.blocks
+        if self._budget.bytes_per_s == 0:
+            yield from self._planner.wants(now, room_bytes, blocks)
+            return
+        while self._may_spend(now):
+            wants = self._planner.wants(now, room_bytes, min(blocks, self._planner.blocks_coming + 1))
+            if not wants:
+                return
+            for want in wants:
+                size = want.size if want.size >= 0 else self._block_bytes
+                self._allowed_bytes -= min(size, len(want.blocks) * self._block_bytes)
+                yield want
 
     def _may_spend(self, now: float) -> bool:
         rate = self._budget.bytes_per_s
@@ -171,9 +189,6 @@ class Prefetch:
         self._allowed_bytes = min(rate, self._allowed_bytes + (now - self._allowed_at) * rate)
         self._allowed_at = now
         return self._allowed_bytes > 0
-
-    def _spend(self, want: Want) -> None:
-        self._allowed_bytes -= min(len(want.blocks) * self._block_bytes, max(want.size, 0))
 
     async def _look_around(self, bucket: str, prefix: str) -> None:
         objects = await self._survey.objects(bucket, prefix)
@@ -183,30 +198,57 @@ class Prefetch:
 
     async def _bring(self, want: Want) -> None:
         """One object's missing blocks; the planner hears of each by the store, or here that they will not come."""
-        flights: list[Flight] = []
+        again = False
         try:
-            version = await self._version(want.ref)
-            if version.size != want.size:
-                self._planner.found(want.ref, version.size)
-            count = -(-version.size // self._block_bytes)
-            blocks = range(count) if want.size < 0 else [index for index in want.blocks if index < count]
-            flights = self._fill(version, blocks)
-            for flight in flights:
-                await flight.ended()
-        except Signal as error:
+            version = self._known(want.ref)
+            flights = await self._begin_unknown(want) if version is None else self._begin(want, version)
+            ended = [await flight.ended() for flight in flights]
+            again = not all(ended)
+        except (Signal, S3Error) as error:
+            again = isinstance(error, ServiceUnavailable)
             log.debug("prefetch given up", extra={"object": str(want.ref), "error": repr(error)})
         finally:
-            self._planner.dropped(want.ref)
+            self._planner.dropped(want.ref, again=again)
+        self._pause(again)
         self.think()
 
-    async def _version(self, ref: ObjectRef) -> ObjectVersion:
-        checksums = self._checksums.get(_folder(ref), False)
+    def _pause(self, failed: bool) -> None:
+        """Where there is no room, or no origin, to try again at once would be to try for ever."""
+        self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_S, 2 * self._pause_s)) if failed else 0.0
+        if failed:
+            self._paused_until = self._clock() + self._pause_s
+
+    def _known(self, ref: ObjectRef) -> ObjectVersion | None:
+        """None: the origin must be asked."""
         version = self._catalog.fresh(ref)
-        if version is None or (checksums and not version.whole_headers):
-            version = await self._openings.ask(ref, 0, whole_headers=checksums)
-        if version.size == 0:
-            raise NotCacheable("nothing to bring")
-        return version
+        asks = self._checksums.get(_folder(ref), False)
+        return None if version is None or (asks and not version.whole_headers) else version
+
+    def _begin(self, want: Want, version: ObjectVersion) -> list[Flight]:
+        if version.size != want.size:
+            self._planner.found(want.ref, version.size)
+        count = -(-version.size // self._block_bytes)
+        blocks = range(count) if want.size < 0 else [index for index in want.blocks if index < count]
+        return self._fill(version, blocks)
+
+    async def _begin_unknown(self, want: Want) -> list[Flight]:
+        """The question brings the first block: it waits for its turn as every other fill does."""
+        turn = self._turns.turn(demand=False)
+        async with turn:
+            # A reader may have come first.
+            version = self._known(want.ref)
+            if version is None:
+                asks = self._checksums.get(_folder(want.ref), False)
+                version = await self._openings.ask(want.ref, 0, whole_headers=asks)
+            if version.size == 0:
+                raise NotCacheable("nothing to bring")
+            opened = self._flights.get(BlockKey(version_id(self._origin, version, self._block_bytes), 0))
+            flights = self._begin(want, version)
+            if opened is not None and opened.turn is None:
+                opened.turn = turn
+                self._metrics.prefetched_blocks.inc()
+                await opened.ended()
+            return flights
 
     def _fill(self, version: ObjectVersion, blocks: Iterable[int]) -> list[Flight]:
         """Begin to fill those that are neither here nor coming; the flights of all that are not here."""

@@ -27,7 +27,7 @@ from outrider.core.model import (
     block_extent,
     version_id,
 )
-from outrider.core.window import WINDOW_BLOCKS_MAX, runs_ahead
+from outrider.core.window import WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.flight import Flight
@@ -266,6 +266,11 @@ class Reads:
             if run.first > index and not self._flights.admits():
                 break
             self._flights.fill(self._flights.board(self._origin, version, self._block_bytes, run, rest.start))
+        # What was to be brought for nobody is what this reader would ask for now: it must not come one by one.
+        for ahead in range(index, min(last + 1, index + window_blocks(blocks_sent))):
+            flight = self._flights.get(BlockKey(vid, ahead))
+            if flight is not None and flight.turn is not None:
+                flight.turn.promote()
 
     def _relay_stop(self, version: ObjectVersion, vid: bytes, position: int, stop: int) -> int:
         """Where the run of missing blocks ends that `position` lies in: one GET relays it."""

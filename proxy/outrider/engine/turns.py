@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
 from outrider.core.concurrency import Concurrency
+from outrider.core.courtesy import Courtesy
 from outrider.ports import Clock
 
 
@@ -45,14 +47,18 @@ class Turns:
     """Grants turns in the order in which they were asked for, all demand before any prefetch.
 
     Demand waits for demand alone: prefetch leaves a quarter of the turns free, and does not count where demand asks, so
-    that both together may for a moment be more than the limit.
+    that both together may for a moment be more than the limit. Of prefetch there are only so many as take
+    nothing from the rest.
     """
 
-    def __init__(self, concurrency: Concurrency, clock: Clock) -> None:
+    def __init__(self, concurrency: Concurrency, courtesy: Courtesy, clock: Clock) -> None:
         self._concurrency = concurrency
+        self._courtesy = courtesy
         self._clock = clock
         self._waiting: dict[bool, deque[Turn]] = {True: deque(), False: deque()}
         self._held = {True: 0, False: 0}
+        # Somebody did wait for bytes when that was last asked: not all that is waited for holds a turn.
+        self._awaited = False
 
     def turn(self, *, demand: bool = True) -> Turn:
         return Turn(self, demand=demand)
@@ -61,6 +67,18 @@ class Turns:
         """Bytes came from the origin."""
         self._concurrency.arrived(count, self._clock())
         self._admit()
+
+    def flowed(self, count: int, awaited: Callable[[], bool]) -> None:
+        """A connection brought `count` more bytes of a body. `awaited`: whether somebody waits for any."""
+        now = self._clock()
+        if self._courtesy.is_due(now):
+            self._awaited = awaited()
+            self._courtesy.judge(now, awaited=self._awaited, queued=bool(self._waiting[False]))
+        self._courtesy.flowed(count)
+
+    def unmeasured(self) -> None:
+        """A body came in one piece."""
+        self._courtesy.unmeasured()
 
     def slow_down(self) -> None:
         """The origin says that it is asked too much."""
@@ -79,7 +97,7 @@ class Turns:
             turn.waiter = None
             if turn.held:
                 self.returned(turn)  # granted and cancelled in the same moment
-            else:
+            elif turn in self._waiting[turn.demand]:
                 self._waiting[turn.demand].remove(turn)
             raise
 
@@ -103,10 +121,16 @@ class Turns:
         while self._waiting[True] and self._held[True] < limit:
             self._start(self._waiting[True].popleft())
         while self._waiting[False] and self._held[True] + self._held[False] < max(1, limit - limit // 4):
+            awaited = self._awaited or self._held[True] > 0
+            if self._held[False] >= (self._courtesy.beside if awaited else self._courtesy.alone):
+                self._courtesy.felt()
+                return
             self._start(self._waiting[False].popleft())
 
     def _start(self, turn: Turn) -> None:
         assert turn.waiter is not None
+        if turn.waiter.cancelled():
+            return  # its task has yet to hear of it
         turn.held = True
         self._held[turn.demand] += 1
         turn.waiter.set_result(None)

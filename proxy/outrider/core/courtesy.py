@@ -1,0 +1,76 @@
+"""How many fills that nobody waits for may run beside those that somebody does: as many as take nothing from them.
+
+Whether a line is full shows in the sum of what comes: when more fills do not bring more, they only share it out anew.
+"""
+
+from __future__ import annotations
+
+# A quarter of a second has several chunks of each connection, and a reader is not held up for longer unnoticed.
+_WINDOW_S = 0.25
+# More than this above the best is no noise: the line has more to give.
+_GAIN = 1.05
+# Less than this of the best, and the line is not full.
+_FULL = 0.85
+# The best is half forgotten in this time: a line may come to give less.
+_HALF_LIFE_S = 60.0
+_FIRST = 2
+
+
+class Courtesy:
+    """How many such fills may be under way: `alone`, while nobody waits for any bytes, and `beside` those who do.
+    1 to `ceiling` each."""
+
+    def __init__(self, ceiling: int) -> None:
+        self._ceiling = ceiling
+        self.alone = min(_FIRST, ceiling)
+        self.beside = 1
+        self._best_bytes_s = 0.0
+        self._began: float | None = None
+        self._bytes = 0
+        self._felt = False
+
+    def felt(self) -> None:
+        """One had to wait because of the limit."""
+        self._felt = True
+
+    def is_due(self, now: float) -> bool:
+        """What came is to be judged now."""
+        if self._began is None:
+            self._began = now
+        return now - self._began >= _WINDOW_S
+
+    def flowed(self, count: int) -> None:
+        """So many bytes of a body came, after its first ones: their time is latency."""
+        self._bytes += count
+
+    def unmeasured(self) -> None:
+        """A fill has ended whose body came in one piece: latency is its limit, and it takes nothing from others."""
+        if self._felt:
+            self._felt = False
+            self.alone, self.beside = self._more(self.alone), self._more(self.beside)
+
+    def judge(self, now: float, *, awaited: bool, queued: bool) -> None:
+        """`awaited`: some reader waits for bytes that have not come yet. `queued`: more could be under way."""
+        assert self._began is not None
+        passed_s = now - self._began
+        rate = self._bytes / passed_s
+        best = self._best_bytes_s * 0.5 ** (passed_s / _HALF_LIFE_S)
+        self._best_bytes_s = max(best, rate)
+        self._began, self._bytes = now, 0
+        full = best * _FULL <= rate <= best * _GAIN
+        if awaited:
+            if full:
+                self.beside = self._less(self.beside)
+            elif queued:
+                self.beside = self._more(self.beside)
+        elif not queued:
+            # What was not needed says nothing of the line: the next burst begins with less.
+            self.alone = max(min(_FIRST, self._ceiling), self._less(self.alone))
+        elif not full:
+            self.alone = self._more(self.alone)
+
+    def _less(self, limit: int) -> int:
+        return max(1, limit - max(1, limit // 4))
+
+    def _more(self, limit: int) -> int:
+        return min(self._ceiling, limit + max(1, limit // 4))

@@ -1,0 +1,259 @@
+"""Riding ahead, carried out: what is wanted is brought once, behind all demand, and within its budget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from outrider.core.model import ObjectRef
+from outrider.engine.prefetch import Budget, Mode
+from tests.support.engine import BLOCK, Engine, engine, taken
+from tests.support.fakes import FakeOrigin, Fault, ramp
+
+CLIENT = "10.0.0.1"
+COUNT = 12
+REFS = [ObjectRef("train", f"shard-{number:06d}.tar") for number in range(COUNT)]
+BODIES = {ref: ramp(2 * BLOCK, number) for number, ref in enumerate(REFS)}
+OTHER = ObjectRef("other", "apart")
+Making = Callable[..., AbstractContextManager[Engine]]
+
+
+@pytest.fixture
+def making(tmp_path: Path) -> Making:
+    origin = FakeOrigin(chunk_bytes=10_000)
+    for ref, body in BODIES.items():
+        origin.put(ref, body)
+    origin.put(OTHER, ramp(BLOCK, 77))
+    return partial(engine, tmp_path / "c", origin, policy="epoch")
+
+
+@pytest.fixture
+def room(making: Making) -> Iterator[Engine]:
+    with making() as room:
+        yield room
+
+
+def tell(room: Engine, refs: list[ObjectRef] = REFS) -> None:
+    room.prefetch.told(CLIENT, refs, start=0, total=len(refs))
+
+
+async def read(room: Engine, ref: ObjectRef) -> str:
+    """As the server does; the answer's `x-cache`."""
+    answer = await room.reads.get(
+        ref, {}, lambda version, extent: room.prefetch.asked(CLIENT, version, extent, checksums=False)
+    )
+    assert await taken(answer) == BODIES.get(ref, ramp(BLOCK, 77))
+    room.prefetch.sent(CLIENT, ref)
+    return answer.cache.value
+
+
+async def some_turns() -> None:
+    """Enough for all that needs no gate to happen."""
+    for _ in range(3000):
+        await asyncio.sleep(0)
+
+
+def gets(room: Engine, bucket: str = "train") -> int:
+    return sum(
+        request.method == "GET" and request.bucket == bucket and request.key != "" for request in room.origin.log
+    )
+
+
+async def under_way(room: Engine, at_least: int) -> None:
+    """As disk threads take part, turns of the loop alone would not do."""
+    async with asyncio.timeout(10):
+        while room.origin.under_way < at_least:
+            await asyncio.sleep(0)
+
+
+async def test_what_was_told_is_brought_before_it_is_asked_for_and_all_of_it_once(room: Engine) -> None:
+    tell(room)
+    await room.tasks.settle()
+    for ref in REFS:
+        assert await read(room, ref) == "HIT"
+        await room.tasks.settle()
+    assert room.origin.body_bytes == sum(map(len, BODIES.values()))
+    assert gets(room) == 2 * COUNT
+
+
+async def test_a_reader_who_comes_while_it_is_brought_waits_for_the_same_bytes(making: Making) -> None:
+    with making() as room:
+        gate = asyncio.Event()
+        room.origin.faults.append(Fault(times=None, key=REFS[0].key, body_gate=gate, gate_after=30_000))
+        tell(room)
+        await under_way(room, 1)
+        reading = asyncio.create_task(read(room, REFS[0]))
+        await some_turns()
+        gate.set()
+        assert await reading in ("MISS", "PARTIAL")
+        await room.tasks.settle()
+        assert sum(request.key == REFS[0].key for request in room.origin.log) == 2
+        assert room.origin.body_bytes <= sum(map(len, BODIES.values()))
+
+
+async def test_demand_does_not_wait_for_what_nobody_waits_for(making: Making) -> None:
+    with making(fills_max=1) as room:
+        gate = asyncio.Event()
+        room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
+        tell(room)
+        await under_way(room, 1)
+        assert await asyncio.wait_for(read(room, OTHER), 10) == "MISS"
+        gate.set()
+        await room.tasks.settle()
+
+
+async def test_a_reader_brings_forward_all_that_he_would_ask_for_himself(making: Making) -> None:
+    with making() as room:
+        gate = asyncio.Event()
+        room.origin.put(REFS[0], ramp(6 * BLOCK, 5))
+        await room.reads.head(REFS[0], {})
+        room.origin.faults.append(Fault(times=None, key=REFS[0].key, body_gate=gate))
+        tell(room, REFS[:1])
+        await under_way(room, 1)
+        alone = room.origin.under_way
+        reading = asyncio.create_task(room.get(REFS[0]))
+        await under_way(room, 4)
+        assert alone < 4
+        gate.set()
+        assert await reading == ramp(6 * BLOCK, 5)
+        await room.tasks.settle()
+
+
+async def test_what_went_stale_and_is_not_here_costs_one_request(room: Engine) -> None:
+    await room.reads.head(REFS[0], {})
+    room.clock.advance(61.0)
+    before = len(room.origin.log)
+    assert await room.range(0, 100, REFS[0]) == BODIES[REFS[0]][:100]
+    await room.tasks.settle()
+    assert [request.method for request in room.origin.log[before:]] == ["GET"]
+
+
+async def test_no_more_blocks_are_on_their_way_than_the_budget_has(making: Making) -> None:
+    with making(budget=Budget(3)) as room:
+        most = 0
+        bring = room.prefetch._bring
+
+        async def counted(want: object) -> None:
+            nonlocal most
+            most = max(most, room.planner.blocks_coming)
+            await bring(want)  # type: ignore[arg-type]
+
+        room.prefetch._bring = counted  # type: ignore[method-assign]
+        tell(room)
+        await room.tasks.settle()
+        assert 1 <= most <= 4, "an object's last block may be one too many"
+
+
+async def test_the_bandwidth_of_the_budget_holds(making: Making) -> None:
+    with making(budget=Budget(64, bytes_per_s=BLOCK)) as room:
+        tell(room)
+        await room.tasks.settle()
+        assert gets(room) == 0
+        for _ in range(4):
+            room.clock.advance(1.0)
+            room.planner.told(CLIENT, (), room.clock())
+            tell(room)
+            await room.tasks.settle()
+        # Whole objects of two blocks, of which nobody knows the size before.
+        assert 2 * BLOCK <= room.origin.body_bytes <= (4 + 4) * BLOCK
+
+
+async def test_bandwidth_that_was_not_spent_for_a_minute_is_not_saved_up(making: Making) -> None:
+    with making(budget=Budget(64, bytes_per_s=BLOCK)) as room:
+        room.clock.advance(60.0)
+        tell(room)
+        assert room.planner.blocks_coming == 1
+        await room.tasks.settle()
+
+
+async def test_a_question_for_nobody_waits_for_its_turn(room: Engine) -> None:
+    gate = asyncio.Event()
+    room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
+    tell(room)
+    await under_way(room, 2)
+    await some_turns()
+    assert room.planner.blocks_coming > 2
+    assert room.origin.under_way == 2
+    gate.set()
+    await room.tasks.settle()
+
+
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.OBJECT])
+async def test_without_prefetch_of_epochs_nothing_is_brought_that_was_not_asked_for(making: Making, mode: Mode) -> None:
+    with making(prefetch=mode) as room:
+        tell(room)
+        for ref in REFS[:4]:
+            assert await read(room, ref) == "MISS"
+            room.prefetch.tick()
+            await room.tasks.settle()
+        assert {request.key for request in room.origin.log} == {ref.key for ref in REFS[:4]}
+
+
+async def test_prefetching_ends_within_a_second_of_its_readers(making: Making) -> None:
+    with making(budget=Budget(1)) as room:
+        tell(room)
+        await room.tasks.settle()
+        gate = asyncio.Event()
+        room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
+        await read(room, REFS[0])
+        room.clock.advance(0.1)
+        before = gets(room)
+        await read(room, REFS[1])
+        room.clock.advance(2.0)
+        gate.set()
+        room.prefetch.tick()
+        await room.tasks.settle()
+        assert gets(room) <= before + 2, "only what was under way already"
+
+
+async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room: Engine) -> None:
+    broken = [Fault(times=None, key=REFS[0].key, status=403), Fault(times=None, key=REFS[1].key, refuse=True)]
+    room.origin.faults += broken
+    tell(room)
+    async with asyncio.timeout(20):
+        await room.tasks.settle()
+    tried = len(room.origin.log)
+    room.prefetch.tick()
+    await room.tasks.settle()
+    assert len(room.origin.log) == tried, "a failure is followed by a rest"
+    room.origin.faults.clear()
+    seen = []
+    for ref in REFS:
+        room.clock.advance(10.0)
+        tell(room, REFS)
+        room.prefetch.tick()
+        await room.tasks.settle()
+        seen.append(await read(room, ref))
+        await room.tasks.settle()
+    assert seen[-3:] == ["HIT"] * 3
+
+
+async def test_where_nothing_may_be_kept_prefetching_rests(room: Engine) -> None:
+    room.store.admitting = False
+    tell(room)
+    async with asyncio.timeout(20):
+        await room.tasks.settle()
+    assert len(room.origin.log) <= 4 * COUNT
+    assert room.planner.blocks_coming == 0
+    room.store.admitting = True
+    room.clock.advance(10.0)
+    tell(room)
+    room.prefetch.tick()
+    await room.tasks.settle()
+    assert await read(room, REFS[0]) == "HIT"
+
+
+async def test_a_stop_leaves_nothing_behind(room: Engine) -> None:
+    room.origin.faults += [Fault(times=None, key=ref.key, body_gate=asyncio.Event()) for ref in REFS]
+    tell(room)
+    await under_way(room, 2)
+    await room.tasks.cancel()
+    assert room.tasks.failures == []
+    assert room.origin.under_way == 0
+    assert len(room.flights) == 0
+    assert room.planner.blocks_coming == 0
