@@ -161,8 +161,8 @@ def _together(world: World, modules: list[list[str]]) -> tuple[float, int]:
 
 
 def aws_program() -> Path | None:
-    """The aws CLI, which needs an environment of its own (it pins botocore); None: not installed."""
-    told = Path(os.environ.get("OUTRIDER_TEST_AWS", REPOSITORY / ".venv-awscli/bin/aws"))
+    """The aws CLI; None: not installed."""
+    told = Path(os.environ.get("OUTRIDER_TEST_AWS", Path(sys.executable).with_name("aws")))
     return told if os.access(told, os.X_OK) else None
 
 
