@@ -45,13 +45,13 @@ HEADING = f"{'world':44} {'figure':32} {'goal':>8} {'measured':>8}"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`goal` "": it is there for comparison. `measured` None: nothing to compare with, the direct run did not wait."""
+    """`goal` "" and `met` None: it is there for comparison. `measured` None: nothing to compare with, the direct run did not wait."""
 
     world: str
     figure: str
     goal: str
     measured: float | None
-    met: bool
+    met: bool | None
     why: str = ""
 
     def line(self) -> str:
@@ -77,7 +77,7 @@ class Compared:
         worst_s = max(self.excess_s(number, epochs[number]) for number in range(first - 1, last))
         share = worst_s / self._direct_s if self._direct_s > 0 else None
         which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
-        met = share is not None and (goal is None or share <= goal)
+        met = None if goal is None else share is not None and share <= goal
         return Row(world, f"excess wait, {which}", "" if goal is None else f"<= {goal:.2f}", share, met)
 
 

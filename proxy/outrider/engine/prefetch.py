@@ -31,8 +31,6 @@ from outrider.ports import BlockStore, Clock
 
 log = logging.getLogger(__name__)
 
-# Adjacent blocks that nobody waits for yet are brought by one GET: fewer requests, and they come in order.
-_JOIN_BLOCKS = 1
 # Hits that are remembered until the planner is told; of more than these it hears of the last.
 _NOTES_MAX = 16_384
 # Of one object, at one time that the planner is told: runs of bytes, after joining those that touch.
@@ -254,12 +252,14 @@ class Prefetch:
         """Begin to fill those that are neither here nor coming; the flights of all that are not here."""
         vid = version_id(self._origin, version, self._block_bytes)
         flights: list[Flight] = []
-        for run in _runs(index for index in blocks if self._flights.wanted(BlockKey(vid, index))):
-            begun = self._flights.board(self._origin, version, self._block_bytes, run)
-            self._flights.fill(begun, prefetch=True)
-            self._metrics.prefetched_blocks.inc(run.count)
         for index in blocks:
-            flight = self._flights.get(BlockKey(vid, index))
+            key = BlockKey(vid, index)
+            if self._flights.wanted(key):
+                # A GET each: a reader that comes meanwhile brings forward just what it waits for.
+                begun = self._flights.board(self._origin, version, self._block_bytes, Run(index, 1))
+                self._flights.fill(begun, prefetch=True)
+                self._metrics.prefetched_blocks.inc()
+            flight = self._flights.get(key)
             if flight is not None:
                 flights.append(flight)
         return flights
@@ -284,17 +284,6 @@ def _joined(notes: deque[Note]) -> list[Note]:
             known.append(note)
             heard += 1
     return [note for its in runs.values() for note in its]
-
-
-def _runs(blocks: Iterable[int]) -> list[Run]:
-    runs: list[Run] = []
-    for index in blocks:
-        last = runs[-1] if runs else None
-        if last is not None and last.first + last.count == index and last.count < _JOIN_BLOCKS:
-            runs[-1] = Run(last.first, last.count + 1)
-        else:
-            runs.append(Run(index, 1))
-    return runs
 
 
 def _folder(ref: ObjectRef) -> tuple[str, str]:
