@@ -45,7 +45,8 @@ HEADING = f"{'world':44} {'figure':32} {'goal':>8} {'measured':>8}"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`goal` "" and `met` None: it is there for comparison. `measured` None: nothing to compare with, the direct run did not wait."""
+    """`goal` "" and `met` None: it is there for comparison. `measured` None: the direct run did not wait, so there is
+    nothing to compare with."""
 
     world: str
     figure: str
