@@ -41,7 +41,9 @@ class Sky(Protocol):
     clock: Callable[[], float]
     sleep: Callable[[float], None]
 
-    def wait_for_release(self, for_s: float | None) -> None: ...
+    def holding(self) -> Callable[[float | None], object]:
+        """Waits until the next release that comes after this call, or for so many seconds."""
+        ...
 
 
 class Connection:
@@ -174,6 +176,8 @@ class Body:
         self._line = Line(sky.clock())
         bodily = (FaultKind.RESET, FaultKind.STALL, FaultKind.TRUNCATE)
         self._fault = fault if fault is not None and fault.kind in bodily else None
+        # Asked for before the first byte goes out: who has read what comes before a stall may release it at once.
+        self._hold = sky.holding()
         self._sent_bytes = 0
 
     def slice_bytes(self) -> int:
@@ -211,7 +215,7 @@ class Body:
     def _strike(self, fault: Fault) -> None:
         self._fault = None
         if fault.kind is FaultKind.STALL:
-            self._sky.wait_for_release(fault.for_s)
+            self._hold(fault.for_s)
             return
         if fault.kind is FaultKind.RESET:
             reset(self._client)

@@ -76,8 +76,8 @@ class Simulator:
         released, self._released = self._released, threading.Event()
         released.set()
 
-    def wait_for_release(self, for_s: float | None) -> None:
-        self._released.wait(for_s)
+    def holding(self) -> Callable[[float | None], object]:
+        return self._released.wait
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:
