@@ -12,7 +12,7 @@ BENCH_TOOLS := curl nginx-light s3fs wrk
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test bench bench-ahead bench-tools demo demo-short lint clean
+.PHONY: install test soak bench bench-ahead bench-tools demo demo-short lint clean
 
 install: $(VENV)/installed
 
@@ -25,6 +25,12 @@ $(VENV)/installed: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt
 
 test: install
 	$(BIN)/python -m pytest
+
+# The tests of trust, SOAK times longer, and the table of what was tried; `make soak SOAK=5 TESTS=tests/trust/test_crash.py`.
+SOAK ?= 30
+TESTS ?= tests/trust
+soak: install
+	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 $(TESTS)
 
 demo: install
 	$(BIN)/python -m tests.bench.demo

@@ -9,9 +9,12 @@ import pytest
 from tests.support.bucket import Bucket
 from tests.support.certificate import Certificate, certify
 from tests.support.simulator import Simulator
+from tests.support.trials import SCALE, Trials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+TRIED = Trials()
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +34,17 @@ def simulator(bucket: Bucket) -> Iterator[Simulator]:
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     """For an https server on 127.0.0.1."""
     return certify(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture
+def trials() -> Trials:
+    """What this run tried, for the table of docs/reliability.md."""
+    return TRIED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The table, in a long run."""
+    if SCALE > 1 and TRIED.rows:
+        terminalreporter.section("tried")
+        for line in TRIED.table():
+            terminalreporter.write_line(line)
