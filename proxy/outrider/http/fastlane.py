@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from itertools import count
@@ -23,7 +23,7 @@ from outrider.core.payload import payload_rule
 from outrider.core.plainread import PlainRead, recognise
 from outrider.core.s3wire import Kind, Operation
 from outrider.core.sigv4 import SignedRequest
-from outrider.engine.hits import Hits, Known
+from outrider.engine.hits import Hits, Known, Piece
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog, subject_of
 from outrider.http.wire import SocketWire, in_memory
@@ -129,18 +129,18 @@ class FastLane:
         if extent is None:
             return False
         if read.method == "HEAD" or extent.length == 0:
-            return self._send(read, subject, wire, Extent(0, 0), None, started, who)
-        first = self._hits.first_block(subject.known, extent)
-        if first is None:
+            return self._send(read, subject, wire, Extent(0, 0), (), started, who)
+        pieces = self._hits.pieces(subject.known, extent, _BYTES_AT_ONCE)
+        if pieces is None:
             return False
-        lease, offset, length = first
         try:
-            fd, length = lease.block.fd, min(length, _BYTES_AT_ONCE)
-            if not in_memory(fd, offset, length):
-                return False
-            return self._send(read, subject, wire, extent, (fd, offset, length), started, who)
+            for lease, offset, length in pieces:
+                if not in_memory(lease.block.fd, offset, length):
+                    return False
+            return self._send(read, subject, wire, extent, pieces, started, who)
         finally:
-            lease.release()
+            for lease, _, _ in pieces:
+                lease.release()
 
     def stop(self) -> None:
         """Nothing is answered any more."""
@@ -215,19 +215,23 @@ class FastLane:
 
     def _send(
         self, read: PlainRead, subject: _Subject, wire: SocketWire, extent: Extent,
-        piece: tuple[int, int, int] | None, started: float, who: Who,
+        pieces: Sequence[Piece], started: float, who: Who,
     ) -> bool | Begun:  # fmt: skip
         request_id = f"{next(self._ids):016X}"
         status = 200 if read.range is None else 206
         head = self._head(read, subject, extent, request_id)
         taken = sent = 0
         try:
-            taken = wire.send_now(head, more=piece is not None)
-            if taken == len(head) and piece is not None:
-                sent = wire.send_file_now(*piece)
+            taken = wire.send_now(head, more=bool(pieces))
+            if taken == len(head):
+                for lease, offset, length in pieces:
+                    went = wire.send_file_now(lease.block.fd, offset, length)
+                    sent += went
+                    if went < length:
+                        break
         except OSError:
             # The client is gone, or the disk fails: the long way hears the same, cuts and tells it.
-            sent = 0
+            pass
         seconds = time.perf_counter() - started
         self._first_byte_s[read.method.lower()].observe(seconds)
         version = subject.known.version
