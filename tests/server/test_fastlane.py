@@ -336,11 +336,11 @@ def test_a_request_that_comes_before_the_last_ones_task_has_ended_is_answered_at
 
         async def at_once() -> None:
             (protocol,) = (one for one in lane.proxy.outrider.server.connections if one.peername == own)
+            answered = lane.proxy.metric("outrider_requests_total")
             protocol.data_received(request("GET", f"/{NAME}/a", (UNUSUAL,)))
-            for under_way in (True, False):
-                while protocol._request_in_progress is not under_way:
-                    await asyncio.sleep(0)
-            assert protocol._waiter is None
+            while lane.proxy.metric("outrider_requests_total") == answered:
+                await asyncio.sleep(0)
+            assert protocol._waiter is None, "its task has not come round"
             protocol.data_received(request("GET", f"/{NAME}/b"))
 
         lane.proxy.on_loop(at_once)
@@ -354,11 +354,11 @@ def test_what_comes_in_pieces_before_the_last_ones_task_has_ended_keeps_its_orde
 
         async def at_once() -> None:
             (protocol,) = (one for one in lane.proxy.outrider.server.connections if one.peername == own)
+            answered = lane.proxy.metric("outrider_requests_total")
             protocol.data_received(request("GET", f"/{NAME}/a", (UNUSUAL,)))
-            for under_way in (True, False):
-                while protocol._request_in_progress is not under_way:
-                    await asyncio.sleep(0)
-            assert protocol._waiter is None
+            while lane.proxy.metric("outrider_requests_total") == answered:
+                await asyncio.sleep(0)
+            assert protocol._waiter is None, "its task has not come round"
             data = request("GET", f"/{NAME}/b")
             for piece in (data[:9], data[9:30], data[30:]):
                 protocol.data_received(piece)

@@ -48,7 +48,7 @@ class Hits:
         return known.changes == self._catalog.changes and self._clock() < known.until
 
     def pieces(self, known: Known, extent: Extent, at_most: int) -> list[Piece] | None:
-        """The first bytes of `extent`, `at_most` so many, when all of its blocks are here: the caller releases the leases.
+        """The first of `extent`, `at_most` so many bytes, when all its blocks are here; the caller releases the leases.
 
         None: something is missing, or not open.
         """

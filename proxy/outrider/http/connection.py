@@ -92,7 +92,7 @@ class Connection(RequestHandler):
         return waiter is not None and not waiter.done() and self._parser_is_clean
 
     def _is_between(self) -> bool:
-        """The last reply is out, and its task has not come round to wait for the next request; or looks so for a moment.
+        """The last reply is out, and its task has not come round to wait for the next request; or it looks so.
 
         A client on the same machine is that fast: were it sent the long way for it, so would be its next request, and
         all after that (64 KiB ranges, 1 in 100 over two blocks: a third of the requests a second).
