@@ -178,7 +178,11 @@ def _rooms(
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
     ghost = Ghost(limits.capacity_bytes)
     planner = Planner(
-        limits.capacity_bytes, settings.block_size, disk_bytes=blockfile.usual_disk_bytes, opened=ghost.opened
+        limits.capacity_bytes,
+        settings.block_size,
+        disk_bytes=blockfile.usual_disk_bytes,
+        opened=ghost.opened,
+        believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
     )
     orders.load(directory.orders, planner.library)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
@@ -198,8 +202,8 @@ def _rooms(
     hits = Hits(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
     access = _access(settings)
     prefetch = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking), turns, tasks.spawn, time.monotonic,
-        metrics, block_bytes=settings.block_size, mode_of=lambda ref: Mode(settings.prefetch_of(ref)),
+        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking, catalog), turns, tasks.spawn,
+        time.monotonic, metrics, block_bytes=settings.block_size, mode_of=lambda ref: Mode(settings.prefetch_of(ref)),
         budget=Budget(max(1, settings.prefetch_bytes // settings.block_size), settings.prefetch_bandwidth),
     )  # fmt: skip
     steering = Steering(lambda: outrider.status(), prefetch, access, metrics, time.time)

@@ -146,3 +146,18 @@ def test_the_status_tells_how_far_it_rides_and_what_another_size_would_hit(proxi
     assert isinstance(by_size, dict)
     assert list(by_size) == ["0.5", "1", "2", "4"]
     assert by_size["4"] >= by_size["1"] > 0
+
+
+def test_after_a_restart_one_list_does_for_a_question_about_each_object(
+    proxies: Callable[..., Proxy], simulator: Simulator
+) -> None:
+    proxy = proxies(freshness="ttl:60", cache_size="1GiB")
+    epoch(proxy, KEYS)
+    proxy.restart()
+    simulator.reset()
+    assert set(epoch(proxy, KEYS)) == {"HIT"}
+    log = simulator.log()
+    lists = [request for request in log if request.method == "GET" and "list-type" in request.query]
+    assert len(lists) == 1
+    assert sum(request.method == "HEAD" for request in log) < SHARDS / 2
+    assert simulator.counts().body_bytes < len(SHARD), "nothing but the list"

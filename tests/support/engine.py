@@ -106,13 +106,13 @@ def engine(
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
-    planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes)
+    mode = Freshness.parse(freshness)
+    planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s)
     its_policy = planner if policy == "epoch" else POLICIES[policy]()
     store = DiskStore(
         directory or BlockDir.open(root), its_policy, Limits(capacity_bytes, min_free_bytes), metrics, clock,
         verify_always=verify_always,
     )  # fmt: skip
-    mode = Freshness.parse(freshness)
     catalog = Catalog(origin.endpoint, lambda _: mode, clock, catalog_entries)
     turns = Turns(Concurrency(fills_max), Courtesy(fills_max), clock)
     asking = Asking(origin, patience or no_wait_patience(), metrics, turns, Hedging())
@@ -124,8 +124,8 @@ def engine(
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
     forwards = Forwards(origin, asking, catalog, Listings(lambda prefix: None, clock, 1 << 20))
     ahead = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking), turns, tasks.spawn, clock, metrics,
-        block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget or Budget(64),
+        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking, catalog), turns, tasks.spawn, clock,
+        metrics, block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget or Budget(64),
     )  # fmt: skip
     try:
         yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards, ahead, planner)

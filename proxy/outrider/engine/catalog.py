@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 from outrider.core.freshness import Freshness, is_fresh
+from outrider.core.listing import Listed
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.ports import Clock
 
@@ -24,7 +25,8 @@ class Mark(NamedTuple):
 class _Entry:
     version: ObjectVersion
     mark: Mark | None
-    """Of the question that `version` answered; None: found at a start, so it must be asked about in any mode."""
+    """Of the question that `version` answered; None: found at a start, or a LIST showed another, so it must be asked
+    about in any mode."""
 
 
 class Fresh(NamedTuple):
@@ -128,6 +130,27 @@ class Catalog:
         """Blocks of `version` were found on disk: whether it still is the object's content has to be asked."""
         if origin == self._origin and version.ref not in self._entries:
             self._enter(_Entry(version, None))
+
+    def listed(self, bucket: str, objects: Iterable[Listed], mark: Mark) -> None:
+        """A LIST that was asked for at `mark` shows these. Where one is the version that we have, it counts as asked
+        about; about another the origin is asked when it is read.
+
+        Source: S3 user guide, "Amazon S3 data consistency model": LIST is as good as HEAD. After a write of ours the
+        object itself is asked all the same.
+        """
+        for one in objects:
+            entry = self._entries.get(ref := ObjectRef(bucket, one.key))
+            if entry is None or not self.believes(ref, mark):
+                continue
+            asked = entry.mark or Mark(0, 0.0)
+            if asked > mark or not self.believes(ref, asked):
+                continue
+            version = entry.version
+            if one.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
+                entry.mark = mark
+            elif entry.mark is not None:
+                entry.mark = None
+                self.changes += 1
 
     def _enter(self, entry: _Entry) -> None:
         self._entries[entry.version.ref] = entry

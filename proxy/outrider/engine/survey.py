@@ -8,6 +8,7 @@ from contextlib import aclosing
 from outrider.core.errors import Signal
 from outrider.core.listing import PAGE_BYTES_MAX, Page, parse_page
 from outrider.engine.asking import Asking
+from outrider.engine.catalog import Catalog
 from outrider.ports import OriginRequest
 
 log = logging.getLogger(__name__)
@@ -19,8 +20,10 @@ _PAGES_MAX = 1000
 class Survey:
     """Asks the origin with the proxy's own credentials; a LIST that it refuses is none."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: Asking, catalog: Catalog | None = None) -> None:
+        """`catalog` learns from each page which versions still are the ones."""
         self._asking = asking
+        self._catalog = catalog
 
     async def objects(self, bucket: str, prefix: str) -> list[tuple[str, int]]:
         """Keys under `prefix` and their sizes in bytes, in order; empty when the origin does not tell."""
@@ -28,10 +31,13 @@ class Survey:
         token: str | None = None
         try:
             for _ in range(_PAGES_MAX):
+                mark = self._catalog.mark() if self._catalog is not None else None
                 page = await self._page(bucket, prefix, token)
                 if page is None:
                     break
-                found += page.objects
+                if self._catalog is not None and mark is not None:
+                    self._catalog.listed(bucket, page.objects, mark)
+                found += [(one.key, one.size) for one in page.objects]
                 token = page.next_token
                 if token is None:
                     break
