@@ -12,6 +12,7 @@ from pathlib import Path
 from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.core.blockfile import usual_disk_bytes
+from outrider.core.buffers import Buffers
 from outrider.core.concurrency import Concurrency
 from outrider.core.courtesy import Courtesy
 from outrider.core.eviction import POLICIES
@@ -122,10 +123,11 @@ def engine(
         sleep=sleep,
     )  # fmt: skip
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
-    forwards = Forwards(origin, asking, catalog, Listings(lambda prefix: None, clock, 1 << 20))
+    buffers = Buffers(64 * 1024 * 1024)
+    forwards = Forwards(origin, asking, catalog, Listings(lambda prefix: None, clock, 1 << 20, buffers))
     ahead = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking), turns, tasks.spawn, clock, metrics,
-        block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget or Budget(64),
+        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking, buffers), turns, tasks.spawn, clock,
+        metrics, block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget or Budget(64),
     )  # fmt: skip
     try:
         yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards, ahead, planner)

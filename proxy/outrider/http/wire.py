@@ -23,7 +23,7 @@ Buffer = bytes | bytearray | memoryview
 # pauses a reader for minutes.
 SEND_TIMEOUT_S = 3600.0
 _TLS_READ_BYTES = 256 * 1024
-_TLS_BUFFER_BYTES = 1024 * 1024
+_TLS_BUFFER_BYTES = 256 * 1024
 # What is sent between two looks at the pages: far less than a socket takes at once would make many looks, far more
 # would let pages go again before they are sent.
 _STRIDE_BYTES = 1024 * 1024
