@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from dataclasses import dataclass
@@ -80,10 +81,8 @@ class Client:
 
     async def close(self) -> None:
         self._writer.close()
-        try:
+        with contextlib.suppress(OSError):
             await self._writer.wait_closed()
-        except OSError:
-            pass
 
     async def hang_up(self) -> None:
         """Without a goodbye: the proxy gets a reset."""

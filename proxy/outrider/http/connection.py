@@ -72,7 +72,8 @@ class Connection(RequestHandler):
         body = self._last_body()
         fed = 0 if body is None else body.total_bytes
         super().data_received(data)
-        self._parser_is_clean = self._ends_a_request(data, body, fed)
+        if data:  # aiohttp brings nothing, too: the parser is to go on with what it holds
+            self._parser_is_clean = self._ends_a_request(data, body, fed)
         # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long,
         # nor hold many header fields.
         if self._parser_is_clean:
