@@ -125,8 +125,9 @@ class Outrider:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Outrider]:
-    """A proxy that serves until the context ends; then it drains, and leaves a snapshot of its index.
+async def running(settings: Settings, hurry: asyncio.Event | None = None) -> AsyncIterator[Outrider]:
+    """A proxy that serves until the context ends; then it drains, until `hurry` at the latest, and leaves a snapshot of
+    its index.
 
     Raises:
         UnusableCacheDir, SettingsError: it cannot start as it was told to.
@@ -165,7 +166,7 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
                 await site.stop()
             if outrider.server.workers is not None:
                 outrider.server.workers.stop_listening()
-            await _drain(outrider)
+            await _drain(outrider, hurry or asyncio.Event())
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
             await tasks.stop()
             await recovery.save()
@@ -292,13 +293,15 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-async def _drain(outrider: Outrider) -> None:
-    """Let requests under way end, for as long as the settings allow; connections that idle are closed at once."""
+async def _drain(outrider: Outrider, hurry: asyncio.Event) -> None:
+    """Let requests under way end, for as long as the settings allow and nobody is in a hurry; connections that idle are
+    closed at once."""
     outrider.server.pre_shutdown()
-    try:
-        async with asyncio.timeout(outrider.settings.drain_s):
-            await outrider.server.idle()
-    except TimeoutError:
+    waits = [asyncio.ensure_future(outrider.server.idle()), asyncio.ensure_future(hurry.wait())]
+    await asyncio.wait(waits, timeout=outrider.settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if outrider.server.in_flight:
         log.warning("stopping with requests under way", extra={"requests": outrider.server.in_flight})
 
 

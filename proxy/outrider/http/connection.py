@@ -29,7 +29,7 @@ class Connection(RequestHandler):
 
     __slots__ = (
         "_data", "_head_bytes", "_head_timer", "_hits_in_a_row", "_parser_is_clean", "begun", "closed",
-        "is_one_too_many", "server", "wire",
+        "is_ending", "is_one_too_many", "server", "wire",
     )  # fmt: skip
 
     def __init__(self, server: S3Server, data: bytes = b"", **options: Any) -> None:
@@ -43,6 +43,8 @@ class Connection(RequestHandler):
         self._parser_is_clean = True
         self.begun: Begun | None = None
         self.closed = asyncio.Event()
+        self.is_ending = False
+        """The request that is under way is the last one."""
         self.is_one_too_many = False
         """There are as many connections as may be without this one: its first request is refused, and it is closed."""
 
@@ -143,6 +145,11 @@ class Connection(RequestHandler):
         return False
 
     def close(self) -> None:
+        self.is_ending = True
+        body = self._last_body()
+        if body is not None and not body.is_eof():
+            # aiohttp would be deaf to the rest of it from now on. The reply says that this was the last request.
+            return
         # aiohttp would leave an idle connection open, and deaf, until the drain has ended: a client's next request
         # would wait for that.
         idle = self._is_waiting()

@@ -52,7 +52,8 @@ class Reply(web.StreamResponse):
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Head and body are sent by `write_eof`, together: the file's first bytes ride in the head's segment."""
         self._req = request
-        self._keep_alive = request.keep_alive and not self._must_close
+        ends = getattr(request.protocol, "is_ending", False)
+        self._keep_alive = request.keep_alive and not self._must_close and not ends
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
