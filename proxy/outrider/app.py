@@ -193,7 +193,7 @@ def _rooms(
     asking = Asking(origin, Patience(), metrics, turns, Hedging())
     flights = Flights(asking, store, tasks.spawn, turns, time.monotonic)
     openings = Openings(
-        asking, origin.endpoint, catalog, flights, tasks.spawn,
+        asking, origin.endpoint, catalog, flights, tasks.spawn, time.monotonic,
         block_bytes=settings.block_size, stale_if_error=settings.stale_if_error,
     )  # fmt: skip
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=settings.block_size)

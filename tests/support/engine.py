@@ -119,8 +119,8 @@ def engine(
     asking = Asking(origin, patience or no_wait_patience(), metrics, turns, Hedging())
     flights = Flights(asking, store, tasks.spawn, turns, clock)
     openings = Openings(
-        asking, origin.endpoint, catalog, flights, tasks.spawn, block_bytes=BLOCK, stale_if_error=stale_if_error,
-        sleep=sleep,
+        asking, origin.endpoint, catalog, flights, tasks.spawn, clock, block_bytes=BLOCK,
+        stale_if_error=stale_if_error, sleep=sleep,
     )  # fmt: skip
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
     buffers = Buffers(64 * 1024 * 1024)
