@@ -67,10 +67,18 @@ class Customer:
         self._address = address
         self._chance = random.Random(f"{SEED} {number}")
         self._trials = trials
-        self._known: dict[str, list[bytes | None]] = {f"own-{number}-{key}": [None] for key in range(4)}
+        self._number = number
+        self._names = 0
+        self._known: dict[str, list[bytes | None]] = {}
+        for _ in range(4):
+            self._take_a_new_key()
         self._connection: Client | None = None
         self._acts = (self._read_shard, self._read_range, self._head, self._list, self._write, self._read_own,
                       self._delete, self._leave_early)  # fmt: skip
+
+    def _take_a_new_key(self) -> None:
+        self._names += 1
+        self._known[f"own-{self._number}-{self._names}"] = [None]
 
     async def live(self, requests: int) -> None:
         for _ in range(requests):
@@ -80,6 +88,8 @@ class Customer:
             except (OSError, EOFError):
                 self._trials.record("load", "a mixed day in bad weather", "a broken connection")
                 await self._disconnect()
+                while len(self._known) < 4:
+                    self._take_a_new_key()
         await self._disconnect()
 
     async def _connected(self) -> Client:
@@ -175,22 +185,26 @@ class Customer:
         key = self._chance.choice(list(self._known))
         size = self._chance.choice((1, 5000, 200_000, MIB + 1))
         data = ramp(size, start=self._chance.randrange(251))
-        # Until an answer says more: the old or the new.
-        before, self._known[key] = self._known[key], [*self._known[key], data]
+        # What was not acknowledged may still take place, and whenever it likes: that key says nothing any more.
+        del self._known[key]
         client.ask("PUT", f"/{NAME}/{key}", f"content-length: {size}")
         client.send(data)
         head = await self._done(client)
         if head.status == 200:
             self._known[key] = [data]
-        elif head.status < 500:
-            raise Wrong(f"{head} to a write, after {len(before)}")
+        elif head.status >= 500:
+            self._take_a_new_key()
+        else:
+            raise Wrong(f"{head} to a write")
 
     async def _delete(self, client: Client) -> None:
         key = self._chance.choice(list(self._known))
-        self._known[key] = [*self._known[key], None]
+        del self._known[key]
         client.ask("DELETE", f"/{NAME}/{key}")
         if (await self._done(client)).status == 204:
             self._known[key] = [None]
+        else:
+            self._take_a_new_key()
 
     async def _done(self, client: Client) -> Head:
         head = await client.head()

@@ -83,9 +83,7 @@ class Reply(web.StreamResponse):
 
     def _abort(self) -> None:
         self._keep_alive = False
-        transport = None if self._req is None else self._req.transport
-        if transport is not None:
-            transport.abort()
+        self._wire.abort()
 
     async def _send(self, sent: Sent) -> None:
         assert self._req is not None
