@@ -103,10 +103,17 @@ class OneVersion(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
             return
         self.origin.faults = []
-        self.runner.run(self.room.tasks.settle())
-        self.stack.close()
-        self.runner.close()
-        shutil.rmtree(self.folder)
+        try:
+            self.all_settles()
+            self.stack.close()
+            assert not self.open_files(), "files that nobody will close"
+        finally:
+            self.runner.close()
+            shutil.rmtree(self.folder)
+
+    def open_files(self) -> list[str]:
+        targets = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+        return [target for target in targets if target.startswith(str(self.folder))]
 
     def act(self, work: Coroutine[Any, Any, None]) -> None:
         # As it was at the beginning: one reader may suffer from what another has used up.
@@ -357,6 +364,8 @@ class OneVersion(RuleBasedStateMachine):
     def all_settles(self) -> None:
         self.runner.run(self.room.tasks.settle())
         assert len(self.room.flights) == 0
+        assert self.room.origin.under_way == 0
+        assert not any(self.room.turns._held.values())
         assert not any(slot.in_use for slot in self.room.store._slots.values())
         assert self.room.store.used_bytes == sum(slot.disk_bytes for slot in self.room.store._slots.values())
 

@@ -53,6 +53,7 @@ class Engine:
     prefetch: Prefetch
     """Rides ahead of nothing, unless the policy is `epoch` and it is told of reads."""
     planner: Planner
+    turns: Turns
 
     async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
         """The body of a GET; `headers` with `_` for `-`."""
@@ -130,6 +131,6 @@ def engine(
         metrics, block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget or Budget(64),
     )  # fmt: skip
     try:
-        yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards, ahead, planner)
+        yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards, ahead, planner, turns)
     finally:
         store.close()
