@@ -186,8 +186,19 @@ class Settings(BaseModel):
     origin_connections: int = Field(128, ge=1, le=10_000, description="Connections to the origin at most.")
     fills: int = Field(64, ge=1, le=10_000, description="Fills under way at most.")
     requests: int = Field(4096, ge=1, description="Requests answered at once; more get 503 SlowDown.")
+    max_connections: int = Field(
+        8192,
+        ge=1,
+        description="Clients' connections at most, or as the limit on open files allows; more get 503 SlowDown.",
+    )
+    buffer_bytes: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
+        384 * 2**20, ge=16 * 2**20, description="Bytes that wait in memory on their way, kept LISTs included, at most."
+    )
     client_timeout_s: float = Field(
         60.0, gt=0, le=3600, description="How long a client may be silent in the middle of its request."
+    )
+    client_idle_s: float = Field(
+        600.0, gt=0, le=86_400, description="How long a client's connection may idle between requests."
     )
     catalog_entries: int = Field(1_000_000, ge=1, description="Objects remembered at most.")
     workers: int = Field(1, ge=1, le=64, description="Event loops that answer hits, each in a thread of its own.")

@@ -80,6 +80,21 @@ async def test_what_arrived_can_be_had_even_when_the_rest_will_never_come() -> N
             await one.beyond(10)
 
 
+async def test_a_flight_that_fails_between_a_byte_and_its_readers_turn_says_so(room: Engine) -> None:
+    meta = BlockMeta("http://fake", version_in(room), BLOCK, 0)
+    writer, one = await room.store.create(meta), Flight(meta)
+    one.begin(writer)
+    reader = asyncio.create_task(one.beyond(0))
+    await asyncio.sleep(0)
+    await writer.write(0, [DATA[:10]])
+    one.advance(0, 10)
+    one.fail(StoreUnavailable("the proxy is stopping"))
+    await writer.abort()
+    assert await reader == 10
+    with pytest.raises(StoreUnavailable):
+        one.lease()
+
+
 async def test_a_run_is_one_get_and_fills_each_of_its_blocks(room: Engine) -> None:
     version = version_in(room)
     room.flights.fill(room.flights.board("http://fake", version, BLOCK, Run(0, 4)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.core.model import ObjectRef
+from outrider.engine.asking import OriginRefused
 from tests.support.engine import BLOCK, REF, Engine, engine, taken
 from tests.support.fakes import RAMP, Fault
 
@@ -131,25 +132,58 @@ async def test_a_head_that_fails_costs_the_checksums_and_nothing_else(room: Engi
     assert not told(await whole(room)), "nor of what is here"
     assert not [request for request in room.origin.log if request.method == "GET" and not request.headers], "forwarded"
     room.origin.faults.clear()
+    asked = room.origin.count("HEAD")
+    assert not told(await whole(room)), "no whole read is held up by it for a while"
+    assert room.origin.count("HEAD") == asked
+    room.clock.advance(61.0)
     assert told(await whole(room))
 
 
-async def test_a_head_that_hangs_holds_up_what_is_here_no_longer_than_its_bound(room: Engine, bound: Bound) -> None:
+async def test_a_head_that_fails_is_not_asked_beside_the_next_objects_first_block(room: Engine) -> None:
+    room.origin.faults = [Fault(None, "HEAD", status=403)]
+    for number in range(3):
+        ref = ObjectRef("train", f"{number}.tar")
+        room.origin.put(ref, LARGE, (CHECKSUM,))
+        assert not told(await whole(room, ref))
+        await room.tasks.settle()
+    assert room.origin.count("HEAD") == 1
+    other = ObjectRef("train", "other/0.tar")
+    room.origin.put(other, LARGE, (CHECKSUM,))
+    assert not told(await whole(room, other))
+    assert room.origin.count("HEAD") == 2, "another folder may have other rights"
+
+
+async def test_of_an_object_that_is_gone_the_others_of_its_folder_do_not_suffer(room: Engine) -> None:
+    gone = ObjectRef("train", "gone.tar")
+    for ref in (gone, REF):
+        room.origin.put(ref, LARGE, (CHECKSUM,))
+        await room.range(0, len(LARGE), ref)
+    room.origin.delete(gone)
+    with pytest.raises(OriginRefused):
+        await room.reads.head(gone, MODE)
+    assert told(await whole(room))
+
+
+@pytest.mark.parametrize("act", ["get", "head"])
+async def test_a_head_that_hangs_holds_up_what_is_here_once_and_no_longer_than_its_bound(
+    room: Engine, bound: Bound, act: str
+) -> None:
     room.origin.put(REF, LARGE, (CHECKSUM,))
     await room.range(0, len(LARGE))
     room.origin.faults = [Fault(method="HEAD", gate=asyncio.Event())]
-    for ask in (room.reads.get, room.reads.head):
-        reading = asyncio.create_task(ask(REF, MODE))
-        await bound.begun.wait()
-        bound.begun.clear()
-        assert not reading.done()
-        bound.over.set()
-        answer = await reading
-        assert not told(answer)
-        if answer.body is not None:
-            await answer.body.aclose()
-        bound.over.clear()
-    assert room.origin.count("HEAD") == 1, "one question for all who want to know"
+    ask = room.reads.get if act == "get" else room.reads.head
+    reading = asyncio.create_task(ask(REF, MODE))
+    await bound.begun.wait()
+    assert not reading.done()
+    bound.over.set()
+    answer = await reading
+    bound.begun.clear()
+    assert not told(answer)
+    if answer.body is not None:
+        await answer.body.aclose()
+    assert not told(await whole(room))
+    assert not bound.begun.is_set(), "the next one does not wait"
+    assert room.origin.count("HEAD") == 1
 
 
 async def test_a_head_that_tells_of_another_version_lends_it_nothing(room: Engine) -> None:

@@ -55,12 +55,17 @@ def serve(
 
 
 async def _serve(settings: Settings) -> int:
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def asked_to_stop() -> None:
+        # A second signal is from somebody who does not want to wait for the first one's drain.
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, asked_to_stop)
     try:
-        async with running(settings) as outrider:
+        async with running(settings, hurry) as outrider:
             finding = asyncio.create_task(outrider.credentials.find_early(), name="credentials")
             loop.call_later(_SETTLED_S, give_memory_back)
             await stop.wait()

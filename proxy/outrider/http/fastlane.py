@@ -29,9 +29,9 @@ from outrider.http.accesslog import AccessLog, subject_of
 from outrider.http.wire import SocketWire, in_memory
 from outrider.metrics import Metrics
 
-# Names whose reply heads are kept ready: some 2 KiB each.
-_SUBJECTS_MAX = 8192
 _QUERIES_MAX = 1024
+# What a subject takes beside its heads.
+_SUBJECT_BYTES = 1024
 # Sent before the loop turns to others.
 _BYTES_AT_ONCE = 1024 * 1024
 
@@ -50,6 +50,7 @@ class _Subject:
     known: Known
     log: str
     allowed: set[str]
+    name_bytes: int
     whole: bytes = b""
     whole_with_checksums: bytes = b""
     part: bytes = b""
@@ -60,6 +61,12 @@ class _Subject:
         self.whole = _head(200, plain) + tail
         self.whole_with_checksums = _head(200, version.headers) + tail
         self.part = _head(206, plain)
+
+    @property
+    def size_bytes(self) -> int:
+        heads = len(self.whole) + len(self.whole_with_checksums) + len(self.part)
+        # A key stands in the name, the operation and the line of the log; the headers of the version, in its own.
+        return _SUBJECT_BYTES + heads + 4 * self.name_bytes
 
 
 @dataclass(slots=True)
@@ -89,16 +96,20 @@ class FastLane:
 
     def __init__(
         self, hits: Hits, access: Access, note: OnHit, metrics: Metrics, access_log: AccessLog,
-        *, domains: tuple[str, ...] = (),
+        *, domains: tuple[str, ...] = (), heads_bytes: int,
     ) -> None:  # fmt: skip
-        """`note` hears of each read that was answered here; in the thread that answers."""
+        """`note` hears of each read that was answered here; in the thread that answers. `heads_bytes`: of reply heads
+        so many are kept ready."""
         self._hits = hits
         self._access = access
         self._note = note
         self._metrics = metrics
         self._access_log = access_log
         self._domains = domains
+        # Bounded in bytes; by hand, since a cache's own lookup would cost each hit more.
         self._subjects: OrderedDict[bytes, _Subject] = OrderedDict()
+        self._subjects_bytes = 0
+        self._heads_bytes = heads_bytes
         self._harmless_queries: dict[bytes, bool] = {}
         self._ids = count(secrets.randbits(40) << 20)
         self._second = 0
@@ -167,7 +178,8 @@ class FastLane:
         return subject
 
     def _looked_up(self, name: bytes, read: PlainRead, old: _Subject | None) -> _Subject | None:
-        self._subjects.pop(name, None)
+        if (dropped := self._subjects.pop(name, None)) is not None:
+            self._subjects_bytes -= dropped.size_bytes
         operation = old.operation if old else _operation(read, self._domains)
         known = None if operation is None else self._hits.known(operation.ref)
         if operation is None or known is None:
@@ -176,11 +188,12 @@ class FastLane:
             old.known = known
             subject = old
         else:
-            subject = _Subject(operation, known, subject_of(*operation.ref), set())
+            subject = _Subject(operation, known, subject_of(*operation.ref), set(), len(name))
             subject.prepare(known.version)
         self._subjects[name] = subject
-        if len(self._subjects) > _SUBJECTS_MAX:
-            self._subjects.popitem(last=False)
+        self._subjects_bytes += subject.size_bytes
+        while self._subjects_bytes > self._heads_bytes:
+            self._subjects_bytes -= self._subjects.popitem(last=False)[1].size_bytes
         return subject
 
     def _is_harmless(self, query: bytes) -> bool:

@@ -21,6 +21,7 @@ from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion10, HttpVersion11
 
 from outrider.core import s3wire
+from outrider.core.buffers import Buffers
 from outrider.core.errors import (
     BadRequest,
     IncompleteBody,
@@ -64,6 +65,13 @@ _FIELD_BYTES_MAX = 16 * 1024
 _READERS = 8
 # How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
 _LINGER_S = 2.0
+# What a client has brought of a body must be worth this much for each second that it was waited for, beyond its
+# `client_timeout_s`: less is no upload, but a connection to the origin held for nothing.
+_BODY_BYTES_PER_S_MIN = 1024
+# What the parser holds of a body that nobody reads yet; twice this, and what one read of the socket brings.
+_BODY_BUFFER_BYTES = 64 * 1024
+# With these and the piece in hand, an upload under way.
+_UPLOAD_BYTES = 512 * 1024
 # How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
 _GOODBYE_S = 0.5
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -99,14 +107,21 @@ class S3Server(web.Server):
 
     def __init__(
         self, reads: Reads, hits: Hits, forwards: Forwards, prefetch: Prefetch, access: Access, steering: Steering,
-        metrics: Metrics, *, domains: tuple[str, ...] = (), requests_max: int, client_timeout_s: float,
+        metrics: Metrics, buffers: Buffers, *, domains: tuple[str, ...] = (), requests_max: int, connections_max: int,
+        heads_bytes: int, client_timeout_s: float, client_idle_s: float,
     ) -> None:  # fmt: skip
+        """`heads_bytes`: what each loop may keep of reply heads."""
         super().__init__(self._handle)
+        self._buffers = buffers
+        self._connections_max = connections_max
+        self._client_idle_s = client_idle_s
         self.client_timeout_s = client_timeout_s
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-read")
         access_log = AccessLog()
         self._tally = Tally(metrics, access_log)
-        self._fast_lane = partial(FastLane, hits, access, prefetch.note, metrics, domains=domains)
+        self._fast_lane = partial(
+            FastLane, hits, access, prefetch.note, metrics, domains=domains, heads_bytes=heads_bytes
+        )
         self.fast_lane = self._fast_lane(access_log)
         self.workers: Workers | None = None
         self._reads = reads
@@ -128,6 +143,16 @@ class S3Server(web.Server):
         """As many requests are under way as may be: the next is refused."""
         return self._tally.in_flight >= self._requests_max
 
+    @property
+    def connected(self) -> int:
+        """Clients' connections, those with workers included."""
+        return len(self.connections) + (sum(self.workers.loads()) if self.workers is not None else 0)
+
+    @property
+    def spare_connections(self) -> int:
+        """How many more clients may connect; below 0: so many too many are being turned away."""
+        return self._connections_max - self.connected
+
     async def idle(self) -> None:
         """Returns once no request is under way."""
         await self._tally.idle()
@@ -135,7 +160,9 @@ class S3Server(web.Server):
     def work_with(self, threads: int, new_loop: NewLoop) -> Workers:
         """Share the hits with so many more loops, each in a thread of its own."""
         lanes = [self._fast_lane(AccessLog()) for _ in range(threads)]
-        self.workers = Workers(lanes, self, self.readers, new_loop, lambda: len(self.connections) + len(self._moving))
+        self.workers = Workers(
+            lanes, self, self.readers, new_loop, lambda: len(self.connections) + len(self._moving), self._client_idle_s
+        )
         return self.workers
 
     async def stop(self) -> None:
@@ -195,7 +222,7 @@ class S3Server(web.Server):
         return Connection(
             self, data, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False,
             lingering_time=_LINGER_S, max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX, logger=log,
-            keepalive_timeout=600.0,
+            keepalive_timeout=self._client_idle_s, read_bufsize=_BODY_BUFFER_BYTES,
         )  # fmt: skip
 
     def refuse_unparsed(self, request: web.BaseRequest, wire: Wire) -> Reply:
@@ -221,7 +248,7 @@ class S3Server(web.Server):
                 # (in awscli 1.46.2) takes a final answer without a 100 before it for an early one, keeps
                 # its status line for the next answer on the connection, and hangs there.
                 await asked.wire.send(_CONTINUE)
-            if self._tally.in_flight > self._requests_max:
+            if protocol.is_one_too_many or self._tally.in_flight > self._requests_max:
                 raise SlowDown(headers=(("retry-after", "1"),))
             return await self._answer(asked)
         except S3Error as error:
@@ -280,9 +307,9 @@ class S3Server(web.Server):
         asked.operation = operation
 
         async def read_body(limit: int) -> bytes:
-            body = self._client_body(asked)
-            length = asked.request.content_length
-            return (await whole_body(asked.headers, who.payload, who.identity, body, length, limit=limit))[0]
+            body, length = self._client_body(asked), asked.request.content_length
+            with self._buffers.held(_most(length, limit)):
+                return (await whole_body(asked.headers, who.payload, who.identity, body, length, limit=limit))[0]
 
         client = reader_name(who, asked.request.get_extra_info("peername"))
         answer = await self._steering.answer(Steered(operation, asked.headers, who, client, read_body))
@@ -322,11 +349,12 @@ class S3Server(web.Server):
         return Reply(status, headers, wire=asked.wire, body=body, length=length, on_end=self._on_end(asked))
 
     async def _forward(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
-        upload = Upload()
-        if asked.request.body_exists:
+        if not asked.request.body_exists:
+            return await self._send_up(asked, operation, Upload(), None)
+        with self._buffers.held(_UPLOAD_BYTES):
             length = asked.request.content_length
             upload = upload_of(asked.headers, who.payload, who.identity, self._client_body(asked), length)
-        return await self._send_up(asked, operation, upload, None)
+            return await self._send_up(asked, operation, upload, None)
 
     async def _send_up(
         self, asked: _Asked, operation: Operation, upload: Upload, deleted_keys: list[str] | None
@@ -337,41 +365,48 @@ class S3Server(web.Server):
 
     async def _delete_objects(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
         """Its keys stand in its body: read that first, for the grants and for the catalog."""
-        body, trailers = await whole_body(
-            asked.headers, who.payload, who.identity, self._client_body(asked), asked.request.content_length,
-            limit=s3wire.DELETE_BODY_BYTES_MAX,
-        )  # fmt: skip
-        keys = s3wire.keys_to_delete(body)
-        self._access.check(who, operation, keys)
-        upload = Upload(_once(body), len(body), headers=trailers) if body else Upload()
-        return await self._send_up(asked, operation, upload, keys)
+        length, limit = asked.request.content_length, s3wire.DELETE_BODY_BYTES_MAX
+        with self._buffers.held(_most(length, limit)):
+            body, trailers = await whole_body(
+                asked.headers, who.payload, who.identity, self._client_body(asked), length, limit=limit
+            )
+            keys = s3wire.keys_to_delete(body)
+            self._access.check(who, operation, keys)
+            upload = Upload(_once(body), len(body), headers=trailers) if body else Upload()
+            return await self._send_up(asked, operation, upload, keys)
 
     async def _post_form(self, asked: _Asked, operation: Operation) -> Reply:
         """Who sends it, and to which key, stands in its body: read that up to the file."""
         asked.operation = operation
         assert operation.bucket is not None
         kind = dict(asked.headers)["content-type"]
-        incoming = await incoming_form(kind, self._client_body(asked), asked.request.content_length)
-        who, sizes = self._access.identify_form(incoming.form, operation.bucket, asked.headers)
-        asked.client = who.client.name if who.client else "-"
-        operation = asked.operation = replace(operation, key=incoming.form.key, forgets=Forgets.KEY)
-        self._access.check(who, operation, None)
-        return await self._send_up(asked, operation, incoming.upload(sizes), None)
+        with self._buffers.held(_UPLOAD_BYTES):
+            incoming = await incoming_form(kind, self._client_body(asked), asked.request.content_length)
+            who, sizes = self._access.identify_form(incoming.form, operation.bucket, asked.headers)
+            asked.client = who.client.name if who.client else "-"
+            operation = asked.operation = replace(operation, key=incoming.form.key, forgets=Forgets.KEY)
+            self._access.check(who, operation, None)
+            return await self._send_up(asked, operation, incoming.upload(sizes), None)
 
     async def _client_body(self, asked: _Asked) -> AsyncIterator[bytes]:
         """The request's body as it arrives; leave to send it is given when the first byte is wanted, not before.
 
         Raises:
             IncompleteBody: the client stopped halfway.
-            RequestTimeout: it sends nothing more, and does not leave either.
+            RequestTimeout: it sends nothing more, or next to nothing, and does not leave either.
         """
         content = asked.request.content
         try:
             if _expects_continue(asked):
                 await asked.wire.send(_CONTINUE)
+            brought, waited_s = 0, 0.0
             while not content.at_eof():
+                asked_at = time.perf_counter()
                 async with asyncio.timeout(self.client_timeout_s):
                     chunk = await content.readany()
+                brought, waited_s = brought + len(chunk), waited_s + time.perf_counter() - asked_at
+                if waited_s > self.client_timeout_s + brought / _BODY_BYTES_PER_S_MIN:
+                    raise RequestTimeout
                 yield chunk
         except TimeoutError as error:
             raise RequestTimeout from error
@@ -381,6 +416,8 @@ class S3Server(web.Server):
     def _refuse(self, asked: _Asked, error: S3Error) -> Reply:
         unread = asked.request.body_exists and not asked.request.content.is_eof()
         close = unread or isinstance(error, BadRequest | IncompleteBody | RequestTimeout)
+        protocol = asked.request.protocol
+        close = close or (isinstance(protocol, Connection) and protocol.is_one_too_many)
         return _error_reply(asked, error, asked.request.raw_path.partition("?")[0], close=close,
                             on_end=self._on_end(asked))  # fmt: skip
 
@@ -418,6 +455,11 @@ def _check_framing(asked: _Asked) -> None:
 def _expects_continue(asked: _Asked) -> bool:
     request = asked.request
     return request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11
+
+
+def _most(length: int | None, limit: int) -> int:
+    """How long a body of `length` bytes (None: unknown) may get before it is refused."""
+    return limit if length is None else min(length, limit)
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:
