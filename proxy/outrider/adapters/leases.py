@@ -101,7 +101,7 @@ class Edition:
         self.blocks = 0
 
     def fits(self, meta: BlockMeta) -> bool:
-        """One version may have been told with other headers each time: what is kept of a block is what its file says."""
+        """One version may have been told with other headers each time: kept of a block is what its file says."""
         return self.version is meta.version or self.version == meta.version
 
 

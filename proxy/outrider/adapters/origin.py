@@ -255,7 +255,7 @@ def _timeout(request: OriginRequest) -> aiohttp.ClientTimeout:
 
 
 def _trust() -> ssl.SSLContext | Literal[True]:
-    """The certificates that AWS_CA_BUNDLE names, as for AWS tools; True: the system's, which aiohttp has read already."""
+    """The certificates that AWS_CA_BUNDLE names, as for AWS tools; True: the system's, which aiohttp has read."""
     bundle = os.environ.get("AWS_CA_BUNDLE")
     if not bundle:
         return True
