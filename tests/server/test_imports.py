@@ -9,8 +9,11 @@ from pathlib import Path
 from tests.support.bucket import Bucket
 from tests.support.proxy import serving_environment
 
-# The AWS chain; what only other commands need; what `--plot` draws with.
-HEAVY = {"aiobotocore", "boto3", "botocore", "matplotlib", "numpy", "rich", "urllib3"}
+# The AWS chain; what only other commands need, and what they draw and print with.
+HEAVY = {
+    "aiobotocore", "boto3", "botocore", "matplotlib", "numpy", "rich", "urllib3", "outrider.cli.bench",
+    "outrider.cli.doctor", "outrider.cli.run", "outrider.cli.simulate", "outrider.simulator",
+}  # fmt: skip
 
 # Ends with the names of all that is imported when the proxy is ready and has looked for its credentials.
 SERVE = """
@@ -20,7 +23,7 @@ from outrider.cli import main
 
 async def find_and_tell(credentials):
     await find_early(credentials)
-    print(*sorted({name.partition(".")[0] for name in sys.modules}))
+    print(*sys.modules)
     os.kill(os.getpid(), signal.SIGTERM)
 
 find_early, AwsCredentials.find_early = AwsCredentials.find_early, find_and_tell
