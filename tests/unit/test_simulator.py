@@ -108,10 +108,7 @@ def test_a_log_is_simulated(tmp_path: Path) -> None:
 
 
 def test_the_table_is_for_people_and_seeds_repeat_it() -> None:
-    runs = [
-        CliRunner().invoke(SIMULATE, ["simulate", *SMALL, "--order", "fresh"]).output
-        for _ in range(2)
-    ]
+    runs = [CliRunner().invoke(SIMULATE, ["simulate", *SMALL, "--order", "fresh"]).output for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0].split()[:4] == ["cache", "policy", "job", "epoch"]
 
