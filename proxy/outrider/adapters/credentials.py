@@ -29,6 +29,7 @@ class AwsCredentials:
     """
 
     def __init__(self) -> None:
+        self._plain = _from_environment()
         self._session: AioSession | None = None
         self._found: Any = None
         self._asked_at = 0.0
@@ -41,6 +42,8 @@ class AwsCredentials:
             OriginBroke: the chain names a way to credentials that does not work (no such profile, a role refused).
         """
         try:
+            if self._plain is not None:
+                return self._plain
             if self._found is None:
                 await self._find()
             if self._found is None:
@@ -81,6 +84,8 @@ class AwsCredentials:
     @property
     def method(self) -> str | None:
         """Where the credentials came from, in botocore's words (`env`, `assume-role`, ...); None: none found yet."""
+        if self._plain is not None:
+            return "env"
         return None if self._found is None else str(self._found.method)
 
     async def _find(self) -> None:
@@ -104,11 +109,27 @@ class AwsCredentials:
         return self._session
 
 
+def _from_environment() -> Credentials | None:
+    """Keys that the environment holds whole. The chain would find the same ones, first of all, but its import takes ten
+    megabytes for good. None: ask the chain.
+
+    Source: botocore.credentials, EnvProvider: the order of the two names of the token, and that an expiry means that
+    the keys will change.
+    """
+    of = os.environ.get
+    if of("AWS_PROFILE") or of("AWS_DEFAULT_PROFILE") or of("AWS_CREDENTIAL_EXPIRATION"):
+        return None
+    access_key, secret_key = of("AWS_ACCESS_KEY_ID"), of("AWS_SECRET_ACCESS_KEY")
+    if not access_key or not secret_key:
+        return None
+    return Credentials(access_key, secret_key, of("AWS_SECURITY_TOKEN") or of("AWS_SESSION_TOKEN") or None)
+
+
 def _has_profiles() -> bool:
     """Whether there is a file that a profile, and so a region, could stand in."""
     files = (("AWS_CONFIG_FILE", "~/.aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
     return "AWS_PROFILE" in os.environ or any(
-        Path(os.environ.get(name, default)).expanduser().exists() for name, default in files
+        Path(os.environ.get(name, default)).expanduser().is_file() for name, default in files
     )
 
 

@@ -69,8 +69,9 @@ class Recovery:
             return None
 
     async def _adopt_snapshot(self, saved: Snapshot) -> None:
-        for start in range(0, len(saved.blocks), _BATCH):
-            for meta in saved.blocks[start : start + _BATCH]:
+        metas = iter(saved)
+        while batch := list(islice(metas, _BATCH)):
+            for meta in batch:
                 disk_bytes = blockfile.disk_bytes(meta)
                 self._store.count_found(disk_bytes)
                 self._adopt(meta, disk_bytes)
