@@ -81,6 +81,10 @@ class Catalog:
         last = max(self._forgotten.last(ref), self._forgotten_buckets.last(ref.bucket))
         return last <= mark.generation
 
+    def will_be_fresh(self, ref: ObjectRef, mark: Mark) -> bool:
+        """Whether the answer to a question put at `mark` would do for a read that comes now."""
+        return self.believes(ref, mark) and is_fresh(mark.at, self._clock(), self._freshness_of(ref))
+
     def fresh(self, ref: ObjectRef) -> ObjectVersion | None:
         """The version to serve without asking; None: ask first."""
         seen = self.look(ref)
@@ -94,11 +98,9 @@ class Catalog:
         # Before the entry is read: what changes in between then makes the answer one that no longer holds.
         changes = self.changes
         entry = self._entries.get(ref)
-        if entry is None or entry.mark is None or not self.believes(ref, entry.mark):
+        if entry is None or entry.mark is None or not self.will_be_fresh(ref, entry.mark):
             return None
         freshness = self._freshness_of(ref)
-        if not is_fresh(entry.mark.at, self._clock(), freshness):
-            return None
         until = inf if freshness.ttl_s == inf else entry.mark.at + freshness.ttl_s
         return Fresh(entry.version, until, changes)
 
