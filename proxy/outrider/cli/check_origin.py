@@ -219,3 +219,6 @@ class _Fixed:
 
     async def current(self) -> Credentials | None:
         return self._credentials
+
+    async def renew(self, refused: Credentials) -> bool:
+        return False
