@@ -140,7 +140,10 @@ class Connection:
             self._sky.tally.received(len(view))
             if left is not None and len(view) >= left:
                 send(view[:left])
-                reset(self._client.sock)
+                # SeaweedFS takes a connection that ends in good order before the first byte for an empty object.
+                for stream in (self._client, self._origin):
+                    if stream is not None:
+                        reset(stream.sock)
                 raise CutError
             send(view)
             left = None if left is None else left - len(view)

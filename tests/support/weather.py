@@ -48,8 +48,8 @@ class FaultKind(StrEnum):
 class Fault:
     """One thing that goes wrong with the requests it matches, `times` times (None: always).
 
-    `after_bytes` 0 with RESET, STALL, ACT and TRUNCATE means after the head. An answer with a shorter body is spared, but
-    the fault counts as spent. With `probability` below 1, chance (seeded by the weather) picks among the matching ones.
+    `after_bytes` 0 with RESET, STALL, ACT and TRUNCATE means after the head. An answer with a shorter body is spared,
+    but the fault counts as spent. With `probability` below 1, chance (seeded by the weather) picks among the matching.
     """
 
     kind: FaultKind

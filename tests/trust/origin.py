@@ -56,7 +56,7 @@ def read(proxy: Proxy, key: str, versions: list[bytes], extent: tuple[int, int] 
     """What one GET saw: RIGHT, BROKEN, or the error in its code.
 
     Raises:
-        WrongBytesError: a body that is none of `versions`, in whole or as far as it came, or a failure that looks whole.
+        WrongBytesError: a body that is none of `versions`, in whole or as far as it came.
     """
     headers = {} if extent is None else {"range": f"bytes={extent[0]}-{extent[1] - 1}"}
     body, broken = bytearray(), False

@@ -12,6 +12,10 @@ from outrider.core.freshness import Freshness, is_fresh
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.ports import Clock
 
+# As long as a write may keep its connection quiet.
+_DOUBT_S = 600.0
+_DOUBTS_MAX = 10_000
+
 
 class Mark(NamedTuple):
     """Taken before the origin is asked: an answer is believed only if no write came in between."""
@@ -69,6 +73,8 @@ class Catalog:
         """Grows whenever something that was believed of a name no longer is: what was looked up before may not hold."""
         self._forgotten = ForgetLog(capacity)
         self._forgotten_buckets = ForgetLog(10_000)
+        # Until when no answer about a name, or a bucket, is believed.
+        self._doubted: dict[object, float] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -79,6 +85,8 @@ class Catalog:
     def believes(self, ref: ObjectRef, mark: Mark) -> bool:
         """Whether nothing was forgotten of `ref` since `mark`."""
         last = max(self._forgotten.last(ref), self._forgotten_buckets.last(ref.bucket))
+        if self._doubted and mark.at < max(self._doubted.get(ref, -inf), self._doubted.get(ref.bucket, -inf)):
+            return False
         return last <= mark.generation
 
     def will_be_fresh(self, ref: ObjectRef, mark: Mark) -> bool:
@@ -149,3 +157,15 @@ class Catalog:
         self._generation += 1
         self.changes += 1
         self._forgotten_buckets.note(bucket, self._generation)
+
+    def doubt(self, name: ObjectRef | str) -> None:
+        """A write ended without an answer, and the origin may carry it out yet: for a while each read of the name, or
+        of the bucket, asks."""
+        if isinstance(name, str):
+            self.forget_bucket(name)
+        else:
+            self.forget(name)
+        self._doubted.pop(name, None)
+        self._doubted[name] = self._clock() + _DOUBT_S
+        if len(self._doubted) > _DOUBTS_MAX:
+            del self._doubted[next(iter(self._doubted))]
