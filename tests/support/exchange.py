@@ -84,8 +84,8 @@ class Connection:
         if fault is not None and fault.kind is FaultKind.STATUS:
             return self._answer_status(head, request, fault)
         origin = self._ask_origin()
-        if fault is not None and fault.kind is FaultKind.DEAF:
-            head = self._without(head, request, fault)
+        if fault is not None and fault.kind in (FaultKind.DEAF, FaultKind.ASTRAY):
+            head = self._misheard(head, request, fault)
         whole, answer = self._pass_request(origin, head, fault)
         if fault is not None and fault.kind is FaultKind.DROP:
             raise CutError
@@ -101,10 +101,14 @@ class Connection:
             self._leave_origin()
         return whole and not head.closes and not answer.closes
 
-    def _without(self, head: Head, request: Request, fault: Fault) -> Head:
-        """The same request without some of its headers, signed for the bucket anew."""
+    def _misheard(self, head: Head, request: Request, fault: Fault) -> Head:
+        """The same request without some of its headers, or with another Range, signed for the bucket anew."""
         assert self._sky.keys is not None
-        kept = {name: value for name, value in head.headers.items() if name not in fault.deaf_to}
+        deaf_to = fault.deaf_to if fault.kind is FaultKind.DEAF else ()
+        kept = {name: value for name, value in head.headers.items() if name not in deaf_to}
+        first, dash, last = kept.get("range", "").removeprefix("bytes=").partition("-")
+        if fault.kind is FaultKind.ASTRAY and first and dash:
+            kept["range"] = f"bytes={int(first) + fault.by_bytes}-{int(last) + fault.by_bytes if last else ''}"
         kept.update(
             sign_headers(
                 method=request.method, host=kept["host"], path=request.path, query=parse_query(request.query),

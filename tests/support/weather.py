@@ -38,6 +38,7 @@ class FaultKind(StrEnum):
     LONGER = "longer"  # `by_bytes` of something else follow the body, and Content-Length counts them
     SHORTER = "shorter"  # Content-Length says so much as `after_bytes`, and no more comes
     OTHER_ETAG = "other_etag"  # the answer has another ETag
+    ASTRAY = "astray"  # the answer to a Range brings, and names, bytes that lie `by_bytes` further on
     DEAF = "deaf"  # the bucket never sees those of the request's headers that `deaf_to` names
     DROP = "drop"  # the connection is closed before any answer; the bucket did get the request
     LOSE = "lose"  # the same, once the bucket has answered: it has done what it was asked for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 
+# So short a timeout makes a stall cost little.
+KINDS: dict[str, dict[str, Any]] = {
+    "off": {"prefetch": "off"},
+    "epoch": {"prefetch": "epoch"},
+    "impatient, off": {"prefetch": "off", "origin_timeout_s": "0.7"},
+    "impatient, epoch": {"prefetch": "epoch", "origin_timeout_s": "0.7"},
+}
+
+
 @pytest.fixture(scope="module")
 def running_world(bucket: Bucket) -> Iterator[World]:
     bucket.make_bucket(NAME)
@@ -28,11 +37,8 @@ def running_world(bucket: Bucket) -> Iterator[World]:
         keys = (bucket.access_key, bucket.secret_key)
         simulator = stack.enter_context(Simulator(bucket.address, keys=keys))
         proxies = {
-            prefetch: stack.enter_context(
-                # So short a timeout makes a stall cost little; a machine that is as slow costs a try.
-                Proxy(bucket, simulator.endpoint, block_size=str(BLOCK), prefetch=prefetch, origin_timeout_s="1")
-            )
-            for prefetch in ("off", "epoch")
+            name: stack.enter_context(Proxy(bucket, simulator.endpoint, block_size=str(BLOCK), **settings))
+            for name, settings in KINDS.items()
         }
         yield World(direct, simulator, proxies, TRIED)
 

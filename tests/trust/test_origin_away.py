@@ -65,7 +65,7 @@ def small(world: World, bucket: Bucket, request: pytest.FixtureRequest) -> Itera
     """A cache of a third of the epoch, so that there are misses to the end."""
     origin = world.simulator.endpoint
     with Proxy(
-        bucket, origin, block_size=str(BLOCK), cache_size=str(24 * BLOCK), prefetch=request.param, origin_timeout_s="1"
+        bucket, origin, block_size=str(BLOCK), cache_size=str(12 * BLOCK), prefetch=request.param, origin_timeout_s="1"
     ) as proxy:
         yield proxy
 
@@ -81,8 +81,8 @@ def epochs(proxy: Proxy, dataset: list[Trial], fault: str) -> set[str]:
 
 
 STORMS = {
-    "storm of 500": [Fault(FaultKind.STATUS, None, None, status=500, probability=0.6)],
-    "storm of 503 SlowDown": [Fault(FaultKind.STATUS, None, None, status=503, probability=0.6, retry_after_s=1)],
+    "storm of 500": [Fault(FaultKind.STATUS, None, None, status=500, probability=0.4)],
+    "storm of 503 SlowDown": [Fault(FaultKind.STATUS, None, None, status=503, probability=0.4, retry_after_s=1)],
     "all kinds of weather at once": [
         Fault(FaultKind.RESET, None, probability=0.1, after_bytes=BLOCK),
         Fault(FaultKind.TRUNCATE, None, probability=0.1, after_bytes=1000),
@@ -101,7 +101,7 @@ STORMS = {
 @pytest.mark.parametrize("fault", STORMS)
 def test_epochs_in_a_storm(world: World, small: Proxy, fault: str) -> None:
     for _ in range(rounds(1)):
-        dataset = [world.put(world.rng.choice((5 * BLOCK, 5 * BLOCK + 1, 6 * BLOCK - 1))) for _ in range(12)]
+        dataset = [world.put(world.rng.choice((3 * BLOCK, 3 * BLOCK + 1, 4 * BLOCK - 1))) for _ in range(9)]
         with world.weather(*STORMS[fault]):
             assert epochs(small, dataset, fault) <= VISIBLE
         small.settle()

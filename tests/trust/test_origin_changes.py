@@ -70,6 +70,18 @@ def test_an_object_that_is_deleted_in_mid_read_is_whole_or_broken_and_then_gone(
         proxy.settle()
 
 
+def test_before_the_first_byte_is_out_another_version_is_none_of_the_clients_business(world: World) -> None:
+    proxy = world.proxies["off"]
+    for _ in range(rounds(4)):
+        trial = world.put(3 * BLOCK)
+        assert trial.read(proxy, (2 * BLOCK, 3 * BLOCK)) == RIGHT
+        proxy.settle()
+        trial.overwrite()
+        del trial.versions[0]
+        # Believed to be the old one, none of whose first block is here.
+        assert trial.seen("overwritten before the read", proxy, "whole") == RIGHT
+
+
 def test_what_a_resumed_read_asks_for_is_the_version_that_it_began_with(world: World) -> None:
     """An origin that heeds it need not be found out: no byte of another version comes over the line."""
     trial = world.put(9 * BLOCK)

@@ -47,6 +47,7 @@ UNNOTICED = {
     "503 SlowDown": bodily(FaultKind.STATUS, status=503),
     "Content-Range shifted": verbal(FaultKind.WRONG_RANGE),
     "Content-Range of another length": verbal(FaultKind.OTHER_LENGTH),
+    "other bytes than those asked for": verbal(FaultKind.ASTRAY),
     "200 instead of 206": verbal(FaultKind.DEAF),
 }
 
@@ -54,7 +55,8 @@ UNNOTICED = {
 @pytest.mark.parametrize("prefetch", ["off", "epoch"])
 @pytest.mark.parametrize("fault", UNNOTICED)
 def test_below_the_retry_budget_the_client_notices_nothing(world: World, fault: str, prefetch: str) -> None:
-    proxy = world.proxies[prefetch]
+    slow = fault in ("stall in mid-body", "first byte slower than the timeout")
+    proxy = world.proxies[f"impatient, {prefetch}" if slow else prefetch]
     for mode in MODES * rounds(1):
         trial = world.put()
         if mode == "mixed":
@@ -63,6 +65,14 @@ def test_below_the_retry_budget_the_client_notices_nothing(world: World, fault: 
             assert trial.seen(fault, proxy, mode) == RIGHT
         assert trial.read(proxy) == RIGHT
         proxy.settle()
+
+
+@pytest.mark.parametrize("kind", [FaultKind.RESET, FaultKind.TRUNCATE])
+def test_as_long_as_some_bytes_come_each_time_there_is_no_budget(world: World, kind: FaultKind) -> None:
+    for _ in range(rounds(1)):
+        trial = world.put(3 * BLOCK)
+        with world.weather(Fault(kind, 3 * BUDGET, path_contains=trial.key, after_bytes=world.rng.randrange(1, 5000))):
+            assert trial.seen("broken again and again, some bytes each time", world.proxies["off"], "whole") == RIGHT
 
 
 LIES = {
