@@ -75,8 +75,15 @@ def test_as_long_as_some_bytes_come_each_time_there_is_no_budget(world: World, k
             assert trial.seen("broken again and again, some bytes each time", world.proxies["off"], "whole") == RIGHT
 
 
+def shrunk(rng: random.Random, trial: Trial) -> Fault:
+    """Once, and not down to what that one answer brings: then nothing would contradict it."""
+    by = rng.randrange(1, max(2, len(trial.data) - BLOCK))
+    return Fault(FaultKind.OTHER_TOTAL, path_contains=trial.key, by_bytes=-by)
+
+
 LIES = {
     "Content-Range of another total": verbal(FaultKind.OTHER_TOTAL),
+    "Content-Range of a smaller total": shrunk,
     "another ETag": verbal(FaultKind.OTHER_ETAG),
 }
 
