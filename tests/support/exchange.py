@@ -165,9 +165,8 @@ class Connection:
         if answer.chunked:
             origin.move_chunked(body.send, self._client.sock.sendall, body.slice_bytes)
         elif answer.length is not None:
-            origin.move(answer.length, body.send, body.slice_bytes)
-            if fault is not None and fault.kind is FaultKind.LONGER:
-                self._client.sock.sendall(b"#" * fault.by_bytes)
+            more = b"#" * fault.by_bytes if fault is not None and fault.kind is FaultKind.LONGER else b""
+            origin.move(answer.length, body.followed_by(more, answer.length), body.slice_bytes)
         else:
             origin.move_to_end(body.send, body.slice_bytes)
             raise CutError
@@ -236,6 +235,15 @@ class Body:
             self._strike(fault)
             view = view[before:]
         self._send(view)
+
+    def followed_by(self, more: bytes, length: int) -> Callable[[memoryview], None]:
+        """`send`, but that `more` comes in one piece with the last of `length` bytes."""
+
+        def send(view: memoryview) -> None:
+            last = self._sent_bytes + len(view) == length
+            self.send(memoryview(bytes(view) + more) if more and last else view)
+
+        return send
 
     def _send(self, view: memoryview) -> None:
         sky = self._sky
