@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 KINDS: dict[str, dict[str, Any]] = {
     "off": {"prefetch": "off"},
     "epoch": {"prefetch": "epoch"},
+    # Nothing is kept, so that all bytes go past the cache.
+    "relay": {"prefetch": "off", "policy": "none", "cache_size": "4KiB"},
     "impatient, off": {"prefetch": "off", "origin_timeout_s": "0.7"},
     "impatient, epoch": {"prefetch": "epoch", "origin_timeout_s": "0.7"},
+    "impatient, relay": {"prefetch": "off", "policy": "none", "cache_size": "4KiB", "origin_timeout_s": "0.7"},
 }
 
 

@@ -52,11 +52,11 @@ UNNOTICED = {
 }
 
 
-@pytest.mark.parametrize("prefetch", ["off", "epoch"])
+@pytest.mark.parametrize("kind", ["off", "epoch", "relay"])
 @pytest.mark.parametrize("fault", UNNOTICED)
-def test_below_the_retry_budget_the_client_notices_nothing(world: World, fault: str, prefetch: str) -> None:
+def test_below_the_retry_budget_the_client_notices_nothing(world: World, fault: str, kind: str) -> None:
     slow = fault in ("stall in mid-body", "first byte slower than the timeout")
-    proxy = world.proxies[f"impatient, {prefetch}" if slow else prefetch]
+    proxy = world.proxies[f"impatient, {kind}" if slow else kind]
     for mode in MODES * rounds(1):
         trial = world.put()
         if mode == "mixed":
@@ -65,14 +65,6 @@ def test_below_the_retry_budget_the_client_notices_nothing(world: World, fault: 
             assert trial.seen(fault, proxy, mode) == RIGHT
         assert trial.read(proxy) == RIGHT
         proxy.settle()
-
-
-@pytest.mark.parametrize("kind", [FaultKind.RESET, FaultKind.TRUNCATE])
-def test_as_long_as_some_bytes_come_each_time_there_is_no_budget(world: World, kind: FaultKind) -> None:
-    for _ in range(rounds(1)):
-        trial = world.put(3 * BLOCK)
-        with world.weather(Fault(kind, 3 * BUDGET, path_contains=trial.key, after_bytes=world.rng.randrange(1, 5000))):
-            assert trial.seen("broken again and again, some bytes each time", world.proxies["off"], "whole") == RIGHT
 
 
 def shrunk(rng: random.Random, trial: Trial) -> Fault:
