@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.abc import AbstractResolver
 
 from outrider import __version__
 from outrider.adapters import blockdir, orders
@@ -47,6 +48,7 @@ from outrider.http.admin import admin_app
 from outrider.http.server import S3Server
 from outrider.http.steering import Steering
 from outrider.metrics import Metrics
+from outrider.ports import Clock
 from outrider.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -125,9 +127,14 @@ class Outrider:
 
 
 @asynccontextmanager
-async def running(settings: Settings, hurry: asyncio.Event | None = None) -> AsyncIterator[Outrider]:
+async def running(
+    settings: Settings, hurry: asyncio.Event | None = None, *, wall_clock: Clock = time.time,
+    resolver: AbstractResolver | None = None,
+) -> AsyncIterator[Outrider]:  # fmt: skip
     """A proxy that serves until the context ends; then it drains, until `hurry` at the latest, and leaves a snapshot of
     its index.
+
+    `wall_clock`: the machine's; `resolver` None: the machine's. Others are for tests of a machine that has it wrong.
 
     Raises:
         UnusableCacheDir, SettingsError: it cannot start as it was told to.
@@ -142,7 +149,10 @@ async def running(settings: Settings, hurry: asyncio.Event | None = None) -> Asy
         region = settings.region or await credentials.region() or DEFAULT_REGION
         endpoint = settings.origin or f"https://s3.{region}.amazonaws.com"
         shares = Shares.of(settings.buffer_bytes, settings.origin_connections)
-        origin = HttpOrigin(endpoint, region, credentials, metrics, time.time, connections=shares.exchanges)
+        origin = HttpOrigin(
+            endpoint, region, credentials, metrics, wall_clock, connections=shares.exchanges,
+            read_timeout_s=settings.origin_timeout_s, resolver=resolver,
+        )  # fmt: skip
         await origin.open()
         stack.push_async_callback(origin.close)
         outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, shares, tasks, stack, open_files)

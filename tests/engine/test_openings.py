@@ -223,3 +223,33 @@ async def test_an_unknown_empty_object_costs_one_get_and_one_head(room: Engine) 
     room.origin.put(REF, b"", (CHECKSUM,))
     assert told(await whole(room, REF, b""))
     assert sorted(questions(room)) == ["GET part", "HEAD"]
+
+
+async def test_where_each_read_must_ask_none_joins_a_question_that_was_put_before_it_came(tmp_path: Path) -> None:
+    with engine(tmp_path, freshness="always") as room:
+        room.origin.put(REF, RAMP[:100])
+        gate = asyncio.Event()
+        room.origin.faults = [Fault(gate=gate, answer_first=True)]
+        before = asyncio.create_task(room.get())
+        while not room.origin.log:
+            await asyncio.sleep(0)
+        room.origin.put(REF, SMALL)
+        assert await room.get() == SMALL
+        gate.set()
+        assert await before == RAMP[:100], "it came before the write"
+        await room.tasks.settle()
+
+
+async def test_where_each_read_must_ask_the_bytes_come_once_all_the_same(tmp_path: Path) -> None:
+    with engine(tmp_path, freshness="always") as room:
+        room.origin.put(REF, LARGE)
+        gate = asyncio.Event()
+        room.origin.faults = [Fault(times=None, gate=gate)]
+        readers = [asyncio.create_task(room.get()) for _ in range(20)]
+        while room.origin.count() < 20:
+            await asyncio.sleep(0)
+        assert (room.origin.count("GET"), room.origin.count("HEAD")) == (1, 19)
+        gate.set()
+        assert await asyncio.gather(*readers) == [LARGE] * 20
+        assert room.origin.body_bytes == len(LARGE)
+        await room.tasks.settle()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -38,7 +38,12 @@ def proxies(bucket: Bucket, simulator: Simulator) -> Iterator[Callable[..., Prox
     made: list[Proxy] = []
 
     def make(**settings: str) -> Proxy:
-        given = {"block_size": "64KiB", "cache_size": "2750KiB", "freshness": "immutable", "prefetch": "epoch"}
+        given: dict[str, Any] = {
+            "block_size": "64KiB",
+            "cache_size": "2750KiB",
+            "freshness": "immutable",
+            "prefetch": "epoch",
+        }
         proxy = Proxy(bucket, origin=simulator.endpoint, **{**given, **settings})
         proxy.__enter__()
         made.append(proxy)

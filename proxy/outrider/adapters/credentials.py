@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 # An instance without credentials answers slowly (the metadata service is tried): do not ask it on each request.
 _ASK_AGAIN_S = 30.0
+# Neither is a chain that brings what the origin just refused: each refused request would walk it.
+_RENEW_AGAIN_S = 5.0
 
 
 class AwsCredentials:
@@ -33,7 +35,9 @@ class AwsCredentials:
         self._session: AioSession | None = None
         self._found: Any = None
         self._asked_at = 0.0
+        self._renewed_at = -_RENEW_AGAIN_S
         self._lock = asyncio.Lock()
+        self._renewing = asyncio.Lock()
 
     async def current(self) -> Credentials | None:
         """None: the chain has none, so requests go unsigned (public buckets).
@@ -53,6 +57,31 @@ class AwsCredentials:
             # botocore and the HTTP library under it raise dozens of kinds here; to a read they are one.
             raise OriginBroke(f"no credentials: {error}") from error
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+    async def renew(self, refused: Credentials) -> bool:
+        """Walk the chain from its start, since the origin no longer takes `refused`: a role whose session was revoked,
+        keys that were rotated in a file. Whether `current` has others now; no more often than each few seconds."""
+        async with self._renewing:
+            if await self.current() != refused:
+                return True  # whoever was refused before us has renewed them
+            now = asyncio.get_running_loop().time()
+            if now - self._renewed_at < _RENEW_AGAIN_S:
+                return False
+            self._renewed_at = now
+            try:
+                session = await asyncio.to_thread(_make_session)
+                found = await session.get_credentials()
+                frozen = None if found is None else await found.get_frozen_credentials()
+            except Exception as error:  # noqa: BLE001 - dozens of kinds; the refusal stands, and is told
+                log.warning("credentials not renewed", extra={"error": str(error)})
+                return False
+            if frozen is None or (frozen.access_key, frozen.secret_key, frozen.token) == (
+                refused.access_key, refused.secret_key, refused.session_token,
+            ):  # fmt: skip
+                return False
+            self._session, self._found = session, found
+            log.info("credentials renewed", extra={"method": str(found.method)})
+            return True
 
     async def find_early(self) -> None:
         """Walk the chain before the first request has to wait for it; failures are that request's to tell."""

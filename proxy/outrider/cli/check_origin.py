@@ -12,6 +12,7 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, urlsplit
 
 from outrider.adapters.credentials import AwsCredentials
+from outrider.adapters.forward_proxy import forward_proxy_to
 from outrider.adapters.origin import HttpOrigin
 from outrider.cli.findings import Finding, fail, ok, warn
 from outrider.core.errors import OriginBroke
@@ -92,7 +93,8 @@ def masked(access_key: str) -> str:
 
 async def check_way(endpoint: str) -> Finding:
     """Name and port: what stands in the way before a request can be sent."""
-    parts = urlsplit(endpoint)
+    # The origin's own name need not be known here when somebody else goes there for us.
+    parts = urlsplit(str(forward_proxy_to(endpoint).url or endpoint))
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -101,7 +103,7 @@ async def check_way(endpoint: str) -> Finding:
         return fail(
             "network",
             f"{host}: no such name: {_words(error)}",
-            "Check --origin for a typo, and the DNS of this machine.",
+            "Check --origin (or HTTPS_PROXY) for a typo, and the DNS of this machine.",
         )
     return await _connect(parts, host, port, str(addresses[0][4][0]))
 
@@ -114,7 +116,7 @@ async def _connect(parts: SplitResult, host: str, port: int, address: str) -> Fi
     except (OSError, TimeoutError) as error:
         return fail(
             "network", f"{parts.netloc} ({address}): cannot connect: {_words(error)}",
-            "Check --origin, that the server runs, and firewalls on the way to it.",
+            "Check --origin (or HTTPS_PROXY), that the server runs, and firewalls on the way to it.",
         )  # fmt: skip
     took_s = time.perf_counter() - began
     writer.close()
@@ -219,3 +221,6 @@ class _Fixed:
 
     async def current(self) -> Credentials | None:
         return self._credentials
+
+    async def renew(self, refused: Credentials) -> bool:
+        return False

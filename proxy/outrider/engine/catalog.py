@@ -13,6 +13,10 @@ from outrider.core.listing import Listed
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.ports import Clock
 
+# As long as a write may keep its connection quiet.
+_DOUBT_S = 600.0
+_DOUBTS_MAX = 10_000
+
 
 class Mark(NamedTuple):
     """Taken before the origin is asked: an answer is believed only if no write came in between."""
@@ -71,6 +75,8 @@ class Catalog:
         """Grows whenever something that was believed of a name no longer is: what was looked up before may not hold."""
         self._forgotten = ForgetLog(capacity)
         self._forgotten_buckets = ForgetLog(10_000)
+        # Until when no answer about a name, or a bucket, is believed.
+        self._doubted: dict[object, float] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -81,7 +87,13 @@ class Catalog:
     def believes(self, ref: ObjectRef, mark: Mark) -> bool:
         """Whether nothing was forgotten of `ref` since `mark`."""
         last = max(self._forgotten.last(ref), self._forgotten_buckets.last(ref.bucket))
+        if self._doubted and mark.at < max(self._doubted.get(ref, -inf), self._doubted.get(ref.bucket, -inf)):
+            return False
         return last <= mark.generation
+
+    def will_be_fresh(self, ref: ObjectRef, mark: Mark) -> bool:
+        """Whether the answer to a question put at `mark` would do for a read that comes now."""
+        return self.believes(ref, mark) and is_fresh(mark.at, self._clock(), self._freshness_of(ref))
 
     def fresh(self, ref: ObjectRef) -> ObjectVersion | None:
         """The version to serve without asking; None: ask first."""
@@ -96,11 +108,9 @@ class Catalog:
         # Before the entry is read: what changes in between then makes the answer one that no longer holds.
         changes = self.changes
         entry = self._entries.get(ref)
-        if entry is None or entry.mark is None or not self.believes(ref, entry.mark):
+        if entry is None or entry.mark is None or not self.will_be_fresh(ref, entry.mark):
             return None
         freshness = self._freshness_of(ref)
-        if not is_fresh(entry.mark.at, self._clock(), freshness):
-            return None
         until = inf if freshness.ttl_s == inf else entry.mark.at + freshness.ttl_s
         return Fresh(entry.version, until, changes)
 
@@ -170,3 +180,15 @@ class Catalog:
         self._generation += 1
         self.changes += 1
         self._forgotten_buckets.note(bucket, self._generation)
+
+    def doubt(self, name: ObjectRef | str) -> None:
+        """A write ended without an answer, and the origin may carry it out yet: for a while each read of the name, or
+        of the bucket, asks."""
+        if isinstance(name, str):
+            self.forget_bucket(name)
+        else:
+            self.forget(name)
+        self._doubted.pop(name, None)
+        self._doubted[name] = self._clock() + _DOUBT_S
+        if len(self._doubted) > _DOUBTS_MAX:
+            del self._doubted[next(iter(self._doubted))]

@@ -43,6 +43,8 @@ class _Opening:
     mark: Mark
     by_head: bool
     whole_headers: bool
+    brings: bool
+    """The first bytes are on their way with it, or with one that it took the place of."""
     version: asyncio.Future[ObjectVersion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def settle(self, version: ObjectVersion) -> None:
@@ -87,16 +89,17 @@ class Openings:
             # Most likely it is the same still. Not by If-None-Match: a 304 leaves out the
             # headers, which may have changed while the bytes, and so the ETag, did not.
             first_byte = None
+        opening, brings = self._openings.get(ref), False
+        # One that began before a write may tell of the older version, as may any that began before this read where each
+        # must ask.
+        if opening is not None and not self._catalog.will_be_fresh(ref, opening.mark):
+            if opening.brings and self._catalog.believes(ref, opening.mark):
+                first_byte, brings = None, True
+            opening = None
         by_head = first_byte is None
-        opening = self._openings.get(ref)
-        # One that began before a write may tell of the older version, and a HEAD's refusal has no words for a GET.
-        if (
-            opening is None
-            or not self._catalog.believes(ref, opening.mark)
-            or (opening.by_head and not by_head)
-            or (whole_headers and not opening.whole_headers)
-        ):
-            opening = _Opening(self._catalog.mark(), by_head, whole_headers or by_head)
+        # A HEAD's refusal has no words for a GET.
+        if opening is None or (opening.by_head and not by_head) or (whole_headers and not opening.whole_headers):
+            opening = _Opening(self._catalog.mark(), by_head, whole_headers or by_head, brings or not by_head)
             self._openings[ref] = opening
             task = self._spawn(self._open(ref, opening, first_byte), f"open {ref}")
             # Not a `finally` in the task: one that is cancelled before its first step never gets there.
