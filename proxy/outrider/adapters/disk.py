@@ -8,6 +8,7 @@ unlink. Budget and free-space floor are taken before a byte is written.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -157,6 +158,13 @@ class DiskStore:
         if (lease := self.lease_open(block)) is None and (lease := await self._opened(block)) is not None:
             self._policy.read(block)
         return lease
+
+    def doubt(self, block: BlockKey) -> None:
+        self.trouble("send", OSError(errno.EIO, "a block file gave fewer bytes than it has"))
+        slot = self._slots.get(block)
+        if slot is not None:
+            slot.verified = False
+            self._close(block, slot)
 
     async def verify(self, block: BlockKey) -> None:
         """The scrubber's look at a block that nobody has read yet; to the policy it is no read."""

@@ -136,7 +136,10 @@ class FastLane:
         lease, offset, length = first
         try:
             fd, length = lease.block.fd, min(length, _BYTES_AT_ONCE)
-            if not in_memory(fd, offset, length):
+            try:
+                if not in_memory(fd, offset, length):
+                    return False
+            except OSError:  # the disk's own troubles: the long way deals with them
                 return False
             return self._send(read, subject, wire, extent, (fd, offset, length), started, who)
         finally:
