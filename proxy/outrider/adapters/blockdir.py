@@ -187,8 +187,10 @@ def read_meta(path: Path) -> BlockMeta:
     return meta
 
 
-def open_block(path: Path, block: BlockKey, verify: bool) -> tuple[int, int]:
+def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = True) -> tuple[int, int]:
     """An open fd and the payload's offset; with `verify` the whole payload was read and its checksum held.
+
+    `keep_pages` False: what had to be read from the disk for it does not stay in memory, where readers' pages are.
 
     Raises:
         BadBlock: it is not the block that it should be.
@@ -200,11 +202,26 @@ def open_block(path: Path, block: BlockKey, verify: bool) -> tuple[int, int]:
         if meta.key != block:
             raise BadBlock("holds another block")
         if verify:
+            came = not keep_pages and not _in_memory(fd, offset)
             verify_payload(fd, offset, meta.extent.length, checksum)
+            if came:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     except BaseException:
         os.close(fd)
         raise
     return fd, offset
+
+
+def _in_memory(fd: int, offset: int) -> bool:
+    """Whether the page at `offset` is; a file system that cannot say has all of its own there (tmpfs)."""
+    try:
+        os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+    return True
 
 
 def verify_payload(fd: int, offset: int, length: int, checksum: bytes) -> None:

@@ -122,6 +122,9 @@ class DiskStore:
         """How many reads are under way of the blocks that are here."""
         return sum(slot.file.leases for slot in self._slots.values() if slot.file is not None)
 
+    def keys(self) -> list[BlockKey]:
+        return list(self._slots)
+
     def unverified(self) -> list[BlockKey]:
         return [block for block, slot in self._slots.items() if not slot.verified]
 
@@ -166,21 +169,32 @@ class DiskStore:
             slot.verified = False
             self._close(block, slot)
 
-    async def verify(self, block: BlockKey) -> None:
-        """The scrubber's look at a block that nobody has read yet; to the policy it is no read."""
+    async def verify(self, block: BlockKey) -> int:
+        """The scrubber's look at a block, read or not; how many bytes it has, 0: it is gone. To the policy it is no
+        read."""
         slot = self._slots.get(block)
-        if slot is not None and not slot.verified and (lease := await self._opened(block)) is not None:
+        if slot is None:
+            return 0
+        if (lease := await self._opened(block, scrub=True)) is not None:
             lease.release()
+        self._metrics.scrubbed_blocks.inc()
+        return slot.disk_bytes
 
-    async def _opened(self, block: BlockKey) -> FileLease | None:
+    def scrubbed(self) -> None:
+        """The scrubber has been through all blocks."""
+        self._metrics.scrub_rounds.inc()
+
+    async def _opened(self, block: BlockKey, *, scrub: bool = False) -> FileLease | None:
         slot = self._slots.get(block)
         if slot is None:
             return None
-        verify = self._verify_always or not slot.verified
+        verify = scrub or self._verify_always or not slot.verified
         slot.busy += 1
         path = self.directory.path_of(block)
         try:
-            opened = await self._run_opening(lambda: OpenFile(*blockdir.open_block(path, block, verify)))
+            opened = await self._run_opening(
+                lambda: OpenFile(*blockdir.open_block(path, block, verify, keep_pages=not scrub))
+            )
         except FileNotFoundError as error:
             self.trouble("open", error)
             # Another reader may have found out first; the bytes are given back once.
@@ -197,11 +211,11 @@ class DiskStore:
             return None
         finally:
             slot.busy -= 1
-        return self._lease_opened(block, slot, opened)
+        return self._lease_opened(block, slot, opened, keep=not scrub)
 
-    def _lease_opened(self, block: BlockKey, slot: Slot, opened: OpenFile) -> FileLease:
+    def _lease_opened(self, block: BlockKey, slot: Slot, opened: OpenFile, *, keep: bool) -> FileLease:
         slot.verified = True
-        own = self._slots.get(block) is not slot or slot.file is not None
+        own = not keep or self._slots.get(block) is not slot or slot.file is not None
         lease = FileLease(opened, slot if own else None)
         if own:
             # Discarded meanwhile, or another reader opened it first: ours lives as long as this lease.

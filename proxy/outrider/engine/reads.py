@@ -249,9 +249,7 @@ class Reads:
                 finally:
                     lease.release()
                 position += piece.sent
-                if piece.fell_short:
-                    sick_index = index
-                    self._store.doubt(key)
+                sick_index = self._sick_after(piece, key, sick_index)
                 continue
             flight = None if sick else self._flights.get(key)
             if flight is not None:
@@ -260,10 +258,7 @@ class Reads:
                         async for piece in pieces:
                             yield piece
                             position += piece.sent
-                            if piece.fell_short:
-                                sick_index = index
-                                self._store.doubt(key)
-                                break
+                            sick_index = self._sick_after(piece, key, sick_index)
                     continue
                 except StoreUnavailable:
                     # No room, or a sick disk: what is left of this read goes past the cache where it is not here.
@@ -279,6 +274,13 @@ class Reads:
                 async for chunk in chunks:
                     yield chunk
                     position += len(chunk)
+
+    def _sick_after(self, piece: FilePiece, key: BlockKey, sick_index: int) -> int:
+        """The block whose file failed last, now that `piece` was sent."""
+        if not piece.fell_short:
+            return sick_index
+        self._store.doubt(key)
+        return key.index
 
     def _fill_ahead(self, version: ObjectVersion, vid: bytes, rest: Extent, blocks_sent: int) -> None:
         index, last = rest.start // self._block_bytes, (rest.stop - 1) // self._block_bytes
@@ -307,14 +309,17 @@ class Reads:
 
 
 async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece, None]:
-    """The bytes `inside` a block as they arrive."""
+    """The bytes `inside` a block as they arrive; until one piece falls short."""
     await flight.beyond(inside.start)
     lease = flight.lease()
     try:
         offset = inside.start
         while offset < inside.stop:
             stop = min(await flight.beyond(offset), inside.stop)
-            yield _file_piece(lease, Extent(offset, stop), "flight")
+            piece = _file_piece(lease, Extent(offset, stop), "flight")
+            yield piece
+            if piece.fell_short:
+                return
             offset = stop
     finally:
         lease.release()
