@@ -241,12 +241,16 @@ class ServedProxy:
         self._wait_until(lambda: bool(self.lines("ready") and self.lines("index ready")), "outrider serve")
         self.ready_line = self.lines("ready")[-1]
 
+    def status(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.admin}/status", timeout=START_DEADLINE_S) as answer:
+            told: dict[str, Any] = json.load(answer)
+        return told
+
     def settle(self) -> None:
         """Wait until no request and no fill is under way."""
 
         def settled() -> bool:
-            with urllib.request.urlopen(f"{self.admin}/status", timeout=START_DEADLINE_S) as answer:
-                status = json.load(answer)
+            status = self.status()
             return bool(status["requests"] == status["fills"] == 0)
 
         self._wait_until(settled, "an idle proxy")

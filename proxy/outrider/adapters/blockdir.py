@@ -111,6 +111,17 @@ class BlockDir:
         for path in self.tmp.iterdir():
             if _TMP_NAME.fullmatch(path.name):
                 path.unlink(missing_ok=True)
+        for path in (self.snapshot, self.orders):
+            path.with_name(f"{path.name}.part").unlink(missing_ok=True)
+
+    def drop_snapshot(self) -> None:
+        """Returns when it is gone for good: were it back after a power loss, it would tell of an older directory."""
+        self.snapshot.unlink()
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         if self._lock_fd >= 0:

@@ -63,7 +63,7 @@ class Recovery:
         try:
             raw = path.read_bytes()
             # Used once: after a crash the directory has moved on, and only a scan knows it.
-            path.unlink()
+            self._store.directory.drop_snapshot()
             return snapshot.decode(raw)
         except FileNotFoundError:
             return None
