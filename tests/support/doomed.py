@@ -1,9 +1,9 @@
 """`outrider`, killed by SIGKILL at a chosen file operation of its own: `python -m tests.support.doomed serve ...`.
 
 `DOOM` in the environment is `MOMENT:NUMBER`: death comes at operation NUMBER (from 1) of those in the cache directory
-whose name begins with MOMENT. Names are as `open tmp`, `write tmp`, `rename v1`, `remove v1`, `open index`, `write index`,
-`rename index`, `scandir v1`: what is done, and where. A `write` dies with the first half of its bytes written, all else
-before it is done, or after it with `MOMENT:NUMBER:after`.
+whose name begins with MOMENT. Names are as `open tmp`, `write tmp`, `rename v1`, `remove v1`, `write index`, `scandir v1`:
+what is done, and where. A `write` dies with the first half of its bytes written, all else before it is done, or after it
+with `MOMENT:NUMBER:after`.
 """
 
 from __future__ import annotations

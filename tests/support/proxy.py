@@ -56,9 +56,9 @@ class Proxy:
     """
 
     def __init__(self, bucket: Bucket, origin: str | None = None, **settings: Any) -> None:
-        self._environment = bucket.environment()
+        self.environment = bucket.environment()
         self._own_dir = Path(tempfile.mkdtemp(prefix="outrider-proxy-"))
-        self._settings = {
+        self.settings = {
             "origin": origin or bucket.endpoint,
             "region": REGION,
             "listen": "127.0.0.1:0",
@@ -78,7 +78,7 @@ class Proxy:
 
     @property
     def cache_dir(self) -> Path:
-        return Path(self._settings["cache_dir"])
+        return Path(self.settings["cache_dir"])
 
     @property
     def outrider(self) -> Outrider:
@@ -128,8 +128,8 @@ class Proxy:
     def start(self) -> None:
         """Returns when it serves and knows what its cache directory holds. Raises what `running` raises."""
         started, self._error = threading.Event(), None
-        with patch.dict(os.environ, self._environment):
-            settings = outrider_settings.load(self._settings, environ={})
+        with patch.dict(os.environ, self.environment):
+            settings = outrider_settings.load(self.settings, environ={})
         self._thread = threading.Thread(target=self._run, args=(settings, started), name="proxy", daemon=True)
         self._thread.start()
         assert started.wait(START_DEADLINE_S), "the proxy did not start"
@@ -170,7 +170,7 @@ class Proxy:
 
     def _run(self, settings: outrider_settings.Settings, started: threading.Event) -> None:
         try:
-            with patch.dict(os.environ, self._environment), asyncio.Runner(loop_factory=new_event_loop) as runner:
+            with patch.dict(os.environ, self.environment), asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(self._serve(settings, started))
         except BaseException as error:  # noqa: BLE001 - top of a thread: `start` raises it
             self._error = error

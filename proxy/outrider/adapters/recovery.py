@@ -70,6 +70,9 @@ class Recovery:
         except BadSnapshot as error:
             log.warning("index snapshot ignored", extra={"error": str(error)})
             return None
+        except OSError as error:
+            self._store.trouble("snapshot", error)
+            return None
 
     async def _adopt_snapshot(self, saved: Snapshot) -> None:
         for start in range(0, len(saved.blocks), _BATCH):
