@@ -859,7 +859,7 @@ async def scrub_rounds(disk: Disk, rounds: int) -> None:
             raise asyncio.CancelledError
 
     with suppress(asyncio.CancelledError):
-        await Recovery(disk.store, disk.believed, sleep).scrub(Pace(1e6))
+        await Recovery(disk.store, disk.believed, sleep).scrub(Pace(1e6, 3600))
 
 
 async def test_the_scrubber_finds_the_bad_and_changes_no_order(root: Path) -> None:

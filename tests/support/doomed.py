@@ -1,9 +1,9 @@
 """`outrider`, killed by SIGKILL at a chosen file operation of its own: `python -m tests.support.doomed serve ...`.
 
 `DOOM` in the environment is `MOMENT:NUMBER`: death comes at operation NUMBER (from 1) of those in the cache directory
-whose name begins with MOMENT. Names are as `open tmp`, `write tmp`, `rename v1`, `remove v1`, `write index`, `scandir v1`:
-what is done, and where. A `write` dies with the first half of its bytes written, all else before it is done, or after it
-with `MOMENT:NUMBER:after`.
+whose name begins with MOMENT. Names tell what is done, and where: `open tmp`, `write tmp`, `rename v1`, `remove v1`,
+`scandir v1`, `write index`. A `write` dies with the first half of its bytes written, all else before it is done; or
+after it, with `MOMENT:NUMBER:after`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def doom_all(doom: Doom) -> None:
             die()
         return pwritev(fd, pieces, offset)
 
-    os.pwritev = dying_pwritev
+    setattr(os, "pwritev", dying_pwritev)  # noqa: B010 - its type has an argument that nobody uses
     for name, act, place in (
         ("open", "open", 0), ("rename", "rename", 1), ("replace", "rename", 1), ("unlink", "remove", 0),
         ("remove", "remove", 0), ("scandir", "scandir", 0), ("mkdir", "mkdir", 0),

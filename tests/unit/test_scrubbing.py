@@ -19,18 +19,18 @@ def walk(pace: Pace, blocks: list[int], took_s: float, round_bytes: int | None) 
 
 @given(sizes, took, st.floats(1e3, 1e9), st.booleans())
 def test_no_round_reads_faster_than_it_may(blocks: list[int], took_s: float, rate: float, first: bool) -> None:
-    seconds = walk(Pace(rate), blocks, took_s, None if first else sum(blocks))
+    seconds = walk(Pace(rate, 3600), blocks, took_s, None if first else sum(blocks))
     assert sum(blocks) <= seconds * rate * (1 + 1e-9)
 
 
 @given(sizes, took, st.floats(1e3, 1e9))
 def test_a_small_cache_is_not_read_all_day(blocks: list[int], took_s: float, rate: float) -> None:
-    assert walk(Pace(rate, round_s=3600), blocks, took_s, sum(blocks)) >= 3600 * (1 - 1e-9)
+    assert walk(Pace(rate, 3600), blocks, took_s, sum(blocks)) >= 3600 * (1 - 1e-9)
 
 
 def test_what_was_never_verified_is_not_put_off() -> None:
-    assert walk(Pace(MIB), [MIB] * 10, 0.0, None) == 10.0
+    assert walk(Pace(MIB, 3600), [MIB] * 10, 0.0, None) == 10.0
 
 
 def test_a_slow_disk_is_not_waited_for_twice() -> None:
-    assert Pace(MIB).pause_s(MIB, 5.0, None) == 0.0
+    assert Pace(MIB, 3600).pause_s(MIB, 5.0, None) == 0.0

@@ -209,13 +209,14 @@ def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = 
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
+        # Before the header is read: the kernel reads on from there.
+        came_in = not keep_pages and not in_memory(fd, blockfile.PAGE_BYTES)
         meta, checksum, offset = read_header(fd)
         if meta.key != block:
             raise BadBlock("holds another block")
         if verify:
-            came = not keep_pages and not _in_memory(fd, offset)
             verify_payload(fd, offset, meta.extent.length, checksum)
-            if came:
+            if came_in:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     except BaseException:
         os.close(fd)
@@ -223,7 +224,7 @@ def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = 
     return fd, offset
 
 
-def _in_memory(fd: int, offset: int) -> bool:
+def in_memory(fd: int, offset: int) -> bool:
     """Whether the page at `offset` is; a file system that cannot say has all of its own there (tmpfs)."""
     try:
         os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)

@@ -13,7 +13,7 @@ class Pace:
     """At most `bytes_per_s` are read."""
 
     bytes_per_s: float
-    round_s: float = ROUND_S
+    round_s: float
 
     def pause_s(self, block_bytes: int, took_s: float, round_bytes: int | None) -> float:
         """How long to wait after a block of `block_bytes`, whose check took `took_s`.
