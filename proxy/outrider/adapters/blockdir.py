@@ -32,6 +32,9 @@ from outrider.ports import Buffer
 _LAYOUT = "outrider cache, layout 1\n"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TMP_NAME = re.compile(r"[0-9a-f]{32}\.[0-9]+")
+# A disk that takes longer for one thing (a network's, as a rule) is one that fails: what waits for it goes on from the
+# origin. The thread that it holds is given back when it answers.
+PATIENCE_S = 10.0
 _VERIFY_BYTES = 1024 * 1024
 
 

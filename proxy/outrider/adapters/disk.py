@@ -39,6 +39,8 @@ _THREADS = 8
 # After the disk failed a write, do not ask it again for this long: reads go on from the origin meanwhile.
 _SICK_PAUSE_S = 5.0
 _LOG_PAUSE_S = 60.0
+# So that a large block may be verified on a slow disk.
+_SLOWEST_BYTES_PER_S = 10e6
 # Free space is looked at again after this long: each look costs the first byte of a cold read a turn of a thread.
 _FREE_KNOWN_S = 1.0
 # Reads that the policy hears of late; of more than these it hears of the last.
@@ -87,6 +89,7 @@ class DiskStore:
         self._free_beyond_floor = 0
         self._reserved_since_look = 0
         self._sick_until = 0.0
+        self._hung_until = 0.0
         self._log_after: dict[str, float] = {}
         # Until the scan knows what lies in the directory, nothing is admitted: the budget could not be kept.
         self.admitting = True
@@ -189,12 +192,16 @@ class DiskStore:
         if slot is None:
             return None
         verify = scrub or self._verify_always or not slot.verified
+        if self.clock() < self._hung_until:
+            return None
         slot.busy += 1
         path = self.directory.path_of(block)
+        patience_s = None if scrub else blockdir.PATIENCE_S + slot.disk_bytes / _SLOWEST_BYTES_PER_S
         try:
-            opened = await self._run_opening(
-                lambda: OpenFile(*blockdir.open_block(path, block, verify, keep_pages=not scrub))
-            )
+            async with asyncio.timeout(patience_s):
+                opened = await self._run_opening(
+                    lambda: OpenFile(*blockdir.open_block(path, block, verify, keep_pages=not scrub))
+                )
         except FileNotFoundError as error:
             self.trouble("open", error)
             # Another reader may have found out first; the bytes are given back once.
@@ -207,6 +214,9 @@ class DiskStore:
             return None
         except OSError as error:
             # The disk's trouble is no proof against the block: keep it for when the disk is well again.
+            if isinstance(error, TimeoutError):
+                # The others need not wait as long to find out.
+                self._hung_until = self.clock() + _SICK_PAUSE_S
             self.trouble("open", error)
             return None
         finally:
@@ -387,16 +397,23 @@ class DiskStore:
         need = blockfile.disk_bytes(meta)
         if blockfile.header_bytes(meta) > blockfile.HEADER_BYTES_MAX:
             raise StoreUnavailable("the object's metadata is too long for a block header")
-        block = meta.key
-        await self.reserve(need, meta)
-        path = self.directory.tmp / f"{blockdir.file_name(block)}.{next(self._tmp_numbers)}"
         try:
-            file = await self._run_opening(lambda: OpenFile(create_file(path), blockfile.header_bytes(meta)))
+            async with asyncio.timeout(blockdir.PATIENCE_S):
+                return await self._begun(meta, need)
+        except TimeoutError as error:
+            raise self._sick("create", error) from error
+
+    async def _begun(self, meta: BlockMeta, need: int) -> DiskBlockWriter:
+        await self.reserve(need, meta)
+        path = self.directory.tmp / f"{blockdir.file_name(meta.key)}.{next(self._tmp_numbers)}"
+        try:
+            file = await self._run_opening(
+                lambda: OpenFile(create_file(path), blockfile.header_bytes(meta)), undo=path.unlink
+            )
         except OSError as error:
             self.unreserve(need)
             raise self._sick("create", error) from error
         except BaseException:
-            # Cancelled: the thread may yet make the file; the next start sweeps `tmp`.
             self.unreserve(need)
             raise
         return DiskBlockWriter(self, meta, path, need, file)
@@ -468,13 +485,21 @@ class DiskStore:
         """Blocking file work in the store's own threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
-    async def _run_opening(self, work: Callable[[], OpenFile]) -> OpenFile:
-        """Run `work` in a thread; if the caller is cancelled meanwhile, the file that it opens is closed again."""
+    async def _run_opening(self, work: Callable[[], OpenFile], undo: Callable[[], None] | None = None) -> OpenFile:
+        """Run `work` in a thread; if the caller is cancelled meanwhile, the file that it opens is closed again, and
+        `undo` called in a thread."""
+
+        def give_up(done: asyncio.Future[OpenFile]) -> None:
+            doom_result(done)
+            if undo is not None:
+                with suppress(RuntimeError):  # the store is closed; the next start sweeps `tmp`
+                    self._threads.submit(undo)
+
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            future.add_done_callback(doom_result)
+            future.add_done_callback(give_up)
             raise
 
     @property

@@ -29,6 +29,8 @@ _TLS_BUFFER_BYTES = 1024 * 1024
 _STRIDE_BYTES = 1024 * 1024
 # The kernel reads files ahead, and drops them, in runs of this size and more: one page tells of its run.
 _RUN_BYTES = 128 * 1024
+# A disk that does not give these bytes for so long is one that fails.
+_READ_PATIENCE_S = 10.0
 _probe = [bytearray(1)]
 
 
@@ -231,7 +233,7 @@ def in_memory(fd: int, offset: int, count: int) -> bool:
 
 async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
     """`os.pread` in a thread, with a descriptor of its own: ours may close, and its number be reused, if we are
-    cancelled."""
+    cancelled. Raises OSError: the disk fails, or does not answer."""
     own = os.dup(fd)
 
     def read() -> bytes:
@@ -241,4 +243,5 @@ async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
             os.close(own)
 
     # Shielded: a call that is cancelled before a thread took it would never close the descriptor.
-    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(readers, read))
+    async with asyncio.timeout(_READ_PATIENCE_S):
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(readers, read))
