@@ -6,12 +6,15 @@ mounting is allowed.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import random
 import shutil
 import subprocess
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +22,7 @@ import pytest
 from outrider.adapters import blockdir, disk
 from outrider.core.blockfile import PAGE_BYTES
 from outrider.http import wire
+from tests.contract.test_block_store import FILE, Disk, meta_of, on_disk
 from tests.support.proxy import Proxy, s3_client
 from tests.support.rawhttp import RawConnection
 from tests.support.shelf import BROKEN, KIB, RIGHT, Shelf
@@ -26,8 +30,7 @@ from tests.support.sickdisk import ILLS, SickDisk
 from tests.support.trials import rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from tests.support.bucket import Bucket
     from tests.support.certificate import Certificate
@@ -322,7 +325,7 @@ def test_a_snapshot_that_cannot_be_read_is_replaced_by_a_scan(
     with proxy_of(bucket) as proxy:
         recovered(proxy, shelf)
         proxy.stop()
-        read_bytes = blockdir.Path.read_bytes
+        read_bytes = Path.read_bytes
 
         def failing(path: Path) -> bytes:
             if path.name == "index":
@@ -330,8 +333,57 @@ def test_a_snapshot_that_cannot_be_read_is_replaced_by_a_scan(
             return read_bytes(path)
 
         with monkeypatch.context() as sick:
-            sick.setattr(blockdir.Path, "read_bytes", failing)
+            sick.setattr(Path, "read_bytes", failing)
             proxy.start()
         assert len(proxy.outrider.store) == BLOCKS
         recovered(proxy, shelf)
         trials.record("disk", "errors on reading the snapshot", RIGHT, times=5)
+
+
+# -- room, when many want it at once --------------------------------------------------------------------------------
+
+
+class ByHand(ThreadPoolExecutor):
+    """Threads whose work ends when the test says so, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.waiting: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except Exception as error:  # noqa: BLE001 - it is the caller's, as with threads
+                future.set_exception(error)
+
+        self.waiting.append(work)
+        return future
+
+
+async def test_the_budget_holds_whatever_the_order_in_which_room_is_made_and_taken(
+    tmp_path: Path, trials: Trials
+) -> None:
+    room = 4
+    for seed in range(rounds(40)):
+        chance = random.Random(seed)
+        store = Disk(tmp_path / str(seed), room * FILE)
+        await store.write(*(meta_of(index) for index in range(room)))
+        store.store.threads.shutdown()
+        store.store._threads = threads = ByHand()
+        coming = [asyncio.create_task(store.store.create(meta_of(10 + number))) for number in range(room)]
+        while not all(task.done() for task in coming):
+            store.keep_budget()
+            if threads.waiting and chance.random() < 0.4:
+                threads.waiting.pop(chance.randrange(len(threads.waiting)))()
+            else:
+                # Free space is looked at again, now and then.
+                store.clock.advance(chance.choice([0.0, 0.6, 1.1]))
+                await asyncio.sleep(0)
+        store.keep_budget()
+        assert on_disk(store.root) <= room * FILE
+        assert store.metrics.value("outrider_evicted_blocks_total") == room
+        store.close()
+        trials.record("disk", "many want room at once, in any order", "no more than the budget", times=room)
