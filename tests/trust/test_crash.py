@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
 import threading
+import zlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -312,6 +314,23 @@ def test_a_snapshot_of_another_format_is_not_believed(
     assert len(roomy.outrider.store) == 20, "the scan found all"
     served_right(roomy, small_shelf)
     trials.record("crash", f"a snapshot of {'an older' if version == 0 else 'a newer'} format", RIGHT)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_learned_orders_of_another_format_are_not_believed(
+    version: int, roomy: Proxy, small_shelf: Shelf, caplog: pytest.LogCaptureFixture, trials: Trials
+) -> None:
+    served_right(roomy, small_shelf)
+    roomy.stop()
+    orders = roomy.cache_dir / "orders"
+    said = json.loads(zlib.decompress(orders.read_bytes()[16:]))
+    assert said["format"] == 1
+    data = zlib.compress(json.dumps({**said, "format": version}).encode())
+    orders.write_bytes(xxhash.xxh3_128_digest(data) + data)
+    roomy.start()
+    assert f"format {version}" in str([vars(one) for one in caplog.records if "orders ignored" in one.getMessage()])
+    served_right(roomy, small_shelf)
+    trials.record("crash", f"learned orders of {'an older' if version == 0 else 'a newer'} format", RIGHT)
 
 
 # -- ready before the directory is known --------------------------------------------------------------------------
