@@ -18,6 +18,7 @@ import xxhash
 
 from outrider import app
 from outrider import settings as outrider_settings
+from outrider.adapters import blockdir
 from outrider.adapters.disk import DiskStore
 from outrider.app import Outrider, running
 from outrider.core import blockfile
@@ -203,7 +204,7 @@ def test_what_power_loss_did_to_files_is_found_and_never_served(
             trials.record("crash", f"power loss: {fault}", RIGHT, times=len(files))
 
 
-def stale_snapshot(proxy: Proxy, shelf: Shelf, _: bytes) -> None:
+def stale_snapshot(proxy: Proxy, _: bytes) -> None:
     """It is of the last stop, but the directory has moved on: blocks went, and others lie under their names."""
     files = block_files(proxy.cache_dir)
     for file in files[::3]:
@@ -212,32 +213,42 @@ def stale_snapshot(proxy: Proxy, shelf: Shelf, _: bytes) -> None:
         file.write_bytes(other.read_bytes())
 
 
-def garbage(proxy: Proxy, shelf: Shelf, chance: bytes) -> None:
+def garbage(proxy: Proxy, chance: bytes) -> None:
     (proxy.cache_dir / "index").write_bytes(chance)
 
 
-def cut_snapshot(proxy: Proxy, shelf: Shelf, chance: bytes) -> None:
+def cut_snapshot(proxy: Proxy, chance: bytes) -> None:
     index = proxy.cache_dir / "index"
     index.write_bytes(index.read_bytes()[: -1 - chance[0]])
 
 
-def flipped_snapshot(proxy: Proxy, shelf: Shelf, chance: bytes) -> None:
+def flipped_snapshot(proxy: Proxy, chance: bytes) -> None:
+    """It reads well, and tells of another block than the one that is there."""
     index = proxy.cache_dir / "index"
-    raw = bytearray(index.read_bytes())
-    raw[int.from_bytes(chance[:4], "big") % len(raw)] ^= 1 << chance[4] % 8
-    index.write_bytes(raw)
+    lines = index.read_bytes().splitlines(keepends=True)
+    blocks = [number for number, line in enumerate(lines) if line.startswith(b"[") and len(line) < 12]
+    number = blocks[chance[0] % len(blocks)]
+    line = bytearray(lines[number])
+    line[-3] ^= 1
+    lines[number] = bytes(line)
+    index.write_bytes(b"".join(lines))
 
 
 @pytest.mark.parametrize("spoil", [stale_snapshot, garbage, cut_snapshot, flipped_snapshot])
 def test_a_snapshot_that_is_not_true_makes_no_wrong_byte_and_no_orphan(
-    spoil: Callable[[Proxy, Shelf, bytes], None], roomy: Proxy, small_shelf: Shelf, trials: Trials
+    spoil: Callable[[Proxy, bytes], None], roomy: Proxy, small_shelf: Shelf, trials: Trials
 ) -> None:
     chance = random.Random(spoil.__name__)
     served_right(roomy, small_shelf)
     for _ in range(rounds(1)):
         roomy.stop()
-        spoil(roomy, small_shelf, chance.randbytes(4096))
+        spoil(roomy, chance.randbytes(4096))
+        there = {path.name for path in block_files(roomy.cache_dir)}
         roomy.start()
+        if spoil is not stale_snapshot:
+            assert {blockdir.file_name(block) for block in roomy.outrider.store.present()} == there, (
+                "the scan found all"
+            )
         served_right(roomy, small_shelf)
         trials.record("crash", f"power loss: {spoil.__name__.replace('_', ' ')}", RIGHT)
 

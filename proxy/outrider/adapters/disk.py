@@ -125,7 +125,7 @@ class DiskStore:
         """How many reads are under way of the blocks that are here."""
         return sum(slot.file.leases for slot in self._slots.values() if slot.file is not None)
 
-    def keys(self) -> list[BlockKey]:
+    def present(self) -> list[BlockKey]:
         return list(self._slots)
 
     def unverified(self) -> list[BlockKey]:

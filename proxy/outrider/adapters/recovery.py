@@ -111,7 +111,7 @@ class Recovery:
         while True:
             if not len(self._store):
                 await self._sleep(pace.round_s)
-            await self._scrub_round(self._store.keys(), pace, self._store.used_bytes)
+            await self._scrub_round(self._store.present(), pace, self._store.used_bytes)
 
     async def _scrub_round(self, blocks: Sequence[BlockKey], pace: Pace, round_bytes: int | None) -> None:
         for block in blocks:
