@@ -24,6 +24,7 @@ from outrider.adapters import blockdir, disk
 from outrider.core.blockfile import PAGE_BYTES
 from outrider.http import wire
 from tests.contract.test_block_store import FILE, Disk, meta_of, on_disk
+from tests.support.damage import block_files
 from tests.support.proxy import Proxy, s3_client
 from tests.support.rawhttp import RawConnection
 from tests.support.shelf import BROKEN, KIB, RIGHT, Shelf
@@ -223,8 +224,9 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
         other = Shelf.make(bucket, "disk-other", 3)
         assert other.read_all(proxy.address) == RIGHT
         proxy.settle()
-        # Opened by nobody yet.
+        # Opened by nobody yet, and one is bad.
         proxy.restart()
+        os.truncate(block_files(proxy.cache_dir)[0], PAGE_BYTES + 100)
         with SickDisk(proxy.cache_dir) as sick:
             sick.hold(*acts)
             with monkeypatch.context() as hasty:

@@ -172,15 +172,17 @@ class DiskStore:
             slot.verified = False
             self._close(block, slot)
 
-    async def verify(self, block: BlockKey) -> int:
-        """The scrubber's look at a block, read or not; how many bytes it has, 0: it is gone. To the policy it is no
-        read."""
+    async def verify(self, block: BlockKey, *, again: bool = True) -> int:
+        """The scrubber's look at a block, to the policy no read; how many bytes it has. 0: it is gone, or was verified
+        before and `again` is False."""
         slot = self._slots.get(block)
-        if slot is None:
+        if slot is None or (slot.verified and not again):
             return 0
-        if (lease := await self._opened(block, scrub=True)) is not None:
+        lease = await self._opened(block, scrub=True)
+        if lease is not None:
             lease.release()
-        self._metrics.scrubbed_blocks.inc()
+        if lease is not None or self._slots.get(block) is not slot:
+            self._metrics.scrubbed_blocks.inc()
         return slot.disk_bytes
 
     def scrubbed(self) -> None:
@@ -366,7 +368,11 @@ class DiskStore:
             return results
 
         # Shielded: a client that leaves must not make the budget forget bytes that are still there.
-        results = await asyncio.shield(self._counted_unlink(unlink))
+        try:
+            async with asyncio.timeout(blockdir.PATIENCE_S):
+                results = await asyncio.shield(self._counted_unlink(unlink))
+        except TimeoutError as error:
+            raise self._sick("unlink", error) from error
         for result in results:
             if isinstance(result, OSError):
                 self.whole = False

@@ -116,7 +116,7 @@ class Recovery:
     async def _scrub_round(self, blocks: Sequence[BlockKey], pace: Pace, round_bytes: int | None) -> None:
         for block in blocks:
             began = self._store.clock()
-            if size := await self._store.verify(block):
+            if size := await self._store.verify(block, again=round_bytes is not None):
                 await self._sleep(pace.pause_s(size, self._store.clock() - began, round_bytes))
         self._store.scrubbed()
 
