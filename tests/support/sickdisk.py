@@ -27,8 +27,8 @@ class SickDisk:
     """Within its context, acts on what lies in `root` fail while they are in `fails`, by errno.
 
     Acts: create, open, write, read, pread, send, rename, unlink, statvfs. `after_bytes`: of each file, `send` and
-    `pread` give so much before they fail. `chance` and `probability`: only some acts fail. `hold`: those acts do not
-    end before `release`.
+    `pread` give so much before they fail. `chance` and `probability`: only some acts fail; `times`: so many of them.
+    `hold`: those acts do not end before `release`.
     """
 
     def __init__(self, root: Path) -> None:
@@ -37,6 +37,7 @@ class SickDisk:
         self.after_bytes = 0
         self.chance: random.Random | None = None
         self.probability = 1.0
+        self.times: int | None = None
         self.failed = 0
         self._held: frozenset[str] = frozenset()
         self._released = threading.Event()
@@ -78,7 +79,11 @@ class SickDisk:
                 if what == "read" and args[3:] == (os.RWF_NOWAIT,):
                     raise BlockingIOError(errno.EAGAIN, "not in memory")
                 assert self._released.wait(60)
-            if what not in self.fails or (self.chance is not None and self.chance.random() >= self.probability):
+            if (
+                self.times == 0
+                or what not in self.fails
+                or (self.chance is not None and self.chance.random() >= self.probability)
+            ):
                 return call(*args, **named)
             if what == "send" and args[2] < self.after_bytes:
                 out, fd, offset, count = args
@@ -87,6 +92,8 @@ class SickDisk:
                 fd, count, offset = args
                 return call(fd, min(count, self.after_bytes - offset), offset)
             self.failed += 1
+            if self.times is not None:
+                self.times -= 1
             raise OSError(self.fails[what], os.strerror(self.fails[what]))
 
         return sick

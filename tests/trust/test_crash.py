@@ -198,6 +198,8 @@ def test_what_power_loss_did_to_files_is_found_and_never_served(
             if not clean:
                 (roomy.cache_dir / "index").unlink()
             roomy.start()
+            if not clean:
+                assert on_disk(roomy.cache_dir) == roomy.outrider.store.used_bytes, "the scan left what it knows"
             served_right(roomy, small_shelf)
             # Without its two other blocks: the others were still hits.
             assert roomy.metric("outrider_served_bytes_total", source="disk") > 0

@@ -21,15 +21,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outrider.adapters import blockdir, disk
+from outrider.core import blockfile
 from outrider.core.blockfile import PAGE_BYTES
 from outrider.http import wire
-from tests.contract.test_block_store import FILE, Disk, meta_of, on_disk
+from tests.contract.test_block_store import FILE, Disk, flip, meta_of, on_disk
 from tests.support.damage import block_files
 from tests.support.proxy import Proxy, s3_client
 from tests.support.rawhttp import RawConnection
 from tests.support.shelf import BROKEN, KIB, RIGHT, Shelf
 from tests.support.sickdisk import ILLS, SickDisk
 from tests.support.trials import rounds
+from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -209,6 +211,43 @@ def test_a_flight_whose_file_cannot_be_read_is_relayed(
         trials.record("disk", "errors while a fill is read", RIGHT, times=5)
         sick.heal()
         recovered(proxy, shelf)
+
+
+def test_a_flight_is_not_followed_over_a_gap(
+    bucket: Bucket, simulator: Simulator, shelf: Shelf, trials: Trials
+) -> None:
+    # The first piece of a flight falls short, and the disk is well when the next one comes.
+    simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=30_000)]
+    with proxy_of(bucket, origin=simulator.endpoint) as proxy, SickDisk(proxy.cache_dir) as sick:
+        sick.after_bytes, sick.times = PAGE_BYTES + 10_000, 1
+        sick.fail(["send"], errno.EIO)
+        with RawConnection(proxy.address) as connection:
+            assert shelf.read(connection, "0") == RIGHT
+        assert sick.failed == 1
+        trials.record("disk", "errors while a fill is read", RIGHT)
+        simulator.release()
+        recovered(proxy, shelf)
+
+
+def test_a_block_that_could_not_be_read_is_verified_before_it_is_used_again(
+    bucket: Bucket, shelf: Shelf, trials: Trials
+) -> None:
+    with proxy_of(bucket) as proxy, SickDisk(proxy.cache_dir) as sick:
+        recovered(proxy, shelf)
+        sick.after_bytes, sick.times = PAGE_BYTES, 1
+        sick.fail(["send"], errno.EIO)
+        for file in block_files(proxy.cache_dir):
+            flip(file, PAGE_BYTES + 10)
+            header = file.read_bytes()[:PAGE_BYTES]
+            meta, _ = blockfile.decode_header(header)
+            sick.times = 1
+            with RawConnection(proxy.address) as connection:
+                start, stop = meta.extent.start, meta.extent.stop
+                for _ in range(2):
+                    assert shelf.read(connection, meta.version.ref.key, start, stop) == RIGHT
+            proxy.settle()
+        trials.record("disk", "errors on a block that is bad as well", RIGHT, times=2 * BLOCKS)
+        assert proxy.metric("outrider_bad_blocks_total") == BLOCKS
 
 
 # -- slow ---------------------------------------------------------------------------------------------------------
