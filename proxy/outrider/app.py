@@ -32,6 +32,7 @@ from outrider.core.eviction import POLICIES
 from outrider.core.ghost import Ghost
 from outrider.core.hedging import Hedging
 from outrider.core.planner import Planner
+from outrider.core.scrubbing import ROUND_S, Pace
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Flights
@@ -251,7 +252,8 @@ def _access(settings: Settings) -> Access:
 async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     await recovery.index()
     outrider.indexed.set()
-    await recovery.scrub()
+    if outrider.settings.scrub_bandwidth:
+        await recovery.scrub(Pace(outrider.settings.scrub_bandwidth, ROUND_S))
 
 
 async def _tick(prefetch: Prefetch) -> None:

@@ -53,6 +53,12 @@ class Metrics:
         self.store_blocks = Gauge("outrider_store_blocks", "Blocks on disk.", registry=r)
         self.evicted_blocks = Counter("outrider_evicted_blocks", "Blocks dropped for room.", registry=r)
         self.bad_blocks = Counter("outrider_bad_blocks", "Blocks found damaged, and deleted.", registry=r)
+        self.scrubbed_blocks = Counter(
+            "outrider_scrubbed_blocks", "Blocks that the scrubber has verified, or found damaged.", registry=r
+        )
+        self.scrub_rounds = Counter(
+            "outrider_scrub_rounds", "Times that the scrubber has been through all blocks.", registry=r
+        )
         self.store_errors = Counter("outrider_store_errors", "Times the disk failed us.", ["act"], registry=r)
         self.prefetched_blocks = Counter(
             "outrider_prefetched_blocks", "Blocks whose fill began before anybody waited for them.", registry=r

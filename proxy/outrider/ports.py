@@ -144,6 +144,10 @@ class BlockStore(Protocol):
         """None: not here, or found bad (then it is deleted and counted)."""
         ...
 
+    def doubt(self, block: BlockKey) -> None:
+        """Its file did not give the bytes that it should have: it is verified before it is used again."""
+        ...
+
     async def create(self, meta: BlockMeta) -> BlockWriter:
         """Reserve room, evicting what may go, and begin a block.
 

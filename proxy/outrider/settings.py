@@ -183,6 +183,9 @@ class Settings(BaseModel):
         0, ge=0, description="Bytes a second that are fetched before they are asked for; 0: no limit."
     )
     verify: Literal["first", "always"] = Field("first", description="When a block's checksum is verified.")
+    scrub_bandwidth: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
+        20_000_000, ge=0, description="Bytes a second that are read to find rot in blocks that nobody reads; 0: none."
+    )
     origin_connections: int = Field(128, ge=1, le=10_000, description="Connections to the origin at most.")
     origin_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="How long the origin may be silent in the middle of a read."

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.adapters import blockdir, recovery
+from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.diskwriter import DiskBlockWriter
@@ -26,6 +26,7 @@ from outrider.core.blockfile import PAGE_BYTES, BlockMeta, disk_bytes, header_by
 from outrider.core.errors import StoreUnavailable
 from outrider.core.eviction import POLICIES
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
+from outrider.core.scrubbing import Pace
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore
 from tests.support.fakes import AtOnce, FakeClock, ramp
@@ -849,15 +850,26 @@ async def test_nothing_is_admitted_before_the_directory_is_known(root: Path) -> 
     disk.close()
 
 
-async def test_the_scrubber_finds_the_bad_and_changes_no_order(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_SCRUB_BYTES_PER_S", float("inf"))
+async def scrub_rounds(disk: Disk, rounds: int) -> None:
+    """Walk until the scrubber has been through all blocks so often, in virtual time."""
+
+    async def sleep(seconds: float) -> None:
+        disk.clock.advance(seconds)
+        if disk.metrics.value("outrider_scrub_rounds_total") >= rounds:
+            raise asyncio.CancelledError
+
+    with suppress(asyncio.CancelledError):
+        await Recovery(disk.store, disk.believed, sleep).scrub(Pace(1e6, 3600))
+
+
+async def test_the_scrubber_finds_the_bad_and_changes_no_order(root: Path) -> None:
     disk = Disk(root)
     await disk.recovery.index()
     await disk.write(*(meta_of(index) for index in range(4)))
     disk = await restarted(disk, clean=True)
     flip(disk.path(meta_of(2)), PAGE_BYTES + 1)
     assert await disk.read(meta_of(0)) is not None
-    await disk.recovery.scrub()
+    await scrub_rounds(disk, 1)
     assert [meta.index for meta in disk.store.blocks()] == [1, 3, 0]
     assert disk.store.unverified() == []
     assert disk.metrics.value("outrider_bad_blocks_total") == 1

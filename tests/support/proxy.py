@@ -63,11 +63,11 @@ class Proxy:
         wall_clock: Callable[[], float] = time.time, resolver: AbstractResolver | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         """`environment` None: that with the bucket's keys. `wall_clock` and `resolver`: the machine's own."""
-        self._environment = bucket.environment() if environment is None else environment
+        self.environment = bucket.environment() if environment is None else environment
         self._wall_clock = wall_clock
         self._resolver = resolver
         self._own_dir = Path(tempfile.mkdtemp(prefix="outrider-proxy-"))
-        self._settings = {
+        self.settings = {
             "origin": origin or bucket.endpoint,
             "region": REGION,
             "listen": "127.0.0.1:0",
@@ -87,7 +87,7 @@ class Proxy:
 
     @property
     def cache_dir(self) -> Path:
-        return Path(self._settings["cache_dir"])
+        return Path(self.settings["cache_dir"])
 
     @property
     def outrider(self) -> Outrider:
@@ -137,8 +137,8 @@ class Proxy:
     def start(self) -> None:
         """Returns when it serves and knows what its cache directory holds. Raises what `running` raises."""
         started, self._error = threading.Event(), None
-        with patch.dict(os.environ, self._environment):
-            settings = outrider_settings.load(self._settings, environ={})
+        with patch.dict(os.environ, self.environment):
+            settings = outrider_settings.load(self.settings, environ={})
         self._thread = threading.Thread(target=self._run, args=(settings, started), name="proxy", daemon=True)
         self._thread.start()
         assert started.wait(START_DEADLINE_S), "the proxy did not start"
@@ -179,7 +179,7 @@ class Proxy:
 
     def _run(self, settings: outrider_settings.Settings, started: threading.Event) -> None:
         try:
-            with patch.dict(os.environ, self._environment), asyncio.Runner(loop_factory=new_event_loop) as runner:
+            with patch.dict(os.environ, self.environment), asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(self._serve(settings, started))
         except BaseException as error:  # noqa: BLE001 - top of a thread: `start` raises it
             self._error = error
@@ -250,12 +250,16 @@ class ServedProxy:
         self._wait_until(lambda: bool(self.lines("ready") and self.lines("index ready")), "outrider serve")
         self.ready_line = self.lines("ready")[-1]
 
+    def status(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.admin}/status", timeout=START_DEADLINE_S) as answer:
+            told: dict[str, Any] = json.load(answer)
+        return told
+
     def settle(self) -> None:
         """Wait until no request and no fill is under way."""
 
         def settled() -> bool:
-            with urllib.request.urlopen(f"{self.admin}/status", timeout=START_DEADLINE_S) as answer:
-                status = json.load(answer)
+            status = self.status()
             return bool(status["requests"] == status["fills"] == 0)
 
         self._wait_until(settled, "an idle proxy")

@@ -32,6 +32,9 @@ from outrider.ports import Buffer
 _LAYOUT = "outrider cache, layout 1\n"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TMP_NAME = re.compile(r"[0-9a-f]{32}\.[0-9]+")
+# A disk that takes longer for one thing (a network's, as a rule) is one that fails: what waits for it goes on from the
+# origin. The thread that it holds is given back when it answers.
+PATIENCE_S = 10.0
 _VERIFY_BYTES = 1024 * 1024
 
 
@@ -111,6 +114,17 @@ class BlockDir:
         for path in self.tmp.iterdir():
             if _TMP_NAME.fullmatch(path.name):
                 path.unlink(missing_ok=True)
+        for path in (self.snapshot, self.orders):
+            path.with_name(f"{path.name}.part").unlink(missing_ok=True)
+
+    def drop_snapshot(self) -> None:
+        """Returns when it is gone for good: were it back after a power loss, it would tell of an older directory."""
+        self.snapshot.unlink()
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         if self._lock_fd >= 0:
@@ -187,8 +201,10 @@ def read_meta(path: Path) -> BlockMeta:
     return meta
 
 
-def open_block(path: Path, block: BlockKey, verify: bool) -> tuple[int, int]:
+def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = True) -> tuple[int, int]:
     """An open fd and the payload's offset; with `verify` the whole payload was read and its checksum held.
+
+    `keep_pages` False: what had to be read from the disk for it does not stay in memory, where readers' pages are.
 
     Raises:
         BadBlock: it is not the block that it should be.
@@ -196,15 +212,31 @@ def open_block(path: Path, block: BlockKey, verify: bool) -> tuple[int, int]:
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
+        # Before the header is read: the kernel reads on from there.
+        came_in = not keep_pages and not in_memory(fd, blockfile.PAGE_BYTES)
         meta, checksum, offset = read_header(fd)
         if meta.key != block:
             raise BadBlock("holds another block")
         if verify:
             verify_payload(fd, offset, meta.extent.length, checksum)
+            if came_in:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     except BaseException:
         os.close(fd)
         raise
     return fd, offset
+
+
+def in_memory(fd: int, offset: int) -> bool:
+    """Whether the page at `offset` is; a file system that cannot say has all of its own there (tmpfs)."""
+    try:
+        os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+    return True
 
 
 def verify_payload(fd: int, offset: int, length: int, checksum: bytes) -> None:

@@ -8,6 +8,7 @@ unlink. Budget and free-space floor are taken before a byte is written.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +39,8 @@ _THREADS = 8
 # After the disk failed a write, do not ask it again for this long: reads go on from the origin meanwhile.
 _SICK_PAUSE_S = 5.0
 _LOG_PAUSE_S = 60.0
+# So that a large block may be verified on a slow disk.
+_SLOWEST_BYTES_PER_S = 10e6
 # Free space is looked at again after this long: each look costs the first byte of a cold read a turn of a thread.
 _FREE_KNOWN_S = 1.0
 # Reads that the policy hears of late; of more than these it hears of the last.
@@ -87,6 +90,7 @@ class DiskStore:
         self._free_beyond_floor = 0
         self._reserved_since_look = 0
         self._sick_until = 0.0
+        self._hung_until = 0.0
         self._log_after: dict[str, float] = {}
         # Until the scan knows what lies in the directory, nothing is admitted: the budget could not be kept.
         self.admitting = True
@@ -121,6 +125,9 @@ class DiskStore:
     def leases(self) -> int:
         """How many reads are under way of the blocks that are here."""
         return sum(slot.file.leases for slot in self._slots.values() if slot.file is not None)
+
+    def present(self) -> list[BlockKey]:
+        return list(self._slots)
 
     def unverified(self) -> list[BlockKey]:
         return [block for block, slot in self._slots.items() if not slot.verified]
@@ -159,21 +166,45 @@ class DiskStore:
             self._policy.read(block)
         return lease
 
-    async def verify(self, block: BlockKey) -> None:
-        """The scrubber's look at a block that nobody has read yet; to the policy it is no read."""
+    def doubt(self, block: BlockKey) -> None:
+        self.trouble("send", OSError(errno.EIO, "a block file gave fewer bytes than it has"))
         slot = self._slots.get(block)
-        if slot is not None and not slot.verified and (lease := await self._opened(block)) is not None:
-            lease.release()
+        if slot is not None:
+            slot.verified = False
+            self._close(block, slot)
 
-    async def _opened(self, block: BlockKey) -> FileLease | None:
+    async def verify(self, block: BlockKey, *, again: bool = True) -> int:
+        """The scrubber's look at a block, to the policy no read; how many bytes it has. 0: it is gone, or was verified
+        before and `again` is False."""
+        slot = self._slots.get(block)
+        if slot is None or (slot.verified and not again):
+            return 0
+        lease = await self._opened(block, scrub=True)
+        if lease is not None:
+            lease.release()
+        if lease is not None or self._slots.get(block) is not slot:
+            self._metrics.scrubbed_blocks.inc()
+        return slot.disk_bytes
+
+    def scrubbed(self) -> None:
+        """The scrubber has been through all blocks."""
+        self._metrics.scrub_rounds.inc()
+
+    async def _opened(self, block: BlockKey, *, scrub: bool = False) -> FileLease | None:
         slot = self._slots.get(block)
         if slot is None:
             return None
-        verify = self._verify_always or not slot.verified
+        verify = scrub or self._verify_always or not slot.verified
+        if self.clock() < self._hung_until:
+            return None
         slot.busy += 1
         path = self.directory.path_of(block)
+        patience_s = None if scrub else blockdir.PATIENCE_S + slot.disk_bytes / _SLOWEST_BYTES_PER_S
         try:
-            opened = await self._run_opening(lambda: OpenFile(*blockdir.open_block(path, block, verify)))
+            async with asyncio.timeout(patience_s):
+                opened = await self._run_opening(
+                    lambda: OpenFile(*blockdir.open_block(path, block, verify, keep_pages=not scrub))
+                )
         except FileNotFoundError as error:
             self.trouble("open", error)
             # Another reader may have found out first; the bytes are given back once.
@@ -186,15 +217,18 @@ class DiskStore:
             return None
         except OSError as error:
             # The disk's trouble is no proof against the block: keep it for when the disk is well again.
+            if isinstance(error, TimeoutError):
+                # The others need not wait as long to find out.
+                self._hung_until = self.clock() + _SICK_PAUSE_S
             self.trouble("open", error)
             return None
         finally:
             slot.busy -= 1
-        return self._lease_opened(block, slot, opened)
+        return self._lease_opened(block, slot, opened, keep=not scrub)
 
-    def _lease_opened(self, block: BlockKey, slot: Slot, opened: OpenFile) -> FileLease:
+    def _lease_opened(self, block: BlockKey, slot: Slot, opened: OpenFile, *, keep: bool) -> FileLease:
         slot.verified = True
-        own = self._slots.get(block) is not slot or slot.file is not None
+        own = not keep or self._slots.get(block) is not slot or slot.file is not None
         lease = FileLease(opened, slot if own else None)
         if own:
             # Discarded meanwhile, or another reader opened it first: ours lives as long as this lease.
@@ -338,7 +372,11 @@ class DiskStore:
             return results
 
         # Shielded: a client that leaves must not make the budget forget bytes that are still there.
-        results = await asyncio.shield(self._counted_unlink(unlink))
+        try:
+            async with asyncio.timeout(blockdir.PATIENCE_S):
+                results = await asyncio.shield(self._counted_unlink(unlink))
+        except TimeoutError as error:
+            raise self._sick("unlink", error) from error
         for result in results:
             if isinstance(result, OSError):
                 self.whole = False
@@ -369,16 +407,23 @@ class DiskStore:
         need = blockfile.disk_bytes(meta)
         if blockfile.header_bytes(meta) > blockfile.HEADER_BYTES_MAX:
             raise StoreUnavailable("the object's metadata is too long for a block header")
-        block = meta.key
-        await self.reserve(need, meta)
-        path = self.directory.tmp / f"{blockdir.file_name(block)}.{next(self._tmp_numbers)}"
         try:
-            file = await self._run_opening(lambda: OpenFile(create_file(path), blockfile.header_bytes(meta)))
+            async with asyncio.timeout(blockdir.PATIENCE_S):
+                return await self._begun(meta, need)
+        except TimeoutError as error:
+            raise self._sick("create", error) from error
+
+    async def _begun(self, meta: BlockMeta, need: int) -> DiskBlockWriter:
+        await self.reserve(need, meta)
+        path = self.directory.tmp / f"{blockdir.file_name(meta.key)}.{next(self._tmp_numbers)}"
+        try:
+            file = await self._run_opening(
+                lambda: OpenFile(create_file(path), blockfile.header_bytes(meta)), undo=path.unlink
+            )
         except OSError as error:
             self.unreserve(need)
             raise self._sick("create", error) from error
         except BaseException:
-            # Cancelled: the thread may yet make the file; the next start sweeps `tmp`.
             self.unreserve(need)
             raise
         return DiskBlockWriter(self, meta, path, need, file)
@@ -457,13 +502,21 @@ class DiskStore:
         """Blocking file work in the store's own threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
-    async def _run_opening(self, work: Callable[[], OpenFile]) -> OpenFile:
-        """Run `work` in a thread; if the caller is cancelled meanwhile, the file that it opens is closed again."""
+    async def _run_opening(self, work: Callable[[], OpenFile], undo: Callable[[], None] | None = None) -> OpenFile:
+        """Run `work` in a thread; if the caller is cancelled meanwhile, the file that it opens is closed again, and
+        `undo` called in a thread."""
+
+        def give_up(done: asyncio.Future[OpenFile]) -> None:
+            doom_result(done)
+            if undo is not None:
+                with suppress(RuntimeError):  # the store is closed; the next start sweeps `tmp`
+                    self._threads.submit(undo)
+
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            future.add_done_callback(doom_result)
+            future.add_done_callback(give_up)
             raise
 
     @property

@@ -78,7 +78,8 @@ class DiskBlockWriter:
         future.add_done_callback(lambda _: lease.release())
         self._working.add(future)
         future.add_done_callback(self._working.discard)
-        return await asyncio.shield(future)
+        async with asyncio.timeout(blockdir.PATIENCE_S):
+            return await asyncio.shield(future)
 
     async def commit(self) -> None:
         assert self._written == self._meta.extent.length, "only a whole block is committed"

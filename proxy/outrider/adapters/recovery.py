@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -17,22 +17,25 @@ from outrider.adapters.disk import DiskStore
 from outrider.adapters.snapshot import BadSnapshot, Snapshot
 from outrider.core import blockfile
 from outrider.core.blockfile import BadBlock, BlockMeta
+from outrider.core.model import BlockKey
+from outrider.core.scrubbing import Pace
 from outrider.ports import Versions
 
 log = logging.getLogger(__name__)
 
 # Per trip to a thread: enough to amortise the trip, short enough (about 10 ms) that reads get their turn.
 _BATCH = 256
-# The scrubber's pace: a 1 TB cache is walked in 14 hours, and one disk's bandwidth is left to the readers.
-_SCRUB_BYTES_PER_S = 20e6
 
 
 class Recovery:
     """Owned by the app: `run` once after a start, `save` once before the end."""
 
-    def __init__(self, store: DiskStore, versions: Versions) -> None:
+    def __init__(
+        self, store: DiskStore, versions: Versions, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    ) -> None:
         self._store = store
         self._versions = versions
+        self._sleep = sleep
         self._whole = False
 
     async def index(self) -> None:
@@ -60,12 +63,15 @@ class Recovery:
         try:
             raw = path.read_bytes()
             # Used once: after a crash the directory has moved on, and only a scan knows it.
-            path.unlink()
+            self._store.directory.drop_snapshot()
             return snapshot.decode(raw)
         except FileNotFoundError:
             return None
         except BadSnapshot as error:
             log.warning("index snapshot ignored", extra={"error": str(error)})
+            return None
+        except OSError as error:
+            self._store.trouble("snapshot", error)
             return None
 
     async def _adopt_snapshot(self, saved: Snapshot) -> None:
@@ -100,11 +106,20 @@ class Recovery:
         if self._store.adopt(meta, disk_bytes):
             self._versions.recall(meta.origin, meta.version)
 
-    async def scrub(self) -> None:
-        """Verify each block that was here at the start and has not been read since."""
-        for block in self._store.unverified():
-            await self._store.verify(block)
-            await asyncio.sleep(8 * 1024 * 1024 / _SCRUB_BYTES_PER_S)
+    async def scrub(self, pace: Pace) -> None:
+        """Verify what was here at the start and has not been read since; then all blocks, round after round."""
+        await self._scrub_round(self._store.unverified(), pace, None)
+        while True:
+            if not len(self._store):
+                await self._sleep(pace.round_s)
+            await self._scrub_round(self._store.present(), pace, self._store.used_bytes)
+
+    async def _scrub_round(self, blocks: Sequence[BlockKey], pace: Pace, round_bytes: int | None) -> None:
+        for block in blocks:
+            began = self._store.clock()
+            if size := await self._store.verify(block, again=round_bytes is not None):
+                await self._sleep(pace.pause_s(size, self._store.clock() - began, round_bytes))
+        self._store.scrubbed()
 
     async def save(self) -> None:
         """Leave a snapshot for the next start; without a whole index there is none, and the next start scans."""

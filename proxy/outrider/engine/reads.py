@@ -53,14 +53,25 @@ class CacheStatus(Enum):
     BYPASS = "BYPASS"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FilePiece:
-    """`count` bytes of an open file, for the kernel to send; valid until the next piece is asked for."""
+    """`count` bytes of an open file, for the kernel to send; valid until the next piece is asked for.
+
+    Where the disk gives fewer, whoever sends them puts into `sent` how many it were: the next piece begins there.
+    """
 
     fd: int
     offset: int
     count: int
     source: str
+    sent: int = -1
+
+    def __post_init__(self) -> None:
+        self.sent = self.count
+
+    @property
+    def fell_short(self) -> bool:
+        return self.sent < self.count
 
 
 OnAsked = Callable[[ObjectVersion, Extent], None]
@@ -221,6 +232,7 @@ class Reads:
         """The bytes of `extent` in order, each from the nearest place that has it."""
         vid = version_id(self._origin, version, self._block_bytes)
         position, relaying, first_index = extent.start, False, extent.start // self._block_bytes
+        sick_index = -1  # the block whose file failed under this read: the rest of it comes from the origin
         while position < extent.stop:
             index = position // self._block_bytes
             key = BlockKey(vid, index)
@@ -229,25 +241,29 @@ class Reads:
             filling = not relaying and self._flights.admits()
             if filling:
                 self._fill_ahead(version, vid, Extent(position, extent.stop), index - first_index)
-            if (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
+            sick = index == sick_index
+            if not sick and (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
+                piece = _file_piece(lease, inside, "disk")
                 try:
-                    yield _file_piece(lease, inside, "disk")
+                    yield piece
                 finally:
                     lease.release()
-                position += inside.length
+                position += piece.sent
+                sick_index = self._sick_after(piece, key, sick_index)
                 continue
-            flight = self._flights.get(key)
+            flight = None if sick else self._flights.get(key)
             if flight is not None:
                 try:
                     async with aclosing(_follow(flight, inside)) as pieces:
                         async for piece in pieces:
                             yield piece
-                            position += piece.count
+                            position += piece.sent
+                            sick_index = self._sick_after(piece, key, sick_index)
                     continue
                 except StoreUnavailable:
                     # No room, or a sick disk: what is left of this read goes past the cache where it is not here.
                     relaying = True
-            elif not self._store.has(key) and filling:
+            elif not sick and not self._store.has(key) and filling:
                 continue  # found bad and deleted, or evicted, since the fills were planned: plan again
             self._metrics.relays.inc()
             # Where the disk only lags, it is asked again whether it still does.
@@ -258,6 +274,13 @@ class Reads:
                 async for chunk in chunks:
                     yield chunk
                     position += len(chunk)
+
+    def _sick_after(self, piece: FilePiece, key: BlockKey, sick_index: int) -> int:
+        """The block whose file failed last, now that `piece` was sent."""
+        if not piece.fell_short:
+            return sick_index
+        self._store.doubt(key)
+        return key.index
 
     def _fill_ahead(self, version: ObjectVersion, vid: bytes, rest: Extent, blocks_sent: int) -> None:
         index, last = rest.start // self._block_bytes, (rest.stop - 1) // self._block_bytes
@@ -286,14 +309,17 @@ class Reads:
 
 
 async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece, None]:
-    """The bytes `inside` a block as they arrive."""
+    """The bytes `inside` a block as they arrive; until one piece falls short."""
     await flight.beyond(inside.start)
     lease = flight.lease()
     try:
         offset = inside.start
         while offset < inside.stop:
             stop = min(await flight.beyond(offset), inside.stop)
-            yield _file_piece(lease, Extent(offset, stop), "flight")
+            piece = _file_piece(lease, Extent(offset, stop), "flight")
+            yield piece
+            if piece.fell_short:
+                return
             offset = stop
     finally:
         lease.release()

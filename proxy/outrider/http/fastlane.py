@@ -145,9 +145,8 @@ class FastLane:
         if pieces is None:
             return False
         try:
-            for lease, offset, length in pieces:
-                if not in_memory(lease.block.fd, offset, length):
-                    return False
+            if not _are_in_memory(pieces):
+                return False
             return self._send(read, subject, wire, extent, pieces, started, who)
         finally:
             for lease, _, _ in pieces:
@@ -287,6 +286,13 @@ class FastLane:
         served = self._served_bytes
         self._metrics.served_bytes.labels("disk").inc(served - self._told_bytes)
         self._told_bytes = served
+
+
+def _are_in_memory(pieces: Sequence[Piece]) -> bool:
+    try:
+        return all(in_memory(lease.block.fd, offset, length) for lease, offset, length in pieces)
+    except OSError:  # the disk's own troubles: the long way deals with them
+        return False
 
 
 def _operation(read: PlainRead, domains: tuple[str, ...]) -> Operation | None:

@@ -107,8 +107,8 @@ class Reply(web.StreamResponse):
         async for piece in content:
             if isinstance(piece, FilePiece):
                 await wire.send(head, more=True)
-                await wire.send_file(piece.fd, piece.offset, piece.count)
-                count, source = piece.count, piece.source
+                piece.sent = await wire.send_file(piece.fd, piece.offset, piece.count)
+                count, source = piece.sent, piece.source
             else:
                 await wire.send(head, more=True)
                 await self._send_bytes(piece, chunked=chunked)

@@ -31,6 +31,8 @@ _TLS_BUFFER_BYTES = 256 * 1024
 _STRIDE_BYTES = 1024 * 1024
 # The kernel reads files ahead, and drops them, in runs of this size and more: one page tells of its run.
 _RUN_BYTES = 128 * 1024
+# A disk that does not give these bytes for so long is one that fails.
+_READ_PATIENCE_S = 10.0
 _probe = [bytearray(1)]
 
 
@@ -41,7 +43,9 @@ class Wire(Protocol):
         """`more`: a file follows at once, so the kernel may wait and send both in one segment."""
         ...
 
-    async def send_file(self, fd: int, offset: int, count: int) -> None: ...
+    async def send_file(self, fd: int, offset: int, count: int) -> int:
+        """How many bytes were sent; fewer than `count`: the disk did not give the rest, and the client still waits."""
+        ...
 
     def lost(self) -> None:
         """The connection is gone: whoever waits is told so, and nothing is written any more."""
@@ -105,18 +109,24 @@ class SocketWire:
             raise OSError(errno.EIO, "a block file is shorter than it was")
         return sent
 
-    async def send_file(self, fd: int, offset: int, count: int) -> None:
-        looked_at = offset
-        while count:
-            if offset >= looked_at:
-                looked_at = offset + min(count, _STRIDE_BYTES)
-                if not in_memory(fd, offset, looked_at - offset):
-                    await _pread(self._readers, fd, looked_at - offset, offset)
-            sent = self.send_file_now(fd, offset, looked_at - offset)
+    async def send_file(self, fd: int, offset: int, count: int) -> int:
+        start, stop, looked_at = offset, offset + count, offset
+        while offset < stop:
+            try:
+                if offset >= looked_at:
+                    looked_at = min(stop, offset + _STRIDE_BYTES)
+                    if not in_memory(fd, offset, looked_at - offset):
+                        await _pread(self._readers, fd, looked_at - offset, offset)
+                sent = self.send_file_now(fd, offset, looked_at - offset)
+            except ConnectionError:
+                raise
+            except OSError:
+                # Some are the socket's after all: then the next thing that is sent to it fails as well.
+                break
             if sent == 0:
                 await self._writable()
             offset += sent
-            count -= sent
+        return offset - start
 
     async def _writable(self) -> None:
         descriptor = self._alive().fileno()
@@ -176,14 +186,18 @@ class TlsWire:
             raise ConnectionResetError("the client is gone")
         self._transport.write(data)
 
-    async def send_file(self, fd: int, offset: int, count: int) -> None:
-        while count:
-            data = await _pread(self._readers, fd, min(count, _TLS_READ_BYTES), offset)
+    async def send_file(self, fd: int, offset: int, count: int) -> int:
+        sent = 0
+        while sent < count:
+            try:
+                data = await _pread(self._readers, fd, min(count - sent, _TLS_READ_BYTES), offset + sent)
+            except OSError:
+                break
             if not data:
-                raise OSError(errno.EIO, "a block file is shorter than it was")
+                break
             await self.send(data)
-            offset += len(data)
-            count -= len(data)
+            sent += len(data)
+        return sent
 
     def lost(self) -> None:
         self._transport = None
@@ -221,7 +235,7 @@ def in_memory(fd: int, offset: int, count: int) -> bool:
 
 async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
     """`os.pread` in a thread, with a descriptor of its own: ours may close, and its number be reused, if we are
-    cancelled."""
+    cancelled. Raises OSError: the disk fails, or does not answer."""
     own = os.dup(fd)
 
     def read() -> bytes:
@@ -231,7 +245,8 @@ async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
             os.close(own)
 
     # Shielded: a call that is cancelled before a thread took it would never close the descriptor.
-    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(readers, read))
+    async with asyncio.timeout(_READ_PATIENCE_S):
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(readers, read))
 
 
 def _reset(transport: asyncio.Transport) -> None:

@@ -208,8 +208,8 @@ class _Connection(asyncio.Protocol):
 
     async def _send(self, piece: Piece, sent: Sent) -> None:
         if isinstance(piece, FilePiece):
-            await self._wire.send_file(piece.fd, piece.offset, piece.count)
-            sent[piece.source] += piece.count
+            piece.sent = await self._wire.send_file(piece.fd, piece.offset, piece.count)
+            sent[piece.source] += piece.sent
         else:
             await self._wire.send(piece)
             sent["origin"] += len(piece)

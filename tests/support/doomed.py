@@ -1,0 +1,107 @@
+"""`outrider`, killed by SIGKILL at a chosen file operation of its own: `python -m tests.support.doomed serve ...`.
+
+`DOOM` in the environment is `MOMENT:NUMBER`: death comes at operation NUMBER (from 1) of those in the cache directory
+whose name begins with MOMENT. Names tell what is done, and where: `open tmp`, `write tmp`, `rename v1`, `remove v1`,
+`scandir v1`, `write index`. A `write` dies with the first half of its bytes written, all else before it is done; or
+after it, with `MOMENT:NUMBER:after`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiofiles.threadpool
+
+from outrider.cli import main
+
+
+class Doom:
+    """Counts what is done in the cache directory."""
+
+    def __init__(self, root: Path, words: str) -> None:
+        self._root = str(root)
+        moment, number, *after = words.split(":")
+        self._moment = moment
+        self._left = int(number)
+        self._after = bool(after)
+
+    def comes(self, act: str, path: object) -> bool:
+        """Whether this one is it."""
+        place = str(path)
+        if not place.startswith(self._root):
+            return False
+        name = f"{act} {place[len(self._root) :].strip('/').split('/')[0]}"
+        if not name.startswith(self._moment):
+            return False
+        self._left -= 1
+        return self._left == 0
+
+    def around(self, act: str, call: Any, place: int) -> Any:
+        """`call`, and death before or after it; argument number `place` is where it is done."""
+
+        def doomed(*args: Any, **named: Any) -> Any:
+            if not self.comes(act, args[place]):
+                return call(*args, **named)
+            if self._after:
+                call(*args, **named)
+            return die()
+
+        return doomed
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def path_of(fd: int) -> str:
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+class Dying(io.FileIO):
+    """The snapshot: what is written through Python's buffers."""
+
+    doom: Doom
+
+    def write(self, data: Any) -> int:
+        if self.doom.comes("write", self.name):
+            super().write(bytes(data)[: len(data) // 2])
+            die()
+        return super().write(data)
+
+
+def doom_all(doom: Doom) -> None:
+    """Put death into what the store asks of the system."""
+    pwritev = os.pwritev
+
+    def dying_pwritev(fd: int, pieces: Any, offset: int) -> int:
+        if doom.comes("write", path_of(fd)):
+            whole = b"".join(bytes(piece) for piece in pieces)
+            os.pwrite(fd, whole[: len(whole) // 2], offset)
+            die()
+        return pwritev(fd, pieces, offset)
+
+    setattr(os, "pwritev", dying_pwritev)  # noqa: B010 - its type has an argument that nobody uses
+    for name, act, place in (
+        ("open", "open", 0), ("rename", "rename", 1), ("replace", "rename", 1), ("unlink", "remove", 0),
+        ("remove", "remove", 0), ("scandir", "scandir", 0), ("mkdir", "mkdir", 0),
+    ):  # fmt: skip
+        setattr(os, name, doom.around(act, getattr(os, name), place))
+
+    def dying_open(path: Any, *_: Any, **__: Any) -> io.BufferedWriter:
+        Dying.doom = doom
+        if doom.comes("open", path):
+            die()
+        return io.BufferedWriter(Dying(path, "w"))
+
+    aiofiles.threadpool.sync_open = dying_open  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    if words := os.environ.get("DOOM"):
+        doom_all(Doom(Path(sys.argv[sys.argv.index("--cache-dir") + 1]), words))
+    main()

@@ -1,0 +1,443 @@
+"""SIGKILL at any moment, and power loss: what a start finds in the cache directory, and what clients get of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import threading
+import zlib
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+import xxhash
+
+from outrider import app
+from outrider import settings as outrider_settings
+from outrider.adapters import blockdir
+from outrider.adapters.disk import DiskStore
+from outrider.app import Outrider, running
+from outrider.core import blockfile
+from outrider.core.blockfile import PAGE_BYTES
+from tests.support.damage import AFTER_POWER_LOSS, block_files
+from tests.support.proxy import Proxy, ServedProxy
+from tests.support.rawhttp import RawConnection
+from tests.support.shelf import KIB, RIGHT, Shelf, WrongBytes
+from tests.support.trials import rounds
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+    from tests.support.trials import Trials
+
+BLOCK_BYTES = 64 * KIB
+# 24 blocks of the shelf's 96: most reads evict.
+BUDGET_BYTES = 24 * (BLOCK_BYTES + PAGE_BYTES)
+READERS = 3
+# As many reads as bring each moment that a running proxy can die at.
+READS = 20
+
+
+@pytest.fixture(scope="module")
+def shelf(bucket: Bucket) -> Shelf:
+    return Shelf.make(bucket, "crash", 24)
+
+
+def on_disk(root: Path) -> int:
+    """All that the store keeps there, in full pages."""
+    sizes = [path.stat().st_size for part in ("v1", "tmp") for path in (root / part).rglob("*") if path.is_file()]
+    return sum(-(-size // PAGE_BYTES) * PAGE_BYTES for size in sizes)
+
+
+class Mortal(ServedProxy):
+    """`outrider serve` with a small cache, which is killed at a moment of its own (`tests.support.doomed`)."""
+
+    def __init__(self, bucket: Bucket, directory: Path) -> None:
+        super().__init__(
+            bucket, directory, cache_size=str(BUDGET_BYTES), block_size=str(BLOCK_BYTES), freshness="immutable",
+            prefetch="off",
+        )  # fmt: skip
+        self.argv[self.argv.index("outrider")] = "tests.support.doomed"
+        self.environment["PYTHONPATH"] += ":."
+
+    def start_to_die(self, doom: str) -> bool:
+        """False: it died before it served."""
+        self.environment["DOOM"] = doom
+        try:
+            self.start()
+        except RuntimeError:
+            assert self.wait() == -signal.SIGKILL, self.log.read_text()[-4000:]
+            return False
+        finally:
+            del self.environment["DOOM"]
+        return True
+
+    @property
+    def is_dead(self) -> bool:
+        assert self._child is not None
+        return not self._child.running
+
+    def examine(self) -> None:
+        """After a start and before the first read: what the index knows is what is there, and that keeps the budget."""
+        assert list((self.cache_dir / "tmp").iterdir()) == []
+        assert not list(self.cache_dir.glob("*.part"))
+        assert on_disk(self.cache_dir) == self.status()["bytes"] <= BUDGET_BYTES
+
+
+def load(proxy: Mortal, shelf: Shelf, seed: int) -> list[str]:
+    """What readers saw, until they had enough or the proxy died."""
+    seen: list[str] = []
+    wrong: list[WrongBytes] = []
+
+    def read(number: int) -> None:
+        chance = random.Random(seed * READERS + number)
+        try:
+            with RawConnection(proxy.address) as connection:
+                for _ in range(READS):
+                    seen.append(shelf.read_any(connection, chance))
+                    if seen[-1] != RIGHT:
+                        return
+        except WrongBytes as error:
+            wrong.append(error)
+        except OSError:
+            return
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(READERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if wrong:
+        raise wrong[0]
+    return seen
+
+
+# Where death comes, and up to which one of these operations: some of a start, of fills, of evictions, of the stop.
+MOMENTS = [
+    ("a fill", "open tmp", 25), ("a fill", "write tmp", 40), ("a fill", "rename v1", 25),
+    ("an eviction", "remove v1", 20), ("a start", "scandir v1", 12), ("a start", "open v1", 12),
+    ("a start", "remove index", 1), ("the snapshot of a stop", "open index", 1),
+    ("the snapshot of a stop", "write index", 1), ("the snapshot of a stop", "rename index", 1),
+]  # fmt: skip
+
+
+def test_killed_at_any_moment_it_starts_again_with_right_bytes_and_within_its_budget(
+    bucket: Bucket, shelf: Shelf, trials: Trials, tmp_path: Path
+) -> None:
+    chance = random.Random(6)
+    # Each of them now and then, and in no order.
+    moments = [MOMENTS[i % len(MOMENTS)] for i in range(rounds(len(MOMENTS)))]
+    chance.shuffle(moments)
+    proxy = Mortal(bucket, tmp_path)
+    for number, (fault, moment, latest) in enumerate(moments):
+        doom = f"{moment}:{chance.randint(1, latest)}" + chance.choice(["", ":after"])
+        seen: list[str] = []
+        if proxy.start_to_die(doom):
+            proxy.examine()
+            seen = load(proxy, shelf, number)
+            if not proxy.is_dead:
+                proxy.send(signal.SIGTERM)
+            status = proxy.wait()
+            assert status in (0, -signal.SIGKILL), proxy.log.read_text()[-4000:]
+            assert on_disk(proxy.cache_dir) <= BUDGET_BYTES
+            if status == 0:
+                fault = "none: an orderly stop between two kills"
+        for saw in seen or ["nothing: it was killed before it served"]:
+            trials.record("crash", f"SIGKILL in {fault}" if "none" not in fault else fault, saw)
+    with proxy:
+        proxy.examine()
+        assert shelf.read_all(proxy.address) == RIGHT
+        proxy.settle()
+        assert on_disk(proxy.cache_dir) <= BUDGET_BYTES
+
+
+# -- power loss -------------------------------------------------------------------------------------------------
+
+
+def served_right(proxy: Proxy, shelf: Shelf) -> None:
+    """All reads are right, and the store knows what it keeps."""
+    assert shelf.read_all(proxy.address) == RIGHT
+    proxy.settle()
+    store = proxy.outrider.store
+    proxy.on_loop(lambda: store.run(lambda: None))  # a deletion of what was found bad may be under way
+    assert on_disk(proxy.cache_dir) == store.used_bytes <= BUDGET_BYTES
+
+
+@pytest.fixture
+def roomy(bucket: Bucket) -> Iterator[Proxy]:
+    """All of the small shelf fits in."""
+    with Proxy(
+        bucket, cache_size=str(BUDGET_BYTES), block_size=str(BLOCK_BYTES), freshness="immutable", scrub_bandwidth="0"
+    ) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def small_shelf(bucket: Bucket) -> Shelf:
+    return Shelf.make(bucket, "power", 5)
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["snapshot", "scan"])
+def test_what_power_loss_did_to_files_is_found_and_never_served(
+    clean: bool, roomy: Proxy, small_shelf: Shelf, trials: Trials
+) -> None:
+    chance = random.Random(clean)
+    served_right(roomy, small_shelf)
+    for _ in range(rounds(1)):
+        for fault, damage in AFTER_POWER_LOSS.items():
+            roomy.stop()
+            files = chance.sample(block_files(roomy.cache_dir), 3)
+            for file in files:
+                damage(file, chance)
+            if not clean:
+                (roomy.cache_dir / "index").unlink()
+            roomy.start()
+            if not clean:
+                assert on_disk(roomy.cache_dir) == roomy.outrider.store.used_bytes, "the scan left what it knows"
+            served_right(roomy, small_shelf)
+            # Without its two other blocks: the others were still hits.
+            assert roomy.metric("outrider_served_bytes_total", source="disk") > 0
+            trials.record("crash", f"power loss: {fault}", RIGHT, times=len(files))
+
+
+def stale_snapshot(proxy: Proxy, _: bytes) -> None:
+    """It is of the last stop, but the directory has moved on: blocks went, and others lie under their names."""
+    files = block_files(proxy.cache_dir)
+    for file in files[::3]:
+        file.unlink()
+    for file, other in zip(files[1::3], files[2::3], strict=False):
+        file.write_bytes(other.read_bytes())
+
+
+def garbage(proxy: Proxy, chance: bytes) -> None:
+    (proxy.cache_dir / "index").write_bytes(chance)
+
+
+def cut_snapshot(proxy: Proxy, chance: bytes) -> None:
+    index = proxy.cache_dir / "index"
+    index.write_bytes(index.read_bytes()[: -1 - chance[0]])
+
+
+def flipped_snapshot(proxy: Proxy, chance: bytes) -> None:
+    """It reads well, and tells of another block than the one that is there."""
+    index = proxy.cache_dir / "index"
+    lines = index.read_bytes().splitlines(keepends=True)
+    blocks = [number for number, line in enumerate(lines) if line.startswith(b"[") and len(line) < 12]
+    number = blocks[chance[0] % len(blocks)]
+    line = bytearray(lines[number])
+    line[-3] ^= 1
+    lines[number] = bytes(line)
+    index.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize("spoil", [stale_snapshot, garbage, cut_snapshot, flipped_snapshot])
+def test_a_snapshot_that_is_not_true_makes_no_wrong_byte_and_no_orphan(
+    spoil: Callable[[Proxy, bytes], None], roomy: Proxy, small_shelf: Shelf, trials: Trials
+) -> None:
+    chance = random.Random(spoil.__name__)
+    served_right(roomy, small_shelf)
+    for _ in range(rounds(1)):
+        roomy.stop()
+        spoil(roomy, chance.randbytes(4096))
+        there = {path.name for path in block_files(roomy.cache_dir)}
+        roomy.start()
+        if spoil is not stale_snapshot:
+            assert {blockdir.file_name(block) for block in roomy.outrider.store.present()} == there, (
+                "the scan found all"
+            )
+        served_right(roomy, small_shelf)
+        trials.record("crash", f"power loss: {spoil.__name__.replace('_', ' ')}", RIGHT)
+
+
+def test_a_snapshot_is_gone_for_good_before_it_is_believed(
+    roomy: Proxy, small_shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Were it back after a power loss, blocks that came later would be on the disk and in no budget.
+    index = roomy.cache_dir / "index"
+    served_right(roomy, small_shelf)
+    roomy.stop()
+    synced: list[tuple[str, bool]] = []
+    fsync = os.fsync
+
+    def seen(fd: int) -> None:
+        fsync(fd)
+        synced.append((os.readlink(f"/proc/self/fd/{fd}"), index.exists()))
+
+    adopt = DiskStore.adopt
+
+    def adopted(self: DiskStore, *args: Any) -> bool:
+        assert synced == [(str(roomy.cache_dir), False)], "before the first block"
+        return adopt(self, *args)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    monkeypatch.setattr(DiskStore, "adopt", adopted)
+    roomy.start()
+    assert len(roomy.outrider.store) == 20
+
+
+# -- two versions of the format -----------------------------------------------------------------------------------
+
+
+def of_format(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a block file of that format: sealed well, and with a payload that means something else there."""
+    raw = path.read_bytes()
+    meta, _ = blockfile.decode_header(raw[:PAGE_BYTES])
+    payload = bytes(byte ^ 0xFF for byte in raw[PAGE_BYTES:])
+    with monkeypatch.context() as patch:
+        patch.setattr(blockfile, "FORMAT", version)
+        header = blockfile.encode_header(meta, blockfile.PayloadChecksum(payload).digest())
+    path.write_bytes(header + payload)
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["snapshot", "scan"])
+@pytest.mark.parametrize("version", [blockfile.FORMAT - 1, blockfile.FORMAT + 1])
+def test_blocks_of_another_format_are_discarded_and_never_misread(
+    version: int, clean: bool, roomy: Proxy, small_shelf: Shelf, monkeypatch: pytest.MonkeyPatch, trials: Trials
+) -> None:
+    served_right(roomy, small_shelf)
+    roomy.stop()
+    for path in block_files(roomy.cache_dir)[::2]:
+        of_format(path, version, monkeypatch)
+    if not clean:
+        (roomy.cache_dir / "index").unlink()
+    roomy.start()
+    served_right(roomy, small_shelf)
+    assert len(roomy.outrider.store) == 20
+    trials.record("crash", f"block files of {'an older' if version < blockfile.FORMAT else 'a newer'} format", RIGHT)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_snapshot_of_another_format_is_not_believed(
+    version: int, roomy: Proxy, small_shelf: Shelf, trials: Trials
+) -> None:
+    served_right(roomy, small_shelf)
+    roomy.stop()
+    index = roomy.cache_dir / "index"
+    head, *lines = index.read_bytes().splitlines(keepends=True)
+    # Well sealed, and what stands in it is not what is there: in that format it means something else.
+    body = head.replace(b": 1" if b": 1" in head else b":1", b":%d" % version) + b"".join(lines[: len(lines) // 2])
+    index.write_bytes(body + b'{"xxh3":"%s"}\n' % xxhash.xxh3_64(body).hexdigest().encode())
+    roomy.start()
+    assert len(roomy.outrider.store) == 20, "the scan found all"
+    served_right(roomy, small_shelf)
+    trials.record("crash", f"a snapshot of {'an older' if version == 0 else 'a newer'} format", RIGHT)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_learned_orders_of_another_format_are_not_believed(
+    version: int, roomy: Proxy, small_shelf: Shelf, caplog: pytest.LogCaptureFixture, trials: Trials
+) -> None:
+    served_right(roomy, small_shelf)
+    roomy.stop()
+    orders = roomy.cache_dir / "orders"
+    said = json.loads(zlib.decompress(orders.read_bytes()[16:]))
+    assert said["format"] == 1
+    data = zlib.compress(json.dumps({**said, "format": version}).encode())
+    orders.write_bytes(xxhash.xxh3_128_digest(data) + data)
+    roomy.start()
+    assert f"format {version}" in str([vars(one) for one in caplog.records if "orders ignored" in one.getMessage()])
+    served_right(roomy, small_shelf)
+    trials.record("crash", f"learned orders of {'an older' if version == 0 else 'a newer'} format", RIGHT)
+
+
+# -- ready before the directory is known --------------------------------------------------------------------------
+
+
+class Gate:
+    """A disk that does not answer before it is opened; what it was asked until then."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.asked: list[str] = []
+
+    def before(self, call: Callable[..., Any], place: str) -> Callable[..., Any]:
+        def gated(path: Any, *args: Any, **named: Any) -> Any:
+            if str(path) == place:
+                self.asked.append(str(path))
+                assert self.open.wait(60)
+            return call(path, *args, **named)
+
+        return gated
+
+
+@pytest.fixture
+def stopped(roomy: Proxy, small_shelf: Shelf) -> Proxy:
+    served_right(roomy, small_shelf)
+    roomy.stop()
+    return roomy
+
+
+@asynccontextmanager
+async def started(stopped: Proxy) -> AsyncIterator[Outrider]:
+    """As `Proxy.start`, but it does not wait for the index."""
+    with patch.dict(os.environ, stopped.environment):
+        settings = outrider_settings.load(stopped.settings, environ={})
+        async with running(settings) as outrider:
+            yield outrider
+
+
+async def test_ready_does_not_wait_for_the_scan(
+    stopped: Proxy, small_shelf: Shelf, monkeypatch: pytest.MonkeyPatch, trials: Trials
+) -> None:
+    (stopped.cache_dir / "index").unlink()
+    gate = Gate()
+    blocks = str(stopped.cache_dir / "v1")
+    monkeypatch.setattr(os, "scandir", gate.before(os.scandir, blocks))
+    opened: list[str] = []
+    os_open = os.open
+
+    def counted(path: Any, *args: Any, **named: Any) -> int:
+        if str(path).startswith(blocks):
+            opened.append(str(path))
+        return os_open(path, *args, **named)
+
+    monkeypatch.setattr(os, "open", counted)
+    try:
+        async with asyncio.timeout(30), started(stopped) as outrider:
+            assert outrider.ready
+            assert not outrider.indexed.is_set()
+            assert (gate.asked, opened) == ([blocks], []), "it has begun, and no file was read"
+            host, _, port = outrider.listen.rpartition(":")
+            assert await asyncio.to_thread(small_shelf.read_all, (host, int(port))) == RIGHT
+            assert len(outrider.store) == 0, "nothing is admitted before it is known what is there"
+            gate.open.set()
+            await outrider.indexed.wait()
+            assert len(outrider.store) == 20
+    finally:
+        gate.open.set()
+    trials.record("crash", "a read before the directory was scanned", RIGHT, times=len(small_shelf.objects))
+
+
+@pytest.mark.parametrize("length", ["short", "long"])
+async def test_ready_waits_a_moment_for_a_short_snapshot_and_not_at_all_for_a_long_one(
+    length: str, stopped: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    monkeypatch.setattr(os, "unlink", gate.before(os.unlink, str(stopped.cache_dir / "index")))
+    if length == "long":
+        # Were it waited for, then without end.
+        monkeypatch.setattr(app, "_INDEX_WAIT_BYTES_MAX", 1)
+        monkeypatch.setattr(app, "_INDEX_WAIT_S", None)
+    try:
+        async with asyncio.timeout(30), started(stopped) as outrider:
+            assert outrider.ready
+            assert not outrider.indexed.is_set()
+            gate.open.set()
+            await outrider.indexed.wait()
+    finally:
+        gate.open.set()
+
+
+async def test_after_a_clean_stop_the_first_read_finds_what_is_there(
+    stopped: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_INDEX_WAIT_S", None)
+    async with asyncio.timeout(30), started(stopped) as outrider:
+        assert outrider.indexed.is_set()
+        assert len(outrider.store) == 20

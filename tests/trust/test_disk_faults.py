@@ -1,0 +1,439 @@
+"""A disk that is full, read-only, slow, gone or broken: clients get the right bytes, and it is used when it is well.
+
+Most ills are put on at the port (`tests.support.sickdisk`); a small tmpfs is really full and really unmounted, where
+mounting is allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import shutil
+import subprocess
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outrider.adapters import blockdir, disk
+from outrider.core import blockfile
+from outrider.core.blockfile import PAGE_BYTES
+from outrider.http import wire
+from tests.contract.test_block_store import FILE, Disk, flip, meta_of, on_disk
+from tests.support.damage import block_files
+from tests.support.proxy import Proxy, s3_client
+from tests.support.rawhttp import RawConnection
+from tests.support.shelf import BROKEN, KIB, RIGHT, Shelf
+from tests.support.sickdisk import ILLS, SickDisk
+from tests.support.trials import rounds
+from tests.support.weather import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.bucket import Bucket
+    from tests.support.certificate import Certificate
+    from tests.support.simulator import Simulator
+    from tests.support.trials import Trials
+
+BLOCK_BYTES = 64 * KIB
+BLOCKS = 20
+
+
+@pytest.fixture(scope="module")
+def shelf(bucket: Bucket) -> Shelf:
+    return Shelf.make(bucket, "disk", 5)
+
+
+@pytest.fixture(autouse=True)
+def asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure the disk is left alone for a while: tests/contract/test_block_store.py shows that."""
+    monkeypatch.setattr(disk, "_SICK_PAUSE_S", 0.0)
+    monkeypatch.setattr(disk, "_FREE_KNOWN_S", 0.0)
+
+
+def proxy_of(bucket: Bucket, **settings: Any) -> Proxy:
+    chosen = {"block_size": str(BLOCK_BYTES), "freshness": "immutable", "scrub_bandwidth": "0", **settings}
+    return Proxy(bucket, **chosen)
+
+
+def read(proxy: Proxy, shelf: Shelf, chance: random.Random, count: int = 12) -> set[str]:
+    """What clients saw who read here and there, several at once."""
+    seen: set[str] = set()
+
+    def reads(seed: float) -> None:
+        own = random.Random(seed)
+        with RawConnection(proxy.address) as connection:
+            for _ in range(count):
+                seen.add(shelf.read_any(connection, own))
+
+    threads = [threading.Thread(target=reads, args=(chance.random(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seen
+
+
+def recovered(proxy: Proxy, shelf: Shelf) -> None:
+    """Without a restart all of the shelf comes in again, and is served from there."""
+    for _ in range(2):
+        assert shelf.read_all(proxy.address) == RIGHT
+        proxy.settle()
+    store = proxy.outrider.store
+    assert len(store) == BLOCKS
+    before = proxy.metric("outrider_origin_requests_total")
+    assert shelf.read_all(proxy.address) == RIGHT
+    assert proxy.metric("outrider_origin_requests_total") == before
+    assert list(proxy.cache_dir.glob("tmp/*")) == []
+
+
+@pytest.mark.parametrize("ill", ILLS)
+def test_reads_go_on_while_the_disk_is_ill_and_it_is_used_again_when_it_is_well(
+    ill: str, bucket: Bucket, shelf: Shelf, trials: Trials
+) -> None:
+    chance = random.Random(ill)
+    with proxy_of(bucket) as proxy, SickDisk(proxy.cache_dir) as sick:
+        for _ in range(rounds(1)):
+            # Some of it is here, some is not.
+            for key in ("0", "1", "2"):
+                with RawConnection(proxy.address) as connection:
+                    assert shelf.read(connection, key) == RIGHT
+            proxy.settle()
+            sick.fail(*ILLS[ill])
+            assert read(proxy, shelf, chance) == {RIGHT}
+            proxy.settle()
+            assert proxy.outrider.store.used_bytes <= proxy.outrider.settings.cache_size.amount_bytes
+            trials.record("disk", ill, RIGHT, times=36)
+            assert sick.failed
+            sick.failed = 0
+            sick.heal()
+            recovered(proxy, shelf)
+            # As at the beginning: nothing is here.
+            proxy.stop()
+            shutil.rmtree(proxy.cache_dir)
+            proxy.start()
+
+
+@pytest.mark.parametrize("doors", ["one loop", "workers"])
+def test_errors_now_and_then_at_any_place_are_no_business_of_clients(
+    doors: str, bucket: Bucket, shelf: Shelf, trials: Trials
+) -> None:
+    chance = random.Random(doors)
+    settings = {"workers": 3} if doors == "workers" else {}
+    small = str(12 * (BLOCK_BYTES + PAGE_BYTES))
+    with proxy_of(bucket, cache_size=small, **settings) as proxy, SickDisk(proxy.cache_dir) as sick:
+        sick.chance, sick.probability = chance, 0.1
+        for _ in range(rounds(2)):
+            sick.fail(*ILLS["errors on all"])
+            sick.after_bytes = PAGE_BYTES + chance.randrange(BLOCK_BYTES)
+            assert read(proxy, shelf, chance) == {RIGHT}
+            sick.heal()
+            proxy.settle()
+            trials.record("disk", "one call in ten fails", RIGHT, times=36)
+
+
+# -- in the middle of a hit ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["one loop", "workers", "tls"])
+def doors(request: pytest.FixtureRequest, certificate: Certificate) -> dict[str, Any]:
+    """Ways of a body to its client: sent by the engine's loop, by a worker's, or read and sent through TLS."""
+    if request.param == "tls":
+        return {"tls_cert": certificate.chain, "tls_key": certificate.key}
+    return {"workers": 3} if request.param == "workers" else {}
+
+
+def test_what_the_disk_does_not_give_in_the_middle_of_a_hit_comes_from_the_origin(
+    doors: dict[str, Any], bucket: Bucket, certificate: Certificate, trials: Trials
+) -> None:
+    chance = random.Random(10)
+    # A block that no socket takes at once, so that the disk fails while a reply is under way.
+    shelf = Shelf.make(bucket, "disk-large", 1, 12 * 1024 * KIB)
+    data = shelf.objects["0"]
+    with proxy_of(bucket, block_size="4MiB", **doors) as proxy, SickDisk(proxy.cache_dir) as sick:
+        verify = str(certificate.authority) if "tls_cert" in doors else True
+
+        def read_from(start: int) -> tuple[str, bytes]:
+            # On a connection of its own: with workers one of them has it, as the first idles at the engine.
+            with closing(s3_client(proxy.endpoint, verify=verify)) as client:
+                answer = client.get_object(Bucket=shelf.name, Key="0", Range=f"bytes={start}-")
+                body = answer["Body"].read()
+                loads = [] if proxy.outrider.server.workers is None else proxy.outrider.server.workers.loads()
+            assert sum(loads) == (1 if loads else 0) or start == 0
+            return answer["ResponseMetadata"]["HTTPHeaders"]["x-cache"], body
+
+        with RawConnection(proxy.address):
+            for _ in range(rounds(3)):
+                for _ in range(2):
+                    assert read_from(0)[1] == data
+                    proxy.settle()
+                from_origin = proxy.metric("outrider_served_bytes_total", source="origin")
+                sick.after_bytes = PAGE_BYTES + chance.randrange(4 * 1024 * KIB)
+                sick.fail(["send"] if "tls_cert" not in doors else ["pread"], errno.EIO)
+                start = chance.randrange(1, len(data))
+                assert read_from(start) == ("HIT", data[start:])
+                proxy.settle()
+                assert proxy.metric("outrider_served_bytes_total", source="origin") > from_origin
+                sick.heal()
+                trials.record("disk", "errors in the middle of a hit", RIGHT)
+
+
+def test_what_the_disk_does_not_give_of_a_version_that_is_no_more_cuts_the_reply(
+    bucket: Bucket, trials: Trials
+) -> None:
+    shelf = Shelf.make(bucket, "disk-moved", 1)
+    with proxy_of(bucket) as proxy, SickDisk(proxy.cache_dir) as sick:
+        assert shelf.read_all(proxy.address) == RIGHT
+        proxy.settle()
+        Shelf.make(bucket, "disk-moved", 1, 300 * KIB)
+        sick.after_bytes = PAGE_BYTES + 1000
+        sick.fail(["send"], errno.EIO)
+        assert shelf.read_all(proxy.address) == BROKEN
+        sick.heal()
+        trials.record("disk", "errors in the middle of a hit, and the object was overwritten", BROKEN)
+        assert Shelf.make(bucket, "disk-moved", 1, 300 * KIB).read_all(proxy.address) == RIGHT
+
+
+def test_a_flight_whose_file_cannot_be_read_is_relayed(
+    bucket: Bucket, simulator: Simulator, shelf: Shelf, trials: Trials
+) -> None:
+    with proxy_of(bucket, origin=simulator.endpoint) as proxy, SickDisk(proxy.cache_dir) as sick:
+        sick.after_bytes = PAGE_BYTES + 10_000
+        sick.fail(["send"], errno.EIO)
+        assert shelf.read_all(proxy.address) == RIGHT
+        assert sick.failed
+        trials.record("disk", "errors while a fill is read", RIGHT, times=5)
+        sick.heal()
+        recovered(proxy, shelf)
+
+
+def test_a_flight_is_not_followed_over_a_gap(
+    bucket: Bucket, simulator: Simulator, shelf: Shelf, trials: Trials
+) -> None:
+    # The first piece of a flight falls short, and the disk is well when the next one comes.
+    simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=30_000)]
+    with proxy_of(bucket, origin=simulator.endpoint) as proxy, SickDisk(proxy.cache_dir) as sick:
+        sick.after_bytes, sick.times = PAGE_BYTES + 10_000, 1
+        sick.fail(["send"], errno.EIO)
+        with RawConnection(proxy.address) as connection:
+            assert shelf.read(connection, "0") == RIGHT
+        assert sick.failed == 1
+        trials.record("disk", "errors while a fill is read", RIGHT)
+        simulator.release()
+        recovered(proxy, shelf)
+
+
+def test_a_block_that_could_not_be_read_is_verified_before_it_is_used_again(
+    bucket: Bucket, shelf: Shelf, trials: Trials
+) -> None:
+    with proxy_of(bucket) as proxy, SickDisk(proxy.cache_dir) as sick:
+        recovered(proxy, shelf)
+        sick.after_bytes, sick.times = PAGE_BYTES, 1
+        sick.fail(["send"], errno.EIO)
+        for file in block_files(proxy.cache_dir):
+            flip(file, PAGE_BYTES + 10)
+            header = file.read_bytes()[:PAGE_BYTES]
+            meta, _ = blockfile.decode_header(header)
+            sick.times = 1
+            with RawConnection(proxy.address) as connection:
+                start, stop = meta.extent.start, meta.extent.stop
+                for _ in range(2):
+                    assert shelf.read(connection, meta.version.ref.key, start, stop) == RIGHT
+            proxy.settle()
+        trials.record("disk", "errors on a block that is bad as well", RIGHT, times=2 * BLOCKS)
+        assert proxy.metric("outrider_bad_blocks_total") == BLOCKS
+
+
+# -- slow ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "acts", [("write",), ("create",), ("rename",), ("open", "read", "pread"), ("statvfs",), ("unlink",)], ids=" ".join
+)
+def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
+    acts: tuple[str, ...], bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with proxy_of(bucket, cache_size=str(BLOCKS * (BLOCK_BYTES + PAGE_BYTES))) as proxy:
+        other = Shelf.make(bucket, "disk-other", 3)
+        assert other.read_all(proxy.address) == RIGHT
+        proxy.settle()
+        # Opened by nobody yet, and one is bad.
+        proxy.restart()
+        os.truncate(block_files(proxy.cache_dir)[0], PAGE_BYTES + 100)
+        with SickDisk(proxy.cache_dir) as sick:
+            sick.hold(*acts)
+            with monkeypatch.context() as hasty:
+                # Far below a client's patience.
+                hasty.setattr(blockdir, "PATIENCE_S", 0.05)
+                hasty.setattr(wire, "_READ_PATIENCE_S", 0.05)
+                assert shelf.read_all(proxy.address) == RIGHT
+                assert other.read_all(proxy.address) == RIGHT
+            sick.release()
+            trials.record("disk", f"no answer to {' '.join(acts)}", RIGHT, times=8)
+            proxy.settle()
+            recovered(proxy, shelf)
+
+
+# -- gone ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_is_removed_and_comes_back(bucket: Bucket, shelf: Shelf, trials: Trials) -> None:
+    with proxy_of(bucket) as proxy:
+        for _ in range(rounds(2)):
+            recovered(proxy, shelf)
+            shutil.rmtree(proxy.cache_dir)
+            assert read(proxy, shelf, random.Random(3)) == {RIGHT}
+            proxy.settle()
+            trials.record("disk", "gone: the directory was removed", RIGHT, times=36)
+            proxy.cache_dir.mkdir()
+            # What was open is served on; to come back, it has to go first.
+            proxy.restart()
+            recovered(proxy, shelf)
+
+
+class Mounted:
+    """A tmpfs of a few MiB at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def mount(self) -> bool:
+        self.path.mkdir(exist_ok=True)
+        words = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(self.path)]
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+    def unmount(self) -> None:
+        # Lazily: as where a network's disk goes, what is open stays open.
+        subprocess.run(["umount", "-l", str(self.path)], capture_output=True, check=False)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Mounted]:
+    one = Mounted(tmp_path / "small")
+    if os.geteuid() != 0 or not one.mount():
+        pytest.skip("nothing may be mounted here")
+    yield one
+    one.unmount()
+
+
+@pytest.mark.parametrize("known_s", [0.0, float("inf")], ids=["seen", "unseen"])
+def test_a_file_system_that_is_really_full(
+    known_s: float, mounted: Mounted, bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Before a fill somebody looks at the free space, or did so a moment ago. 2 MiB hold the shelf's 1.33; the budget
+    # believes in far more.
+    monkeypatch.setattr(disk, "_FREE_KNOWN_S", known_s)
+    hog = mounted.path / "hog"
+    with proxy_of(bucket, cache_dir=str(mounted.path / "cache")) as proxy:
+        for _ in range(rounds(2)):
+            with RawConnection(proxy.address) as connection:
+                assert shelf.read(connection, "0") == RIGHT
+            proxy.settle()
+            relays = proxy.metric("outrider_relays_total")
+            hog.write_bytes(bytes(os.statvfs(mounted.path).f_bavail * 4096))
+            assert read(proxy, shelf, random.Random(4)) == {RIGHT}
+            proxy.settle()
+            trials.record("disk", "full: a real file system", RIGHT, times=36)
+            assert proxy.metric("outrider_relays_total") > relays
+            assert (proxy.metric("outrider_store_errors_total") > 0) is (known_s > 0)
+            hog.unlink()
+            recovered(proxy, shelf)
+            proxy.stop()
+            shutil.rmtree(proxy.cache_dir)
+            proxy.start()
+
+
+def test_a_file_system_that_is_unmounted_and_another_mounted(
+    mounted: Mounted, bucket: Bucket, shelf: Shelf, trials: Trials
+) -> None:
+    with proxy_of(bucket, cache_dir=str(mounted.path / "cache")) as proxy:
+        for _ in range(rounds(2)):
+            recovered(proxy, shelf)
+            mounted.unmount()
+            assert read(proxy, shelf, random.Random(5)) == {RIGHT}
+            proxy.settle()
+            trials.record("disk", "gone: really unmounted", RIGHT, times=36)
+            assert mounted.mount()
+            proxy.cache_dir.mkdir()
+            assert read(proxy, shelf, random.Random(6)) == {RIGHT}
+            proxy.settle()
+            trials.record("disk", "an empty file system in its place", RIGHT, times=36)
+
+
+# -- at a start ---------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_that_cannot_be_read_is_replaced_by_a_scan(
+    bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with proxy_of(bucket) as proxy:
+        recovered(proxy, shelf)
+        proxy.stop()
+        read_bytes = Path.read_bytes
+
+        def failing(path: Path) -> bytes:
+            if path.name == "index":
+                raise OSError(errno.EIO, "sick sector")
+            return read_bytes(path)
+
+        with monkeypatch.context() as sick:
+            sick.setattr(Path, "read_bytes", failing)
+            proxy.start()
+        assert len(proxy.outrider.store) == BLOCKS
+        recovered(proxy, shelf)
+        trials.record("disk", "errors on reading the snapshot", RIGHT, times=5)
+
+
+# -- room, when many want it at once --------------------------------------------------------------------------------
+
+
+class ByHand(ThreadPoolExecutor):
+    """Threads whose work ends when the test says so, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.waiting: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except Exception as error:  # noqa: BLE001 - it is the caller's, as with threads
+                future.set_exception(error)
+
+        self.waiting.append(work)
+        return future
+
+
+async def test_the_budget_holds_whatever_the_order_in_which_room_is_made_and_taken(
+    tmp_path: Path, trials: Trials
+) -> None:
+    room = 4
+    for seed in range(rounds(40)):
+        chance = random.Random(seed)
+        store = Disk(tmp_path / str(seed), room * FILE)
+        await store.write(*(meta_of(index) for index in range(room)))
+        store.store.threads.shutdown()
+        store.store._threads = threads = ByHand()
+        coming = [asyncio.create_task(store.store.create(meta_of(10 + number))) for number in range(room)]
+        while not all(task.done() for task in coming):
+            store.keep_budget()
+            if threads.waiting and chance.random() < 0.4:
+                threads.waiting.pop(chance.randrange(len(threads.waiting)))()
+            else:
+                # Free space is looked at again, now and then.
+                store.clock.advance(chance.choice([0.0, 0.6, 1.1]))
+                await asyncio.sleep(0)
+        store.keep_budget()
+        assert on_disk(store.root) <= room * FILE
+        assert store.metrics.value("outrider_evicted_blocks_total") == room
+        store.close()
+        trials.record("disk", "many want room at once, in any order", "no more than the budget", times=room)

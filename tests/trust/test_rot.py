@@ -1,0 +1,269 @@
+"""Bits that flip in block files: when they are found, and what each mode of `--verify` promises until then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outrider import app
+from outrider.adapters import blockdir
+from outrider.adapters.recovery import Recovery
+from outrider.core import blockfile
+from outrider.core.blockfile import PAGE_BYTES
+from outrider.core.scrubbing import Pace
+from tests.contract.test_block_store import FILE, Believed, Disk, flip, meta_of, payload_of, restarted
+from tests.support.damage import block_files, flip_a_bit
+from tests.support.proxy import START_DEADLINE_S, Proxy
+from tests.support.shelf import BROKEN, KIB, RIGHT, Shelf
+from tests.support.trials import rounds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+    from tests.support.trials import Trials
+
+BLOCK_BYTES = 64 * KIB
+BLOCKS = 20
+
+
+@pytest.fixture(scope="module")
+def shelf(bucket: Bucket) -> Shelf:
+    return Shelf.make(bucket, "rot", 5)
+
+
+def proxy_of(bucket: Bucket, **settings: str) -> Proxy:
+    """Without a scrubber, unless the test gives it a pace."""
+    given: dict[str, Any] = {"scrub_bandwidth": "0", **settings}
+    return Proxy(bucket, block_size=str(BLOCK_BYTES), freshness="immutable", **given)
+
+
+def fill(proxy: Proxy, shelf: Shelf) -> None:
+    assert shelf.read_all(proxy.address) == RIGHT
+    proxy.settle()
+    assert len(block_files(proxy.cache_dir)) == BLOCKS
+
+
+def rot(proxy: Proxy, chance: random.Random) -> int:
+    """Flip a bit in some files; in how many."""
+    files = chance.sample(block_files(proxy.cache_dir), chance.randint(1, 6))
+    for file in files:
+        flip_a_bit(file, chance)
+    return len(files)
+
+
+def found(proxy: Proxy) -> float:
+    return proxy.metric("outrider_bad_blocks_total")
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["snapshot", "scan"])
+@pytest.mark.parametrize("verify", ["first", "always"])
+def test_what_rotted_while_stopped_is_never_served(
+    verify: str, clean: bool, bucket: Bucket, shelf: Shelf, trials: Trials
+) -> None:
+    chance = random.Random(f"{verify} {clean}")
+    with proxy_of(bucket, verify=verify) as proxy:
+        fill(proxy, shelf)
+        for _ in range(rounds(4)):
+            proxy.stop()
+            flipped = rot(proxy, chance)
+            if not clean:
+                (proxy.cache_dir / "index").unlink()
+            proxy.start()
+            # A scan has dropped those with a bad header by now; what it found is no miss that it counts.
+            fill(proxy, shelf)
+            assert clean is False or found(proxy) == flipped
+            trials.record("rot", f"bits flipped while stopped, verify={verify}", RIGHT, times=flipped)
+
+
+def test_what_rots_while_running_is_never_served_with_verify_always(
+    bucket: Bucket, shelf: Shelf, trials: Trials
+) -> None:
+    chance = random.Random(7)
+    with proxy_of(bucket, verify="always") as proxy:
+        fill(proxy, shelf)
+        for _ in range(rounds(6)):
+            before = found(proxy)
+            flipped = rot(proxy, chance)
+            fill(proxy, shelf)
+            assert found(proxy) - before == flipped
+            trials.record("rot", "bits flipped while running, verify=always", RIGHT, times=flipped)
+
+
+def scrubbed(proxy: Proxy) -> None:
+    """Wait for a whole round that begins after now."""
+
+    async def rounds_over() -> None:
+        metrics = proxy.outrider.metrics
+        begun = metrics.value("outrider_scrub_rounds_total")
+        async with asyncio.timeout(START_DEADLINE_S):
+            while metrics.value("outrider_scrub_rounds_total") < begun + 2:
+                await asyncio.sleep(0.001)
+
+    proxy.on_loop(rounds_over)
+
+
+def test_what_rots_while_running_is_gone_after_the_scrubbers_next_round(
+    bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(8)
+    monkeypatch.setattr(app, "ROUND_S", 0.0)
+    with proxy_of(bucket, scrub_bandwidth="10GB") as proxy:
+        fill(proxy, shelf)
+        for _ in range(rounds(6)):
+            before = found(proxy)
+            flipped = rot(proxy, chance)
+            scrubbed(proxy)
+            assert found(proxy) - before == flipped
+            assert len(proxy.outrider.store) == BLOCKS - flipped
+            fill(proxy, shelf)
+            trials.record("rot", "bits flipped while running, verify=first, one round later", RIGHT, times=flipped)
+        assert proxy.metric("outrider_scrubbed_blocks_total") >= BLOCKS
+
+
+def test_a_bad_block_in_the_middle_of_a_hit_is_brought_anew(bucket: Bucket, shelf: Shelf, trials: Trials) -> None:
+    chance = random.Random(9)
+    with proxy_of(bucket) as proxy:
+        for _ in range(rounds(2)):
+            fill(proxy, shelf)
+            proxy.stop()
+            for file in block_files(proxy.cache_dir):
+                if chance.random() < 0.5:
+                    flip_a_bit(file, chance)
+            proxy.start()
+            fill(proxy, shelf)
+            trials.record("rot", "a bad block in the middle of a hit", RIGHT)
+
+
+def test_a_bad_block_of_a_version_that_is_no_more_cuts_the_reply(bucket: Bucket, trials: Trials) -> None:
+    shelf = Shelf.make(bucket, "rot-moved", 1)
+    with proxy_of(bucket) as proxy:
+        assert shelf.read_all(proxy.address) == RIGHT
+        proxy.settle()
+        for file in block_files(proxy.cache_dir):
+            meta, _ = blockfile.decode_header(file.read_bytes()[:PAGE_BYTES])
+            if meta.index == 2:
+                os.truncate(file, PAGE_BYTES + 1000)
+        Shelf.make(bucket, "rot-moved", 1, 200 * KIB)
+        # The head promised the old version: the rest of it is nowhere, and the new one's bytes are not its.
+        assert shelf.read_all(proxy.address) == BROKEN
+        trials.record("rot", "a bad block in the middle of a hit, and the object was overwritten", BROKEN)
+
+
+# -- the scrubber -----------------------------------------------------------------------------------------------
+
+
+async def test_the_scrubber_reads_no_faster_than_it_may_and_all_blocks_in_each_round(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "cache")
+    await disk.write(*(meta_of(index) for index in range(10)))
+    disk = await restarted(disk, clean=False)
+    walked: list[tuple[float, float]] = []
+
+    async def sleep(seconds: float) -> None:
+        disk.clock.advance(seconds)
+        walked.append((disk.clock(), disk.metrics.value("outrider_scrubbed_blocks_total")))
+        if len(walked) == 40:
+            raise asyncio.CancelledError
+
+    began = disk.clock()
+    with pytest.raises(asyncio.CancelledError):
+        await Recovery(disk.store, Believed(), sleep).scrub(Pace(FILE, round_s=30.0))
+    # At first a block a second; then all blocks once in 30 seconds.
+    assert [(at - began, count) for at, count in walked[:10]] == [(1.0 * n, n) for n in range(1, 11)]
+    assert [round(at - began) for at, _ in walked[10:40:10]] == [13, 43, 73]
+    assert disk.metrics.value("outrider_scrub_rounds_total") == 3
+    disk.close()
+
+
+async def test_the_scrubber_finds_what_rots_after_its_first_use(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "cache")
+    await disk.write(meta_of(0), meta_of(1))
+    flip(disk.path(meta_of(1)), PAGE_BYTES + 5)
+
+    async def sleep(_: float) -> None:
+        if disk.metrics.value("outrider_scrub_rounds_total") >= 2:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await Recovery(disk.store, Believed(), sleep).scrub(Pace(1e6, 1.0))
+    assert [meta.index for meta in disk.store.blocks()] == [0]
+    assert not disk.path(meta_of(1)).exists()
+    disk.close()
+
+
+async def test_a_disk_that_cannot_be_read_is_no_proof_to_the_scrubber(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path / "cache")
+    await disk.write(meta_of(0))
+
+    def failing(*_: Any) -> int:
+        raise OSError(5, "sick")
+
+    with monkeypatch.context() as sick:
+        sick.setattr(os, "preadv", failing)
+        assert await disk.store.verify(meta_of(0).key) == FILE
+    assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
+    disk.close()
+
+
+async def test_readers_do_not_wait_for_the_scrubber(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path / "cache")
+    await disk.write(meta_of(0), meta_of(1))
+    gate, reached = threading.Event(), threading.Event()
+    pread = os.pread
+
+    def gated(*args: Any) -> bytes:
+        reached.set()
+        assert gate.wait(20), "the loop stood still"
+        return pread(*args)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(os, "pread", gated)
+        scrubbing = asyncio.create_task(disk.store.verify(meta_of(1).key))
+        await asyncio.to_thread(reached.wait, 20)
+        lease = disk.store.lease_open(meta_of(0).key)
+        assert lease is not None
+        lease.release()
+        gate.set()
+        await scrubbing
+    disk.close()
+
+
+async def test_the_scrubber_leaves_memory_to_the_readers(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "cache")
+    await disk.write(meta_of(0))
+    path = disk.path(meta_of(0))
+
+    def in_memory() -> bool:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return blockdir.in_memory(fd, PAGE_BYTES)
+        finally:
+            os.close(fd)
+
+    def drop() -> None:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        # A look at the pages has the kernel bring them; while they come, they do not go.
+        os.pread(fd, FILE, 0)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+    drop()
+    if in_memory():
+        pytest.skip("this file system is memory, or does not tell")
+    drop()
+    await disk.store.verify(meta_of(0).key)
+    assert not in_memory()
+    disk = await restarted(disk, clean=True)
+    assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
+    assert in_memory(), "what a reader wanted stays"
+    await disk.store.verify(meta_of(0).key)
+    assert in_memory(), "also when the scrubber passes by"
+    disk.close()
