@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 from xml.parsers import expat
 
+from outrider.core.s3wire import DEPTH_MAX
+
 PAGE_BYTES_MAX = 16 * 1024 * 1024
 """1,000 keys of 1,024 bytes, each byte escaped, and what stands around them, fit well."""
 
@@ -50,6 +52,9 @@ class _Reader:
         self._key, self._size = "", ""
 
     def start(self, name: str, _: object) -> None:
+        # The path is joined at each end: without a limit that would take the square of the depth.
+        if len(self._path) >= DEPTH_MAX:
+            raise ValueError("nested too deep")
         self._path.append(name.rpartition(":")[2])
         self.text.clear()
 
