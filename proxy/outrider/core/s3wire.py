@@ -325,11 +325,13 @@ def xml_text(text: str) -> str:
     return escape("".join(char if char.isprintable() else "\ufffd" for char in text))
 
 
-# Hop-by-hop (RFC 9110 section 7.6.1), framing that each side does for itself, and names that each server gives anew.
-_NOT_PASSED_DOWN = frozenset(
-    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
-     "transfer-encoding", "upgrade", "date", "server")
+HOP_BY_HOP = frozenset(
+    ("close", "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
+     "trailer", "transfer-encoding", "upgrade")
 )  # fmt: skip
+"""RFC 9110 section 7.6.1, framing that each side does for itself among them."""
+# With names that each server gives anew.
+_NOT_PASSED_DOWN = HOP_BY_HOP | {"date", "server"}
 # Of one reply only, not of the version.
 _NOT_REPLAYED = _NOT_PASSED_DOWN | frozenset(
     ("content-length", "content-range", "x-amz-request-id", "x-amz-id-2", "age", "set-cookie", "alt-svc", "via",
@@ -362,10 +364,9 @@ def without_checksums(headers: Headers) -> Headers:
 
 
 # Signed anew, framed anew, or spoken to this hop alone.
-_NOT_PASSED_UP = frozenset(
-    ("authorization", "connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate",
-     "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "x-amz-content-sha256",
-     "x-amz-date", "date", "x-amz-decoded-content-length", "x-amz-security-token", "x-amz-trailer",
+_NOT_PASSED_UP = HOP_BY_HOP | frozenset(
+    ("authorization", "content-length", "expect", "host", "x-amz-content-sha256", "x-amz-date", "date",
+     "x-amz-decoded-content-length", "x-amz-security-token", "x-amz-trailer",
      # What an origin, or a proxy before it, may believe of a proxy: who asks, which host, path or method he meant.
      "forwarded", "x-real-ip", "x-original-url", "x-rewrite-url", "x-http-method", "x-http-method-override",
      "x-method-override")
