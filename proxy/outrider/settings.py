@@ -161,7 +161,8 @@ class Settings(BaseModel):
     auth: Literal["loopback", "sigv4"] = Field("loopback", description="Who may ask.")
     clients: Path | None = Field(None, description="TOML file of client keys and grants, for `auth = sigv4`.")
     cross_site: bool = Field(
-        False, description="Loopback mode: answer web pages of other sites, and any Host, as a bucket's CORS rules allow."
+        False,
+        description="Loopback mode: answer web pages of other sites, and any Host, as a bucket's CORS rules allow.",
     )
     domain: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = Field(
         (), description="Virtual-host style names: requests to BUCKET.DOMAIN."

@@ -131,7 +131,9 @@ def test_no_reading_of_a_key_leaves_the_prefix(key: str) -> None:
     assert not may("POST", "/train?delete", WRITE_SHARDS, keys=[key])
 
 
-@pytest.mark.parametrize("key", ["shards/a..b", "shards/...", "shards//x", "shards/a/../b", "shards/./b", "shards/a\\b"])
+@pytest.mark.parametrize(
+    "key", ["shards/a..b", "shards/...", "shards//x", "shards/a/../b", "shards/./b", "shards/a\\b"]
+)
 def test_harmless_dots_and_slashes_are_covered(key: str) -> None:
     assert may("GET", "/train/" + quote(key, safe="/"), READ_SHARDS)
 

@@ -32,6 +32,7 @@ class AwsCredentials:
         self._session: AioSession | None = None
         self._found: Any = None
         self._asked_at = 0.0
+        self._told = ""
         self._lock = asyncio.Lock()
 
     async def current(self) -> Credentials | None:
@@ -47,8 +48,12 @@ class AwsCredentials:
                 return None
             frozen = await self._found.get_frozen_credentials()
         except Exception as error:
-            # botocore and the HTTP library under it raise dozens of kinds here; to a read they are one.
-            raise OriginBroke(f"no credentials: {error}") from error
+            # botocore and the HTTP library under it raise dozens of kinds here; to a read they are one. Their words
+            # hold paths, roles and what a credential process printed: for the operator, not for the client of a proxy.
+            if str(error) != self._told:
+                self._told = str(error)
+                log.warning("no credentials", extra={"error": self._told})
+            raise OriginBroke(f"no credentials: {type(error).__name__}") from error
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
     async def find_early(self) -> None:

@@ -11,7 +11,6 @@ from fnmatch import fnmatchcase
 from outrider.core.model import ObjectRef
 from outrider.core.s3wire import LIST_QUERY, Forgets, Operation, is_bucket_name
 
-
 _SLASHES = re.compile("/+")
 _DOTS = frozenset((".", ".."))
 
