@@ -117,6 +117,8 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
     else:
         bucket, key, bare = host_bucket, _decoded(path[1:]), False
     query = without_signature(tuple(parse_query(raw_query)))
+    if not bucket and path != "/":
+        raise InvalidBucketName
     if not bucket:
         return Operation(Kind.FORWARD, method, None, "", query)
     if not is_bucket_name(bucket):

@@ -96,6 +96,12 @@ class _Asked:
     cache: CacheStatus = CacheStatus.BYPASS
 
     @property
+    def is_last(self) -> bool:
+        """On its connection. aiohttp 3.14 loses what came in one packet behind an Upgrade that nobody takes up: the
+        rest of it would be read as another request."""
+        return hdrs.UPGRADE in self.request.headers
+
+    @property
     def op(self) -> str:
         """A metric's label: a client's own words, a made-up method among them, have no place in it."""
         if self.operation is None:
@@ -447,7 +453,8 @@ class S3Server(web.Server):
             headers = (*headers, ("x-amz-request-id", asked.id))
         headers = (*headers, ("x-cache", asked.cache.value))
         self._metrics.first_byte_s.labels(asked.op).observe(time.perf_counter() - asked.started)
-        return Reply(status, headers, wire=asked.wire, body=body, length=length, on_end=self._on_end(asked))
+        return Reply(status, headers, wire=asked.wire, body=body, length=length, close=asked.is_last,
+                     on_end=self._on_end(asked))  # fmt: skip
 
     async def _forward(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
         upload = Upload()
@@ -510,7 +517,7 @@ class S3Server(web.Server):
 
     def _refuse(self, asked: _Asked, error: S3Error) -> Reply:
         unread = asked.request.body_exists and not asked.request.content.is_eof()
-        close = unread or isinstance(error, BadRequest | IncompleteBody | RequestTimeout)
+        close = unread or asked.is_last or isinstance(error, BadRequest | IncompleteBody | RequestTimeout)
         return _error_reply(asked, error, asked.request.raw_path.partition("?")[0], close=close,
                             on_end=self._on_end(asked))  # fmt: skip
 
