@@ -1,4 +1,4 @@
-"""Hypothesis in the trust tests: the same examples each time in `make test`, new ones and more of them in `make soak`."""
+"""Hypothesis in the trust tests: the same examples each time in `make test`, new ones and more in `make soak`."""
 
 from __future__ import annotations
 

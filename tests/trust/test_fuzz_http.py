@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from base64 import b64encode
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from tests.support.awschunked import Chunked, signed_head
 from tests.support.fuzzing import fuzzing
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import Answer, RawConnection, ask
+from tests.support.replies import answers_to, assert_correct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,70 +71,128 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         assert record.levelno < logging.ERROR, record.getMessage()
 
 
-def answers_to(proxy: Proxy, *wire: bytes) -> list[Answer]:
-    """All that comes back until the connection ends; that it ends is waited for, and a hang is an error."""
-    received = bytearray()
-    with RawConnection(proxy.address) as connection:
-        try:
-            for piece in wire:
-                connection.send(piece)
-            while data := connection.sock.recv(65536):
-                received += data
-        except ConnectionError:
-            pass  # closed on us: what it said before that may be lost to the reset
-    return list(parsed(bytes(received), has_head=b"HEAD" in b"".join(wire)))
-
-
-def parsed(received: bytes, *, has_head: bool) -> Iterator[Answer]:
-    """`has_head`: an answer may be one to a HEAD, which has no body whatever its length says."""
-    while received:
-        head, end, received = received.partition(b"\r\n\r\n")
-        assert end, f"a reply ends in its head: {head[:200]!r}"
-        first, *lines = head.decode("latin-1").split("\r\n")
-        assert re.fullmatch(r"HTTP/1\.1 [1-5][0-9]{2} [A-Za-z -]*", first), first
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        status = int(first.split(" ")[1])
-        if status == 100:
-            continue
-        length = int(headers.get("content-length", 0)) if status not in (204, 304) else 0
-        if has_head and (not received or received.startswith(b"HTTP/1.1 ")):
-            length = 0
-        if "transfer-encoding" in headers and length == 0 and received and not received.startswith(b"HTTP/1.1 "):
-            body, end, received = received.partition(b"0\r\n\r\n")
-            assert end, "chunks without an end"
-        else:
-            body, received = received[:length], received[length:]
-            assert len(body) == length, f"{len(body)} of {length} bytes came after {head[:200]!r}"
-        yield Answer(status, headers, body)
-
-
-def assert_correct(answer: Answer) -> None:
-    assert answer.status != 500, answer
-    assert answer.status in (501, 503) or answer.status < 500, answer
-    if answer.status >= 400 and answer.body:
-        assert answer.code
-        assert "Traceback" not in answer.body.decode()
-
-
 METHODS = ["GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH", "get", "G", "CONNECT", "PRI", "\x00"]
-TARGETS = [f"/{NAME}/key", f"/{NAME}/key", f"/{NAME}/empty", f"/{NAME}", f"/{NAME}/", "/", "//", f"/{NAME}/x/../key",
-           f"/{NAME}?delete", f"/{NAME}?list-type=2", f"/{NAME}/new?uploads", f"/{NAME}/key?acl", "/_outrider",
-           "/_outrider/status.json", "/_outrider/plan/a", "/_outrider/stall/%00", f"/{NAME}/%ff", f"/{NAME}/%", "*",
-           f"http://x/{NAME}/key", "", f"/{NAME}/key?X-Amz-Signature=a", f"/{NAME}/key#f", "/\x7f", "/.%00"]  # fmt: skip
-NAMES = ["host", "Host", "content-length", "Content-Length", "transfer-encoding", "range", "if-match", "if-none-match",
-         "connection", "expect", "authorization", "x-amz-content-sha256", "x-amz-decoded-content-length",
-         "x-amz-trailer", "x-amz-copy-source", "content-type", "content-encoding", "upgrade", "x-amz-date", "origin",
-         "x-amz-checksum-mode", "x-forwarded-host", "x_amz_acl", "te", "trailer", "", " ", "a b", "\x00", "\xff"]  # fmt: skip
-VALUES = ["x", "127.0.0.1", "0", "3", "5", "17", "-1", "+3", "0x3", "chunked", "Chunked", "gzip, chunked", "identity",
-          "bytes=0-0", "bytes=-5", "bytes=5-", "bytes=9999999-", "bytes=a", "*", '"x"', "close", "keep-alive", "upgrade",
-          "h2c", "websocket", "100-continue", "UNSIGNED-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
-          "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "a" * 64, "x-amz-checksum-crc32", f"/{NAME}/key", "aws-chunked",
-          "multipart/form-data; boundary=b", "AWS4-HMAC-SHA256 Credential=a/20260101/r/s3/aws4_request, "
-          "SignedHeaders=host, Signature=b", "20260101T000000Z", "null", "ENABLED", "", " ", "\t", "\x00", "\x0b",
-          "\xff\xfe", "a\rb", "a\nb", "a" * 9000]  # fmt: skip
-BODIES = ["", "abc", "3\r\nabc\r\n0\r\n\r\n", "3;ext\r\nabc\r\n0\r\na: b\r\n\r\n", "0\r\n\r\n", "zz\r\n",
-          "--b\r\ncontent-disposition: form-data; name=key\r\n\r\nk\r\n--b--\r\n", "<Delete>", '{"reads": []}', "{",
-          "<Delete><Object><Key>nothing</Key></Object></Delete>"]  # fmt: skip
+TARGETS = [
+    f"/{NAME}/key",
+    f"/{NAME}/key",
+    f"/{NAME}/empty",
+    f"/{NAME}",
+    f"/{NAME}/",
+    "/",
+    "//",
+    f"/{NAME}/x/../key",
+    f"/{NAME}?delete",
+    f"/{NAME}?list-type=2",
+    f"/{NAME}/new?uploads",
+    f"/{NAME}/key?acl",
+    "/_outrider",
+    "/_outrider/status.json",
+    "/_outrider/plan/a",
+    "/_outrider/stall/%00",
+    f"/{NAME}/%ff",
+    f"/{NAME}/%",
+    "*",
+    f"http://x/{NAME}/key",
+    "",
+    f"/{NAME}/key?X-Amz-Signature=a",
+    f"/{NAME}/key#f",
+    "/\x7f",
+    "/.%00",
+]
+NAMES = [
+    "host",
+    "Host",
+    "content-length",
+    "Content-Length",
+    "transfer-encoding",
+    "range",
+    "if-match",
+    "if-none-match",
+    "connection",
+    "expect",
+    "authorization",
+    "x-amz-content-sha256",
+    "x-amz-decoded-content-length",
+    "x-amz-trailer",
+    "x-amz-copy-source",
+    "content-type",
+    "content-encoding",
+    "upgrade",
+    "x-amz-date",
+    "origin",
+    "x-amz-checksum-mode",
+    "x-forwarded-host",
+    "x_amz_acl",
+    "te",
+    "trailer",
+    "",
+    " ",
+    "a b",
+    "\x00",
+    "\xff",
+]
+VALUES = [
+    "x",
+    "127.0.0.1",
+    "0",
+    "3",
+    "5",
+    "17",
+    "-1",
+    "+3",
+    "0x3",
+    "chunked",
+    "Chunked",
+    "gzip, chunked",
+    "identity",
+    "bytes=0-0",
+    "bytes=-5",
+    "bytes=5-",
+    "bytes=9999999-",
+    "bytes=a",
+    "*",
+    '"x"',
+    "close",
+    "keep-alive",
+    "upgrade",
+    "h2c",
+    "websocket",
+    "100-continue",
+    "UNSIGNED-PAYLOAD",
+    "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+    "STREAMING-AWS4-HMAC-SHA256-PAYLOAD",
+    "a" * 64,
+    "x-amz-checksum-crc32",
+    f"/{NAME}/key",
+    "aws-chunked",
+    "multipart/form-data; boundary=b",
+    "AWS4-HMAC-SHA256 Credential=a/20260101/r/s3/aws4_request, SignedHeaders=host, Signature=b",
+    "20260101T000000Z",
+    "null",
+    "ENABLED",
+    "",
+    " ",
+    "\t",
+    "\x00",
+    "\x0b",
+    "\xff\xfe",
+    "a\rb",
+    "a\nb",
+    "a" * 9000,
+]
+BODIES = [
+    "",
+    "abc",
+    "3\r\nabc\r\n0\r\n\r\n",
+    "3;ext\r\nabc\r\n0\r\na: b\r\n\r\n",
+    "0\r\n\r\n",
+    "zz\r\n",
+    "--b\r\ncontent-disposition: form-data; name=key\r\n\r\nk\r\n--b--\r\n",
+    "<Delete>",
+    '{"reads": []}',
+    "{",
+    "<Delete><Object><Key>nothing</Key></Object></Delete>",
+]
 ENDS = ["\r\n", "\r\n", "\r\n", "\r\n", "\n", "\r", "\r\n ", ""]
 
 
@@ -167,8 +225,9 @@ def wires(draw: st.DrawFn) -> bytes:
 @pytest.mark.parametrize("mode", ["loopback", "sigv4"])
 @given(wire=st.one_of(wires(), wires(), st.binary(max_size=60)), cut=st.integers(0, 400))
 @fuzzing(250)
-def test_any_bytes_are_answered_or_cut(mode: str, loopback: Proxy, strict: Proxy, wire: bytes, cut: int,
-                                       trials: Trials) -> None:  # fmt: skip
+def test_any_bytes_are_answered_or_cut(
+    mode: str, loopback: Proxy, strict: Proxy, wire: bytes, cut: int, trials: Trials
+) -> None:
     answers = answers_to(loopback if mode == "loopback" else strict, wire[:cut], wire[cut:], CLOSER)
     for answer in answers:
         assert_correct(answer)
@@ -176,20 +235,52 @@ def test_any_bytes_are_answered_or_cut(mode: str, loopback: Proxy, strict: Proxy
     trials.record("fuzz", f"bytes that are nearly HTTP, {mode}", what)
 
 
-HARMLESS = [("Range", "bytes=0-9"), ("range", "bytes=70000-"), ("Range", "bytes=-1"), ("Range", "bytes=5-1"), ("range", "x"),
-            ("Range", "bytes=0-1,3-4"), ("range", "bytes=200000-"), ("If-Match", "nothing"), ("If-Match", '"x"'),
-            ("x-amz-checksum-mode", "ENABLED"), ("x-amz-checksum-mode", "no"), ("Accept", "*/*"),
-            ("x-amz-content-sha256", "UNSIGNED-PAYLOAD"), ("connection", "keep-alive"), ("Connection", "close"),
-            ("x-amz-date", "20260101T000000Z"), ("User-Agent", "fuzz (x; y)"), ("authorization", "AWS4 nonsense"),
-            ("x-amz-request-payer", "requester"), ("if-none-match", "*"), ("Origin", "http://x"), ("Host", "y")]  # fmt: skip
+HARMLESS = [
+    ("Range", "bytes=0-9"),
+    ("range", "bytes=70000-"),
+    ("Range", "bytes=-1"),
+    ("Range", "bytes=5-1"),
+    ("range", "x"),
+    ("Range", "bytes=0-1,3-4"),
+    ("range", "bytes=200000-"),
+    ("If-Match", "nothing"),
+    ("If-Match", '"x"'),
+    ("x-amz-checksum-mode", "ENABLED"),
+    ("x-amz-checksum-mode", "no"),
+    ("Accept", "*/*"),
+    ("x-amz-content-sha256", "UNSIGNED-PAYLOAD"),
+    ("connection", "keep-alive"),
+    ("Connection", "close"),
+    ("x-amz-date", "20260101T000000Z"),
+    ("User-Agent", "fuzz (x; y)"),
+    ("authorization", "AWS4 nonsense"),
+    ("x-amz-request-payer", "requester"),
+    ("if-none-match", "*"),
+    ("Origin", "http://x"),
+    ("Host", "y"),
+]
 
 
 @st.composite
 def plain_reads(draw: st.DrawFn) -> bytes:
     method = draw(st.sampled_from(["GET", "GET", "GET", "HEAD"]))
     key = draw(st.sampled_from(["key", "key", "key", "empty", "nothing", "k%65y", "key/", "./key", "key%00"]))
-    query = draw(st.sampled_from(["", "", "", "?x-id=GetObject", "?acl", "?X-Amz-Signature=a&X-Amz-Date=b", "?partNumber=1",
-                                  "?response-content-type=a", "?", "?&&"]))  # fmt: skip
+    query = draw(
+        st.sampled_from(
+            [
+                "",
+                "",
+                "",
+                "?x-id=GetObject",
+                "?acl",
+                "?X-Amz-Signature=a&X-Amz-Date=b",
+                "?partNumber=1",
+                "?response-content-type=a",
+                "?",
+                "?&&",
+            ]
+        )
+    )
     host = draw(st.sampled_from(["x", "x", "127.0.0.1:9480", "evil.example", "localhost", "a..b", "[::1]:1"]))
     lines = [f"{method} /{NAME}/{key}{query} HTTP/1.1", f"Host: {host}"]
     lines += [f"{name}: {value}" for name, value in draw(st.lists(st.sampled_from(HARMLESS), max_size=3))]
@@ -202,8 +293,11 @@ _HEAVY = [b"[" * 100_000, b'{"reads": ["' + b"s3://b/" * 9000 + b'"]}', b'{"star
 
 def told(answer: Answer) -> tuple[object, ...]:
     """All of it that does not change with the request's number and the clock."""
-    fixed = {name: value for name, value in answer.headers.items()
-             if name not in ("date", "x-amz-request-id", "x-amz-id-2", "last-modified")}  # fmt: skip
+    fixed = {
+        name: value
+        for name, value in answer.headers.items()
+        if name not in ("date", "x-amz-request-id", "x-amz-id-2", "last-modified")
+    }
     body = b"" if answer.status >= 400 else answer.body
     code = answer.code if answer.status >= 400 and answer.body else ""
     fixed.pop("content-length", None) if answer.status >= 400 else None
@@ -239,9 +333,14 @@ def test_so_it_does_to_a_client_key(strict: Proxy, wire: bytes, damage: str, tri
     ]
     assume(len({name.lower() for name, _ in pairs}) == len(pairs) and "Signature" not in target)
     signed = signed_head(method, strict.endpoint, target, KEYS, pairs)  # type: ignore[arg-type]
-    changes = {"signature": ("Signature=", "Signature=0"), "key": (KEYS[0], "NOBODY"), "date": ("/20", "/19"),
-               "path": (f"/{NAME}/", f"/{NAME}/x"), "host": ("127.0.0.1", "127.0.0.2"),
-               "header": ("x-amz-date: 20", "x-amz-date: 19")}  # fmt: skip
+    changes = {
+        "signature": ("Signature=", "Signature=0"),
+        "key": (KEYS[0], "NOBODY"),
+        "date": ("/20", "/19"),
+        "path": (f"/{NAME}/", f"/{NAME}/x"),
+        "host": ("127.0.0.1", "127.0.0.2"),
+        "header": ("x-amz-date: 20", "x-amz-date: 19"),
+    }
     text = "\r\n".join([head, *(f"{name}: {value}" for name, value in signed), "\r\n"])
     if damage != "none":
         text = text.replace(*changes[damage])
@@ -268,20 +367,43 @@ def test_what_the_strategies_draw_is_for_the_lane_too() -> None:
 
 @given(
     method=st.sampled_from(["GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"]),
-    key=st.sampled_from(["", "status.json", "plan/", "plan/a", "stall/a", "plan/%00", "stall/%F0%9F", "warm/x", "plan/a/b", "?x"]),
-    query=st.sampled_from(["", "", "", "?list-type=2&delimiter=/", "?prefix=%FF&encoding-type=url", "?delete", "?max-keys=x"]),
-    headers=st.lists(st.sampled_from([*HARMLESS, ("x-amz-content-sha256", "STREAMING-UNSIGNED-PAYLOAD-TRAILER"),
-                                      ("x-amz-decoded-content-length", "9" * 19), ("x-amz-trailer", "x")]), max_size=2),
+    key=st.sampled_from(
+        ["", "status.json", "plan/", "plan/a", "stall/a", "plan/%00", "stall/%F0%9F", "warm/x", "plan/a/b", "?x"]
+    ),
+    query=st.sampled_from(
+        ["", "", "", "?list-type=2&delimiter=/", "?prefix=%FF&encoding-type=url", "?delete", "?max-keys=x"]
+    ),
+    headers=st.lists(
+        st.sampled_from(
+            [
+                *HARMLESS,
+                ("x-amz-content-sha256", "STREAMING-UNSIGNED-PAYLOAD-TRAILER"),
+                ("x-amz-decoded-content-length", "9" * 19),
+                ("x-amz-trailer", "x"),
+            ]
+        ),
+        max_size=2,
+    ),
     body=st.one_of(
         st.binary(max_size=30),
-        st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-                     | st.sampled_from(["s3://b/k", "s3://fuzz/key", "s3://"]),
-                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-                         st.sampled_from(["reads", "start", "total", "steps", "wait_s", "compute_s", "epoch", "x"]), inner),
-                     max_leaves=8).map(lambda value: json.dumps(value).encode()),
+        st.recursive(
+            st.none()
+            | st.booleans()
+            | st.integers()
+            | st.floats()
+            | st.text(max_size=5)
+            | st.sampled_from(["s3://b/k", "s3://fuzz/key", "s3://"]),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(["reads", "start", "total", "steps", "wait_s", "compute_s", "epoch", "x"]), inner
+                )
+            ),
+            max_leaves=8,
+        ).map(lambda value: json.dumps(value).encode()),
         st.integers(0, len(_HEAVY) - 1),
     ),
-)  # fmt: skip
+)
 @fuzzing(150)
 def test_whatever_is_told_to_the_reserved_bucket_is_understood_or_refused(
     loopback: Proxy,
@@ -302,8 +424,12 @@ def test_whatever_is_told_to_the_reserved_bucket_is_understood_or_refused(
     trials.record("fuzz", "plans, stalls and lists of _outrider", "an answer or a 4xx")
 
 
-@given(cuts=st.lists(st.integers(0, 400), max_size=6).map(sorted), body=st.binary(max_size=200), chunk=st.integers(1, 80),
-       edits=st.lists(st.tuples(st.integers(0, 500), st.binary(max_size=2), st.integers(0, 2)), max_size=2))  # fmt: skip
+@given(
+    cuts=st.lists(st.integers(0, 400), max_size=6).map(sorted),
+    body=st.binary(max_size=200),
+    chunk=st.integers(1, 80),
+    edits=st.lists(st.tuples(st.integers(0, 500), st.binary(max_size=2), st.integers(0, 2)), max_size=2),
+)
 @fuzzing(60)
 def test_an_upload_in_chunks_is_stored_whole_or_not_at_all(
     loopback: Proxy, cuts: list[int], body: bytes, chunk: int, edits: list[tuple[int, bytes, int]], trials: Trials
@@ -315,8 +441,10 @@ def test_an_upload_in_chunks_is_stored_whole_or_not_at_all(
         inner = inner[:at] + data + inner[at + gone :]
     pieces = [inner[a:b] for a, b in zip([0, *cuts], [*cuts, len(inner)], strict=True) if inner[a:b]]
     lines = "".join(f"{name}: {value}\r\n" for name, value in upload.headers())
-    head = (f"PUT /{NAME}/upload HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n{lines}"
-            "x-amz-content-sha256: STREAMING-UNSIGNED-PAYLOAD-TRAILER\r\n\r\n").encode()  # fmt: skip
+    head = (
+        f"PUT /{NAME}/upload HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n{lines}"
+        "x-amz-content-sha256: STREAMING-UNSIGNED-PAYLOAD-TRAILER\r\n\r\n"
+    ).encode()
     ask(loopback.address, "DELETE", f"/{NAME}/upload")
     wire = [head, *(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), b"0\r\n\r\n"]
     with RawConnection(loopback.address) as connection:
@@ -329,9 +457,12 @@ def test_an_upload_in_chunks_is_stored_whole_or_not_at_all(
         assert stored.body == body
     else:
         assert stored.status == 404
-    trials.record("fuzz", "aws-chunked uploads, cut anywhere, some damaged",
-                  "stored whole" if answer.status == 200 else "refused, nothing stored",
-                  lost=int(answer.status == 200 and stored.body != body))  # fmt: skip
+    trials.record(
+        "fuzz",
+        "aws-chunked uploads, cut anywhere, some damaged",
+        "stored whole" if answer.status == 200 else "refused, nothing stored",
+        lost=int(answer.status == 200 and stored.body != body),
+    )
 
 
 def _sha256(body: bytes) -> str:
