@@ -39,10 +39,26 @@ def asked(address: str, line: str, *headers: str, body: bytes = b"") -> Answer:
         return connection.read_answer(line.partition(" ")[0])
 
 
-STRANGE_HOSTS = ["evil.example", "evil.example:9480", "127.0.0.1.evil.example", "localhost.evil.example", "evil.example.",
-                 "x.s3.corp.example.evil.example", "EVIL.example"]  # fmt: skip
-OWN_HOSTS = ["127.0.0.1", "127.0.0.1:9480", "localhost", "LOCALHOST:1", "outrider:9480", "[::1]:9480", "s3.corp.example",
-             "a.localhost:80", "S3.Corp.Example:9480"]  # fmt: skip
+STRANGE_HOSTS = [
+    "evil.example",
+    "evil.example:9480",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "evil.example.",
+    "x.s3.corp.example.evil.example",
+    "EVIL.example",
+]
+OWN_HOSTS = [
+    "127.0.0.1",
+    "127.0.0.1:9480",
+    "localhost",
+    "LOCALHOST:1",
+    "outrider:9480",
+    "[::1]:9480",
+    "s3.corp.example",
+    "a.localhost:80",
+    "S3.Corp.Example:9480",
+]
 
 
 @pytest.mark.parametrize("host", STRANGE_HOSTS)
@@ -54,19 +70,23 @@ def test_a_name_that_a_stranger_could_own_is_refused(proxy: Proxy, host: str, tr
         trials.record("security", "a name that a stranger points to loopback", "AccessDenied")
     for path in ("/status", "/metrics"):
         assert asked(proxy.outrider.admin, f"GET {path}", f"host: {host}").status == 403
-    assert asked(proxy.outrider.admin, "GET /healthz", f"host: {host}").status == 200, "the kubelet's, and tells nothing"
+    assert asked(proxy.outrider.admin, "GET /healthz", f"host: {host}").status == 200, "it tells nothing"
 
 
 @pytest.mark.parametrize("host", OWN_HOSTS)
 def test_names_that_nobody_else_can_own_are_ours(proxy: Proxy, host: str) -> None:
     for again in ("", "connection: keep-alive"):
-        assert asked(proxy.outrider.listen, f"GET /{NAME}/key", f"host: {host}", *([again] if again else [])).status == 200
+        assert (
+            asked(proxy.outrider.listen, f"GET /{NAME}/key", f"host: {host}", *([again] if again else [])).status == 200
+        )
     if "corp" not in host.lower():
         assert asked(proxy.outrider.admin, "GET /status", f"host: {host}").status == 200
 
 
-FORM = (b"--b\r\ncontent-disposition: form-data; name=key\r\n\r\nplanted\r\n"
-        b"--b\r\ncontent-disposition: form-data; name=file; filename=f\r\n\r\nx\r\n--b--\r\n")  # fmt: skip
+FORM = (
+    b"--b\r\ncontent-disposition: form-data; name=key\r\n\r\nplanted\r\n"
+    b"--b\r\ncontent-disposition: form-data; name=file; filename=f\r\n\r\nx\r\n--b--\r\n"
+)
 FORMS = "content-type: multipart/form-data; boundary=b"
 PAGES = {
     "a form posted by a page": (f"POST /{NAME}", ("origin: https://evil.example", FORMS), FORM),
@@ -77,9 +97,12 @@ PAGES = {
     "a link followed": (f"GET /{NAME}/key", ("sec-fetch-site: cross-site", "sec-fetch-mode: navigate"), b""),
     "a page of another port": (f"GET /{NAME}/key", ("sec-fetch-site: same-site",), b""),
     "a fetch": (f"GET /{NAME}/key", ("origin: http://localhost:8888",), b""),
-    "a question before a write": (f"OPTIONS /{NAME}/key", ("origin: https://evil.example",
-                                  "access-control-request-method: DELETE"), b""),
-}  # fmt: skip
+    "a question before a write": (
+        f"OPTIONS /{NAME}/key",
+        ("origin: https://evil.example", "access-control-request-method: DELETE"),
+        b"",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", PAGES)
@@ -101,7 +124,10 @@ def test_the_admin_port_is_not_for_pages_either(proxy: Proxy) -> None:
 
 def test_a_person_at_a_browser_may_look(proxy: Proxy) -> None:
     host = f"host: {proxy.outrider.listen}"
-    for headers in (["sec-fetch-site: none"], ["sec-fetch-site: same-origin", f"origin: http://{proxy.outrider.listen}"]):
+    for headers in (
+        ["sec-fetch-site: none"],
+        ["sec-fetch-site: same-origin", f"origin: http://{proxy.outrider.listen}"],
+    ):
         assert asked(proxy.outrider.listen, f"GET /{NAME}/key", host, *headers).status == 200
     assert asked(proxy.outrider.admin, "GET /status", "host: localhost:9481", "sec-fetch-site: none").status == 200
 

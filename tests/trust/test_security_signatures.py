@@ -14,7 +14,15 @@ from urllib.parse import urlsplit
 import pytest
 
 import outrider
-from tests.support.awschunked import SIGNED, SIGNED_TRAILER, UNSIGNED_TRAILER, Chunked, checksum, chunk_signing, signed_head
+from tests.support.awschunked import (
+    SIGNED,
+    SIGNED_TRAILER,
+    UNSIGNED_TRAILER,
+    Chunked,
+    checksum,
+    chunk_signing,
+    signed_head,
+)
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import Answer, RawConnection
 from tests.support.tenants import CLIENTS, NAME, NOBODY, OTHER, TEAM, asked, wire
@@ -82,7 +90,9 @@ def test_a_signature_is_good_for_its_own_request_alone(proxy: Proxy, case: str, 
     assert asked(proxy, honest.encode()).body == BODY[:10]
     old, new = STOLEN[case]
     if old == "Signature=" and new.endswith("A"):
-        stolen = re.sub(r"Signature=[0-9a-f]+", lambda found: found[0].upper().replace("SIGNATURE", "Signature"), honest)
+        stolen = re.sub(
+            r"Signature=[0-9a-f]+", lambda found: found[0].upper().replace("SIGNATURE", "Signature"), honest
+        )
     else:
         assert old in honest
         stolen = honest.replace(old, new, 1)
@@ -108,13 +118,21 @@ def test_a_presigned_url_is_good_for_its_own_request_alone(proxy: Proxy, version
     assert get(good, extra="range: bytes=0-4\r\n").body == BODY[:5], "S3 leaves the range of a URL open"
     expires = "X-Amz-Expires=60" if version == "s3v4" else "Expires="
     changed = [
-        (good.replace("team/a", "team/b"), "GET", ""), (good, "PUT", "content-length: 0\r\n"), (good, "DELETE", ""),
-        (good + "&acl", "GET", ""), (good + "&versionId=x", "GET", ""), (good + "&response-content-type=text/html", "GET", ""),
-        (good.replace(expires, expires + "9"), "GET", ""), (good + "&uploads", "POST", "content-length: 0\r\n"),
-        (good, "GET", "x-amz-copy-source: b/k\r\n"), (good, "GET", "x-amz-content-sha256: " + "0" * 64 + "\r\n"),
-        (good.replace(TEAM[0], OTHER[0]), "GET", ""), (good + "&" + expires + "1", "GET", ""),
-        (good, "GET", "authorization: AWS4-HMAC-SHA256 x\r\n"), (good.lower(), "GET", ""),
-    ]  # fmt: skip
+        (good.replace("team/a", "team/b"), "GET", ""),
+        (good, "PUT", "content-length: 0\r\n"),
+        (good, "DELETE", ""),
+        (good + "&acl", "GET", ""),
+        (good + "&versionId=x", "GET", ""),
+        (good + "&response-content-type=text/html", "GET", ""),
+        (good.replace(expires, expires + "9"), "GET", ""),
+        (good + "&uploads", "POST", "content-length: 0\r\n"),
+        (good, "GET", "x-amz-copy-source: b/k\r\n"),
+        (good, "GET", "x-amz-content-sha256: " + "0" * 64 + "\r\n"),
+        (good.replace(TEAM[0], OTHER[0]), "GET", ""),
+        (good + "&" + expires + "1", "GET", ""),
+        (good, "GET", "authorization: AWS4-HMAC-SHA256 x\r\n"),
+        (good.lower(), "GET", ""),
+    ]
     for target, method, extra in changed:
         answer = get(target, method, extra)
         assert answer.status in (400, 403), (target, method, extra, answer)
@@ -158,8 +176,19 @@ def test_a_body_is_the_one_that_was_signed(proxy: Proxy, bucket: Bucket, case: s
     direct.close()
 
 
-@pytest.mark.parametrize("how", ["as signed", "chunks change places", "a chunk of another upload", "another trailer", "no end",
-                                 "an unsigned trailer", "more after the end", "another key's chunks"])  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        "as signed",
+        "chunks change places",
+        "a chunk of another upload",
+        "another trailer",
+        "no end",
+        "an unsigned trailer",
+        "more after the end",
+        "another key's chunks",
+    ],
+)
 def test_chunks_are_those_of_this_request(proxy: Proxy, bucket: Bucket, how: str, trials: Trials) -> None:
     target = f"/{NAME}/team/chunks"
     upload = Chunked(BODY, SIGNED_TRAILER, ("x-amz-checksum-crc32", checksum("crc32", BODY)), chunk_bytes=64)
@@ -218,15 +247,26 @@ def _suspects(source: str) -> list[str]:
     found = []
     for name, node in _comparisons(ast.parse(source)):
         sides = [side for side in (node.left, *node.comparators) if not isinstance(side, ast.Constant)]
-        names = {part.id if isinstance(part, ast.Name) else part.attr
-                 for side in sides for part in ast.walk(side) if isinstance(part, ast.Name | ast.Attribute)}  # fmt: skip
+        names = {
+            part.id if isinstance(part, ast.Name) else part.attr
+            for side in sides
+            for part in ast.walk(side)
+            if isinstance(part, ast.Name | ast.Attribute)
+        }
         if len(sides) > 1 and name not in _PUBLIC and any(_SECRET_WORDS.search(word) for word in names):
             found.append(f"{name}: {ast.unparse(node)}")
     return found
 
 
-KEYED = ["core/sigv4.py", "core/sigv2.py", "core/chunked.py", "core/postpolicy.py", "engine/uploads.py", "http/admin.py",
-         "http/access.py"]  # fmt: skip
+KEYED = [
+    "core/sigv4.py",
+    "core/sigv2.py",
+    "core/chunked.py",
+    "core/postpolicy.py",
+    "engine/uploads.py",
+    "http/admin.py",
+    "http/access.py",
+]
 
 
 def test_what_is_secret_is_compared_in_constant_time() -> None:

@@ -62,8 +62,13 @@ PAIRS = {
     "an upload": ("PUT", HERE, GONE, {"if-none-match": "*"}),
     "a LIST": ("GET", f"/{NAME}?list-type=2&prefix=team%2Fhere", f"/{NAME}?list-type=2&prefix=team%2Fgone", {}),
 }
-STRANGERS: dict[str, Keys | None] = {"another tenant": OTHER, "a key without a grant": NOBODY, "nobody": None,
-                                     "a wrong secret": (TEAM[0], "wrong"), "an unknown key": ("AKUNKNOWN", "x")}  # fmt: skip
+STRANGERS: dict[str, Keys | None] = {
+    "another tenant": OTHER,
+    "a key without a grant": NOBODY,
+    "nobody": None,
+    "a wrong secret": (TEAM[0], "wrong"),
+    "an unknown key": ("AKUNKNOWN", "x"),
+}
 
 
 def request_of(proxy: Proxy, who: str, method: str, target: str, headers: dict[str, str]) -> bytes:
@@ -83,7 +88,9 @@ def test_a_refusal_says_the_same_of_what_is_here_and_of_what_is_not(
     refusals = [asked(proxy, request_of(proxy, who, method, target, headers)) for target in (here, gone)]
     assert [answer.status for answer in refusals] == [403, 403]
     assert told(refusals[0]) == told(refusals[1])
-    trials.record("security", f"{who} asks for what is cached, and for what does not exist", "the same refusal", times=2)
+    trials.record(
+        "security", f"{who} asks for what is cached, and for what does not exist", "the same refusal", times=2
+    )
 
 
 def steps(proxy: Proxy, connection: RawConnection, data: bytes) -> Counter[str]:
@@ -112,11 +119,29 @@ def steps(proxy: Proxy, connection: RawConnection, data: bytes) -> Counter[str]:
 # name. What rides ahead works beside the requests, and is not theirs.
 _LOOKING = tuple(
     f"outrider.{name}."
-    for name in ("core.canonical", "core.errors", "core.freshness", "core.grants", "core.payload", "core.plainread",
-                 "core.ranges", "core.s3wire", "core.sigv2", "core.sigv4", "engine.asking", "engine.catalog", "engine.forwards",
-                 "engine.hits", "engine.listings", "engine.openings", "engine.reads", "http.access", "http.fastlane",
-                 "http.server")
-)  # fmt: skip
+    for name in (
+        "core.canonical",
+        "core.errors",
+        "core.freshness",
+        "core.grants",
+        "core.payload",
+        "core.plainread",
+        "core.ranges",
+        "core.s3wire",
+        "core.sigv2",
+        "core.sigv4",
+        "engine.asking",
+        "engine.catalog",
+        "engine.forwards",
+        "engine.hits",
+        "engine.listings",
+        "engine.openings",
+        "engine.reads",
+        "http.access",
+        "http.fastlane",
+        "http.server",
+    )
+)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -158,8 +183,16 @@ def test_a_tenant_neither_sees_nor_touches_the_plans_of_another(proxy: Proxy, tr
     trials.record("security", "a tenant at another's plan", "nothing to see, nothing changed")
 
 
-@pytest.mark.parametrize("url", [f"s3://{NAME}/team/here", f"s3://{NAME}/other/../team/here", f"s3://{NAME}/other//../team/here",
-                                 "s3://another/other/x", f"s3://{NAME}/other\\..\\..\\team/here"])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"s3://{NAME}/team/here",
+        f"s3://{NAME}/other/../team/here",
+        f"s3://{NAME}/other//../team/here",
+        "s3://another/other/x",
+        f"s3://{NAME}/other\\..\\..\\team/here",
+    ],
+)
 def test_a_plan_fetches_nothing_that_its_teller_may_not_read(proxy: Proxy, url: str, trials: Trials) -> None:
     body = json.dumps({"reads": [f"s3://{NAME}/other/a", url]}).encode()
     assert asked(proxy, wire(proxy, OTHER, "PUT", "/_outrider/plan/stolen", body=body)).code == "AccessDenied"
@@ -167,8 +200,20 @@ def test_a_plan_fetches_nothing_that_its_teller_may_not_read(proxy: Proxy, url: 
     trials.record("security", "a plan that names what its teller may not read", "AccessDenied")
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/x", "file:///etc/passwd", "s3://127.0.0.1:1@x/y", "//x/y", "s3:///x",
-                                 "s3://_outrider/status.json", "s3://b/k\r\nx: y", "gopher://x", "s3://a b/c"])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:1/x",
+        "file:///etc/passwd",
+        "s3://127.0.0.1:1@x/y",
+        "//x/y",
+        "s3:///x",
+        "s3://_outrider/status.json",
+        "s3://b/k\r\nx: y",
+        "gopher://x",
+        "s3://a b/c",
+    ],
+)
 def test_a_plan_reaches_no_other_host(proxy: Proxy, url: str) -> None:
     answer = asked(proxy, wire(proxy, OTHER, "PUT", "/_outrider/plan/x", body=json.dumps({"reads": [url]}).encode()))
     assert answer.code in ("InvalidArgument", "AccessDenied")
