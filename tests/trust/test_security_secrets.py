@@ -119,7 +119,8 @@ def walk(endpoint: str, address: tuple[str, int]) -> tuple[list[bytes], list[str
         ),
         *(f"GET {target.replace('Expires=', 'Expires=-')} HTTP/1.1\r\n{host}\r\n".encode() for target in targets),
         f"PUT /{NAME}/team/c HTTP/1.1\r\nconnection: close\r\n{lines}\r\n".encode() + chunks,
-        f"POST /{NAME} HTTP/1.1\r\n{host}content-type: multipart/form-data; boundary=b\r\ncontent-length: 9\r\n\r\n".encode()
+        f"POST /{NAME} HTTP/1.1\r\n{host}"
+        "content-type: multipart/form-data; boundary=b\r\ncontent-length: 9\r\n\r\n".encode()
         + b"--b\r\nx\r\n\r\n",
     ]
     secrets_sent = [target.partition("Signature=")[2].partition("&")[0] for target in targets]
