@@ -240,7 +240,7 @@ def _rooms(
 
 def _access(settings: Settings) -> Access:
     if settings.auth == "loopback":
-        return Loopback()
+        return Loopback(settings.domain, cross_site=settings.cross_site)
     known = settings.known_clients
     return SigV4(
         {client.access_key: client for client, _ in known},

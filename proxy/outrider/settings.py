@@ -75,7 +75,7 @@ def parse_bytes(text: str) -> int:
 
 def _endpoint(value: str) -> str:
     parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
         raise PydanticCustomError("endpoint", "must be http://HOST[:PORT] or https://HOST[:PORT]")
     return value.rstrip("/")
 
@@ -160,6 +160,10 @@ class Settings(BaseModel):
     )
     auth: Literal["loopback", "sigv4"] = Field("loopback", description="Who may ask.")
     clients: Path | None = Field(None, description="TOML file of client keys and grants, for `auth = sigv4`.")
+    cross_site: bool = Field(
+        False,
+        description="Loopback mode: answer web pages of other sites, and any Host, as a bucket's CORS rules allow.",
+    )
     domain: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = Field(
         (), description="Virtual-host style names: requests to BUCKET.DOMAIN."
     )

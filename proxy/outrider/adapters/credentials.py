@@ -36,6 +36,7 @@ class AwsCredentials:
         self._found: Any = None
         self._asked_at = 0.0
         self._renewed_at = -_RENEW_AGAIN_S
+        self._told = ""
         self._lock = asyncio.Lock()
         self._renewing = asyncio.Lock()
 
@@ -54,8 +55,12 @@ class AwsCredentials:
                 return None
             frozen = await self._found.get_frozen_credentials()
         except Exception as error:
-            # botocore and the HTTP library under it raise dozens of kinds here; to a read they are one.
-            raise OriginBroke(f"no credentials: {error}") from error
+            # botocore and the HTTP library under it raise dozens of kinds here; to a read they are one. Their words
+            # hold paths, roles and what a credential process printed: for the operator, not for the client of a proxy.
+            if str(error) != self._told:
+                self._told = str(error)
+                log.warning("no credentials", extra={"error": self._told})
+            raise OriginBroke(f"no credentials: {type(error).__name__}") from error
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
     async def renew(self, refused: Credentials) -> bool:

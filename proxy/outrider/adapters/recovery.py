@@ -128,7 +128,7 @@ class Recovery:
         path = self._store.directory.snapshot
         part = Path(f"{path}.part")
         try:
-            async with aiofiles.open(part, "wb", executor=self._store.threads) as file:
+            async with aiofiles.open(part, "wb", executor=self._store.threads, opener=blockdir.private) as file:
                 await file.writelines(snapshot.encode(self._store.blocks()))
             await self._store.run(part.replace, path)
         except OSError as error:

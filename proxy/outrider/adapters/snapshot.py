@@ -83,7 +83,7 @@ def decode(raw: bytes) -> Snapshot:
         return _decode_lines(lines)
     except BadSnapshot:
         raise
-    except (ValueError, TypeError, LookupError, OverflowError, StopIteration) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, StopIteration, RecursionError) as error:
         raise BadSnapshot(repr(error)) from error
 
 
@@ -92,10 +92,23 @@ def _decode_lines(lines: Iterable[bytes]) -> Snapshot:
     for line in lines:
         fields = json.loads(line)
         if len(fields) == 2:
-            snapshot.add(*fields)
+            number, index = fields
+            if type(number) is not int or type(index) is not int or number < 0:
+                raise BadSnapshot("a block is two numbers")
+            snapshot.add(number, index)
         else:
-            bucket, key, origin, etag, size, block_bytes, headers = fields
-            ref = ObjectRef(bucket, key)
-            pairs = tuple((name, value) for name, value in headers)
-            snapshot.versions.append((origin, ObjectVersion(ref, etag, size, pairs), block_bytes))
+            snapshot.versions.append(_decode_version(*fields))
     return snapshot
+
+
+def _decode_version(
+    bucket: str, key: str, origin: str, etag: str, size: int, block_bytes: int, headers: list[tuple[str, str]]
+) -> tuple[str, ObjectVersion, int]:
+    pairs = tuple((name, value) for name, value in headers)
+    for text in (bucket, key, origin, etag, *(text for pair in pairs for text in pair)):
+        if not isinstance(text, str):
+            raise BadSnapshot("a version is told in words")
+        text.encode("utf-8", "surrogateescape")
+    if type(size) is not int or type(block_bytes) is not int:
+        raise BadSnapshot("a size is a number")
+    return origin, ObjectVersion(ObjectRef(bucket, key), etag, size, pairs), block_bytes

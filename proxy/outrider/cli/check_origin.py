@@ -79,7 +79,8 @@ async def check_credentials(source: AwsCredentials) -> tuple[Finding, Credential
         async with asyncio.timeout(_CREDENTIALS_TIMEOUT_S):
             found = await source.current()
     except Exception as error:  # noqa: BLE001 - whatever stops the chain is what the doctor is to tell
-        text = f"the AWS chain failed: {error}" if str(error) else f"the AWS chain failed: {type(error).__name__}"
+        cause = error.__cause__ or error
+        text = f"the AWS chain failed: {cause}" if str(cause) else f"the AWS chain failed: {type(cause).__name__}"
         return fail("credentials", text, "Correct AWS_PROFILE, the AWS config files or the role it names."), None
     if found is None:
         return warn("credentials", "none found: the origin is asked unsigned", _UNSIGNED_DO), None

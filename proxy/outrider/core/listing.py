@@ -9,6 +9,8 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.parsers import expat
 
+from outrider.core.s3wire import DEPTH_MAX
+
 PAGE_BYTES_MAX = 16 * 1024 * 1024
 """1,000 keys of 1,024 bytes, each byte escaped, and what stands around them, fit well."""
 
@@ -79,6 +81,9 @@ class _Reader:
         self._told: dict[str, str] = {}
 
     def start(self, name: str, _: object) -> None:
+        # The path is joined at each end: without a limit that would take the square of the depth.
+        if len(self._path) >= DEPTH_MAX:
+            raise ValueError("nested too deep")
         self._path.append(name.rpartition(":")[2])
         self.text.clear()
 

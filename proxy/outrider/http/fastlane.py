@@ -32,6 +32,8 @@ from outrider.metrics import Metrics
 _QUERIES_MAX = 1024
 # What a subject takes beside its heads.
 _SUBJECT_BYTES = 1024
+_HOSTS_MAX = 256
+_GRANTED_MAX = 8192
 # Sent before the loop turns to others.
 _BYTES_AT_ONCE = 1024 * 1024
 
@@ -49,7 +51,6 @@ class _Subject:
     operation: Operation
     known: Known
     log: str
-    allowed: set[str]
     name_bytes: int
     whole: bytes = b""
     whole_with_checksums: bytes = b""
@@ -111,6 +112,9 @@ class FastLane:
         self._subjects_bytes = 0
         self._heads_bytes = heads_bytes
         self._harmless_queries: dict[bytes, bool] = {}
+        self._harmless_hosts: set[str] = set()
+        # Access keys and names that a grant covers: grants stand for as long as the process.
+        self._granted: set[tuple[str, bytes]] = set()
         self._ids = count(secrets.randbits(40) << 20)
         self._second = 0
         self._date = b""
@@ -127,10 +131,12 @@ class FastLane:
         """Answer `data`, a whole request, now. False: it is not one for here, and nothing was sent."""
         started = time.perf_counter()
         read = recognise(data)
-        if read is None or (subject := self._subject(read)) is None:
+        if read is None:
             return False
-        who = self._admitted(read, subject)
-        if who is None:
+        name = read.path if not self._domains else b"%s %s" % (read.host.encode(), read.path)
+        # Before anything is looked up: how long a refusal takes must not tell what is here.
+        who = self._admitted(read, name)
+        if who is None or (subject := self._subject(read, name)) is None:
             return False
         version = subject.known.version
         try:
@@ -158,9 +164,8 @@ class FastLane:
 
     # -- who, and what -------------------------------------------------------------------------------------------
 
-    def _subject(self, read: PlainRead) -> _Subject | None:
+    def _subject(self, read: PlainRead, name: bytes) -> _Subject | None:
         """None: the longer way has to find out."""
-        name = read.path if not self._domains else b"%s %s" % (read.host.encode(), read.path)
         subject = self._subjects.get(name)
         if subject is None or not self._hits.is_current(subject.known):
             subject = self._looked_up(name, read, subject)
@@ -187,7 +192,7 @@ class FastLane:
             old.known = known
             subject = old
         else:
-            subject = _Subject(operation, known, subject_of(*operation.ref), set(), len(name))
+            subject = _Subject(operation, known, subject_of(*operation.ref), len(name))
             subject.prepare(known.version)
         self._subjects[name] = subject
         self._subjects_bytes += subject.size_bytes
@@ -206,22 +211,43 @@ class FastLane:
             self._harmless_queries[query] = harmless
         return harmless
 
-    def _admitted(self, read: PlainRead, subject: _Subject) -> Who | None:
+    def _admitted(self, read: PlainRead, name: bytes) -> Who | None:
         """None: refused, or not to be judged here."""
         if self._access.is_open:
-            return _NOBODY
+            return _NOBODY if read.host in self._harmless_hosts or self._is_harmless_host(read.host) else None
         host = s3wire.bucket_of_host(read.host, self._domains)
         signed = SignedRequest(read.method, read.path.decode("ascii"), read.query.decode("ascii"), read.headers())
         try:
             who = self._access.identify(signed, host)
-            if who.client is None:
-                return None
-            if who.client.access_key not in subject.allowed:
-                self._access.check(who, subject.operation, None)
-                subject.allowed.add(who.client.access_key)
         except S3Error:
             return None
-        return who
+        if who.client is None:
+            return None
+        asks = who.client.access_key, name
+        return who if asks in self._granted or self._is_granted(read, who, asks) else None
+
+    def _is_granted(self, read: PlainRead, who: Who, asks: tuple[str, bytes]) -> bool:
+        operation = _operation(read, self._domains)
+        try:
+            if operation is None:
+                return False
+            self._access.check(who, operation, None)
+        except S3Error:
+            return False
+        if len(self._granted) >= _GRANTED_MAX:
+            self._granted.clear()
+        self._granted.add(asks)
+        return True
+
+    def _is_harmless_host(self, host: str) -> bool:
+        try:
+            self._access.check_sender((("host", host),))
+        except S3Error:
+            return False
+        if len(self._harmless_hosts) >= _HOSTS_MAX:
+            self._harmless_hosts.clear()
+        self._harmless_hosts.add(host)
+        return True
 
     # -- the reply -----------------------------------------------------------------------------------------------
 

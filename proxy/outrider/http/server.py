@@ -74,6 +74,14 @@ _BODY_BUFFER_BYTES = 64 * 1024
 _UPLOAD_BYTES = 512 * 1024
 # How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
 _GOODBYE_S = 0.5
+# Their second value would be another request to somebody.
+_ONCE = ("host", "content-length", "transfer-encoding", "range", "x-amz-content-sha256", "x-amz-copy-source",
+         "x-amz-rename-source")  # fmt: skip
+_END_TO_END = frozenset(
+    ("authorization", "cache-control", "content-disposition", "content-encoding", "content-language", "content-length",
+     "content-md5", "content-type", "date", "expect", "expires", "host", "if-match", "if-modified-since",
+     "if-none-match", "if-range", "if-unmodified-since", "origin", "range")
+)  # fmt: skip
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -91,6 +99,12 @@ class _Asked:
     reader: str | None = None
     """Who reads, once it is known that and what (see `access.reader_name`)."""
     cache: CacheStatus = CacheStatus.BYPASS
+
+    @property
+    def is_last(self) -> bool:
+        """On its connection. aiohttp 3.14 loses what came in one packet behind an Upgrade that nobody takes up: the
+        rest of it would be read as another request."""
+        return hdrs.UPGRADE in self.request.headers
 
     @property
     def op(self) -> str:
@@ -268,6 +282,7 @@ class S3Server(web.Server):
     async def _answer(self, asked: _Asked) -> Reply:
         request = asked.request
         _check_framing(asked)
+        self._access.check_sender(asked.headers)
         target = request.raw_path
         path, _, query = target.partition("?")
         host = next((value for name, value in asked.headers if name == "host"), "")
@@ -277,8 +292,8 @@ class S3Server(web.Server):
         if is_form(operation, asked.headers):
             return await self._post_form(asked, operation)
         if s3wire.is_preflight(request.method, asked.headers):
-            asked.operation = operation
-            return await self._send_up(asked, operation, Upload(), None)
+            asked.operation, asked.headers = s3wire.preflight_alone(operation, asked.headers)
+            return await self._send_up(asked, asked.operation, Upload(), None)
         signed = SignedRequest(request.method, path, query, asked.headers)
         who = self._access.identify(signed, s3wire.bucket_of_host(host, self._domains))
         asked.client = who.client.name if who.client else "-"
@@ -346,13 +361,16 @@ class S3Server(web.Server):
             headers = (*headers, ("x-amz-request-id", asked.id))
         headers = (*headers, ("x-cache", asked.cache.value))
         self._metrics.first_byte_s.labels(asked.op).observe(time.perf_counter() - asked.started)
-        return Reply(status, headers, wire=asked.wire, body=body, length=length, on_end=self._on_end(asked))
+        return Reply(status, headers, wire=asked.wire, body=body, length=length, close=asked.is_last,
+                     on_end=self._on_end(asked))  # fmt: skip
 
     async def _forward(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
-        if not asked.request.body_exists:
+        has_body = asked.request.body_exists
+        # No body is one as well: what was signed for another one must not store an empty object.
+        if not has_body and operation.method in s3wire.SAFE_METHODS:
             return await self._send_up(asked, operation, Upload(), None)
         with self._buffers.held(_UPLOAD_BYTES):
-            length = asked.request.content_length
+            length = asked.request.content_length if has_body else 0
             upload = upload_of(asked.headers, who.payload, who.identity, self._client_body(asked), length)
             return await self._send_up(asked, operation, upload, None)
 
@@ -415,7 +433,7 @@ class S3Server(web.Server):
 
     def _refuse(self, asked: _Asked, error: S3Error) -> Reply:
         unread = asked.request.body_exists and not asked.request.content.is_eof()
-        close = unread or isinstance(error, BadRequest | IncompleteBody | RequestTimeout)
+        close = unread or asked.is_last or isinstance(error, BadRequest | IncompleteBody | RequestTimeout)
         protocol = asked.request.protocol
         close = close or (isinstance(protocol, Connection) and protocol.is_one_too_many)
         return _error_reply(asked, error, asked.request.raw_path.partition("?")[0], close=close,
@@ -438,7 +456,7 @@ class S3Server(web.Server):
 def _check_framing(asked: _Asked) -> None:
     """What one HTTP stack reads otherwise than another is refused: two readings of one request smuggle a second."""
     names = [name for name, _ in asked.headers]
-    for single in ("host", "content-length", "transfer-encoding", "range", "x-amz-content-sha256"):
+    for single in _ONCE:
         if names.count(single) > 1:
             raise BadRequest(f"More than one {single} header.")
     if "content-length" in names and "transfer-encoding" in names:
@@ -446,10 +464,25 @@ def _check_framing(asked: _Asked) -> None:
     coding = dict(asked.headers).get("transfer-encoding", "chunked")
     if coding.lower() != "chunked":
         raise BadRequest("The only Transfer-Encoding understood is chunked.")
+    if "transfer-encoding" in names and asked.request.version < HttpVersion11:
+        raise BadRequest("HTTP/1.0 has no Transfer-Encoding.")
+    _check_connection(asked)
     if not HttpVersion10 <= asked.request.version <= HttpVersion11:
         raise BadRequest("The protocol must be HTTP/1.0 or HTTP/1.1.")
     if "host" not in names and asked.request.version >= HttpVersion11:
         raise BadRequest("The Host header is missing.")
+
+
+def _check_connection(asked: _Asked) -> None:
+    """What Connection names is dropped here (RFC 9110 section 7.6.1): nothing of S3's, so that whoever holds a signed
+    URL cannot undo the headers that it signs. Raises BadRequest."""
+    named = {
+        part.strip().lower() for name, value in asked.headers if name == "connection" for part in value.split(",")
+    } - s3wire.HOP_BY_HOP  # fmt: skip
+    if any(name.startswith("x-amz-") or name in _END_TO_END for name in named):
+        raise BadRequest("Connection names a header that is not for this connection alone.")
+    if named:
+        asked.headers = tuple(pair for pair in asked.headers if pair[0] not in named)
 
 
 def _expects_continue(asked: _Asked) -> bool:
