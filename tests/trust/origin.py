@@ -74,6 +74,10 @@ def read(proxy: Proxy, key: str, versions: list[bytes], extent: tuple[int, int] 
                 broken = length is None or len(body) != int(length)
             except (http.client.HTTPException, ConnectionError):
                 broken = True
+        if not broken:
+            # Nothing of this answer may be left on the line before the next one.
+            connection.request("HEAD", "/_outrider/status.json")
+            assert connection.getresponse().status == 200
     if response.status in (200, 206):
         # Only now: an overwriting may have added one meanwhile.
         wanted = [data if extent is None else data[slice(*extent)] for data in versions]
