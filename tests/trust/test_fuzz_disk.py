@@ -50,7 +50,7 @@ def sealed_header(meta: bytes) -> bytes:
         st.dictionaries(st.sampled_from(sorted(META)), JSON, max_size=2).map(lambda change: {**META, **change}), JSON
     ).map(lambda value: json.dumps(value).encode())
 )
-@fuzzing(400)
+@fuzzing(200)
 def test_a_block_header_with_a_right_checksum_is_a_block_or_a_bad_one(trials: Trials, raw: bytes) -> None:
     saw = "a bad block"
     try:
@@ -109,7 +109,7 @@ def sealed_snapshot(lines: list[bytes]) -> bytes:
 
 
 @given(st.lists(ODD_LINES.map(lambda value: json.dumps(value).encode()), max_size=5))
-@fuzzing(400)
+@fuzzing(200)
 def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, lines: list[bytes]) -> None:
     saw = "a bad snapshot"
     try:
@@ -198,7 +198,7 @@ def test_a_snapshot_that_was_damaged_is_a_bad_one(trials: Trials, data: bytes, a
         ),
     )
 )
-@fuzzing(300)
+@fuzzing(120)
 def test_learned_orders_are_some_or_none(trials: Trials, value: Any) -> None:
     try:
         memory.unpacked(zlib.compress(json.dumps(value).encode()))
