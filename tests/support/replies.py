@@ -10,13 +10,11 @@ from tests.support.rawhttp import Answer, RawConnection
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.proxy import Proxy
 
-
-def answers_to(proxy: Proxy, *wire: bytes) -> list[Answer]:
+def answers_to(address: tuple[str, int], *wire: bytes) -> list[Answer]:
     """All that comes back until the connection ends; that it ends is waited for, and a hang is an error."""
     received = bytearray()
-    with RawConnection(proxy.address) as connection:
+    with RawConnection(address) as connection:
         try:
             for piece in wire:
                 connection.send(piece)

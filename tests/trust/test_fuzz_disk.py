@@ -50,7 +50,7 @@ def sealed_header(meta: bytes) -> bytes:
         st.dictionaries(st.sampled_from(sorted(META)), JSON, max_size=2).map(lambda change: {**META, **change}), JSON
     ).map(lambda value: json.dumps(value).encode())
 )
-@fuzzing(400)
+@fuzzing(200)
 def test_a_block_header_with_a_right_checksum_is_a_block_or_a_bad_one(trials: Trials, raw: bytes) -> None:
     saw = "a bad block"
     try:
@@ -63,6 +63,26 @@ def test_a_block_header_with_a_right_checksum_is_a_block_or_a_bad_one(trials: Tr
         assert blockfile.disk_bytes(meta) >= PAGE_BYTES
         assert b"".join(value.encode("utf-8", "surrogateescape") for _, value in meta.version.headers) is not None
     trials.record("fuzz", "block headers, nonsense under a right checksum", saw)
+
+
+ODD_METAS = [
+    {"key": "\ud800"},
+    {"headers": [["a", "\ud800"]]},
+    {"headers": [["a", 1]]},
+    {"size": "10"},
+    {"index": True},
+    {"key": 7},
+    {"origin": "\udbff"},
+    {"etag": "e"},
+    {"block_bytes": 0},
+]
+
+
+@pytest.mark.parametrize("change", ODD_METAS)
+def test_a_block_header_with_one_odd_field_is_a_bad_one(change: dict[str, Any]) -> None:
+    assert blockfile.decode_header(sealed_header(json.dumps(META).encode()))
+    with pytest.raises(BadBlock):
+        blockfile.decode_header(sealed_header(json.dumps({**META, **change}).encode()))
 
 
 @pytest.mark.parametrize("raw", [b"[" * 50_000, b'{"a":' * 10_000, b"9" * 5000, b"\xff"])
@@ -89,7 +109,7 @@ def sealed_snapshot(lines: list[bytes]) -> bytes:
 
 
 @given(st.lists(ODD_LINES.map(lambda value: json.dumps(value).encode()), max_size=5))
-@fuzzing(400)
+@fuzzing(200)
 def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, lines: list[bytes]) -> None:
     saw = "a bad snapshot"
     try:
@@ -105,10 +125,48 @@ def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, li
     trials.record("fuzz", "index snapshots, nonsense under a right checksum", saw)
 
 
-@pytest.mark.parametrize("line", [b"[" * 50_000, b"[-1,0]", b"[0,0]", b"[[],0]", b'"ab"', b"[true,0]"])
-def test_a_snapshot_of_odd_lines_is_a_bad_one(line: bytes) -> None:
+ODD = [
+    b"[" * 50_000,
+    b"[-1,0]",
+    b"[[],0]",
+    b'"ab"',
+    b"[true,0]",
+    b"[0,true]",
+    b"[0,0.0]",
+    b"[0,-1]",
+    b"[1,0]",
+    b"[0]",
+    b"0",
+]
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_a_snapshot_with_one_odd_line_is_a_bad_one(line: bytes) -> None:
+    version = json.dumps(VERSION).encode()
+    assert snapshot.decode(sealed_snapshot([version, b"[0,0]"])).blocks
     with pytest.raises(BadSnapshot):
-        snapshot.decode(sealed_snapshot([json.dumps(VERSION).encode(), line, b"[1,1]"]))
+        snapshot.decode(sealed_snapshot([version, line]))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (0, 7),
+        (1, None),
+        (1, "\ud800"),
+        (3, ["e"]),
+        (4, "10"),
+        (4, True),
+        (5, 4096.0),
+        (6, [["a", 1]]),
+        (6, [["a", "\ud800"]]),
+        (6, 3),
+    ],
+)
+def test_a_snapshot_of_an_odd_version_is_a_bad_one(place: int, value: object) -> None:
+    version = [*VERSION[:place], value, *VERSION[place + 1 :]]
+    with pytest.raises(BadSnapshot):
+        snapshot.decode(sealed_snapshot([json.dumps(version).encode(), b"[0,0]"]))
 
 
 @given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 400))
@@ -140,12 +198,33 @@ def test_a_snapshot_that_was_damaged_is_a_bad_one(trials: Trials, data: bytes, a
         ),
     )
 )
-@fuzzing(300)
+@fuzzing(120)
 def test_learned_orders_are_some_or_none(trials: Trials, value: Any) -> None:
     try:
         memory.unpacked(zlib.compress(json.dumps(value).encode()))
     except ValueError:
         trials.record("fuzz", "learned orders, nonsense under a right checksum", "ignored")
+
+
+ODD_DATASETS: list[dict[str, Any]] = [
+    {"keys": [1]},
+    {"sizes": ["x"]},
+    {"listed": [None]},
+    {"listed": [5]},
+    {"orders": [{"keys": 3}]},
+    {"orders": [3]},
+    {"orders": [{"keys": [9], "period_s": 1}]},
+    {"orders": [{"keys": [2**40], "period_s": 1}]},
+]
+
+
+@pytest.mark.parametrize("change", ODD_DATASETS)
+def test_learned_orders_with_one_odd_field_are_none(change: dict[str, Any]) -> None:
+    dataset = {"bucket": "b", "keys": ["a"], "sizes": [1], "listed": [], "orders": []}
+    wholes = {"format": memory._FORMAT, "datasets": [dataset]}
+    assert memory.unpacked(zlib.compress(json.dumps(wholes).encode()))
+    with pytest.raises(ValueError, match=r"."):
+        memory.unpacked(zlib.compress(json.dumps({**wholes, "datasets": [dataset | change]}).encode()))
 
 
 @pytest.mark.parametrize("raw", [b"[" * 50_000, b'{"format":' * 9000])

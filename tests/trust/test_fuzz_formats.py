@@ -173,8 +173,13 @@ def resolved(key: str, *, backslashes: bool, collapsing: bool, rooted: bool) -> 
     return "/".join(kept)
 
 
-@given(st.lists(SEGMENTS, min_size=1, max_size=7).map("/".join), st.booleans(), st.booleans(), st.booleans())
-@fuzzing(1500)
+@given(
+    st.lists(SEGMENTS, max_size=6).map(lambda more: "/".join(["team", *more])),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+@fuzzing(500)
 def test_a_granted_key_stays_under_its_prefix_in_every_reading(
     trials: Trials, key: str, backslashes: bool, collapsing: bool, rooted: bool
 ) -> None:

@@ -228,7 +228,7 @@ def wires(draw: st.DrawFn) -> bytes:
 def test_any_bytes_are_answered_or_cut(
     mode: str, loopback: Proxy, strict: Proxy, wire: bytes, cut: int, trials: Trials
 ) -> None:
-    answers = answers_to(loopback if mode == "loopback" else strict, wire[:cut], wire[cut:], CLOSER)
+    answers = answers_to((loopback if mode == "loopback" else strict).address, wire[:cut], wire[cut:], CLOSER)
     for answer in answers:
         assert_correct(answer)
     what = "a correct answer" if answers else "a closed connection"
@@ -417,7 +417,7 @@ def test_whatever_is_told_to_the_reserved_bucket_is_understood_or_refused(
     body = _HEAVY[body] if isinstance(body, int) else body
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
     head = f"{method} /_outrider/{key}{query} HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}\r\n\r\n"
-    answers = answers_to(loopback, head.encode("latin-1") + body, CLOSER)
+    answers = answers_to(loopback.address, head.encode("latin-1") + body, CLOSER)
     assert answers
     for answer in answers:
         assert_correct(answer)

@@ -7,14 +7,15 @@ from urllib.parse import unquote_to_bytes
 
 import pytest
 
-from tests.support.proxy import Proxy
-from tests.support.rawhttp import ask
+from tests.support.proxy import Proxy, ServedProxy
+from tests.support.rawhttp import Answer, ask
 from tests.support.recorder import OK, Received, Recorder
 from tests.support.replies import answers_to, assert_correct
 from tests.support.tenants import CLIENTS, NAME, TEAM, asked, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.bucket import Bucket
     from tests.support.trials import Trials
@@ -102,20 +103,45 @@ SMUGGLED = {
 }
 
 
+# Read in one way alone: as a body that nobody wanted.
+UNDERSTOOD = {"a body with a GET", "a body with an Upgrade"}
+
+
+def assert_refused(case: str, answers: list[Answer]) -> None:
+    for answer in answers:
+        assert_correct(answer)
+    if case not in UNDERSTOOD:
+        # None, where the end of the connection overtook the answer.
+        assert [answer.status for answer in answers] in ([400], []), (case, answers)
+
+
 @pytest.mark.parametrize("case", SMUGGLED)
 def test_no_second_request_hides_in_a_first(proxy: Proxy, recorder: Recorder, case: str, trials: Trials) -> None:
     raw = SMUGGLED[case].encode("latin-1")
     for cut in (len(raw), raw.find(INNER.encode()), 20):
-        for answer in answers_to(proxy, raw[:cut], raw[cut:], b"\r\n\r\n\x00\r\n\r\n"):
-            assert_correct(answer)
+        assert_refused(case, answers_to(proxy.address, raw[:cut], raw[cut:], b"\r\n\r\n\x00\r\n\r\n"))
         proxy.settle()
         assert not [one.line for one in recorder.received if "inner" in one.line], case
-        trials.record("security", "a request hidden in another", "refused, closed or read as a body")
+        trials.record("security", "a request hidden in another", "refused, or read as a body")
+
+
+def test_nor_does_it_with_the_parser_of_pure_python(bucket: Bucket, recorder: Recorder, tmp_path: Path) -> None:
+    """aiohttp has two, and the other is there where no wheel fits: what the one forgives, the other may not."""
+    recorder.received.clear()
+    served = ServedProxy(bucket, tmp_path, origin=recorder.endpoint)
+    served.environment |= {"AIOHTTP_NO_EXTENSIONS": "1", "OUTRIDER_CLIENT_TIMEOUT_S": "0.5"}
+    with served:
+        for case, text in SMUGGLED.items():
+            raw = text.encode("latin-1")
+            for answer in answers_to(served.address, raw, b"\r\n\r\n\x00\r\n\r\n"):
+                assert_correct(answer)
+            served.settle()
+            assert not [one.line for one in recorder.received if "inner" in one.line], case
 
 
 def test_chunk_extensions_mean_nothing(proxy: Proxy, recorder: Recorder) -> None:
     body = "8;a=b;c\r\n3\r\nabc\r\n\r\n5;x\r\n0\r\n\r\n\r\n0;last\r\n\r\n"
-    answers = answers_to(proxy, (PUT + CHUNKED + "connection: close\r\n\r\n" + body).encode())
+    answers = answers_to(proxy.address, (PUT + CHUNKED + "connection: close\r\n\r\n" + body).encode())
     assert [answer.status for answer in answers] == [200]
     assert recorder.received[-1].body == b"abc"
 
@@ -124,7 +150,7 @@ def test_an_upgrade_ends_the_connection_and_nothing_of_the_rest_is_read(proxy: P
     """Half of what came behind it was lost by the parser: the other half would pass for a request."""
     first = f"GET /{NAME}/k?acl HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
     lost = f"PUT /{NAME}/k HTTP/1.1\r\nhost: x\r\ncontent-length: {len(INNER)}\r\n\r\n"
-    answers = answers_to(proxy, (first + lost).encode(), INNER.encode())
+    answers = answers_to(proxy.address, (first + lost).encode(), INNER.encode())
     assert len(answers) == 1
     assert answers[0].headers["connection"] == "close"
     proxy.settle()
@@ -210,9 +236,11 @@ def test_an_underscore_buys_nothing_that_a_grant_forbids(
         trials.record("security", "x_amz_copy_source for x-amz-copy-source", "dropped or refused")
 
 
-def test_two_copy_sources_are_refused(strict: Proxy, recorder: Recorder) -> None:
-    headers = [("x-amz-copy-source", f"{NAME}/team/a"), ("x-amz-copy-source", f"{NAME}/other/a")]
-    assert ask(strict.address, "PUT", f"/{NAME}/team/copy", [*headers, ("content-length", "0")]).status in (400, 403)
+def test_two_copy_sources_are_refused(proxy: Proxy, recorder: Recorder) -> None:
+    """A grant would be asked for each, and an origin given both in one line."""
+    for name in ("x-amz-copy-source", "x-amz-rename-source"):
+        headers = [(name, f"{NAME}/team/a"), (name, f"{NAME}/other/a"), ("content-length", "0")]
+        assert ask(proxy.address, "PUT", f"/{NAME}/team/copy", headers).code == "BadRequest"
     assert recorder.received == []
 
 
@@ -253,7 +281,7 @@ def test_no_escape_becomes_a_line_of_its_own(proxy: Proxy, recorder: Recorder, e
 def test_no_header_value_becomes_two(proxy: Proxy, recorder: Recorder, header: str) -> None:
     for evil in ("a\rx-evil: 1", "a\nx-evil: 1", "a\x00b", "a\r\n x-evil: 1"):
         raw = f"PUT /{NAME}/k HTTP/1.1\r\nhost: x\r\n{header}: {evil}\r\ncontent-length: 0\r\n\r\n".encode()
-        answers = answers_to(proxy, raw)
+        answers = answers_to(proxy.address, raw)
         assert [answer.status for answer in answers] == [400]
     assert recorder.received == []
 
@@ -283,7 +311,7 @@ def test_no_target_and_no_host_leads_anywhere_else(proxy: Proxy, recorder: Recor
         for method in ("GET", "PUT", "CONNECT"):
             for host in ("x", name, f"bucket.{name}", f"x@{name}", f"{name}#"):
                 lines = f"host: {host}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-                answers_to(proxy, f"{method} {target} HTTP/1.1\r\n{lines}".encode())
+                answers_to(proxy.address, f"{method} {target} HTTP/1.1\r\n{lines}".encode())
                 trials.record("security", "another host in the target or in Host", "never asked")
         proxy.settle()
         assert other.received == []
@@ -421,7 +449,7 @@ def test_an_origin_cannot_split_an_answer(proxy: Proxy, recorder: Recorder, head
     recorder.answer = lambda _: head + b"content-length: 2\r\nconnection: close\r\n\r\nok"
     for target in (f"/{NAME}/split?acl", f"/{NAME}/split"):
         raw = f"GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
-        for answer in answers_to(proxy, raw):
+        for answer in answers_to(proxy.address, raw):
             assert "set-cookie" not in answer.headers
             assert answer.status in (200, 503)
             assert not any("\r" in value or "\n" in value for value in answer.headers.values())

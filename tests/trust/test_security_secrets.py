@@ -137,6 +137,14 @@ def admin_outputs(address: tuple[str, int]) -> list[bytes]:
     return [str(answer.headers).encode() + answer.body for answer in answers]
 
 
+def test_a_token_in_no_known_writing_is_a_wrong_one(bucket: Bucket) -> None:
+    with Proxy(bucket, admin_token=ADMIN_TOKEN) as proxy:
+        host, _, port = proxy.outrider.admin.rpartition(":")
+        for token in (b"\xff\xfe", b"Bearer \xff", b"Bearer " + ADMIN_TOKEN.encode() + b"\xe9", b"Bearer", b""):
+            data = b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: " + token + b"\r\n\r\n"
+            assert talk((host, int(port)), data).startswith(b"HTTP/1.1 401 ")
+
+
 def environment_of(bucket: Bucket) -> dict[str, str]:
     return {
         **serving_environment(bucket),

@@ -1,0 +1,49 @@
+"""Our own look at a request's framing, without aiohttp's before it: each of the two would do, and neither is alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
+
+from outrider.core.errors import BadRequest
+from outrider.http.server import _Asked, _check_framing
+
+if TYPE_CHECKING:
+    from outrider.core.model import Headers
+
+HOST = ("host", "x")
+CASES: list[tuple[Headers, HttpVersion]] = [
+    ((HOST, ("content-length", "3"), ("transfer-encoding", "chunked")), HttpVersion11),
+    ((HOST, ("content-length", "3"), ("content-length", "3")), HttpVersion11),
+    ((HOST, ("transfer-encoding", "chunked"), ("transfer-encoding", "chunked")), HttpVersion11),
+    ((HOST, ("transfer-encoding", "gzip, chunked")), HttpVersion11),
+    ((HOST, ("transfer-encoding", "identity")), HttpVersion11),
+    ((HOST, ("transfer-encoding", "chunked")), HttpVersion10),
+    ((HOST, ("host", "y")), HttpVersion11),
+    ((), HttpVersion11),
+    ((HOST, ("range", "bytes=0-1"), ("range", "bytes=2-3")), HttpVersion11),
+    ((HOST, ("connection", "close, X-Amz-Acl")), HttpVersion11),
+    ((HOST,), HttpVersion(2, 0)),
+    ((HOST,), HttpVersion(0, 9)),
+]
+
+
+def asked(headers: Headers, version: HttpVersion) -> _Asked:
+    request = SimpleNamespace(version=version, headers=dict(headers), method="GET")
+    return _Asked(cast(Any, request), cast(Any, None), headers)
+
+
+@pytest.mark.parametrize(("headers", "version"), CASES)
+def test_what_can_be_read_in_two_ways_is_refused(headers: Headers, version: HttpVersion) -> None:
+    with pytest.raises(BadRequest):
+        _check_framing(asked(headers, version))
+
+
+def test_what_can_be_read_in_one_way_is_not() -> None:
+    for headers in ((HOST,), (HOST, ("content-length", "3")), (HOST, ("transfer-encoding", "Chunked")),
+                    (HOST, ("connection", "keep-alive, Upgrade"))):  # fmt: skip
+        _check_framing(asked(headers, HttpVersion11))
+    _check_framing(asked((), HttpVersion10))
