@@ -61,6 +61,22 @@ async def test_a_waiter_wakes_when_his_byte_is_here_and_not_before() -> None:
     assert await early == 50
 
 
+async def test_what_is_on_its_way_to_disk_is_here_for_whoever_waits_for_it() -> None:
+    one = flight()
+    first, inner, beyond = (asyncio.create_task(one.come(at)) for at in (0, 7, 10))
+    on_disk = asyncio.create_task(one.beyond(0))
+    await asyncio.sleep(0)
+    one.hand_out(0, DATA[:10])
+    assert bytes(await first or b"") == DATA[:10]
+    assert bytes(await inner or b"") == DATA[7:10]
+    assert not beyond.done()
+    assert not on_disk.done()
+    one.advance(0, 11)
+    assert await beyond is None
+    assert await on_disk == 11
+    assert await one.come(0) is None, "it is on disk"
+
+
 async def test_no_waiter_sees_a_cancellation_that_was_not_his_own() -> None:
     one = flight()
     waiters = [asyncio.create_task(one.beyond(0)) for _ in range(10)]

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, VersionChanged
+from outrider.core.blockfile import BlockMeta
+from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, StoreUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
 from outrider.engine.asking import OriginRefused
 from outrider.engine.flight import Flight
 from outrider.engine.openings import NotCacheable
 from outrider.engine.reads import Body, CacheStatus
+from outrider.ports import BlockWriter
 from tests.support.engine import BLOCK, REF, Engine, engine, pieces_of, taken
 from tests.support.fakes import RAMP, FakeOrigin, Fault, ramp
 
@@ -105,6 +107,25 @@ async def test_a_read_from_mid_block_waits_for_nothing_before_it(known: bool, ro
     assert room.origin.body_bytes == SIZE - 2 * BLOCK
     assert await room.range(2 * BLOCK, SIZE) == DATA[2 * BLOCK :]
     assert room.origin.body_bytes == SIZE - 2 * BLOCK
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_first_byte_does_not_wait_for_the_disk(
+    fails: bool, room: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, create = asyncio.Event(), room.store.create
+
+    async def slow(meta: BlockMeta) -> BlockWriter:
+        await gate.wait()
+        if fails:
+            raise StoreUnavailable("full")
+        return await create(meta)
+
+    monkeypatch.setattr(room.store, "create", slow)
+    answer = await asyncio.wait_for(room.reads.get(REF, {}), 10)
+    gate.set()
+    assert await taken(answer) == DATA
+    await room.tasks.settle()
 
 
 # -- which bytes ------------------------------------------------------------------------------------------------

@@ -311,10 +311,10 @@ class OneVersion(RuleBasedStateMachine):
             for _ in range(turns):
                 await asyncio.sleep(0)
             got = b""
-            for lease, offset, count in found:
-                got += os.pread(lease.block.fd, count, offset)
+            for lease, fd, offset, count in found:
+                got += os.pread(fd, count, offset)
                 lease.release()
-            assert len(got) == sum(count for _, _, count in found)
+            assert len(got) == sum(count for *_, count in found)
             assert any(data is not None and data[start or 0 :].startswith(got) for data in allowed)
 
         async def reads() -> None:

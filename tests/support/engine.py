@@ -27,7 +27,7 @@ from outrider.engine.forwards import Forwards
 from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
 from outrider.engine.prefetch import Budget, Mode, Prefetch
-from outrider.engine.reads import Body, FilePiece, Piece, ReadAnswer, Reads
+from outrider.engine.reads import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
 from outrider.engine.survey import Survey
 from outrider.engine.turns import Turns
 from outrider.metrics import Metrics
@@ -74,7 +74,7 @@ def bytes_of(piece: Piece) -> bytes:
         found = os.pread(piece.fd, piece.count, piece.offset)
         assert len(found) == piece.count, "the file is shorter than the piece"
         return found
-    return piece
+    return bytes(piece.data) if isinstance(piece, EarlyPiece) else piece
 
 
 async def pieces_of(body: Body) -> AsyncIterator[bytes]:

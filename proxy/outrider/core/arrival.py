@@ -24,6 +24,11 @@ class Arrival:
     def whole(self) -> bool:
         return self._head == self.start and self._tail == self.length
 
+    @property
+    def begun(self) -> bool:
+        """Some byte is here."""
+        return self._head > 0 or self._tail > self.start
+
     def add(self, offset: int, count: int) -> None:
         """`count` bytes came that continue one of the parts at `offset`."""
         if offset == self._tail and offset + count <= self.length:

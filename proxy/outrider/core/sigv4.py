@@ -115,6 +115,8 @@ class Identity:
     signing_key: bytes = field(repr=False)
     scope: str
     amz_date: str
+    until: float = 0.0
+    """Of a presigned URL: the last moment at which it is good. 0: it has to be looked at each time."""
 
 
 class SigningKeys:
@@ -159,6 +161,7 @@ class _Claim(NamedTuple):
     payload_hash: str
     query: list[tuple[str, str]]
     signature: str
+    until: float = 0.0
 
 
 def sign_headers(
@@ -280,7 +283,8 @@ def _presigned(headers: Mapping[str, str], query: list[tuple[str, str]], now: fl
     _check_expiry(given["x-amz-expires"], sent_at, now, skew_s)
     payload_hash = given.get("x-amz-content-sha256", headers.get("x-amz-content-sha256", PayloadForm.UNSIGNED.value))
     covered = [pair for pair in query if pair[0].lower() != "x-amz-signature"]
-    return _Claim(scope, amz_date, given["x-amz-signedheaders"], payload_hash, covered, signature)
+    until = sent_at + int(given["x-amz-expires"])
+    return _Claim(scope, amz_date, given["x-amz-signedheaders"], payload_hash, covered, signature, until)
 
 
 def _check(
@@ -306,7 +310,7 @@ def _check(
     for spelling in (str, reencode_path):
         expected = _signature(key, prefix, f"{request.method}\n{spelling(request.raw_path) or '/'}\n{query}\n", tail)
         if hmac.compare_digest(expected.encode(), claimed):
-            return Identity(scope.access_key, payload, expected, key, scope.text, claim.amz_date)
+            return Identity(scope.access_key, payload, expected, key, scope.text, claim.amz_date, claim.until)
     raise SignatureDoesNotMatch
 
 

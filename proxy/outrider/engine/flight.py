@@ -11,13 +11,14 @@ from collections.abc import Callable
 from outrider.core.arrival import Arrival
 from outrider.core.blockfile import BlockMeta
 from outrider.engine.turns import Turn
-from outrider.ports import BlockWriter, Lease
+from outrider.ports import BlockWriter, Buffer, Lease
 
 
 class Flight:
     """One block's arrival, from offset `start` on and then what lies before it; it is read through `lease`."""
 
     __slots__ = (
+        "_early",
         "_end",
         "_error",
         "_has_landed",
@@ -39,6 +40,7 @@ class Flight:
         self.on_wait: list[Callable[[], None]] = []
         """Called each time that somebody is about to wait."""
         self._writer: BlockWriter | None = None
+        self._early: tuple[int, Buffer] | None = None
         self._error: Exception | None = None
         self._has_landed = False
         self._end = asyncio.Event()
@@ -57,11 +59,18 @@ class Flight:
     def begin(self, writer: BlockWriter) -> None:
         self._writer = writer
 
+    def hand_out(self, offset: int, data: Buffer) -> None:
+        """The first bytes came, and are on their way to disk: who waits for them need not wait for that."""
+        self._early = offset, data
+        self._wake()
+
     def advance(self, offset: int, count: int) -> None:
+        self._early = None
         self.arrival.add(offset, count)
         self._wake()
 
     def fail(self, error: Exception) -> None:
+        self._early = None
         self._error = error
         self._end.set()
         self._wake()
@@ -83,23 +92,40 @@ class Flight:
                 waiter.set_result(None)
         self._waiters.clear()
 
+    async def come(self, offset: int) -> Buffer | None:
+        """Wait until byte `offset` of the block is here. What came from there on when it is not on disk yet; None: it
+        is, and `beyond` tells how much.
+
+        Raises what `beyond` raises.
+        """
+        while self.arrival.reach(offset) <= offset:
+            if self._early is not None:
+                start, data = self._early
+                if start <= offset < start + len(data):
+                    return memoryview(data)[offset - start :]
+            await self._change(offset)
+        return None
+
     async def beyond(self, offset: int) -> int:
-        """Wait until byte `offset` of the block is here; where the run of bytes that are here ends from there on.
+        """Wait until byte `offset` of the block is on disk; where the run of bytes that are ends from there on.
 
         Raises:
             Signal: why it will never come.
         """
         while (reach := self.arrival.reach(offset)) <= offset:
-            if self._error is not None:
-                raise self._error.with_traceback(None)
-            if self.turn is not None:
-                self.turn.promote()
-            if offset < self.arrival.start:
-                self.head_wanted.set()
-            for told in self.on_wait:
-                told()
-            await self._next_step()
+            await self._change(offset)
         return reach
+
+    async def _change(self, offset: int) -> None:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        if self.turn is not None:
+            self.turn.promote()
+        if offset < self.arrival.start:
+            self.head_wanted.set()
+        for told in self.on_wait:
+            told()
+        await self._next_step()
 
     async def _next_step(self) -> None:
         # A future of one's own: a waiter that is cancelled takes nobody with it.

@@ -106,8 +106,10 @@ class Flights:
         )  # fmt: skip
         self._pouring += 1
         try:
-            # The file of the first block is made before the GET is sent: no room, no traffic.
-            await pouring.begin(lead)
+            if first is None or head.length:
+                # The file of the first block is made before the GET is sent: no room, no traffic. Of a reply that is
+                # here already the first bytes are for their reader while the file is made.
+                await pouring.begin(lead)
             if head.length == 0:
                 await pouring.bring(flights, begun, first)
                 return

@@ -11,8 +11,8 @@ from outrider.ports import BlockStore, Clock, Lease
 # A read over more blocks than this is long enough for the longer way not to matter.
 _BLOCKS_MAX = 64
 
-Piece = tuple[Lease, int, int]
-"""A block, and where in its file how many bytes are."""
+Piece = tuple[Lease, int, int, int]
+"""A block, its file's descriptor, and where in it how many bytes are."""
 
 
 @dataclass(slots=True)
@@ -57,9 +57,10 @@ class Hits:
         last = (extent.stop - 1) // block_bytes
         if last == first:
             lease = self._store.lease_at_once(BlockKey(known.version_id, first))
-            return (
-                None if lease is None else [(lease, lease.block.payload_offset + inside, min(at_most, extent.length))]
-            )
+            if lease is None:
+                return None
+            block = lease.block
+            return [(lease, block.fd, block.payload_offset + inside, min(at_most, extent.length))]
         if not self._are_here(known, first, last):
             return None
         pieces: list[Piece] = []
@@ -68,11 +69,12 @@ class Hits:
             index, inside = divmod(start, block_bytes)
             lease = self._store.lease_at_once(BlockKey(known.version_id, index))
             if lease is None:
-                for one, _, _ in pieces:
+                for one, *_ in pieces:
                     one.release()
                 return None
             length = min(block_bytes - inside, stop - start)
-            pieces.append((lease, lease.block.payload_offset + inside, length))
+            block = lease.block
+            pieces.append((lease, block.fd, block.payload_offset + inside, length))
             start += length
         return pieces
 

@@ -101,6 +101,8 @@ class Pouring:
             flight, offset, pieces, count = held.flight, held.offset, held.pieces, held.count
             held.pieces, held.count, held.position = [], 0, held.position + count
             if count:
+                if not flight.arrival.begun:
+                    flight.hand_out(offset, pieces[0])
                 writer = self._writers.get(flight) or await self.begin(flight)
                 disk_s = await writer.write(offset, pieces)
                 flight.advance(offset, count)

@@ -34,7 +34,7 @@ from outrider.engine.flight import Flight
 from outrider.engine.flights import Flights
 from outrider.engine.openings import NotCacheable, Openings
 from outrider.metrics import Metrics
-from outrider.ports import BlockStore, Lease
+from outrider.ports import BlockStore, Buffer, Lease
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,22 @@ class FilePiece:
 
 OnAsked = Callable[[ObjectVersion, Extent], None]
 
-Piece = FilePiece | bytes
-"""Bytes in memory came straight from the origin."""
+
+@dataclass(frozen=True, slots=True)
+class EarlyPiece:
+    """The first bytes of a flight, in memory: to be sent while they are written to disk."""
+
+    data: Buffer
+    source: str = "flight"
+    fell_short: bool = False
+
+    @property
+    def sent(self) -> int:
+        return len(self.data)
+
+
+Piece = FilePiece | EarlyPiece | bytes
+"""Plain bytes came straight from the origin."""
 
 
 class Body(Protocol):
@@ -255,10 +269,10 @@ class Reads:
             if flight is not None:
                 try:
                     async with aclosing(_follow(flight, inside)) as pieces:
-                        async for piece in pieces:
-                            yield piece
-                            position += piece.sent
-                            sick_index = self._sick_after(piece, key, sick_index)
+                        async for come in pieces:
+                            yield come
+                            position += come.sent
+                            sick_index = self._sick_after(come, key, sick_index)
                     continue
                 except StoreUnavailable:
                     # No room, or a sick disk: what is left of this read goes past the cache where it is not here.
@@ -275,7 +289,7 @@ class Reads:
                     yield chunk
                     position += len(chunk)
 
-    def _sick_after(self, piece: FilePiece, key: BlockKey, sick_index: int) -> int:
+    def _sick_after(self, piece: FilePiece | EarlyPiece, key: BlockKey, sick_index: int) -> int:
         """The block whose file failed last, now that `piece` was sent."""
         if not piece.fell_short:
             return sick_index
@@ -308,12 +322,17 @@ class Reads:
                 return block_stop
 
 
-async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece, None]:
+async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece | EarlyPiece, None]:
     """The bytes `inside` a block as they arrive; until one piece falls short."""
-    await flight.beyond(inside.start)
+    offset = inside.start
+    if (early := await flight.come(offset)) is not None:
+        yield EarlyPiece(early[: inside.length])
+        offset += min(len(early), inside.length)
+        if offset == inside.stop:
+            return
+        await flight.beyond(offset)
     lease = flight.lease()
     try:
-        offset = inside.start
         while offset < inside.stop:
             stop = min(await flight.beyond(offset), inside.stop)
             piece = _file_piece(lease, Extent(offset, stop), "flight")

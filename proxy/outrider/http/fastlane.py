@@ -155,7 +155,7 @@ class FastLane:
                 return False
             return self._send(read, subject, wire, extent, pieces, started, who)
         finally:
-            for lease, _, _ in pieces:
+            for lease, *_ in pieces:
                 lease.release()
 
     def stop(self) -> None:
@@ -262,8 +262,8 @@ class FastLane:
         try:
             taken = wire.send_now(head, more=bool(pieces))
             if taken == len(head):
-                for lease, offset, length in pieces:
-                    went = wire.send_file_now(lease.block.fd, offset, length)
+                for _, fd, offset, length in pieces:
+                    went = wire.send_file_now(fd, offset, length)
                     sent += went
                     if went < length:
                         break
@@ -316,9 +316,12 @@ class FastLane:
 
 def _are_in_memory(pieces: Sequence[Piece]) -> bool:
     try:
-        return all(in_memory(lease.block.fd, offset, length) for lease, offset, length in pieces)
+        for _, fd, offset, length in pieces:
+            if not in_memory(fd, offset, length):
+                return False
     except OSError:  # the disk's own troubles: the long way deals with them
         return False
+    return True
 
 
 def _operation(read: PlainRead, domains: tuple[str, ...]) -> Operation | None:

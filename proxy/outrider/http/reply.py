@@ -17,9 +17,9 @@ from aiohttp.http import HttpVersion10
 
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
-from outrider.engine.reads import Body, FilePiece
+from outrider.engine.reads import Body, EarlyPiece, FilePiece
 from outrider.http.tally import Sent
-from outrider.http.wire import Wire
+from outrider.http.wire import Buffer, Wire
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +110,10 @@ class Reply(web.StreamResponse):
                 piece.sent = await wire.send_file(piece.fd, piece.offset, piece.count)
                 count, source = piece.sent, piece.source
             else:
+                data, source = (piece.data, piece.source) if isinstance(piece, EarlyPiece) else (piece, "origin")
                 await wire.send(head, more=True)
-                await self._send_bytes(piece, chunked=chunked)
-                count, source = len(piece), "origin"
+                await self._send_bytes(data, chunked=chunked)
+                count = len(data)
             head = b""
             sent[source] += count
             total += count
@@ -122,7 +123,7 @@ class Reply(web.StreamResponse):
         if self._content_bytes is not None and total != self._content_bytes:
             raise OSError(errno.EIO, f"the body ended after {total} of {self._content_bytes} bytes")
 
-    async def _send_bytes(self, piece: bytes, *, chunked: bool) -> None:
+    async def _send_bytes(self, piece: Buffer, *, chunked: bool) -> None:
         # An empty chunk would end the body.
         if chunked and piece:
             await self._wire.send(b"%x\r\n" % len(piece), more=True)

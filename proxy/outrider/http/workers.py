@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar, cast
 
 from outrider.core.errors import S3Error, Signal
-from outrider.engine.reads import Body, FilePiece, Piece
+from outrider.engine.reads import Body, EarlyPiece, FilePiece, Piece
 from outrider.http.fastlane import Begun, FastLane
 from outrider.http.tally import Sent
 from outrider.http.wire import SocketWire
@@ -211,8 +211,9 @@ class _Connection(asyncio.Protocol):
             piece.sent = await self._wire.send_file(piece.fd, piece.offset, piece.count)
             sent[piece.source] += piece.sent
         else:
-            await self._wire.send(piece)
-            sent["origin"] += len(piece)
+            data, source = (piece.data, piece.source) if isinstance(piece, EarlyPiece) else (piece, "origin")
+            await self._wire.send(data)
+            sent[source] += len(data)
 
     def _resume(self) -> None:
         self.sending = False

@@ -1,0 +1,94 @@
+"""A presigned URL is proved once, and good for nothing else and no longer because of that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from outrider.core.canonical import epoch_of
+from outrider.core.errors import AccessDenied, S3Error
+from outrider.core.grants import Client
+from outrider.core.sigv4 import SignedRequest, verify
+from outrider.http import access
+from outrider.http.access import SigV4
+from tests.support.fakes import FakeClock
+
+HOST = "127.0.0.1:9480"
+
+
+def presigned(clock: FakeClock, *, expires_s: int = 60) -> SignedRequest:
+    request = AWSRequest("GET", f"http://{HOST}/bkt/train/a%20b.tar")
+    S3SigV4QueryAuth(Credentials("AK", "secret"), "s3", "us-east-1", expires=expires_s).add_auth(request)
+    url = urlsplit(request.url)
+    signed_at = epoch_of(dict(parse_qsl(url.query))["X-Amz-Date"])
+    assert signed_at is not None
+    clock.now = signed_at
+    return SignedRequest("GET", url.path, url.query, (("host", HOST), ("range", "bytes=0-9")))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def door(clock: FakeClock) -> SigV4:
+    return SigV4({"AK": Client("team", "AK", ())}, {"AK": "secret"}, clock)
+
+
+def test_the_same_url_is_looked_at_once_for_all_its_ranges(
+    door: SigV4, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = presigned(clock)
+    looked: list[SignedRequest] = []
+
+    def counted(request: SignedRequest, **options: Any) -> Any:
+        looked.append(request)
+        return verify(request, **options)
+
+    monkeypatch.setattr(access, "verify", counted)
+    for start in range(10):
+        who = door.identify(replace(asked, headers=(("host", HOST), ("range", f"bytes={start}-9"))), None)
+        assert who.client is not None
+        assert who.client.access_key == "AK"
+    assert len(looked) == 1
+
+
+def test_a_url_that_was_proved_expires_all_the_same(door: SigV4, clock: FakeClock) -> None:
+    asked = presigned(clock)
+    door.identify(asked, None)
+    clock.advance(60)
+    door.identify(asked, None)
+    clock.advance(0.5)
+    with pytest.raises(AccessDenied, match="expired"):
+        door.identify(asked, None)
+
+
+def test_what_was_proved_is_good_for_that_very_request_alone(door: SigV4, clock: FakeClock) -> None:
+    asked = presigned(clock)
+    door.identify(asked, None)
+    others = [
+        replace(asked, method="HEAD"),
+        replace(asked, raw_path="/bkt/train/c.tar"),
+        replace(asked, raw_query=asked.raw_query + "&versionId=1"),
+        replace(asked, headers=(("host", "elsewhere"),)),
+        replace(asked, headers=(("host", HOST), ("host", HOST))),
+        replace(asked, headers=(("host", HOST), ("x-amz-server-side-encryption-customer-key", "k"))),
+        replace(asked, headers=(("host", HOST), ("authorization", "AWS4-HMAC-SHA256 Credential=AK"))),
+    ]
+    for other in others:
+        with pytest.raises(S3Error):
+            door.identify(other, None)
+
+
+def test_what_is_remembered_is_bounded(door: SigV4, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "_PROVED_MAX", 2)
+    for expires_s in range(10, 20):
+        door.identify(presigned(clock, expires_s=expires_s), None)
+    assert len(door._proved) <= 2
