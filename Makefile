@@ -12,7 +12,7 @@ BENCH_TOOLS := curl nginx-light s3fs wrk
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test soak bench bench-ahead bench-tools demo demo-short lint clean
+.PHONY: install test soak audit lock bench bench-ahead bench-tools demo demo-short lint clean
 
 install: $(VENV)/installed
 
@@ -31,6 +31,21 @@ SOAK ?= 30
 TESTS ?= tests/trust
 soak: install
 	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 $(TESTS)
+
+# Asks the advisory database of PyPI about what requirements.lock names; without a network it says so, and fails.
+audit: $(VENV)/tools/installed
+	$(VENV)/tools/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements.lock
+
+# What a container image of the server installs: `pip install --require-hashes -r requirements.lock`, then the wheel alone.
+lock: $(VENV)/tools/installed
+	$(VENV)/tools/bin/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --upgrade --generate-hashes \
+		--no-annotate --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock
+
+# Apart from the rest: these tools bring requirements of their own.
+$(VENV)/tools/installed: $(VENV)/installed
+	$(PYTHON) -m venv $(VENV)/tools
+	$(VENV)/tools/bin/python -m pip install --quiet pip-audit uv
+	touch $@
 
 demo: install
 	$(BIN)/python -m tests.bench.demo

@@ -26,7 +26,7 @@ def bucket() -> Iterator[Bucket]:
 
 @pytest.fixture
 def simulator(bucket: Bucket) -> Iterator[Simulator]:
-    with Simulator(bucket.address) as running:
+    with Simulator(bucket.address, keys=(bucket.access_key, bucket.secret_key)) as running:
         yield running
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.abc import AbstractResolver
 
 from outrider import __version__
 from outrider.adapters import blockdir, orders
@@ -24,6 +25,7 @@ from outrider.adapters.origin import HttpOrigin
 from outrider.adapters.recovery import Recovery
 from outrider.adapters.system import new_event_loop, raise_open_files_limit
 from outrider.core import blockfile
+from outrider.core.buffers import Buffers, Shares
 from outrider.core.concurrency import Concurrency
 from outrider.core.courtesy import Courtesy
 from outrider.core.eviction import POLICIES
@@ -47,6 +49,7 @@ from outrider.http.admin import admin_app
 from outrider.http.server import S3Server
 from outrider.http.steering import Steering
 from outrider.metrics import Metrics
+from outrider.ports import Clock
 from outrider.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -56,8 +59,6 @@ log = logging.getLogger(__name__)
 _INDEX_WAIT_S = 0.25
 # Longer ones are not waited for at all: 100,000 blocks take two seconds.
 _INDEX_WAIT_BYTES_MAX = 1024 * 1024
-# Some 200 pages of 1,000 keys.
-_LISTINGS_BYTES_MAX = 64 * 1024 * 1024
 DEFAULT_REGION = "us-east-1"
 _BACKLOG = 1024
 # How late the planner hears of hits: far less than a shard takes to be read.
@@ -105,6 +106,8 @@ class Outrider:
             "objects": len(self.catalog),
             "fills": len(self.flights),
             "requests": self.server.in_flight,
+            "connections": self.server.connected,
+            "tasks": len(asyncio.all_tasks()),
             "served_bytes": {
                 source: self.metrics.value("outrider_served_bytes_total", source=source)
                 for source in ("disk", "flight", "origin")
@@ -125,8 +128,14 @@ class Outrider:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Outrider]:
-    """A proxy that serves until the context ends; then it drains, and leaves a snapshot of its index.
+async def running(
+    settings: Settings, hurry: asyncio.Event | None = None, *, wall_clock: Clock = time.time,
+    resolver: AbstractResolver | None = None,
+) -> AsyncIterator[Outrider]:  # fmt: skip
+    """A proxy that serves until the context ends; then it drains, until `hurry` at the latest, and leaves a snapshot of
+    its index.
+
+    `wall_clock`: the machine's; `resolver` None: the machine's. Others are for tests of a machine that has it wrong.
 
     Raises:
         UnusableCacheDir, SettingsError: it cannot start as it was told to.
@@ -140,10 +149,14 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
         credentials = AwsCredentials()
         region = settings.region or await credentials.region() or DEFAULT_REGION
         endpoint = settings.origin or f"https://s3.{region}.amazonaws.com"
-        origin = HttpOrigin(endpoint, region, credentials, metrics, time.time, connections=settings.origin_connections)
+        shares = Shares.of(settings.buffer_bytes, settings.origin_connections)
+        origin = HttpOrigin(
+            endpoint, region, credentials, metrics, wall_clock, connections=shares.exchanges,
+            read_timeout_s=settings.origin_timeout_s, resolver=resolver,
+        )  # fmt: skip
         await origin.open()
         stack.push_async_callback(origin.close)
-        outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, tasks, stack, open_files)
+        outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, shares, tasks, stack, open_files)
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
         endless = {
             tasks.spawn(_recover(outrider, recovery), "recovery"),
@@ -164,7 +177,7 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
                 await site.stop()
             if outrider.server.workers is not None:
                 outrider.server.workers.stop_listening()
-            await _drain(outrider)
+            await _drain(outrider, hurry or asyncio.Event())
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
             await tasks.stop()
             await recovery.save()
@@ -173,13 +186,17 @@ async def running(settings: Settings) -> AsyncIterator[Outrider]:
 
 def _rooms(
     settings: Settings, metrics: Metrics, directory: BlockDir, credentials: AwsCredentials, origin: HttpOrigin,
-    tasks: _Tasks, stack: AsyncExitStack, open_files: int,
+    shares: Shares, tasks: _Tasks, stack: AsyncExitStack, open_files: int,
 ) -> tuple[Outrider, Recovery]:  # fmt: skip
     total = directory.total_bytes()
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
     ghost = Ghost(limits.capacity_bytes)
     planner = Planner(
-        limits.capacity_bytes, settings.block_size, disk_bytes=blockfile.usual_disk_bytes, opened=ghost.opened
+        limits.capacity_bytes,
+        settings.block_size,
+        disk_bytes=blockfile.usual_disk_bytes,
+        opened=ghost.opened,
+        believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
     )
     orders.load(directory.orders, planner.library)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
@@ -191,22 +208,28 @@ def _rooms(
     asking = Asking(origin, Patience(), metrics, turns, Hedging())
     flights = Flights(asking, store, tasks.spawn, turns, time.monotonic)
     openings = Openings(
-        asking, origin.endpoint, catalog, flights, tasks.spawn,
+        asking, origin.endpoint, catalog, flights, tasks.spawn, time.monotonic,
         block_bytes=settings.block_size, stale_if_error=settings.stale_if_error,
     )  # fmt: skip
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=settings.block_size)
-    listings = Listings(settings.list_ttl_of, time.monotonic, _LISTINGS_BYTES_MAX)
+    buffers = Buffers(shares.clients_bytes)
+    listings = Listings(settings.list_ttl_of, time.monotonic, shares.listings_bytes, buffers)
     hits = Hits(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
     access = _access(settings)
     prefetch = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking), turns, tasks.spawn, time.monotonic,
-        metrics, block_bytes=settings.block_size, mode_of=lambda ref: Mode(settings.prefetch_of(ref)),
+        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking, buffers, catalog), turns,
+        tasks.spawn, time.monotonic, metrics, block_bytes=settings.block_size,
+        mode_of=lambda ref: Mode(settings.prefetch_of(ref)),
         budget=Budget(max(1, settings.prefetch_bytes // settings.block_size), settings.prefetch_bandwidth),
     )  # fmt: skip
     steering = Steering(lambda: outrider.status(), prefetch, access, metrics, time.time)
     server = S3Server(
-        reads, hits, Forwards(origin, asking, catalog, listings), prefetch, access, steering, metrics,
-        domains=settings.domain, requests_max=settings.requests, client_timeout_s=settings.client_timeout_s,
+        reads, hits, Forwards(origin, asking, catalog, listings), prefetch, access, steering, metrics, buffers,
+        domains=settings.domain, requests_max=settings.requests,
+        # Each takes two descriptors, and block files a quarter of them all.
+        connections_max=min(settings.max_connections, max(16, open_files // 4)),
+        heads_bytes=shares.heads_bytes // settings.workers,
+        client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
     )  # fmt: skip
     stack.push_async_callback(server.stop)
     outrider = Outrider(
@@ -217,7 +240,7 @@ def _rooms(
 
 def _access(settings: Settings) -> Access:
     if settings.auth == "loopback":
-        return Loopback()
+        return Loopback(settings.domain, cross_site=settings.cross_site)
     known = settings.known_clients
     return SigV4(
         {client.access_key: client for client, _ in known},
@@ -287,13 +310,15 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-async def _drain(outrider: Outrider) -> None:
-    """Let requests under way end, for as long as the settings allow; connections that idle are closed at once."""
+async def _drain(outrider: Outrider, hurry: asyncio.Event) -> None:
+    """Let requests under way end, for as long as the settings allow and nobody is in a hurry; connections that idle are
+    closed at once."""
     outrider.server.pre_shutdown()
-    try:
-        async with asyncio.timeout(outrider.settings.drain_s):
-            await outrider.server.idle()
-    except TimeoutError:
+    waits = [asyncio.ensure_future(outrider.server.idle()), asyncio.ensure_future(hurry.wait())]
+    await asyncio.wait(waits, timeout=outrider.settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if outrider.server.in_flight:
         log.warning("stopping with requests under way", extra={"requests": outrider.server.in_flight})
 
 

@@ -75,7 +75,7 @@ def parse_bytes(text: str) -> int:
 
 def _endpoint(value: str) -> str:
     parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
         raise PydanticCustomError("endpoint", "must be http://HOST[:PORT] or https://HOST[:PORT]")
     return value.rstrip("/")
 
@@ -160,6 +160,10 @@ class Settings(BaseModel):
     )
     auth: Literal["loopback", "sigv4"] = Field("loopback", description="Who may ask.")
     clients: Path | None = Field(None, description="TOML file of client keys and grants, for `auth = sigv4`.")
+    cross_site: bool = Field(
+        False,
+        description="Loopback mode: answer web pages of other sites, and any Host, as a bucket's CORS rules allow.",
+    )
     domain: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = Field(
         (), description="Virtual-host style names: requests to BUCKET.DOMAIN."
     )
@@ -187,10 +191,24 @@ class Settings(BaseModel):
         20_000_000, ge=0, description="Bytes a second that are read to find rot in blocks that nobody reads; 0: none."
     )
     origin_connections: int = Field(128, ge=1, le=10_000, description="Connections to the origin at most.")
+    origin_timeout_s: float = Field(
+        30.0, gt=0, le=3600, description="How long the origin may be silent in the middle of a read."
+    )
     fills: int = Field(64, ge=1, le=10_000, description="Fills under way at most.")
     requests: int = Field(4096, ge=1, description="Requests answered at once; more get 503 SlowDown.")
+    max_connections: int = Field(
+        8192,
+        ge=1,
+        description="Clients' connections at most, or as the limit on open files allows; more get 503 SlowDown.",
+    )
+    buffer_bytes: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
+        384 * 2**20, ge=16 * 2**20, description="Bytes that wait in memory on their way, kept LISTs included, at most."
+    )
     client_timeout_s: float = Field(
         60.0, gt=0, le=3600, description="How long a client may be silent in the middle of its request."
+    )
+    client_idle_s: float = Field(
+        600.0, gt=0, le=86_400, description="How long a client's connection may idle between requests."
     )
     catalog_entries: int = Field(1_000_000, ge=1, description="Objects remembered at most.")
     workers: int = Field(1, ge=1, le=64, description="Event loops that answer hits, each in a thread of its own.")

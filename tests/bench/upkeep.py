@@ -27,6 +27,8 @@ _BLOCK_BYTES = 8 * 1024 * 1024
 _BLOCKS_PER_SHARD = 100
 _POLL_S = 0.002
 _DEADLINE_S = 60.0
+# Ready is not idle yet: credentials are looked for only then.
+_SETTLED_S = 2.0
 # In this order, with the cache that is full: what a node sees in a day.
 _LOADED_BY = ("epoch-4-curl", "stream-8", "range-64", "small-warm")
 
@@ -36,6 +38,10 @@ IDLE_RSS, FULL_RSS, PEAK_RSS = "RSS, idle", "RSS, full", "RSS, full and loaded, 
 
 class _Upkeep(Outrider):
     name, slug = "Outrider, upkeep", "outrider-upkeep"
+
+    def env(self) -> dict[str, str]:
+        # As an installed package has its bytecode: where it may not be written, each start would compile all modules.
+        return {name: value for name, value in super().env().items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def measure(world: World, rounds: int, tell: Callable[[str], None]) -> dict[str, float]:
@@ -49,6 +55,7 @@ def measure(world: World, rounds: int, tell: Callable[[str], None]) -> dict[str,
         for number in range(rounds):
             tell(f"start with an empty cache, {number + 1} of {rounds}")
             starts.append(_timed_start(target)[0])
+            time.sleep(_SETTLED_S)
             idle.append(procs.rss_bytes(_session(target)))
             target.stop()
         figures |= {EMPTY_START: statistics.median(starts), IDLE_RSS: max(idle)}

@@ -105,7 +105,8 @@ class World:
 
     @property
     def firsts(self) -> list[str]:
-        return [f"first-{number:03d}.tar" for number in range(self.plan.firsts)]
+        """In a folder each, and without a number: nobody can foresee the next one."""
+        return [f"{chr(ord('a') + number)}/alone.bin" for number in range(self.plan.firsts)]
 
     @property
     def sizes(self) -> dict[str, int]:

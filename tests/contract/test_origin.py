@@ -36,6 +36,9 @@ class Keys:
     async def current(self) -> Credentials:
         return Credentials(self._bucket.access_key, self._bucket.secret_key, None)
 
+    async def renew(self, refused: Credentials) -> bool:
+        return False
+
 
 class World:
     """An origin, and the hand that makes it break off after so many bytes or answer with a status."""

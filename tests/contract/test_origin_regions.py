@@ -22,6 +22,9 @@ class Keys:
     async def current(self) -> Credentials:
         return Credentials("AKID", "secret", None)
 
+    async def renew(self, refused: Credentials) -> bool:
+        return False
+
 
 @dataclass
 class Store:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.freshness import Freshness
+from outrider.core.listing import Listed
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.engine.catalog import Catalog
 from tests.support.fakes import FakeClock
@@ -53,6 +56,67 @@ def test_an_answer_to_a_question_older_than_a_write_is_not_believed() -> None:
     assert catalog.fresh(A) is None
     catalog.learn(version(A, 2), catalog.mark())
     assert catalog.fresh(A) == version(A, 2)
+
+
+def in_a_list(number: int = 1) -> Listed:
+    return Listed("a", 10, f'"{number}"', "2026-01-01T00:00:00Z")
+
+
+def dated(number: int = 1) -> ObjectVersion:
+    return replace(version(A, number), headers=(("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT"),))
+
+
+def test_a_list_that_shows_the_same_version_counts_from_when_it_was_asked_for() -> None:
+    catalog, clock = catalog_of()
+    catalog.learn(dated(), catalog.mark())
+    clock.advance(50)
+    mark = catalog.mark()
+    clock.advance(20)
+    assert catalog.fresh(A) is None
+    catalog.listed("bkt", [in_a_list(), Listed("unknown", 1)], mark)
+    assert catalog.fresh(A) == dated()
+    clock.advance(40)
+    assert catalog.fresh(A) is None
+    catalog.listed("other", [in_a_list()], catalog.mark())
+    assert catalog.fresh(A) is None, "of another bucket"
+
+
+def test_a_list_that_shows_another_version_makes_the_known_one_doubtful() -> None:
+    catalog, _ = catalog_of("immutable")
+    catalog.learn(dated(), catalog.mark())
+    before = catalog.changes
+    catalog.listed("bkt", [in_a_list(2)], catalog.mark())
+    assert catalog.fresh(A) is None
+    assert catalog.changes > before, "who looked it up must do so again"
+
+
+def test_a_list_older_than_what_is_known_or_than_a_write_tells_nothing() -> None:
+    catalog, clock = catalog_of()
+    mark = catalog.mark()
+    clock.advance(1)
+    catalog.learn(dated(2), catalog.mark())
+    catalog.listed("bkt", [in_a_list(1)], mark)
+    assert catalog.fresh(A) == dated(2)
+    mark = catalog.mark()
+    catalog.forget(A)
+    catalog.listed("bkt", [in_a_list(2)], mark)
+    assert catalog.fresh(A) is None
+
+
+def test_after_a_write_no_list_does_for_the_question_to_the_object() -> None:
+    catalog, _ = catalog_of()
+    catalog.learn(dated(), catalog.mark())
+    catalog.forget(A)
+    catalog.listed("bkt", [in_a_list()], catalog.mark())
+    assert catalog.fresh(A) is None
+
+
+def test_what_was_found_at_a_start_is_fresh_once_a_list_has_shown_it() -> None:
+    catalog, _ = catalog_of()
+    catalog.recall("http://o", dated())
+    assert catalog.fresh(A) is None
+    catalog.listed("bkt", [in_a_list()], catalog.mark())
+    assert catalog.fresh(A) == dated()
 
 
 def test_a_late_answer_to_an_older_question_does_not_replace_a_newer_one() -> None:

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.adapters import blockdir
 from outrider.core.blockfile import BlockMeta
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectVersion, version_id
 from outrider.core.window import Run
+from outrider.engine import pouring
 from outrider.engine.flight import Flight
 from tests.support.engine import BLOCK, REF, Engine, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault
@@ -78,6 +81,21 @@ async def test_what_arrived_can_be_had_even_when_the_rest_will_never_come() -> N
     for _ in range(2):
         with pytest.raises(OriginBroke):
             await one.beyond(10)
+
+
+async def test_a_flight_that_fails_between_a_byte_and_its_readers_turn_says_so(room: Engine) -> None:
+    meta = BlockMeta("http://fake", version_in(room), BLOCK, 0)
+    writer, one = await room.store.create(meta), Flight(meta)
+    one.begin(writer)
+    reader = asyncio.create_task(one.beyond(0))
+    await asyncio.sleep(0)
+    await writer.write(0, [DATA[:10]])
+    one.advance(0, 10)
+    one.fail(StoreUnavailable("the proxy is stopping"))
+    await writer.abort()
+    assert await reader == 10
+    with pytest.raises(StoreUnavailable):
+        one.lease()
 
 
 async def test_a_run_is_one_get_and_fills_each_of_its_blocks(room: Engine) -> None:
@@ -379,3 +397,35 @@ async def test_one_write_of_a_part_follows_another(room: Engine, monkeypatch: py
     assert await waiter >= 25_000
     await room.tasks.settle()
     assert payload_in(room, one.meta.key) == DATA[:BLOCK]
+
+
+@given(st.integers(1, 10_000))
+def test_what_all_fills_hold_back_is_bounded_and_one_alone_holds_enough_for_a_write(fills: int) -> None:
+    # 64 is the default of the setting `fills`; more than 128 hold 64 KiB each, what a socket brings at once.
+    assert fills * pouring.hold_bytes(fills) <= max(8 * 2**20, fills * 64 * 2**10)
+    assert pouring.hold_bytes(fills) <= pouring.hold_bytes(1) == 512 * 2**10
+
+
+async def test_many_fills_that_nobody_waits_for_write_sooner_than_one_does(tmp_path: Path) -> None:
+    written: dict[int, int] = {}
+    for fills in (1, 4):
+        with engine(tmp_path / str(fills), FakeOrigin(chunk_bytes=1000)) as room:
+            room.origin.put(REF, DATA)
+            version, writes = version_in(room), 0
+
+            def counted(waited_s: float, disk_s: float, count: int) -> None:
+                nonlocal writes
+                writes += 1
+
+            alone = BLOCK // 2
+            each = [room.flights.board("http://fake", version, BLOCK, Run(index, 1)) for index in range(fills)]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(pouring, "_HOLD_BYTES", alone)
+                patch.setattr(pouring, "_HOLD_BYTES_MIN", 1)
+                patch.setattr(pouring, "_HOLD_ALL_BYTES", alone)
+                patch.setattr(room.flights, "_arrived", counted)
+                for flights in each:
+                    room.flights.fill(flights, prefetch=False)
+                await room.tasks.settle()
+            written[fills] = writes // fills
+    assert written[4] > written[1]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,6 +178,36 @@ async def test_a_write_is_sent_exactly_once(fault: Fault, room: Engine) -> None:
     else:
         assert (await send(room, "PUT", "/train/a.tar", b"x"))[0] == 503
     assert room.origin.count("PUT") == 1
+
+
+@pytest.mark.parametrize("fault", [{"refuse": True}, {"status": 500}])
+async def test_a_write_that_ended_in_doubt_may_be_carried_out_later_and_is_seen_then(
+    fault: dict[str, Any], room: Engine
+) -> None:
+    await room.get()
+    room.origin.faults = [Fault(method="PUT", **fault)]
+    with suppress(ServiceUnavailable):
+        await send(room, "PUT", "/train/a.tar", b"new!")
+    assert await room.get() == b"old"
+    room.clock.advance(30)
+    room.origin.put(REF, b"new!")
+    assert await room.get() == b"new!"
+    room.clock.advance(3600)
+    assert await room.get() == b"new!"
+    asked = room.origin.count()
+    assert await room.get() == b"new!"
+    assert room.origin.count() == asked, "it is not for ever"
+    await room.tasks.settle()
+
+
+@pytest.mark.parametrize("status", [200, 403])
+async def test_a_write_that_was_answered_leaves_no_doubt(status: int, room: Engine) -> None:
+    room.origin.faults = [] if status == 200 else [Fault(status=status)]
+    assert (await send(room, "PUT", "/train/a.tar", b"new!"))[0] == status
+    await room.get()
+    asked = room.origin.count()
+    await room.get()
+    assert room.origin.count() == asked
 
 
 async def test_a_forwarded_read_without_a_body_is_tried_again(room: Engine) -> None:

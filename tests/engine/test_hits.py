@@ -44,16 +44,17 @@ async def read(room: Engine, times: int = 2) -> None:
         await room.tasks.settle()
 
 
-async def test_the_first_piece_is_the_right_bytes_of_the_right_file(room: Engine) -> None:
+async def test_pieces_are_the_right_bytes_of_the_right_files_and_no_more_than_asked_for(room: Engine) -> None:
     await read(room)
     found = await known(room)
     for start, stop in ((0, 5), (BLOCK - 1, BLOCK + 1), (BLOCK, 2 * BLOCK), (5, len(DATA)), (3 * BLOCK, len(DATA))):
-        piece = hits_of(room).first_block(found, Extent(start, stop))
-        assert piece is not None
-        lease, offset, count = piece
-        assert 0 < count <= stop - start
-        assert os.pread(lease.block.fd, count, offset) == DATA[start : start + count]
-        lease.release()
+        for at_most in (1, BLOCK, BLOCK + 1, len(DATA)):
+            pieces = hits_of(room).pieces(found, Extent(start, stop), at_most)
+            assert pieces is not None
+            got = b"".join(os.pread(lease.block.fd, count, offset) for lease, offset, count in pieces)
+            assert got == DATA[start : min(stop, start + at_most)]
+            for lease, _, _ in pieces:
+                lease.release()
 
 
 async def test_nothing_is_a_hit_of_which_a_block_is_missing_or_not_open(room: Engine) -> None:
@@ -61,10 +62,10 @@ async def test_nothing_is_a_hit_of_which_a_block_is_missing_or_not_open(room: En
     assert await room.range(0, 10) == DATA[:10]
     await room.tasks.settle()
     found = await known(room)
-    assert hits_of(room).first_block(found, Extent(0, BLOCK + 1)) is None, "the second is missing"
-    assert hits_of(room).first_block(found, Extent(BLOCK, BLOCK + 1)) is None
+    assert hits_of(room).pieces(found, Extent(0, BLOCK + 1), 1) is None, "the second is missing"
+    assert hits_of(room).pieces(found, Extent(BLOCK, BLOCK + 1), 1) is None
     assert await room.range(0, 10) == DATA[:10]
-    assert hits_of(room).first_block(found, Extent(0, BLOCK)) is not None
+    assert hits_of(room).pieces(found, Extent(0, BLOCK), 1) is not None
 
 
 async def test_what_was_known_is_believed_until_its_ttl_a_write_or_another_version(room: Engine) -> None:

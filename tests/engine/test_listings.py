@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
+from outrider.core.buffers import Buffers
 from outrider.core.model import Headers
 from outrider.core.s3wire import Forgets, Kind, Operation, classify
 from outrider.engine.listings import Listings
@@ -23,7 +24,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def listings(clock: FakeClock) -> Listings:
-    return Listings(lambda prefix: TTL_S if prefix.startswith("train/") else None, clock, 1000)
+    return Listings(lambda prefix: TTL_S if prefix.startswith("train/") else None, clock, 1000, Buffers(1 << 20))
 
 
 def a_list(target: str = "/train?list-type=2&prefix=a/", headers: Headers = ()) -> Operation:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.core.model import ObjectRef
+from outrider.engine.asking import OriginRefused
 from tests.support.engine import BLOCK, REF, Engine, engine, taken
 from tests.support.fakes import RAMP, Fault
 
@@ -131,25 +132,58 @@ async def test_a_head_that_fails_costs_the_checksums_and_nothing_else(room: Engi
     assert not told(await whole(room)), "nor of what is here"
     assert not [request for request in room.origin.log if request.method == "GET" and not request.headers], "forwarded"
     room.origin.faults.clear()
+    asked = room.origin.count("HEAD")
+    assert not told(await whole(room)), "no whole read is held up by it for a while"
+    assert room.origin.count("HEAD") == asked
+    room.clock.advance(61.0)
     assert told(await whole(room))
 
 
-async def test_a_head_that_hangs_holds_up_what_is_here_no_longer_than_its_bound(room: Engine, bound: Bound) -> None:
+async def test_a_head_that_fails_is_not_asked_beside_the_next_objects_first_block(room: Engine) -> None:
+    room.origin.faults = [Fault(None, "HEAD", status=403)]
+    for number in range(3):
+        ref = ObjectRef("train", f"{number}.tar")
+        room.origin.put(ref, LARGE, (CHECKSUM,))
+        assert not told(await whole(room, ref))
+        await room.tasks.settle()
+    assert room.origin.count("HEAD") == 1
+    other = ObjectRef("train", "other/0.tar")
+    room.origin.put(other, LARGE, (CHECKSUM,))
+    assert not told(await whole(room, other))
+    assert room.origin.count("HEAD") == 2, "another folder may have other rights"
+
+
+async def test_of_an_object_that_is_gone_the_others_of_its_folder_do_not_suffer(room: Engine) -> None:
+    gone = ObjectRef("train", "gone.tar")
+    for ref in (gone, REF):
+        room.origin.put(ref, LARGE, (CHECKSUM,))
+        await room.range(0, len(LARGE), ref)
+    room.origin.delete(gone)
+    with pytest.raises(OriginRefused):
+        await room.reads.head(gone, MODE)
+    assert told(await whole(room))
+
+
+@pytest.mark.parametrize("act", ["get", "head"])
+async def test_a_head_that_hangs_holds_up_what_is_here_once_and_no_longer_than_its_bound(
+    room: Engine, bound: Bound, act: str
+) -> None:
     room.origin.put(REF, LARGE, (CHECKSUM,))
     await room.range(0, len(LARGE))
     room.origin.faults = [Fault(method="HEAD", gate=asyncio.Event())]
-    for ask in (room.reads.get, room.reads.head):
-        reading = asyncio.create_task(ask(REF, MODE))
-        await bound.begun.wait()
-        bound.begun.clear()
-        assert not reading.done()
-        bound.over.set()
-        answer = await reading
-        assert not told(answer)
-        if answer.body is not None:
-            await answer.body.aclose()
-        bound.over.clear()
-    assert room.origin.count("HEAD") == 1, "one question for all who want to know"
+    ask = room.reads.get if act == "get" else room.reads.head
+    reading = asyncio.create_task(ask(REF, MODE))
+    await bound.begun.wait()
+    assert not reading.done()
+    bound.over.set()
+    answer = await reading
+    bound.begun.clear()
+    assert not told(answer)
+    if answer.body is not None:
+        await answer.body.aclose()
+    assert not told(await whole(room))
+    assert not bound.begun.is_set(), "the next one does not wait"
+    assert room.origin.count("HEAD") == 1
 
 
 async def test_a_head_that_tells_of_another_version_lends_it_nothing(room: Engine) -> None:
@@ -189,3 +223,33 @@ async def test_an_unknown_empty_object_costs_one_get_and_one_head(room: Engine) 
     room.origin.put(REF, b"", (CHECKSUM,))
     assert told(await whole(room, REF, b""))
     assert sorted(questions(room)) == ["GET part", "HEAD"]
+
+
+async def test_where_each_read_must_ask_none_joins_a_question_that_was_put_before_it_came(tmp_path: Path) -> None:
+    with engine(tmp_path, freshness="always") as room:
+        room.origin.put(REF, RAMP[:100])
+        gate = asyncio.Event()
+        room.origin.faults = [Fault(gate=gate, answer_first=True)]
+        before = asyncio.create_task(room.get())
+        while not room.origin.log:
+            await asyncio.sleep(0)
+        room.origin.put(REF, SMALL)
+        assert await room.get() == SMALL
+        gate.set()
+        assert await before == RAMP[:100], "it came before the write"
+        await room.tasks.settle()
+
+
+async def test_where_each_read_must_ask_the_bytes_come_once_all_the_same(tmp_path: Path) -> None:
+    with engine(tmp_path, freshness="always") as room:
+        room.origin.put(REF, LARGE)
+        gate = asyncio.Event()
+        room.origin.faults = [Fault(times=None, gate=gate)]
+        readers = [asyncio.create_task(room.get()) for _ in range(20)]
+        while room.origin.count() < 20:
+            await asyncio.sleep(0)
+        assert (room.origin.count("GET"), room.origin.count("HEAD")) == (1, 19)
+        gate.set()
+        assert await asyncio.gather(*readers) == [LARGE] * 20
+        assert room.origin.body_bytes == len(LARGE)
+        await room.tasks.settle()

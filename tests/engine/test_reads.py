@@ -305,6 +305,13 @@ async def test_a_refusal_whose_words_break_off_is_an_unreachable_origin(room: En
     await room.tasks.settle()
 
 
+async def test_as_long_as_some_bytes_come_each_time_there_is_no_end_to_patience(room: Engine) -> None:
+    room.origin.faults = [Fault(times=20, break_after=100)]
+    assert await room.range(0, BLOCK) == DATA[:BLOCK]
+    assert room.origin.count() == 21
+    await room.tasks.settle()
+
+
 async def test_a_body_that_ends_early_for_good_never_looks_whole(room: Engine) -> None:
     room.origin.faults = [Fault(times=1, break_after=100), Fault(times=None, refuse=True)]
     answer = await room.reads.get(REF, {})

@@ -4,28 +4,37 @@ current within the freshness window and is no older than our own last write."""
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 from contextlib import ExitStack
 from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from outrider.adapters.recovery import Recovery
 from outrider.core.errors import InvalidRange, OriginBroke, S3Error, ServiceUnavailable, VersionChanged
-from outrider.core.model import ObjectRef
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.payload import UNSIGNED
 from outrider.core.s3wire import classify
 from outrider.engine.asking import OriginRefused
+from outrider.engine.hits import Hits
 from outrider.engine.openings import NotCacheable
+from outrider.engine.prefetch import Mode
 from outrider.engine.reads import ReadAnswer
 from outrider.engine.uploads import Upload, upload_of
 from tests.support.engine import BLOCK, Engine, engine, pieces_of
-from tests.support.fakes import AtOnce, FakeClock, FakeOrigin, Fault, ramp
+from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
+from tests.support.scheduler import SeededLoop, SeededThreads, leave_after
+from tests.support.trials import SCALE, rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 TTL_S = 60.0
 KEYS = ("a", "b")
@@ -49,10 +58,16 @@ class Version:
 
 
 class OneVersion(RuleBasedStateMachine):
+    policy, prefetch = "lru", Mode.OFF
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="outrider-states-"))
-        self.runner = asyncio.Runner()
+
+    @initialize(seed=st.integers(0, 2**16))
+    def begin(self, seed: int) -> None:
+        self.loop = SeededLoop(seed)
+        self.runner = asyncio.Runner(loop_factory=lambda: self.loop)
         self.origin = FakeOrigin(chunk_bytes=20_000)
         self.clock = FakeClock()
         self.histories = {key: [Version(None, -inf)] for key in KEYS}
@@ -66,19 +81,44 @@ class OneVersion(RuleBasedStateMachine):
 
         self.stack = ExitStack()
         self.room: Engine = self.stack.enter_context(
-            engine(self.folder / "c", self.origin, capacity_bytes=CAPACITY, clock=self.clock)
+            engine(
+                self.folder / "c",
+                self.origin,
+                capacity_bytes=CAPACITY,
+                clock=self.clock,
+                policy=self.policy,
+                prefetch=self.prefetch,
+                fills_max=2,
+            )
         )
+        self.runner.get_loop()
         self.room.store._threads.shutdown()
-        self.room.store._threads = AtOnce()
+        self.room.store._threads = SeededThreads(self.loop)
         self.recovery = Recovery(self.room.store, self.room.catalog)
+        self.hits = Hits(self.origin.endpoint, self.room.catalog, self.room.store, self.clock, block_bytes=BLOCK)
         self.runner.run(index())
 
     def teardown(self) -> None:
+        if not hasattr(self, "room"):
+            shutil.rmtree(self.folder)
+            return
         self.origin.faults = []
-        self.runner.run(self.room.tasks.settle())
-        self.stack.close()
-        self.runner.close()
-        shutil.rmtree(self.folder)
+        try:
+            self.all_settles()
+            self.stack.close()
+            assert not self.open_files(), "files that nobody will close"
+        finally:
+            self.runner.close()
+            shutil.rmtree(self.folder)
+
+    def open_files(self) -> list[str]:
+        targets = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+        return [target for target in targets if target.startswith(str(self.folder))]
+
+    def act(self, work: Coroutine[Any, Any, None]) -> None:
+        # As it was at the beginning: one reader may suffer from what another has used up.
+        self.stormy = any(fault.times for fault in self.origin.faults)
+        self.runner.run(work)
 
     def new_data(self, size: int) -> bytes:
         self.number += 1
@@ -151,7 +191,7 @@ class OneVersion(RuleBasedStateMachine):
     @rule(key=keys, size=st.sampled_from(SIZES), kind=st.sampled_from(("PUT", "DELETE", "DELETE objects")))
     def we_write(self, key: str, size: int, kind: str) -> None:
         data = self.new_data(size) if kind == "PUT" else None
-        self.runner.run(self._write(key, data, kind))
+        self.act(self._write(key, data, kind))
 
     async def _write(self, key: str, data: bytes | None, kind: str) -> None:
         async def source() -> object:
@@ -180,17 +220,17 @@ class OneVersion(RuleBasedStateMachine):
         async def reads() -> None:
             await asyncio.gather(*(self._read(key, start, length) for _ in range(readers)))
 
-        self.runner.run(reads())
+        self.act(reads())
 
-    async def _read(self, key: str, start: int | None, length: int | None) -> None:
-        stormy = any(fault.times for fault in self.origin.faults)
+    async def _read(self, key: str, start: int | None, length: int | None, *, stopping: bool = False) -> None:
+        stormy = stopping or self.stormy
         headers = {}
         if start is not None:
             headers["range"] = f"bytes={start}-{'' if length is None else start + length - 1}"
         elif length is not None:
             headers["range"] = f"bytes=-{length}"
         try:
-            answer = await self.room.reads.get(ObjectRef("bkt", key), headers)
+            answer = await self.room.reads.get(ObjectRef("bkt", key), headers, self._asked)
         except InvalidRange:
             assert any(data is not None and _slice(data, start, length) is None for data in self._allowed(key))
         except OriginRefused as refused:
@@ -204,6 +244,90 @@ class OneVersion(RuleBasedStateMachine):
             got, whole = await self._taken(answer, stormy)
             slices = [_slice(data, start, length) for data in self._allowed(key) if data is not None]
             assert any(one is not None and (one == got if whole else one.startswith(got)) for one in slices)
+
+    @rule(key=keys, offsets=st.lists(st.integers(0, 3 * BLOCK), min_size=2, max_size=4))
+    def we_read_here_and_there(self, key: str, offsets: list[int]) -> None:
+        """Also in the middle of a block, and then before it."""
+
+        async def reads() -> None:
+            await asyncio.gather(*(self._read(key, offset, 1000) for offset in offsets))
+
+        self.act(reads())
+
+    def _asked(self, version: ObjectVersion, extent: Extent) -> None:
+        self.room.prefetch.asked("job", version, extent, checksums=False)
+
+    @rule(key=keys, start=starts, length=lengths, turns=st.integers(0, 80), stays=st.booleans())
+    def we_leave_a_read(self, key: str, start: int | None, length: int | None, turns: int, stays: bool) -> None:
+        """At any of its waits; somebody who reads the same beside it hears nothing of that."""
+
+        async def reads() -> None:
+            beside = [self._read(key, start, length)] if stays else []
+            await asyncio.gather(leave_after(turns, self._read(key, start, length)), *beside)
+
+        self.act(reads())
+
+    @rule(key=keys, size=st.sampled_from(SIZES), kind=st.sampled_from(("PUT", "DELETE")), turns=st.integers(0, 20))
+    def we_leave_a_write(self, key: str, size: int, kind: str, turns: int) -> None:
+        """Whether it took place only the origin knows; nobody was told that it did."""
+        data = self.new_data(size) if kind == "PUT" else None
+        told = len(self.histories[key])
+        before = self.origin.objects.get(ObjectRef("bkt", key))
+        self.act(self._left(turns, self._write(key, data, kind)))
+        if len(self.histories[key]) == told and self.origin.objects.get(ObjectRef("bkt", key)) is not before:
+            self.happened(key, data)
+
+    async def _left(self, turns: int, work: Coroutine[Any, Any, None]) -> None:
+        await leave_after(turns, work)
+
+    @rule(key=keys, readers=st.integers(1, 3), turns=st.integers(0, 40))
+    def the_work_of_the_background_is_cancelled(self, key: str, readers: int, turns: int) -> None:
+        """As at a stop; whoever reads gets his bytes past the cache, or sees an end."""
+
+        async def stop() -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await self.room.tasks.cancel()
+
+        async def reads() -> None:
+            await asyncio.gather(stop(), *(self._read(key, None, None, stopping=True) for _ in range(readers)))
+
+        self.act(reads())
+
+    @rule(key=keys, start=starts, turns=st.integers(0, 30), readers=st.integers(0, 2))
+    def a_worker_hits(self, key: str, start: int | None, turns: int, readers: int) -> None:
+        """Another loop looks, takes a lease and reads later, whatever happens here in between."""
+
+        async def hit() -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            known = self.hits.known(ObjectRef("bkt", key))
+            if known is None or (start or 0) >= known.version.size:
+                return
+            allowed = self._allowed(key)
+            found = self.hits.pieces(known, Extent(start or 0, known.version.size), known.version.size)
+            if found is None:
+                return
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            got = b""
+            for lease, offset, count in found:
+                got += os.pread(lease.block.fd, count, offset)
+                lease.release()
+            assert len(got) == sum(count for _, _, count in found)
+            assert any(data is not None and data[start or 0 :].startswith(got) for data in allowed)
+
+        async def reads() -> None:
+            await asyncio.gather(hit(), *(self._read(other, None, None) for other in KEYS[:readers]))
+
+        self.act(reads())
+
+    @rule()
+    def the_planner_thinks(self) -> None:
+        async def tick() -> None:
+            self.room.prefetch.tick()
+
+        self.runner.run(tick())
 
     async def _taken(self, answer: ReadAnswer, stormy: bool) -> tuple[bytes, bool]:
         """What came of the body, and whether it was all; a cut is seen by the client, so it never looks whole."""
@@ -241,6 +365,8 @@ class OneVersion(RuleBasedStateMachine):
     def all_settles(self) -> None:
         self.runner.run(self.room.tasks.settle())
         assert len(self.room.flights) == 0
+        assert self.room.origin.under_way == 0
+        assert not any(self.room.turns._held.values())
         assert not any(slot.in_use for slot in self.room.store._slots.values())
         assert self.room.store.used_bytes == sum(slot.disk_bytes for slot in self.room.store._slots.values())
 
@@ -256,7 +382,19 @@ def _slice(data: bytes, start: int | None, length: int | None) -> bytes | None:
     return part or None
 
 
-OneVersion.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
-TestOneVersion = pytest.mark.timeout(100)(OneVersion.TestCase)
+class OneVersionAhead(OneVersion):
+    """The same, with the rest of each object fetched before anybody asks, and evicted by the planner."""
+
+    policy, prefetch = "epoch", Mode.EPOCH
+
+
+for _machine in (OneVersion, OneVersionAhead):
+    _machine.TestCase.settings = settings(
+        max_examples=rounds(50),
+        derandomize=SCALE == 1,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+TestOneVersion = pytest.mark.timeout(100 * SCALE)(OneVersion.TestCase)
+TestOneVersionAhead = pytest.mark.timeout(100 * SCALE)(OneVersionAhead.TestCase)

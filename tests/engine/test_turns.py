@@ -203,3 +203,32 @@ async def test_prefetch_beside_those_who_wait_is_held_to_less() -> None:
     await queue.end("a")
     assert queue.order == ["a", "p1", "p2", "p3"]
     await queue.drain()
+
+
+async def test_two_parts_of_one_fill_that_both_ask_again_have_one_turn_together() -> None:
+    queue = Queue(1)
+    await queue.add("a", "b")
+    turn = queue.of["a"]
+    # Both parts of `a` broke; `b` has the turn meanwhile, and they wait for it.
+    turn.give_back()
+    turn.give_back()
+    parts = [asyncio.create_task(turn.take()) for _ in range(2)]
+    await queue.settle()
+    assert queue.order == ["a", "b"]
+    assert not any(part.done() for part in parts)
+    await queue.end("b")
+    assert all(part.done() for part in parts)
+    assert turn.held
+    await queue.drain()
+
+
+async def test_two_parts_of_one_fill_that_are_cancelled_while_they_wait_leave_no_turn_behind() -> None:
+    queue = Queue(1)
+    await queue.add("a", "b")
+    turn = queue.of["a"]
+    turn.give_back()
+    parts = [asyncio.create_task(turn.take()) for _ in range(2)]
+    await queue.settle()
+    for part in parts:
+        part.cancel()
+    await queue.drain()

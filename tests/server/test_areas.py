@@ -99,7 +99,8 @@ def proxies(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         f'[[client]]\naccess_key = "{KEYS[0]}"\nsecret_key = "{KEYS[1]}"\n'
         'grants = [{bucket = "*", access = "write"}]\n'
     )
-    with Proxy(bucket, block_size="64KiB") as loopback, Proxy(bucket, auth="sigv4", clients=clients) as strict:
+    loopback_mode = Proxy(bucket, block_size="64KiB", cross_site=True)
+    with loopback_mode as loopback, Proxy(bucket, auth="sigv4", clients=clients) as strict:
         yield {"loopback": loopback, "sigv4": strict}
 
 

@@ -177,10 +177,11 @@ def test_what_follows_a_refused_body_is_never_taken_for_a_request(proxy: Proxy) 
 
 
 def test_an_upgrade_is_not_taken_up(proxy: Proxy) -> None:
-    with RawConnection(proxy.address) as connection:
-        for offer in ("websocket", "h2c"):
+    for offer in ("websocket", "h2c"):
+        with RawConnection(proxy.address) as connection:
             answer = connection.ask("GET", f"/{NAME}/key", [("connection", "upgrade"), ("upgrade", offer)])
             assert (answer.status, answer.body) == (200, b"0123456789")
+            assert connection.is_closed_by_peer()
 
 
 NO_BUCKETS = [

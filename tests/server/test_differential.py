@@ -81,7 +81,7 @@ def pair(bucket: Bucket) -> Iterator[Pair]:
     bucket.make_bucket(NAME)
     bucket.make_bucket(LISTED)
     keys = (bucket.access_key, bucket.secret_key)
-    with Proxy(bucket, block_size="64KiB", prefetch="epoch") as proxy:
+    with Proxy(bucket, block_size="64KiB", prefetch="epoch", cross_site=True) as proxy:
         both = Pair(Asker(bucket.endpoint, keys), Asker(proxy.endpoint, keys))
         for key in LISTED_KEYS:
             assert both.direct.ask("PUT", LISTED, key, body=key.encode() * (not key.endswith("/"))).status == 200
@@ -288,7 +288,7 @@ def test_after_our_answer_to_a_write_no_read_through_us_sees_an_older_version(bu
         direct.ask("DELETE", HISTORY, key)
     direct.close()
     histories = {key: History() for key in KEYS}
-    proxying = Proxy(bucket, block_size="64KiB", freshness=freshness, prefetch="epoch")
+    proxying = Proxy(bucket, block_size="64KiB", freshness=freshness, prefetch="epoch", cross_site=True)
     with proxying as proxy, ThreadPoolExecutor(CLIENTS) as pool:
         clients = [Client(str(n), bucket, proxy, histories, Random(SEED + n)) for n in range(CLIENTS)]
         for running in [pool.submit(client.run, max(1, EXAMPLES // CLIENTS)) for client in clients]:

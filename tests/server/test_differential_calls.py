@@ -41,7 +41,7 @@ def pair(bucket: Bucket) -> Iterator[Pair]:
     for name in (VERSIONS, PARTS, *TWINS):
         bucket.make_bucket(name)
     keys = (bucket.access_key, bucket.secret_key)
-    with Proxy(bucket, block_size="1MiB") as proxy:
+    with Proxy(bucket, block_size="1MiB", cross_site=True) as proxy:
         both = Pair(Asker(bucket.endpoint, keys), Asker(proxy.endpoint, keys))
         enabled = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
         assert both.proxied.ask("PUT", VERSIONS, None, "versioning=", body=enabled).status == 200

@@ -127,6 +127,12 @@ def test_an_origin_without_a_name_in_the_dns(command: Command) -> None:
     assert "no such name" in found["network"].text
 
 
+def test_an_origin_beyond_a_proxy_of_the_environments_need_have_no_name_here(command: Command, bucket: Bucket) -> None:
+    command.environ |= {"OUTRIDER_ORIGIN": "http://nowhere.invalid", "HTTP_PROXY": bucket.endpoint}
+    _, found = findings(command)
+    assert (found["network"].level, found["origin"].level) == (Level.OK, Level.OK)
+
+
 def test_a_port_that_something_else_has(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         status, found = findings(command, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")

@@ -181,6 +181,7 @@ def test_reads_outlive_the_cache_directory(bucket: Bucket, caplog: pytest.LogCap
     client.close()
     with Proxy(bucket, block_size="1MiB") as proxy:
         ask(proxy.address, "GET", TARGET)
+        proxy.settle()  # a block that lands while the tree is removed would make that fail
         shutil.rmtree(proxy.cache_dir)
         for key in ("cold-1", "ramp", "cold-2", "cold-3", "ramp", "cold-1"):
             answer = ask(proxy.address, "GET", f"/{NAME}/{key}")

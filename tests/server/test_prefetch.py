@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -38,7 +38,12 @@ def proxies(bucket: Bucket, simulator: Simulator) -> Iterator[Callable[..., Prox
     made: list[Proxy] = []
 
     def make(**settings: str) -> Proxy:
-        given = {"block_size": "64KiB", "cache_size": "2750KiB", "freshness": "immutable", "prefetch": "epoch"}
+        given: dict[str, Any] = {
+            "block_size": "64KiB",
+            "cache_size": "2750KiB",
+            "freshness": "immutable",
+            "prefetch": "epoch",
+        }
         proxy = Proxy(bucket, origin=simulator.endpoint, **{**given, **settings})
         proxy.__enter__()
         made.append(proxy)
@@ -146,3 +151,18 @@ def test_the_status_tells_how_far_it_rides_and_what_another_size_would_hit(proxi
     assert isinstance(by_size, dict)
     assert list(by_size) == ["0.5", "1", "2", "4"]
     assert by_size["4"] >= by_size["1"] > 0
+
+
+def test_after_a_restart_one_list_does_for_a_question_about_each_object(
+    proxies: Callable[..., Proxy], simulator: Simulator
+) -> None:
+    proxy = proxies(freshness="ttl:60", cache_size="1GiB")
+    epoch(proxy, KEYS)
+    proxy.restart()
+    simulator.reset()
+    assert set(epoch(proxy, KEYS)) == {"HIT"}
+    log = simulator.log()
+    lists = [request for request in log if request.method == "GET" and "list-type" in request.query]
+    assert len(lists) == 1
+    assert sum(request.method == "HEAD" for request in log) < SHARDS / 2
+    assert simulator.counts().body_bytes < len(SHARD), "nothing but the list"

@@ -12,6 +12,7 @@ from pathlib import Path
 from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.core.blockfile import usual_disk_bytes
+from outrider.core.buffers import Buffers
 from outrider.core.concurrency import Concurrency
 from outrider.core.courtesy import Courtesy
 from outrider.core.eviction import POLICIES
@@ -52,6 +53,7 @@ class Engine:
     prefetch: Prefetch
     """Rides ahead of nothing, unless the policy is `epoch` and it is told of reads."""
     planner: Planner
+    turns: Turns
 
     async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
         """The body of a GET; `headers` with `_` for `-`."""
@@ -106,28 +108,29 @@ def engine(
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
-    planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes)
+    mode = Freshness.parse(freshness)
+    planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s)
     its_policy = planner if policy == "epoch" else POLICIES[policy]()
     store = DiskStore(
         directory or BlockDir.open(root), its_policy, Limits(capacity_bytes, min_free_bytes), metrics, clock,
         verify_always=verify_always,
     )  # fmt: skip
-    mode = Freshness.parse(freshness)
     catalog = Catalog(origin.endpoint, lambda _: mode, clock, catalog_entries)
     turns = Turns(Concurrency(fills_max), Courtesy(fills_max), clock)
     asking = Asking(origin, patience or no_wait_patience(), metrics, turns, Hedging())
     flights = Flights(asking, store, tasks.spawn, turns, clock)
     openings = Openings(
-        asking, origin.endpoint, catalog, flights, tasks.spawn, block_bytes=BLOCK, stale_if_error=stale_if_error,
-        sleep=sleep,
+        asking, origin.endpoint, catalog, flights, tasks.spawn, clock, block_bytes=BLOCK,
+        stale_if_error=stale_if_error, sleep=sleep,
     )  # fmt: skip
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
-    forwards = Forwards(origin, asking, catalog, Listings(lambda prefix: None, clock, 1 << 20))
+    buffers = Buffers(64 * 1024 * 1024)
+    forwards = Forwards(origin, asking, catalog, Listings(lambda prefix: None, clock, 1 << 20, buffers))
     ahead = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking), turns, tasks.spawn, clock, metrics,
-        block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget or Budget(64),
+        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking, buffers, catalog), turns,
+        tasks.spawn, clock, metrics, block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget or Budget(64),
     )  # fmt: skip
     try:
-        yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards, ahead, planner)
+        yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards, ahead, planner, turns)
     finally:
         store.close()

@@ -13,6 +13,8 @@ import time
 from typing import TYPE_CHECKING, Protocol
 from xml.sax.saxutils import escape
 
+from outrider.core.canonical import parse_query
+from outrider.core.sigv4 import Credentials, SigningKeys, sign_headers
 from tests.support.pacing import SLICE_BYTES_MAX, Line, slice_bytes
 from tests.support.weather import Fault, FaultKind, Request
 from tests.support.wire import Head, Stream
@@ -38,6 +40,7 @@ class Sky(Protocol):
     tally: Tally
     total: Line
     origin: tuple[str, int]
+    keys: tuple[str, str] | None
     clock: Callable[[], float]
     sleep: Callable[[float], None]
 
@@ -81,18 +84,42 @@ class Connection:
         if fault is not None and fault.kind is FaultKind.STATUS:
             return self._answer_status(head, request, fault)
         origin = self._ask_origin()
-        whole, answer = self._pass_request(origin, head)
+        if fault is not None and fault.kind in (FaultKind.DEAF, FaultKind.ASTRAY):
+            head = self._misheard(head, request, fault)
+        whole, answer = self._pass_request(origin, head, fault)
         if fault is not None and fault.kind is FaultKind.DROP:
             raise CutError
         first_byte_at = sky.clock() + sky.weather.ttfb_s
         answer = answer or read_answer(origin)
         self._sleep_until(first_byte_at)
+        if fault is not None and fault.kind is FaultKind.LOSE:
+            raise CutError
+        if fault is not None and fault.kind is FaultKind.LATE:
+            sky.holding()(fault.for_s)
         self._pass_answer(origin, request, answer, fault)
         if answer.closes:
             self._leave_origin()
         return whole and not head.closes and not answer.closes
 
-    def _pass_request(self, origin: Stream, head: Head) -> tuple[bool, Head | None]:
+    def _misheard(self, head: Head, request: Request, fault: Fault) -> Head:
+        """The same request without some of its headers, or with another Range, signed for the bucket anew."""
+        assert self._sky.keys is not None
+        deaf_to = fault.deaf_to if fault.kind is FaultKind.DEAF else ()
+        kept = {name: value for name, value in head.headers.items() if name not in deaf_to}
+        first, dash, last = kept.get("range", "").removeprefix("bytes=").partition("-")
+        if fault.kind is FaultKind.ASTRAY and first and dash:
+            kept["range"] = f"bytes={int(first) + fault.by_bytes}-{int(last) + fault.by_bytes if last else ''}"
+        kept.update(
+            sign_headers(
+                method=request.method, host=kept["host"], path=request.path, query=parse_query(request.query),
+                headers=kept, payload_hash=kept["x-amz-content-sha256"], credentials=Credentials(*self._sky.keys, None),
+                region=kept["authorization"].split("/")[2], now=time.time(), keys=SigningKeys(),
+            )
+        )  # fmt: skip
+        lines = "".join(f"{name}: {value}\r\n" for name, value in kept.items())
+        return Head.parse(f"{head.start}\r\n{lines}\r\n".encode("latin-1"))
+
+    def _pass_request(self, origin: Stream, head: Head, fault: Fault | None) -> tuple[bool, Head | None]:
         """Whether the whole request was passed on, and the answer if it came before the body."""
         origin.sock.sendall(head.raw)
         if "100-continue" in head.headers.get("expect", "").lower():
@@ -101,16 +128,29 @@ class Connection:
                 return False, interim
             self._client.sock.sendall(interim.raw)
         try:
-            self._move_request_body(head, origin.sock.sendall)
+            self._move_request_body(head, origin.sock.sendall, fault)
         except (BrokenPipeError, ConnectionResetError):
             # The bucket may have answered (403, say) and closed without waiting for the body.
             return False, None
         return True, None
 
-    def _move_request_body(self, head: Head, send: Callable[[memoryview | bytes], None]) -> None:
+    def _move_request_body(
+        self, head: Head, send: Callable[[memoryview | bytes], None], fault: Fault | None = None
+    ) -> None:
+        left = fault.after_bytes if fault is not None and fault.kind is FaultKind.CUT_UPLOAD else None
+
         def counted(view: memoryview) -> None:
+            nonlocal left
             self._sky.tally.received(len(view))
+            if left is not None and len(view) >= left:
+                send(view[:left])
+                # SeaweedFS takes a connection that ends in good order before the first byte for an empty object.
+                for stream in (self._client, self._origin):
+                    if stream is not None:
+                        reset(stream.sock)
+                raise CutError
             send(view)
+            left = None if left is None else left - len(view)
 
         if head.chunked:
             self._client.move_chunked(counted, send, unhurried)
@@ -118,17 +158,15 @@ class Connection:
             self._client.move(head.length or 0, counted, unhurried)
 
     def _pass_answer(self, origin: Stream, request: Request, answer: Head, fault: Fault | None) -> None:
-        raw = answer.raw
-        if fault is not None and fault.kind is FaultKind.WRONG_RANGE:
-            raw = with_wrong_range(answer)
-        self._client.sock.sendall(raw)
+        self._client.sock.sendall(altered(answer, fault))
         if request.method == "HEAD" or answer.status in (204, 304):
             return
         body = Body(self._sky, self._client.sock, fault)
         if answer.chunked:
             origin.move_chunked(body.send, self._client.sock.sendall, body.slice_bytes)
         elif answer.length is not None:
-            origin.move(answer.length, body.send, body.slice_bytes)
+            more = b"#" * fault.by_bytes if fault is not None and fault.kind is FaultKind.LONGER else b""
+            origin.move(answer.length, body.followed_by(more, answer.length), body.slice_bytes)
         else:
             origin.move_to_end(body.send, body.slice_bytes)
             raise CutError
@@ -139,7 +177,7 @@ class Connection:
         if not expects:
             self._move_request_body(head, lambda _: None)
         self._sleep_until(sky.clock() + sky.weather.ttfb_s)
-        xml = b"" if request.method == "HEAD" else error_xml(fault.status, request.path)
+        xml = b"" if request.method == "HEAD" else error_xml(fault.status, request.path, fault.code)
         self._client.sock.sendall(error_head(fault, len(xml), close=expects) + xml)
         sky.tally.sent(len(xml))
         return not head.closes and not expects
@@ -174,7 +212,7 @@ class Body:
         self._sky = sky
         self._client = client
         self._line = Line(sky.clock())
-        bodily = (FaultKind.RESET, FaultKind.STALL, FaultKind.TRUNCATE)
+        bodily = (FaultKind.RESET, FaultKind.STALL, FaultKind.TRUNCATE, FaultKind.ACT, FaultKind.SHORTER)
         self._fault = fault if fault is not None and fault.kind in bodily else None
         # Asked for before the first byte goes out: who has read what comes before a stall may release it at once.
         self._hold = sky.holding()
@@ -198,6 +236,15 @@ class Body:
             view = view[before:]
         self._send(view)
 
+    def followed_by(self, more: bytes, length: int) -> Callable[[memoryview], None]:
+        """`send`, but that `more` comes in one piece with the last of `length` bytes."""
+
+        def send(view: memoryview) -> None:
+            last = self._sent_bytes + len(view) == length
+            self.send(memoryview(bytes(view) + more) if more and last else view)
+
+        return send
+
     def _send(self, view: memoryview) -> None:
         sky = self._sky
         now = sky.clock()
@@ -216,6 +263,10 @@ class Body:
         self._fault = None
         if fault.kind is FaultKind.STALL:
             self._hold(fault.for_s)
+            return
+        if fault.kind is FaultKind.ACT:
+            assert fault.act is not None
+            fault.act()
             return
         if fault.kind is FaultKind.RESET:
             reset(self._client)
@@ -256,23 +307,43 @@ def reset(sock: socket.socket) -> None:
     sock.close()
 
 
-def with_wrong_range(answer: Head) -> bytes:
-    """The head with Content-Range moved on by one byte; as it was if it has none."""
-    before = answer.headers.get("content-range", "")
-    unit, _, rest = before.partition(" ")
-    extent, _, size = rest.partition("/")
-    first, dash, last = extent.partition("-")
-    if not dash:
+def altered(answer: Head, fault: Fault | None) -> bytes:
+    """The head as the fault has it; as it was where it has nothing to alter."""
+    if fault is None:
         return answer.raw
-    wrong = f"{unit} {int(first) + 1}-{int(last) + 1}/{size}"
-    return answer.raw.replace(before.encode("latin-1"), wrong.encode("latin-1"))
+    kind, length = fault.kind, answer.length
+    if kind is FaultKind.OTHER_ETAG:
+        return replaced(answer, "etag", '"0123456789abcdef0123456789abcdef"')
+    if kind is FaultKind.LONGER and length is not None:
+        return replaced(answer, "content-length", str(length + fault.by_bytes))
+    if kind is FaultKind.SHORTER and length is not None:
+        return replaced(answer, "content-length", str(min(length, fault.after_bytes)))
+    unit, _, rest = answer.headers.get("content-range", "").partition(" ")
+    extent, _, size = rest.partition("/")
+    first, _, last = extent.partition("-")
+    if not last:
+        return answer.raw
+    wrong = {
+        FaultKind.WRONG_RANGE: f"{unit} {int(first) + 1}-{int(last) + 1}/{size}",
+        FaultKind.OTHER_TOTAL: f"{unit} {extent}/{int(size) + fault.by_bytes}",
+        FaultKind.OTHER_LENGTH: f"{unit} {first}-{int(last) + fault.by_bytes}/{size}",
+    }
+    return replaced(answer, "content-range", wrong[kind]) if kind in wrong else answer.raw
+
+
+def replaced(head: Head, name: str, value: str) -> bytes:
+    """The head with another value in the header of that name, if it has one."""
+    start, *lines = head.raw.split(b"\r\n")
+    prefix = name.encode() + b":"
+    new = [prefix + b" " + value.encode() if line.lower().startswith(prefix) else line for line in lines]
+    return b"\r\n".join([start, *new])
 
 
 _CODES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed"}
 
 
-def error_xml(status: int, path: str) -> bytes:
-    code = _CODES.get(status, "InternalError")
+def error_xml(status: int, path: str, code: str | None = None) -> bytes:
+    code = code or _CODES.get(status, "InternalError")
     return (
         f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>The weather is bad.</Message>'
         f"<Resource>{escape(path)}</Resource><RequestId>SIMULATED</RequestId></Error>"

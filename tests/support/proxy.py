@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +27,9 @@ from tests.support.child import Child
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from aiohttp.abc import AbstractResolver
 
     from tests.support.bucket import Bucket
 
@@ -55,8 +58,14 @@ class Proxy:
     The cache directory outlives `stop()` and `restart()`, and goes with the context.
     """
 
-    def __init__(self, bucket: Bucket, origin: str | None = None, **settings: Any) -> None:
-        self.environment = bucket.environment()
+    def __init__(
+        self, bucket: Bucket, origin: str | None = None, *, environment: Mapping[str, str] | None = None,
+        wall_clock: Callable[[], float] = time.time, resolver: AbstractResolver | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        """`environment` None: that with the bucket's keys. `wall_clock` and `resolver`: the machine's own."""
+        self.environment = bucket.environment() if environment is None else environment
+        self._wall_clock = wall_clock
+        self._resolver = resolver
         self._own_dir = Path(tempfile.mkdtemp(prefix="outrider-proxy-"))
         self.settings = {
             "origin": origin or bucket.endpoint,
@@ -180,7 +189,7 @@ class Proxy:
     async def _serve(self, settings: outrider_settings.Settings, started: threading.Event) -> None:
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        async with running(settings) as self._outrider:
+        async with running(settings, wall_clock=self._wall_clock, resolver=self._resolver) as self._outrider:
             # The credentials are looked for now, while this thread's environment has them.
             await self._outrider.credentials.current()
             async with asyncio.timeout(START_DEADLINE_S):

@@ -29,6 +29,7 @@ JOIN_S = 5.0
 
 class Simulator:
     """One thread a connection; heads pass untouched, so signatures made for `endpoint` stay good at the bucket.
+    `keys` are the bucket's, for the one fault that must sign anew (`DEAF`).
 
     Change `weather` at any time, or replace it. After `stop()` no thread or socket of it is left.
     """
@@ -38,12 +39,14 @@ class Simulator:
         origin: str,
         weather: Weather | None = None,
         *,
+        keys: tuple[str, str] | None = None,
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         host, _, origin_port = origin.rpartition(":")
         self.origin = (host, int(origin_port))
+        self.keys = keys
         self.weather = weather or Weather()
         self.tally = Tally()
         self.clock = clock
@@ -144,7 +147,8 @@ class Simulator:
                 with contextlib.suppress(OSError):
                     client.shutdown(socket.SHUT_RDWR)
         for thread in threads:
-            thread.join(JOIN_S)
+            if thread is not threading.current_thread():  # an `act` of the weather may end it all
+                thread.join(JOIN_S)
 
 
 def control_server(simulator: Simulator, port: int) -> ThreadingHTTPServer:

@@ -30,16 +30,27 @@ class FaultKind(StrEnum):
     STALL = "stall"  # nothing more comes after `after_bytes` of the body, for `for_s` or until `release()`
     TRUNCATE = "truncate"  # the connection is closed in good order after `after_bytes` of the body
     STATUS = "status"  # `status` with an S3 error XML; the bucket is not asked
+    LATE = "late"  # the answer's head is held back, for `for_s` or until `release()`
+    ACT = "act"  # `act` is called after `after_bytes` of the body, before the next of them
     WRONG_RANGE = "wrong_range"  # Content-Range names bytes one further on than those that follow
+    OTHER_TOTAL = "other_total"  # Content-Range says that the object is `by_bytes` larger
+    OTHER_LENGTH = "other_length"  # Content-Range names an extent that is `by_bytes` longer than what follows
+    LONGER = "longer"  # `by_bytes` of something else follow the body, and Content-Length counts them
+    SHORTER = "shorter"  # Content-Length says so much as `after_bytes`, and no more comes
+    OTHER_ETAG = "other_etag"  # the answer has another ETag
+    ASTRAY = "astray"  # the answer to a Range brings, and names, bytes that lie `by_bytes` further on
+    DEAF = "deaf"  # the bucket never sees those of the request's headers that `deaf_to` names
     DROP = "drop"  # the connection is closed before any answer; the bucket did get the request
+    LOSE = "lose"  # the same, once the bucket has answered: it has done what it was asked for
+    CUT_UPLOAD = "cut_upload"  # the connection is reset after `after_bytes` of the request's body
 
 
 @dataclass(slots=True)
 class Fault:
     """One thing that goes wrong with the requests it matches, `times` times (None: always).
 
-    `after_bytes` 0 with RESET, STALL and TRUNCATE means after the head. An answer with a shorter body is spared, but
-    the fault counts as spent. With `probability` below 1, chance (seeded by the weather) picks among the matching ones.
+    `after_bytes` 0 with RESET, STALL, ACT and TRUNCATE means after the head. An answer with a shorter body is spared,
+    but the fault counts as spent. With `probability` below 1, chance (seeded by the weather) picks among the matching.
     """
 
     kind: FaultKind
@@ -50,8 +61,12 @@ class Fault:
     probability: float = 1.0
     after_bytes: int = 0
     status: int = 503
+    code: str | None = None
     retry_after_s: int | None = None
     for_s: float | None = None
+    by_bytes: int = 1
+    deaf_to: tuple[str, ...] = ("range",)
+    act: Callable[[], object] | None = None
 
     def matches(self, request: Request) -> bool:
         return (

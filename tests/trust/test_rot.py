@@ -39,9 +39,8 @@ def shelf(bucket: Bucket) -> Shelf:
 
 def proxy_of(bucket: Bucket, **settings: str) -> Proxy:
     """Without a scrubber, unless the test gives it a pace."""
-    return Proxy(
-        bucket, block_size=str(BLOCK_BYTES), freshness="immutable", **{"scrub_bandwidth": "0", **settings}
-    )  # fmt: skip
+    given: dict[str, Any] = {"scrub_bandwidth": "0", **settings}
+    return Proxy(bucket, block_size=str(BLOCK_BYTES), freshness="immutable", **given)
 
 
 def fill(proxy: Proxy, shelf: Shelf) -> None:

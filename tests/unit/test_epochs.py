@@ -41,8 +41,8 @@ def test_any_key_has_a_template_and_is_under_its_prefix(key: str) -> None:
 class Riders:
     """A planner, and jobs that read through it in an order."""
 
-    def __init__(self, *, listed: bool = True) -> None:
-        self.planner = Planner(COUNT * MIB // 4, MIB)
+    def __init__(self, *, listed: bool = True, believed_s: float = float("inf")) -> None:
+        self.planner = Planner(COUNT * MIB // 4, MIB, believed_s=lambda _: believed_s)
         self.now = 0.0
         if listed:
             self.planner.listed("b", [(key, MIB) for key in KEYS], 0.0)
@@ -95,6 +95,29 @@ def test_a_template_is_listed_once_after_its_first_keys() -> None:
     assert riders.planner.please_list() == [("b", "train/part-")]
     riders.read(list(range(4, 20)))
     assert riders.planner.please_list() == []
+
+
+@pytest.mark.parametrize(("believed_s", "lists"), [(60.0, 2), (0.0, 0), (float("inf"), 0)])
+def test_a_set_that_is_read_fast_is_listed_again_before_its_names_grow_stale(believed_s: float, lists: int) -> None:
+    riders = Riders(believed_s=believed_s)
+    asked = 0
+    for _ in range(100):
+        riders.now += 1.0
+        riders.read([0, 1])
+        asked += len(riders.planner.please_list())
+    assert asked == lists, "at 45 and at 90 seconds"
+
+
+def test_a_set_that_is_read_slowly_or_is_a_small_part_of_a_long_list_is_not_listed_again() -> None:
+    slowly, beside = Riders(believed_s=60.0), Riders(believed_s=60.0)
+    beside.planner.listed("b", [(f"other/{i}", 1) for i in range(20_000)] + [(key, MIB) for key in KEYS], 0.0)
+    for i in range(20):
+        slowly.now += 10.0
+        beside.now += 10.0
+        slowly.read([i])
+        beside.read(list(range(20)))
+        assert slowly.planner.please_list() == []
+        assert ("b", "train/part-") not in beside.planner.please_list()
 
 
 def test_sampling_with_replacement_is_noticed_and_nothing_more_fetched() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 
 from outrider.core.grants import Access, Client, Grant, allowed
@@ -97,6 +99,43 @@ def test_a_rename_takes_the_source_away_and_so_needs_write_on_it() -> None:
     headers = (("x-amz-rename-source", "old"),)
     assert not may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("train", "old", Access.READ), headers=headers)
     assert may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("train", "old", Access.WRITE), headers=headers)
+
+
+@pytest.mark.parametrize("target", ["/old/k", "old/k"])
+def test_a_rename_is_covered_however_its_source_is_read(target: str) -> None:
+    """As a path in the bucket, and as a bucket and a key in it."""
+    headers = (("x-amz-rename-source", target),)
+    for one in (Grant("old", "k", Access.WRITE), Grant("train", "old/k", Access.WRITE)):
+        assert not may("PUT", "/train/shards/1", WRITE_SHARDS, one, headers=headers)
+    both = (Grant("old", "k", Access.WRITE), Grant("train", "old/k", Access.WRITE))
+    assert may("PUT", "/train/shards/1", WRITE_SHARDS, *both, headers=headers)
+
+
+@pytest.mark.parametrize("source", ["//secret/team/a", "arn:aws:s3:r:1:accesspoint/team/object/k", "t:secret/team/a"])
+def test_a_source_in_no_plain_bucket_takes_a_grant_on_everything(source: str) -> None:
+    headers = ((COPY_FROM, source),)
+    assert not may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("*", "team/", Access.READ), headers=headers)
+    assert not may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("*", "secret/", Access.READ), headers=headers)
+    assert may("PUT", "/train/shards/1", WRITE_SHARDS, READ_ALL, headers=headers)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["shards//../other", "shards//..//other/x", "shards/a//../../other", "shards/..\\other", "shards\\..\\..\\other",
+     "shards/./../other", "shards/../..", "shards/..", "shards/a/\\../../../other", "/shards/../../shards/x"],
+)  # fmt: skip
+def test_no_reading_of_a_key_leaves_the_prefix(key: str) -> None:
+    """Go's path.Clean, a browser's URL and Windows each resolve dots in their own way."""
+    assert not may("GET", "/train/" + quote(key, safe="/"), READ_SHARDS)
+    assert not may("GET", f"/train?prefix={quote(key, safe='')}", READ_SHARDS)
+    assert not may("POST", "/train?delete", WRITE_SHARDS, keys=[key])
+
+
+@pytest.mark.parametrize(
+    "key", ["shards/a..b", "shards/...", "shards//x", "shards/a/../b", "shards/./b", "shards/a\\b"]
+)
+def test_harmless_dots_and_slashes_are_covered(key: str) -> None:
+    assert may("GET", "/train/" + quote(key, safe="/"), READ_SHARDS)
 
 
 def test_delete_objects_is_judged_by_each_of_its_keys() -> None:

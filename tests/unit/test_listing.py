@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.listing import Page, parse_page
+from outrider.core.listing import Listed, Page, parse_page
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+
+def as_listed(key: str, size: int) -> Listed:
+    return Listed(key, size, '"abc"', "2026-01-01T00:00:00Z")
 
 
 def page(objects: list[tuple[str, int]], token: str | None = None) -> bytes:
@@ -28,17 +32,29 @@ def page(objects: list[tuple[str, int]], token: str | None = None) -> bytes:
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(0, 2**50)), max_size=5))
 def test_keys_and_sizes_come_back_in_order(objects: list[tuple[str, int]]) -> None:
-    assert parse_page(page(objects)) == Page(tuple(objects), None)
+    assert parse_page(page(objects)) == Page(tuple(as_listed(*one) for one in objects), None)
 
 
 def test_a_page_that_is_not_the_last_names_the_next() -> None:
-    assert parse_page(page([("a", 1)], "xyz")) == Page((("a", 1),), "xyz")
+    assert parse_page(page([("a", 1)], "xyz")) == Page((as_listed("a", 1),), "xyz")
 
 
 def test_a_page_that_is_cut_short_without_a_token_is_the_last() -> None:
     assert parse_page(page([("a", 1)], "xyz").replace(b"NextContinuationToken", b"NextMarker")) == Page(
-        (("a", 1),), None
+        (as_listed("a", 1),), None
     )
+
+
+def test_an_object_is_the_version_that_has_its_bytes_and_its_date() -> None:
+    listed = Listed("a", 1, '"abc"', "2026-01-01T00:00:00.519Z")
+    date = "Thu, 01 Jan 2026 00:00:00 GMT"
+    assert listed.is_version('"abc"', 1, date)
+    assert not listed.is_version('"abd"', 1, date)
+    assert not listed.is_version('"abc"', 2, date)
+    assert not listed.is_version('"abc"', 1, "Thu, 01 Jan 2026 00:00:01 GMT"), "put again, perhaps with other headers"
+    assert not listed.is_version('"abc"', 1, None)
+    assert not Listed("a", 1, "", listed.modified).is_version("", 1, date)
+    assert not Listed("a", 1, '"abc"', "lately").is_version('"abc"', 1, None), "two that tell no date are not one"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from outrider.cli import app
+from outrider.cli import with_commands
 from outrider.core.ghost import Ghost
 from outrider.core.library import Outlook
 from outrider.core.model import ObjectRef
@@ -19,6 +19,8 @@ from outrider.simulator.logs import requests_of
 from outrider.simulator.optimal import optimal_hits
 
 SMALL = ["--shards", "60", "--size", "8MiB", "--block-size", "2MiB", "--readers", "4"]
+
+SIMULATE = with_commands(["simulate"])
 
 
 def most_hits(reads: tuple[int, ...], capacity: int, kept: frozenset[int] = frozenset()) -> int:
@@ -81,7 +83,7 @@ def test_a_log_tells_its_reads_and_nothing_else() -> None:
 
 
 def simulate(*words: str) -> list[dict[str, object]]:
-    result = CliRunner().invoke(app, ["simulate", *words, "--json"])
+    result = CliRunner().invoke(SIMULATE, ["simulate", *words, "--json"])
     assert result.exit_code == 0, result.output
     rows: list[dict[str, object]] = json.loads(result.output)
     return rows
@@ -106,7 +108,7 @@ def test_a_log_is_simulated(tmp_path: Path) -> None:
 
 
 def test_the_table_is_for_people_and_seeds_repeat_it() -> None:
-    runs = [CliRunner().invoke(app, ["simulate", *SMALL, "--order", "fresh"]).output for _ in range(2)]
+    runs = [CliRunner().invoke(SIMULATE, ["simulate", *SMALL, "--order", "fresh"]).output for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0].split()[:4] == ["cache", "policy", "job", "epoch"]
 
@@ -116,6 +118,6 @@ def test_the_table_is_for_people_and_seeds_repeat_it() -> None:
     (["--policy", "magic"], "--policy magic"), (["--size", "big"], "big"), (["/nowhere/log"], "/nowhere/log"),
 ])  # fmt: skip
 def test_nonsense_is_refused_by_name(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(app, ["simulate", *words])
+    result = CliRunner().invoke(SIMULATE, ["simulate", *words])
     assert result.exit_code == 2
     assert said in result.output

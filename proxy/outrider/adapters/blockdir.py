@@ -42,6 +42,20 @@ class UnusableCacheDir(ValueError):
     """The directory cannot hold a cache; the message says why and what to do."""
 
 
+def _close_to_others(folder: Path) -> None:
+    """The cache directory may be open to all, as an emptyDir is; what is kept in it is for its user alone."""
+    if folder.is_symlink():
+        raise UnusableCacheDir(f"cache directory {folder.parent}: {folder.name} is a link. Choose another --cache-dir.")
+    stat = folder.stat()
+    if stat.st_uid == os.geteuid() and stat.st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def private(path: str, flags: int) -> int:
+    """An `opener` of files for this user alone: names of objects are nobody else's business."""
+    return os.open(path, flags, 0o600)
+
+
 def file_name(block: BlockKey) -> str:
     return blake2b(block.version_id + block.index.to_bytes(8, "big"), digest_size=16).hexdigest()
 
@@ -70,8 +84,9 @@ class BlockDir:
             marker = root / "outrider-cache"
             self._lock_fd = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._take(marker)
-            self.blocks.mkdir(exist_ok=True, mode=0o700)
-            self.tmp.mkdir(exist_ok=True, mode=0o700)
+            for folder in (self.blocks, self.tmp):
+                folder.mkdir(exist_ok=True, mode=0o700)
+                _close_to_others(folder)
             self._sweep_tmp()
         except OSError as error:
             self.close()

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 # An instance without credentials answers slowly (the metadata service is tried): do not ask it on each request.
 _ASK_AGAIN_S = 30.0
+# Neither is a chain that brings what the origin just refused: each refused request would walk it.
+_RENEW_AGAIN_S = 5.0
 
 
 class AwsCredentials:
@@ -29,10 +31,14 @@ class AwsCredentials:
     """
 
     def __init__(self) -> None:
+        self._plain = _from_environment()
         self._session: AioSession | None = None
         self._found: Any = None
         self._asked_at = 0.0
+        self._renewed_at = -_RENEW_AGAIN_S
+        self._told = ""
         self._lock = asyncio.Lock()
+        self._renewing = asyncio.Lock()
 
     async def current(self) -> Credentials | None:
         """None: the chain has none, so requests go unsigned (public buckets).
@@ -41,15 +47,46 @@ class AwsCredentials:
             OriginBroke: the chain names a way to credentials that does not work (no such profile, a role refused).
         """
         try:
+            if self._plain is not None:
+                return self._plain
             if self._found is None:
                 await self._find()
             if self._found is None:
                 return None
             frozen = await self._found.get_frozen_credentials()
         except Exception as error:
-            # botocore and the HTTP library under it raise dozens of kinds here; to a read they are one.
-            raise OriginBroke(f"no credentials: {error}") from error
+            # botocore and the HTTP library under it raise dozens of kinds here; to a read they are one. Their words
+            # hold paths, roles and what a credential process printed: for the operator, not for the client of a proxy.
+            if str(error) != self._told:
+                self._told = str(error)
+                log.warning("no credentials", extra={"error": self._told})
+            raise OriginBroke(f"no credentials: {type(error).__name__}") from error
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+    async def renew(self, refused: Credentials) -> bool:
+        """Walk the chain from its start, since the origin no longer takes `refused`: a role whose session was revoked,
+        keys that were rotated in a file. Whether `current` has others now; no more often than each few seconds."""
+        async with self._renewing:
+            if await self.current() != refused:
+                return True  # whoever was refused before us has renewed them
+            now = asyncio.get_running_loop().time()
+            if now - self._renewed_at < _RENEW_AGAIN_S:
+                return False
+            self._renewed_at = now
+            try:
+                session = await asyncio.to_thread(_make_session)
+                found = await session.get_credentials()
+                frozen = None if found is None else await found.get_frozen_credentials()
+            except Exception as error:  # noqa: BLE001 - dozens of kinds; the refusal stands, and is told
+                log.warning("credentials not renewed", extra={"error": str(error)})
+                return False
+            if frozen is None or (frozen.access_key, frozen.secret_key, frozen.token) == (
+                refused.access_key, refused.secret_key, refused.session_token,
+            ):  # fmt: skip
+                return False
+            self._session, self._found = session, found
+            log.info("credentials renewed", extra={"method": str(found.method)})
+            return True
 
     async def find_early(self) -> None:
         """Walk the chain before the first request has to wait for it; failures are that request's to tell."""
@@ -81,6 +118,8 @@ class AwsCredentials:
     @property
     def method(self) -> str | None:
         """Where the credentials came from, in botocore's words (`env`, `assume-role`, ...); None: none found yet."""
+        if self._plain is not None:
+            return "env"
         return None if self._found is None else str(self._found.method)
 
     async def _find(self) -> None:
@@ -104,11 +143,27 @@ class AwsCredentials:
         return self._session
 
 
+def _from_environment() -> Credentials | None:
+    """Keys that the environment holds whole. The chain would find the same ones, first of all, but its import takes ten
+    megabytes for good. None: ask the chain.
+
+    Source: botocore.credentials, EnvProvider: the order of the two names of the token, and that an expiry means that
+    the keys will change.
+    """
+    of = os.environ.get
+    if of("AWS_PROFILE") or of("AWS_DEFAULT_PROFILE") or of("AWS_CREDENTIAL_EXPIRATION"):
+        return None
+    access_key, secret_key = of("AWS_ACCESS_KEY_ID"), of("AWS_SECRET_ACCESS_KEY")
+    if not access_key or not secret_key:
+        return None
+    return Credentials(access_key, secret_key, of("AWS_SECURITY_TOKEN") or of("AWS_SESSION_TOKEN") or None)
+
+
 def _has_profiles() -> bool:
     """Whether there is a file that a profile, and so a region, could stand in."""
     files = (("AWS_CONFIG_FILE", "~/.aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
     return "AWS_PROFILE" in os.environ or any(
-        Path(os.environ.get(name, default)).expanduser().exists() for name, default in files
+        Path(os.environ.get(name, default)).expanduser().is_file() for name, default in files
     )
 
 

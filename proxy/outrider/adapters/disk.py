@@ -21,7 +21,7 @@ from typing import TypeVar
 from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.diskwriter import DiskBlockWriter, create_file
-from outrider.adapters.leases import FileLease, OpenFile, Slot, doom_result
+from outrider.adapters.leases import Edition, FileLease, OpenFile, Slot, doom_result
 from outrider.core import blockfile
 from outrider.core.blockfile import BadBlock, BlockMeta
 from outrider.core.errors import StoreUnavailable
@@ -76,6 +76,7 @@ class DiskStore:
         self._verify_always = verify_always
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="outrider-disk")
         self._slots: dict[BlockKey, Slot] = {}
+        self._editions: dict[bytes, Edition] = {}
         self._open: OrderedDict[BlockKey, None] = OrderedDict()
         self._used_bytes = 0
         # Reserved and maybe not yet on disk: free space that statvfs still shows but that is spoken for.
@@ -119,7 +120,7 @@ class DiskStore:
         self._note_reads()
         ranked = dict.fromkeys(self._policy.victims())
         ranked.update(dict.fromkeys(self._slots))
-        return [self._slots[block].meta for block in ranked if block in self._slots]
+        return [self._slots[block].meta(block) for block in ranked if block in self._slots]
 
     def leases(self) -> int:
         """How many reads are under way of the blocks that are here."""
@@ -258,7 +259,7 @@ class DiskStore:
         if self._slots.get(block) is not slot:
             return
         self._metrics.bad_blocks.inc()
-        log.warning("bad block dropped", extra={"object": str(slot.meta.version.ref), "block": block.index,
+        log.warning("bad block dropped", extra={"object": str(slot.edition.version.ref), "block": block.index,
                                                 "error": str(error)})  # fmt: skip
         self._forget(block, slot)
         with suppress(StoreUnavailable):  # counted and logged; the caller has its miss either way
@@ -267,6 +268,9 @@ class DiskStore:
     def _forget(self, block: BlockKey, slot: Slot) -> None:
         if self._slots.get(block) is slot:
             del self._slots[block]
+            slot.edition.blocks -= 1
+            if slot.edition.blocks == 0 and self._editions.get(block.version_id) is slot.edition:
+                del self._editions[block.version_id]
             self._policy.removed(block)
             self._close(block, slot)
             self._metrics.store_blocks.set(len(self._slots))
@@ -432,12 +436,19 @@ class DiskStore:
             # The rename replaced its file.
             self._forget(block, old)
             self._release_bytes(old.disk_bytes)
-        slot = Slot(meta, disk_bytes, None)
-        slot.verified = True
-        self._slots[block] = slot
-        self._policy.added(block, meta.version)
-        self._keep_open(block, slot, file)
+        self._keep_open(*self._enter(block, meta, disk_bytes, verified=True), file)
+
+    def _enter(self, block: BlockKey, meta: BlockMeta, disk_bytes: int, *, verified: bool) -> tuple[BlockKey, Slot]:
+        """Index a block that is in nobody's place; its key, as it is kept."""
+        edition = self._editions.get(block.version_id)
+        if edition is None or not edition.fits(meta):
+            edition = self._editions[block.version_id] = Edition(meta, block.version_id, disk_bytes)
+        edition.blocks += 1
+        block = BlockKey(edition.version_id, block.index)
+        slot = self._slots[block] = Slot(edition, disk_bytes, verified=verified)
+        self._policy.added(block, edition.version)
         self._metrics.store_blocks.set(len(self._slots))
+        return block, slot
 
     # -- recovery -----------------------------------------------------------------------------------------------
 
@@ -452,9 +463,7 @@ class DiskStore:
             # Written anew since the scan began: the rename replaced the file that the scan counted.
             self._release_bytes(disk_bytes)
             return False
-        self._slots[block] = Slot(meta, disk_bytes, None)
-        self._policy.added(block, meta.version)
-        self._metrics.store_blocks.set(len(self._slots))
+        self._enter(block, meta, disk_bytes, verified=False)
         return True
 
     def uncount_found(self, disk_bytes: int) -> None:
@@ -463,6 +472,8 @@ class DiskStore:
     async def trim(self) -> None:
         """Evict down to the budget, for a directory that was filled under a larger one."""
         over = self._used_bytes - self._limits.capacity_bytes
+        if over <= 0:
+            return
         # The budget is hard: what the policy would keep goes as well, after all that it would not.
         order = list(dict.fromkeys([*self._policy.victims(), *self._slots]))
         victims, _ = self._victims(over, order)

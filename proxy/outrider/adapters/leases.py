@@ -10,6 +10,7 @@ import os
 import threading
 
 from outrider.core.blockfile import BlockMeta
+from outrider.core.model import BlockKey
 
 # One for all files: held for a few instructions, never around a system call but `close`.
 _counting = threading.Lock()
@@ -88,17 +89,38 @@ class FileLease:
                 self._slot.busy -= 1
 
 
+class Edition:
+    """What the blocks of one version have in common, held once for all of them; `blocks` counts those that hold it."""
+
+    __slots__ = ("block_bytes", "blocks", "disk_bytes", "origin", "version", "version_id")
+
+    def __init__(self, meta: BlockMeta, version_id: bytes, disk_bytes: int) -> None:
+        self.origin, self.version, self.block_bytes = meta.origin, meta.version, meta.block_bytes
+        self.version_id = version_id
+        self.disk_bytes = disk_bytes
+        self.blocks = 0
+
+    def fits(self, meta: BlockMeta) -> bool:
+        """One version may have been told with other headers each time: kept of a block is what its file says."""
+        return self.version is meta.version or self.version == meta.version
+
+
 class Slot:
     """One block on disk. `busy` counts those who open it, or read it by a file of their own: no victim then."""
 
-    __slots__ = ("busy", "disk_bytes", "file", "meta", "verified")
+    __slots__ = ("busy", "disk_bytes", "edition", "file", "verified")
 
-    def __init__(self, meta: BlockMeta, disk_bytes: int, file: OpenFile | None) -> None:
-        self.meta = meta
-        self.disk_bytes = disk_bytes
-        self.file = file
-        self.verified = file is not None
+    def __init__(self, edition: Edition, disk_bytes: int, *, verified: bool) -> None:
+        self.edition = edition
+        # Nearly all blocks of a version are of one size: one number for all of them.
+        self.disk_bytes = edition.disk_bytes if disk_bytes == edition.disk_bytes else disk_bytes
+        self.file: OpenFile | None = None
+        self.verified = verified
         self.busy = 0
+
+    def meta(self, block: BlockKey) -> BlockMeta:
+        edition = self.edition
+        return BlockMeta(edition.origin, edition.version, edition.block_bytes, block.index)
 
     @property
     def in_use(self) -> bool:

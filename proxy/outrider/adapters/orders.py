@@ -7,6 +7,7 @@ from pathlib import Path
 
 import xxhash
 
+from outrider.adapters import blockdir
 from outrider.core.library import Library
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ def save(path: Path, library: Library) -> None:
     part = Path(f"{path}.part")
     try:
         data = library.export()
-        part.write_bytes(xxhash.xxh3_128_digest(data) + data)
-        part.chmod(0o600)
+        with open(part, "wb", opener=blockdir.private) as file:
+            file.write(xxhash.xxh3_128_digest(data) + data)
         part.replace(path)
     except OSError as error:
         log.warning("learned orders not kept", extra={"error": str(error)})

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 from cachetools import LRUCache
 from yarl import URL
 
+from outrider.adapters.forward_proxy import ForwardProxy, forward_proxy_to
+from outrider.core import refusals
 from outrider.core.canonical import encode_path, encode_query
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
@@ -30,23 +34,33 @@ from outrider.metrics import Metrics, method_label
 from outrider.ports import Buffer, Chunks, Clock, OriginRequest
 from outrider.settings import SettingsError
 
+log = logging.getLogger(__name__)
+
 _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 
-# A server that accepts takes milliseconds to; S3 itself answers a read within seconds.
+# A server that accepts takes milliseconds to.
 _CONNECT_TIMEOUT_S = 5.0
-_READ_TIMEOUT_S = 30.0
 # CompleteMultipartUpload and COPY of large objects keep quiet for minutes.
 _WRITE_TIMEOUT_S = 600.0
 _REGION = re.compile(r"[a-z0-9]{2,15}(?:-[a-z0-9]{1,15}){0,5}", re.ASCII)
 _AWS_ENDPOINT = re.compile(r"(?P<scheme>https?)://s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com(?P<cn>\.cn)?", re.ASCII)
 _PLACES_MAX = 10_000
-# What a reply may buffer while its reader is slow (aiohttp pauses the socket at twice this).
-_READ_BUFFER_BYTES = 256 * 1024
+# Another region, another clock, other credentials: each once.
+_MENDS_MAX = 3
+# S3's refusals have some hundred bytes.
+_REFUSAL_BYTES_MAX = 16 * 1024
+# What a reply may buffer while its reader is slow (aiohttp pauses the socket at twice this). Four times as much took
+# 15 MB more in a cold epoch, and no less CPU: the kernel holds the rest.
+_READ_BUFFER_BYTES = 64 * 1024
 
 
 class CredentialSource(Protocol):
     async def current(self) -> Credentials | None: ...
+
+    async def renew(self, refused: Credentials) -> bool:
+        """The origin no longer takes `refused`. Whether `current` has others now."""
+        ...
 
 
 class HttpOrigin:
@@ -54,23 +68,28 @@ class HttpOrigin:
 
     def __init__(
         self, endpoint: str, region: str, credentials: CredentialSource, metrics: Metrics, clock: Clock,
-        *, connections: int,
+        *, connections: int, read_timeout_s: float = 30.0, resolver: AbstractResolver | None = None,
     ) -> None:  # fmt: skip
-        self._home = _Place(endpoint, region)
+        """`read_timeout_s`: how long the answer to a read, or the next bytes of it, may be in coming."""
+        self._home = _Place.at(endpoint, region)
         # Where buckets were found to live that are not of our region.
         self._places: LRUCache[str, _Place] = LRUCache(_PLACES_MAX)
         self.endpoint = endpoint
         self._credentials = credentials
         self._metrics = metrics
         self._clock = clock
+        self._clock_offset_s = 0.0
         self._connections = connections
+        self._read_timeout_s = read_timeout_s
+        self._resolver = resolver
         self._keys = SigningKeys()
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=self._connections, ttl_dns_cache=30, keepalive_timeout=20, ssl=_tls_context()
+                limit=self._connections, ttl_dns_cache=30, keepalive_timeout=20, ssl=_trust(),
+                resolver=self._resolver,
             ),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -78,7 +97,7 @@ class HttpOrigin:
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             max_field_size=32 * 1024,
             max_line_size=32 * 1024,
-        )
+        )  # fmt: skip
 
     async def close(self) -> None:
         if self._session is not None:
@@ -86,49 +105,97 @@ class HttpOrigin:
 
     @asynccontextmanager
     async def send(self, request: OriginRequest) -> AsyncIterator[HttpReply]:
-        bucket = request.bucket or ""
-        place = self._places.get(bucket, self._home)
-        response = await self._try(request, place)
-        if (elsewhere := _hinted(request, response, place)) is not None:
-            response.close()
-            self._places[bucket] = elsewhere
-            response = await self._try(request, elsewhere)
+        reply = await self._mended(request)
         try:
-            yield HttpReply(response, self._metrics)
+            yield reply
         finally:
             # A body that was read whole has given its connection back already; of any other nothing more is wanted.
-            response.close()
+            reply.close()
 
-    async def _try(self, request: OriginRequest, place: _Place) -> aiohttp.ClientResponse:
+    async def _mended(self, request: OriginRequest) -> HttpReply:
+        """The reply; a refusal that is owed to how we asked, and not to what for, is asked again once that is mended.
+        Such a refusal says that nothing was done, so a write is not done twice by that."""
+        bucket = request.bucket or ""
+        for _ in range(_MENDS_MAX):
+            place = self._places.get(bucket, self._home)
+            credentials = await self._credentials.current()
+            reply = HttpReply(await self._try(request, place, credentials), self._metrics)
+            try:
+                if (elsewhere := _hinted(request, reply, place)) is not None:
+                    self._places[bucket] = elsewhere
+                elif (why := await self._mend(request, reply, credentials)) is None:
+                    return reply
+                elif request.body is not None:
+                    # It was streamed, and is gone; its sender has it still.
+                    raise OriginBroke(why)
+            except BaseException:
+                reply.close()
+                raise
+            reply.close()
+        return HttpReply(await self._try(request, place, await self._credentials.current()), self._metrics)
+
+    async def _mend(self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None) -> str | None:
+        """Whether the next try may fare better, and then why; None: it would not."""
+        if credentials is None or reply.status not in refusals.STATUSES:
+            return None
+        code = None if request.method == "HEAD" else refusals.code_of(await reply.read()) or ""
+        now = self._clock()
+        offset_s = refusals.clock_offset(
+            reply.status, code, dict(reply.headers).get("date"), now, self._clock_offset_s
+        )  # fmt: skip
+        if offset_s is not None:
+            log.warning("this clock is off, signing by the origin's", extra={"offset_s": round(offset_s)})
+            self._clock_offset_s = offset_s
+            return "this clock was off by more than the origin bears"
+        if refusals.blames_credentials(reply.status, code) and await self._credentials.renew(credentials):
+            return "the credentials had expired, and were renewed"
+        return None
+
+    def _now(self) -> float:
+        """What time the origin has it to be."""
+        return self._clock() + self._clock_offset_s
+
+    async def _try(
+        self, request: OriginRequest, place: _Place, credentials: Credentials | None
+    ) -> aiohttp.ClientResponse:
         assert self._session is not None
         path = place.path_of(request)
         body = request.body
         if request.form is None:
-            headers = await self._signed(request, place, path)
+            headers = self._signed(request, place, path, credentials)
         else:
-            headers, body = await self._signed_form(request, request.form, place)
+            headers, body = self._signed_form(request, request.form, place, credentials)
         query = encode_query(request.query)
         url = URL(f"{place.base}{path}{'?' if query else ''}{query}", encoded=True)
+        read = request.method in ("GET", "HEAD")
         try:
             response = await self._session.request(
-                request.method, url, headers=headers, data=body, allow_redirects=False,
-                timeout=_timeout(request),
+                request.method, url, headers={**headers, **place.proxy.headers}, data=body, allow_redirects=False,
+                timeout=self._timeout(read=read), middlewares=() if read else (_sent_once,),
+                proxy=place.proxy.url, proxy_headers=place.proxy.connect_headers,
             )  # fmt: skip
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
             raise OriginBroke(_words(error)) from error
+        except _SentOnce as error:
+            self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
+            raise OriginBroke(_words(error.why)) from error.why
         self._metrics.origin_requests.labels(method_label(request.method), str(response.status)).inc()
         return response
 
-    async def _signed_form(
-        self, request: OriginRequest, form: PostForm, place: _Place
+    def _timeout(self, *, read: bool) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._read_timeout_s if read else _WRITE_TIMEOUT_S
+        )
+
+    def _signed_form(
+        self, request: OriginRequest, form: PostForm, place: _Place, credentials: Credentials | None
     ) -> tuple[dict[str, str], AsyncIterator[Buffer]]:
         """Its signature stands in its fields, and one in the headers as well would be refused."""
         assert request.bucket is not None
         assert request.body is not None
         assert request.body_bytes is not None
-        credentials = await self._credentials.current()
-        fields = signed_anew(form, request.bucket, credentials, place.region, self._clock(), self._keys)
+        fields = signed_anew(form, request.bucket, credentials, place.region, self._now(), self._keys)
         head = form.head(fields)
         headers = {
             **_joined(request.headers),
@@ -138,14 +205,15 @@ class HttpOrigin:
         }
         return headers, _after(head, request.body)
 
-    async def _signed(self, request: OriginRequest, place: _Place, path: str) -> dict[str, str]:
+    def _signed(
+        self, request: OriginRequest, place: _Place, path: str, credentials: Credentials | None
+    ) -> dict[str, str]:
         headers = _joined(request.headers)
         headers.setdefault("accept-encoding", "identity")
         if request.body is not None and request.body_bytes is not None:
             headers["content-length"] = str(request.body_bytes)
         elif request.body is None and request.method in ("PUT", "POST"):
             headers["content-length"] = "0"
-        credentials = await self._credentials.current()
         payload_hash = request.payload_hash or (_EMPTY_SHA256 if request.body is None else _UNSIGNED)
         if credentials is None:
             if payload_hash.startswith("STREAMING-"):
@@ -154,7 +222,7 @@ class HttpOrigin:
             headers.update(
                 sign_headers(
                     method=request.method, host=place.host, path=path, query=request.query, headers=headers,
-                    payload_hash=payload_hash, credentials=credentials, region=place.region, now=self._clock(),
+                    payload_hash=payload_hash, credentials=credentials, region=place.region, now=self._now(),
                     keys=self._keys,
                 )
             )  # fmt: skip
@@ -164,10 +232,15 @@ class HttpOrigin:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An endpoint, and the region that it is signed for."""
+    """An endpoint, the region that it is signed for, and the way there."""
 
     endpoint: str
     region: str
+    proxy: ForwardProxy
+
+    @classmethod
+    def at(cls, endpoint: str, region: str) -> _Place:
+        return cls(endpoint, region, forward_proxy_to(endpoint))
 
     @property
     def base(self) -> str:
@@ -186,18 +259,18 @@ class _Place:
         return path
 
 
-def _hinted(request: OriginRequest, response: aiohttp.ClientResponse, place: _Place) -> _Place | None:
+def _hinted(request: OriginRequest, reply: HttpReply, place: _Place) -> _Place | None:
     """Where the bucket of a read lives, when the origin says that it is not here; None: nothing of the kind.
 
     Only the region's name is taken from the reply, never an address: a `Location` could send our signature anywhere.
     Source: S3 user guide, "Making requests": 301 PermanentRedirect, and 400 AuthorizationHeaderMalformed.
     """
-    if request.method not in ("GET", "HEAD") or response.status not in (301, 307, 400):
+    if request.method not in ("GET", "HEAD") or reply.status not in (301, 307, 400):
         return None
-    region = response.headers.get("x-amz-bucket-region", "")
+    region = dict(reply.headers).get("x-amz-bucket-region", "")
     if region == place.region or _REGION.fullmatch(region) is None:
         return None
-    return _Place(endpoint_in(place.endpoint, region), region)
+    return _Place.at(endpoint_in(place.endpoint, region), region)
 
 
 def endpoint_in(endpoint: str, region: str) -> str:
@@ -212,6 +285,7 @@ class HttpReply:
     def __init__(self, response: aiohttp.ClientResponse, metrics: Metrics) -> None:
         self._response = response
         self._metrics = metrics
+        self._read: bytes | None = None
         self.status = response.status
         self.headers: Headers = tuple(
             (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
@@ -222,7 +296,20 @@ class HttpReply:
     def content_length(self) -> int | None:
         return self._response.content_length
 
+    async def read(self) -> bytes:
+        """The body of a refusal, as far as it is worth looking at; `chunks` brings it all the same."""
+        length = self.content_length
+        if self._read is None and length is not None and length <= _REFUSAL_BYTES_MAX:
+            self._read = b"".join([chunk async for chunk in self.chunks()])
+        return self._read or b""
+
+    def close(self) -> None:
+        self._response.close()
+
     async def chunks(self) -> Chunks:
+        if self._read is not None:
+            yield self._read
+            return
         try:
             # Not `iter_any`, which joins, and so copies, what came in several reads of the socket; nor `iter_chunks`,
             # which never ends where a second reply has no body (aiohttp 3.14: all of those share one reader).
@@ -249,16 +336,28 @@ async def _after(head: bytes, body: AsyncIterator[Buffer]) -> AsyncIterator[Buff
         yield piece
 
 
-def _timeout(request: OriginRequest) -> aiohttp.ClientTimeout:
-    read = _READ_TIMEOUT_S if request.method in ("GET", "HEAD") else _WRITE_TIMEOUT_S
-    return aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=read)
+class _SentOnce(Exception):
+    """Carries `why` past aiohttp, which sends a PUT or DELETE once more when its answer is lost on the way."""
+
+    def __init__(self, why: aiohttp.ClientError) -> None:
+        super().__init__()
+        self.why = why
 
 
-def _tls_context() -> ssl.SSLContext:
-    """The system's trust store, or the one that AWS tools take from AWS_CA_BUNDLE."""
-    bundle = os.environ.get("AWS_CA_BUNDLE")
+async def _sent_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     try:
-        return ssl.create_default_context(cafile=bundle or None)
+        return await handler(request)
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise _SentOnce(error) from error
+
+
+def _trust() -> ssl.SSLContext | Literal[True]:
+    """The certificates that AWS_CA_BUNDLE names, as for AWS tools; True: the system's, which aiohttp has read."""
+    bundle = os.environ.get("AWS_CA_BUNDLE")
+    if not bundle:
+        return True
+    try:
+        return ssl.create_default_context(cafile=bundle)
     except OSError as error:  # ssl.SSLError is one
         raise SettingsError(
             f"AWS_CA_BUNDLE={bundle}: {error.strerror or error}. Name a PEM file, or unset it."

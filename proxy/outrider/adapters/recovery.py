@@ -75,8 +75,9 @@ class Recovery:
             return None
 
     async def _adopt_snapshot(self, saved: Snapshot) -> None:
-        for start in range(0, len(saved.blocks), _BATCH):
-            for meta in saved.blocks[start : start + _BATCH]:
+        metas = iter(saved)
+        while batch := list(islice(metas, _BATCH)):
+            for meta in batch:
                 disk_bytes = blockfile.disk_bytes(meta)
                 self._store.count_found(disk_bytes)
                 self._adopt(meta, disk_bytes)
@@ -127,7 +128,7 @@ class Recovery:
         path = self._store.directory.snapshot
         part = Path(f"{path}.part")
         try:
-            async with aiofiles.open(part, "wb", executor=self._store.threads) as file:
+            async with aiofiles.open(part, "wb", executor=self._store.threads, opener=blockdir.private) as file:
                 await file.writelines(snapshot.encode(self._store.blocks()))
             await self._store.run(part.replace, path)
         except OSError as error:

@@ -6,9 +6,10 @@ victim first; then a checksum of all lines before. A snapshot that is not whole 
 
 from __future__ import annotations
 
+import io
 import json
+from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 import xxhash
 
@@ -22,11 +23,24 @@ class BadSnapshot(ValueError):
     """Cut, altered, or of another format."""
 
 
-@dataclass(slots=True)
 class Snapshot:
-    """What stood in a snapshot: the meta of each block, first victim first."""
+    """What stood in a snapshot. Iterating makes the meta of each block, first victim first: all at once they would take
+    many times the room of what is kept here."""
 
-    blocks: list[BlockMeta] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.versions: list[tuple[str, ObjectVersion, int]] = []
+        self._numbers, self._indexes = array("I"), array("I")
+
+    def add(self, number: int, index: int) -> None:
+        """Raises ValueError, TypeError, LookupError, OverflowError: there can be no such block."""
+        BlockMeta(*self.versions[number], index)
+        self._numbers.append(number)
+        self._indexes.append(index)
+
+    def __iter__(self) -> Iterator[BlockMeta]:
+        return (
+            BlockMeta(*self.versions[number], index) for number, index in zip(self._numbers, self._indexes, strict=True)
+        )
 
 
 def encode(blocks: Iterable[BlockMeta]) -> Iterator[bytes]:
@@ -63,27 +77,38 @@ def decode(raw: bytes) -> Snapshot:
     try:
         if json.loads(last) != {"xxh3": seal}:
             raise BadSnapshot("the checksum does not match")
-        lines = iter(body.split(b"\n"))
+        lines = io.BytesIO(body)
         if json.loads(next(lines)) != _HEAD:
             raise BadSnapshot("of another format")
         return _decode_lines(lines)
     except BadSnapshot:
         raise
-    except (ValueError, TypeError, LookupError, StopIteration) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, StopIteration, RecursionError) as error:
         raise BadSnapshot(repr(error)) from error
 
 
-def _decode_lines(lines: Iterator[bytes]) -> Snapshot:
+def _decode_lines(lines: Iterable[bytes]) -> Snapshot:
     snapshot = Snapshot()
-    versions: list[tuple[str, ObjectVersion, int]] = []
     for line in lines:
         fields = json.loads(line)
         if len(fields) == 2:
-            origin, version, block_bytes = versions[fields[0]]
-            snapshot.blocks.append(BlockMeta(origin, version, block_bytes, fields[1]))
+            number, index = fields
+            if type(number) is not int or type(index) is not int or number < 0:
+                raise BadSnapshot("a block is two numbers")
+            snapshot.add(number, index)
         else:
-            bucket, key, origin, etag, size, block_bytes, headers = fields
-            ref = ObjectRef(bucket, key)
-            pairs = tuple((name, value) for name, value in headers)
-            versions.append((origin, ObjectVersion(ref, etag, size, pairs), block_bytes))
+            snapshot.versions.append(_decode_version(*fields))
     return snapshot
+
+
+def _decode_version(
+    bucket: str, key: str, origin: str, etag: str, size: int, block_bytes: int, headers: list[tuple[str, str]]
+) -> tuple[str, ObjectVersion, int]:
+    pairs = tuple((name, value) for name, value in headers)
+    for text in (bucket, key, origin, etag, *(text for pair in pairs for text in pair)):
+        if not isinstance(text, str):
+            raise BadSnapshot("a version is told in words")
+        text.encode("utf-8", "surrogateescape")
+    if type(size) is not int or type(block_bytes) is not int:
+        raise BadSnapshot("a size is a number")
+    return origin, ObjectVersion(ObjectRef(bucket, key), etag, size, pairs), block_bytes

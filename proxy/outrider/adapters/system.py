@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import json
 import logging
 import resource
@@ -105,15 +104,6 @@ def keep_memory_small() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 2)
-
-
-def give_memory_back() -> None:
-    """What the imports and the start needed and nothing needs now."""
-    gc.collect()
-    gc.freeze()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

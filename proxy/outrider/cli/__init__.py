@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, doctor, run, serve, simulate
 
 _EXAMPLES = """Examples:
 
@@ -27,12 +29,15 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command(name="serve")(serve.serve)
-# Options after the command are the command's own, with or without `--`.
-app.command(name="run", context_settings={"allow_interspersed_args": False})(run.run)
-app.command(name="doctor")(doctor.doctor)
-app.command(name="simulate")(simulate.simulate)
-app.command(name="bench")(bench.bench)
+# Each is the function of its own name in the module of its own name. Options after the command of `run` are the
+# command's own, with or without `--`.
+_COMMANDS: dict[str, dict[str, Any]] = {
+    "serve": {},
+    "run": {"context_settings": {"allow_interspersed_args": False}},
+    "doctor": {},
+    "simulate": {},
+    "bench": {},
+}
 
 
 def _show_version(wanted: bool) -> None:
@@ -50,5 +55,13 @@ def _root(
     pass
 
 
+def with_commands(names: Iterable[str]) -> typer.Typer:
+    """The command line with these commands. The modules of the others are not imported: a proxy needs none of them, and
+    they take a megabyte and a part of each start."""
+    for name in names:
+        app.command(name=name, **_COMMANDS[name])(getattr(import_module(f"outrider.cli.{name}"), name))
+    return app
+
+
 def main() -> None:
-    app()
+    with_commands([name for name in sys.argv[1:2] if name in _COMMANDS] or _COMMANDS)()

@@ -23,10 +23,12 @@ from outrider.adapters.origin import HttpOrigin
 from outrider.adapters.system import new_event_loop
 from outrider.app import DEFAULT_REGION, running
 from outrider.cli import environment, options
+from outrider.core.buffers import Buffers
 from outrider.core.concurrency import Concurrency
 from outrider.core.courtesy import Courtesy
 from outrider.core.errors import Signal
 from outrider.core.hedging import Hedging
+from outrider.core.listing import PAGE_BYTES_MAX
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.survey import Survey
 from outrider.engine.turns import Turns
@@ -134,7 +136,7 @@ async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -
         raise SettingsError(f"{url}: write s3://BUCKET/PREFIX.")
     prefix = parts.path.lstrip("/")
     asking = Asking(bucket, Patience(), metrics, Turns(Concurrency(1), Courtesy(1), time.monotonic), Hedging())
-    listed = await Survey(asking).objects(parts.netloc, prefix)
+    listed = await Survey(asking, Buffers(2 * PAGE_BYTES_MAX)).objects(parts.netloc, prefix)
     chosen = [(key, size) for key, size in listed if size > 0][:count]
     if not chosen:
         raise SettingsError(f"{url}: no objects there, or no permission to list them. `outrider doctor` tells which.")

@@ -12,6 +12,7 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, urlsplit
 
 from outrider.adapters.credentials import AwsCredentials
+from outrider.adapters.forward_proxy import forward_proxy_to
 from outrider.adapters.origin import HttpOrigin
 from outrider.cli.findings import Finding, fail, ok, warn
 from outrider.core.errors import OriginBroke
@@ -78,7 +79,8 @@ async def check_credentials(source: AwsCredentials) -> tuple[Finding, Credential
         async with asyncio.timeout(_CREDENTIALS_TIMEOUT_S):
             found = await source.current()
     except Exception as error:  # noqa: BLE001 - whatever stops the chain is what the doctor is to tell
-        text = f"the AWS chain failed: {error}" if str(error) else f"the AWS chain failed: {type(error).__name__}"
+        cause = error.__cause__ or error
+        text = f"the AWS chain failed: {cause}" if str(cause) else f"the AWS chain failed: {type(cause).__name__}"
         return fail("credentials", text, "Correct AWS_PROFILE, the AWS config files or the role it names."), None
     if found is None:
         return warn("credentials", "none found: the origin is asked unsigned", _UNSIGNED_DO), None
@@ -92,7 +94,8 @@ def masked(access_key: str) -> str:
 
 async def check_way(endpoint: str) -> Finding:
     """Name and port: what stands in the way before a request can be sent."""
-    parts = urlsplit(endpoint)
+    # The origin's own name need not be known here when somebody else goes there for us.
+    parts = urlsplit(str(forward_proxy_to(endpoint).url or endpoint))
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -101,7 +104,7 @@ async def check_way(endpoint: str) -> Finding:
         return fail(
             "network",
             f"{host}: no such name: {_words(error)}",
-            "Check --origin for a typo, and the DNS of this machine.",
+            "Check --origin (or HTTPS_PROXY) for a typo, and the DNS of this machine.",
         )
     return await _connect(parts, host, port, str(addresses[0][4][0]))
 
@@ -114,7 +117,7 @@ async def _connect(parts: SplitResult, host: str, port: int, address: str) -> Fi
     except (OSError, TimeoutError) as error:
         return fail(
             "network", f"{parts.netloc} ({address}): cannot connect: {_words(error)}",
-            "Check --origin, that the server runs, and firewalls on the way to it.",
+            "Check --origin (or HTTPS_PROXY), that the server runs, and firewalls on the way to it.",
         )  # fmt: skip
     took_s = time.perf_counter() - began
     writer.close()
@@ -219,3 +222,6 @@ class _Fixed:
 
     async def current(self) -> Credentials | None:
         return self._credentials
+
+    async def renew(self, refused: Credentials) -> bool:
+        return False

@@ -8,13 +8,10 @@ import signal
 import typer
 
 from outrider.adapters.blockdir import UnusableCacheDir
-from outrider.adapters.system import give_memory_back, keep_memory_small, new_event_loop, set_up_logs
+from outrider.adapters.system import keep_memory_small, new_event_loop, set_up_logs
 from outrider.app import running
 from outrider.cli import options
 from outrider.settings import Settings, SettingsError
-
-# After the start, and after the index of a small cache was read.
-_SETTLED_S = 3.0
 
 
 def serve(
@@ -55,14 +52,18 @@ def serve(
 
 
 async def _serve(settings: Settings) -> int:
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def asked_to_stop() -> None:
+        # A second signal is from somebody who does not want to wait for the first one's drain.
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, asked_to_stop)
     try:
-        async with running(settings) as outrider:
+        async with running(settings, hurry) as outrider:
             finding = asyncio.create_task(outrider.credentials.find_early(), name="credentials")
-            loop.call_later(_SETTLED_S, give_memory_back)
             await stop.wait()
             finding.cancel()
     except (UnusableCacheDir, SettingsError) as error:

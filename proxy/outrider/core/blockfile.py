@@ -123,7 +123,7 @@ def decode_header(header: bytes) -> tuple[BlockMeta, bytes]:
         raise BadBlock("header checksum does not match")
     try:
         return _meta_of(json.loads(raw)), payload_checksum
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadBlock(f"header does not make sense: {error!r}") from error
 
 
@@ -156,6 +156,7 @@ def _meta_of(fields: dict[str, object]) -> BlockMeta:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"not text: {value!r}")
+    value.encode("utf-8", "surrogateescape")  # a surrogate that escapes nothing could be neither hashed nor sent
     return value
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 
 from outrider.core.model import ObjectRef
-from outrider.core.s3wire import LIST_QUERY, Forgets, Operation
+from outrider.core.s3wire import LIST_QUERY, Forgets, Operation, is_bucket_name
+
+_SLASHES = re.compile("/+")
+_DOTS = frozenset((".", ".."))
 
 
 class Access(Enum):
@@ -33,8 +37,8 @@ class Grant:
         """Also for LIST, with the listed prefix as `key`: every key under it then begins with the grant's prefix."""
         if not self._gives(access, bucket):
             return False
-        # Some origins, and proxies before them, resolve dots in a path: the key must be covered either way.
-        return all(name is not None and self._begins(name) for name in {key, _without_dots(key)})
+        # Some origins, and proxies before them, resolve dots in a path: the key must be covered in each reading.
+        return all(name is not None and self._begins(name) for name in _readings(key))
 
     def _begins(self, key: str) -> bool:
         return not self.prefix or fnmatchcase(key, self.prefix + "*")
@@ -52,11 +56,18 @@ class Grant:
         return self.bucket == "*" and self.prefix == ""
 
 
-def _without_dots(key: str) -> str | None:
-    """`key` as a path whose `.` and `..` are resolved; None: it leaves the bucket."""
-    segments = key.split("/")
-    if not {".", ".."} & set(segments):
-        return key
+def _readings(key: str) -> set[str | None]:
+    """`key`, and what a path of that name may be taken for: with its `.` and `..` resolved, after doubled slashes were
+    made one or before, with backslashes for slashes or not. None: it leaves the bucket."""
+    if "." not in key:
+        return {key}
+    paths = {key, key.replace("\\", "/")}
+    paths |= {_SLASHES.sub("/", path).removeprefix("/") for path in paths}
+    return {key} | {_without_dots(path) for path in paths if not _DOTS.isdisjoint(path.split("/"))}
+
+
+def _without_dots(path: str) -> str | None:
+    segments = path.split("/")
     kept: list[str] = []
     for segment in segments:
         if segment == "..":
@@ -108,4 +119,7 @@ def allowed(client: Client, operation: Operation, keys_in_body: Sequence[str] | 
 
 def _covers_source(grants: Sequence[Grant], source: ObjectRef, operation: Operation) -> bool:
     access = Access.WRITE if operation.renames else Access.READ
+    if not is_bucket_name(source.bucket):
+        # `arn:...`, `tenant:bucket`, `//bucket`: which objects that names, the origin alone knows.
+        return any(grant.covers_service() and grant.access in (access, Access.WRITE) for grant in grants)
     return any(grant.covers_key(access, source.bucket, source.key) for grant in grants)

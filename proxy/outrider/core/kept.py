@@ -59,6 +59,10 @@ class Dataset:
         self.jobs: dict[str, Job] = {}
         self.learned: list[Learned] = []
         self.list_wanted = False
+        # How long a LIST of it is, when the last one was asked for again, and how many objects were opened since.
+        self.list_pages = 1
+        self.listed_at = 0.0
+        self.reads_since_list = 0
         self.kept: dict[int, Kept] = {}
         # By expected next use on the dataset's own clock, which goes 1.0 forward in each pass of its jobs.
         self._ranked: SortedList[tuple[float, int]] = SortedList()

@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.parsers import expat
+
+from outrider.core.s3wire import DEPTH_MAX
 
 PAGE_BYTES_MAX = 16 * 1024 * 1024
 """1,000 keys of 1,024 bytes, each byte escaped, and what stands around them, fit well."""
 
 
+class Listed(NamedTuple):
+    """An object as a LIST shows it. `size` in bytes; `etag` and `modified` (ISO 8601) are empty where it tells none."""
+
+    key: str
+    size: int
+    etag: str = ""
+    modified: str = ""
+
+    def is_version(self, etag: str, size: int, last_modified: str | None) -> bool:
+        """Whether it is the version of which a HEAD says so: the same bytes, and not put again since, as far as a date
+        in seconds (RFC 9110, 5.6.7) can tell."""
+        return (
+            size == self.size
+            and etag.strip('"') == self.etag.strip('"') != ""
+            and last_modified is not None
+            and last_modified == _http_date(self.modified)
+        )
+
+
+def _http_date(iso: str) -> str | None:
+    try:
+        return format_datetime(datetime.fromisoformat(iso).astimezone(UTC), usegmt=True)
+    except ValueError:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`objects` are keys and sizes in bytes, in the order of the LIST. `next_token` None: this is the last page."""
+    """`objects` in the order of the LIST. `next_token` None: this is the last page."""
 
-    objects: tuple[tuple[str, int], ...]
+    objects: tuple[Listed, ...]
     next_token: str | None
 
 
@@ -41,15 +72,18 @@ def parse_page(body: bytes) -> Page | None:
 
 class _Reader:
     def __init__(self) -> None:
-        self.objects: list[tuple[str, int]] = []
+        self.objects: list[Listed] = []
         self.token: str | None = None
         self.truncated = False
         self.is_list = False
         self.text: list[str] = []
         self._path: list[str] = []
-        self._key, self._size = "", ""
+        self._told: dict[str, str] = {}
 
     def start(self, name: str, _: object) -> None:
+        # The path is joined at each end: without a limit that would take the square of the depth.
+        if len(self._path) >= DEPTH_MAX:
+            raise ValueError("nested too deep")
         self._path.append(name.rpartition(":")[2])
         self.text.clear()
 
@@ -59,18 +93,23 @@ class _Reader:
         match path:
             case "ListBucketResult":
                 self.is_list = True
-            case "ListBucketResult/Contents/Key":
-                self._key = unquote_to_bytes(value.replace("+", " ")).decode("utf-8", "surrogateescape")
-            case "ListBucketResult/Contents/Size":
-                self._size = value
             case "ListBucketResult/Contents":
-                if not (self._size.isascii() and self._size.isdecimal()):
-                    raise ValueError("a size is a number")
-                self.objects.append((self._key, int(self._size)))
+                self.objects.append(_listed(self._told))
+                self._told = {}
             case "ListBucketResult/NextContinuationToken":
                 self.token = value
             case "ListBucketResult/IsTruncated":
                 self.truncated = value == "true"
+            case _ if path.startswith("ListBucketResult/Contents/"):
+                self._told[path.rpartition("/")[2]] = value
+
+
+def _listed(told: dict[str, str]) -> Listed:
+    key, size = told.get("Key", ""), told.get("Size", "")
+    if not (size.isascii() and size.isdecimal()):
+        raise ValueError("a size is a number")
+    key = unquote_to_bytes(key.replace("+", " ")).decode("utf-8", "surrogateescape")
+    return Listed(key, int(size), told.get("ETag", ""), told.get("LastModified", ""))
 
 
 def _refuse(*_: object) -> None:

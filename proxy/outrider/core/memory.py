@@ -45,7 +45,7 @@ def unpacked(data: bytes) -> list[Dataset]:
         if said["format"] != _FORMAT:
             raise ValueError(f"format {said['format']}")
         return [_dataset(record) for record in said["datasets"]]
-    except (zlib.error, KeyError, TypeError, OverflowError, IndexError) as error:
+    except (zlib.error, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not the memory of a planner: {error}") from error
 
 

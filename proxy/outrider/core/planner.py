@@ -18,6 +18,12 @@ from outrider.core.library import Item, Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.streams import ABANDONED_S, Streams
 
+# A LIST of a page costs as much as a dozen HEADs (S3's price list), and one trip: it pays where more names than that
+# would have to be asked about again.
+_READS_PER_PAGE = 16
+_NAMES_PER_PAGE = 1000
+# After this part of the time for which names are believed they are listed again, so that they never grow stale.
+_LIST_AGAIN = 0.75
 # A block goes for one that is needed sooner by this part of its dataset's pass; less would only trade places.
 _SOONER = 0.01
 # What is kept free for the readers' own misses, per reader and as part of an object, where the next read is anybody's.
@@ -62,13 +68,15 @@ class Planner:
     def __init__(
         self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000,
         disk_bytes: Callable[[int], int] = int, opened: Callable[[ObjectRef, int], None] = lambda ref, size: None,
+        believed_s: Callable[[ObjectRef], float] = lambda ref: _FAREST,
     ) -> None:  # fmt: skip
         """`disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` hears of each pass over an
-        object (see `ghost`).
+        object (see `ghost`). `believed_s`: for how long a name is believed without asking the origin again.
 
         `keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
         """
         self._on_opened = opened
+        self._believed_s = believed_s
         self._capacity_bytes = capacity_bytes
         self._block_bytes = block_bytes
         self._disk_bytes = disk_bytes
@@ -126,6 +134,7 @@ class Planner:
             self._owing[dataset] *= 1 - _FORGIVEN
         dataset.opened(client, key, self.readers, self._now)
         self._think_of_listing(dataset)
+        self._think_of_listing_again(dataset, key)
 
     @property
     def readers(self) -> int:
@@ -164,15 +173,33 @@ class Planner:
             dataset.list_wanted = True
             self._lists.append((dataset.bucket, prefix_of(dataset.template)))
 
+    def _think_of_listing_again(self, dataset: Dataset, key: int) -> None:
+        if not dataset.names.listed:
+            return
+        dataset.reads_since_list += 1
+        believed_s = self._believed_s(ObjectRef(dataset.bucket, dataset.names.keys[key]))
+        since_s, pause_s = self._now - dataset.listed_at, _LIST_AGAIN * believed_s
+        if not 0 < believed_s < _FAREST or since_s < pause_s:
+            return
+        if dataset.reads_since_list >= _READS_PER_PAGE * dataset.list_pages:
+            self._lists.append((dataset.bucket, prefix_of(dataset.template)))
+            dataset.listed_at, dataset.reads_since_list = self._now, 0
+        elif since_s > pause_s + believed_s:
+            # Too slow for a LIST to pay; from here on it may become fast.
+            dataset.listed_at, dataset.reads_since_list = self._now - pause_s, 0
+
     def please_list(self) -> list[tuple[str, str]]:
-        """Buckets and prefixes worth a LIST, each told once. Answer by `listed`, or not at all."""
+        """Buckets and prefixes worth a LIST, each told once: to learn what there is, or that what is believed of many
+        names still holds. Answer by `listed`, or not at all."""
         lists, self._lists = self._lists, []
         return lists
 
     def listed(self, bucket: str, entries: Iterable[tuple[str, int]], now: float) -> None:
         """Keys and sizes under a prefix, in the order of the LIST."""
         self._now = now
+        entries = list(entries)
         for dataset in self.library.list(bucket, entries):
+            dataset.list_pages = 1 + len(entries) // _NAMES_PER_PAGE
             for job in dataset.jobs.values():
                 job.listed(dataset.names)
 

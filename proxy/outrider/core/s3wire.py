@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from html import escape
 from urllib.parse import unquote, unquote_to_bytes
@@ -117,9 +117,11 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
     else:
         bucket, key, bare = host_bucket, _decoded(path[1:]), False
     query = without_signature(tuple(parse_query(raw_query)))
+    if not bucket and path != "/":
+        raise InvalidBucketName
     if not bucket:
         return Operation(Kind.FORWARD, method, None, "", query)
-    if _BUCKET.fullmatch(bucket) is None:
+    if not is_bucket_name(bucket):
         raise InvalidBucketName
     kind = _kind(method, key, query, headers)
     forgets, sources, renames = _effects(method, bucket, key, query, headers)
@@ -187,6 +189,10 @@ def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
     return Kind.GET if method == "GET" else Kind.HEAD
 
 
+def is_bucket_name(name: str) -> bool:
+    return _BUCKET.fullmatch(name) is not None
+
+
 def is_plain_list(operation: Operation, headers: Headers) -> bool:
     """A LIST of a bucket whose answer hangs on nothing but its query."""
     if operation.method != "GET" or operation.bucket is None or operation.key:
@@ -210,7 +216,10 @@ def _effects(
     for name, value in headers:
         if name in ("x-amz-copy-source", "x-amz-rename-source"):
             sources.append(_source(value, bucket))
-            renames = renames or name == "x-amz-rename-source"
+        if name == "x-amz-rename-source":
+            # Within one bucket, and so without its name: a folder may look like one.
+            sources.append(ObjectRef(bucket, unquote(value, errors="surrogateescape").removeprefix("/")))
+            renames = True
     if key:
         return Forgets.KEY, tuple(sources), renames
     if method == "POST" and any(name == "delete" for name, _ in query):
@@ -225,6 +234,14 @@ def is_preflight(method: str, headers: Headers) -> bool:
     return method == "OPTIONS" and names >= {"origin", "access-control-request-method"}
 
 
+_PREFLIGHT = ("origin", "access-control-request-method", "access-control-request-headers")
+
+
+def preflight_alone(operation: Operation, headers: Headers) -> tuple[Operation, Headers]:
+    """What of a preflight goes up, whoever sent it, under the proxy's own signature: the question, and no more."""
+    return replace(operation, query=()), tuple(pair for pair in headers if pair[0] in _PREFLIGHT)
+
+
 def _source(value: str, bucket: str) -> ObjectRef:
     path = unquote(value.partition("?")[0], errors="surrogateescape")
     if path.startswith("/"):
@@ -235,6 +252,10 @@ def _source(value: str, bucket: str) -> ObjectRef:
 
 DELETE_BODY_BYTES_MAX = 4 * 1024 * 1024
 """1,000 keys (S3's limit) of 1,024 bytes, each byte escaped as `&#xNN;`, fit; what is longer is not parsed."""
+
+
+DEPTH_MAX = 16
+"""Of the XML that is read here, no element lies deeper; expat's own stack would take any depth."""
 
 
 def ref_of(url: str) -> ObjectRef | None:
@@ -258,10 +279,15 @@ def keys_to_delete(body: bytes) -> list[str] | None:
     path: list[str] = []
     text: list[str] = []
 
-    def start(name: str, _: object) -> None:
+    def text_alone(*_: object) -> None:
         if path[-2:] == ["Object", "Key"]:
             # Parsers differ in what the key then is, and a grant must hold for the one that the origin reads.
             raise ValueError("a key holds text alone")
+
+    def start(name: str, _: object) -> None:
+        text_alone()
+        if len(path) >= DEPTH_MAX:
+            raise ValueError("nested too deep")
         path.append(name.rpartition(":")[2])
         text.clear()
 
@@ -277,6 +303,8 @@ def keys_to_delete(body: bytes) -> list[str] | None:
     parser.StartElementHandler = start
     parser.EndElementHandler = end
     parser.CharacterDataHandler = text.append
+    parser.CommentHandler = text_alone
+    parser.ProcessingInstructionHandler = text_alone
     parser.StartDoctypeDeclHandler = refuse
     try:
         parser.Parse(body, True)
@@ -299,11 +327,13 @@ def xml_text(text: str) -> str:
     return escape("".join(char if char.isprintable() else "\ufffd" for char in text))
 
 
-# Hop-by-hop (RFC 9110 section 7.6.1), framing that each side does for itself, and names that each server gives anew.
-_NOT_PASSED_DOWN = frozenset(
-    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
-     "transfer-encoding", "upgrade", "date", "server")
+HOP_BY_HOP = frozenset(
+    ("close", "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
+     "trailer", "transfer-encoding", "upgrade")
 )  # fmt: skip
+"""RFC 9110 section 7.6.1, framing that each side does for itself among them."""
+# With names that each server gives anew.
+_NOT_PASSED_DOWN = HOP_BY_HOP | {"date", "server"}
 # Of one reply only, not of the version.
 _NOT_REPLAYED = _NOT_PASSED_DOWN | frozenset(
     ("content-length", "content-range", "x-amz-request-id", "x-amz-id-2", "age", "set-cookie", "alt-svc", "via",
@@ -336,18 +366,24 @@ def without_checksums(headers: Headers) -> Headers:
 
 
 # Signed anew, framed anew, or spoken to this hop alone.
-_NOT_PASSED_UP = frozenset(
-    ("authorization", "connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate",
-     "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "x-amz-content-sha256",
-     "x-amz-date", "date", "x-amz-decoded-content-length", "x-amz-security-token", "x-amz-trailer")
+_NOT_PASSED_UP = HOP_BY_HOP | frozenset(
+    ("authorization", "content-length", "expect", "host", "x-amz-content-sha256", "x-amz-date", "date",
+     "x-amz-decoded-content-length", "x-amz-security-token", "x-amz-trailer",
+     # What an origin, or a proxy before it, may believe of a proxy: who asks, which host, path or method he meant.
+     "forwarded", "x-real-ip", "x-original-url", "x-rewrite-url", "x-http-method", "x-http-method-override",
+     "x-method-override")
 )  # fmt: skip
+_USER_METADATA = "x-amz-meta-"
 
 
 def passed_up(headers: Headers) -> Headers:
     """What of a client's request goes to the origin of a forwarded one; `aws-chunked` is undone, so not named."""
     kept: list[tuple[str, str]] = []
     for name, value in headers:
-        if name in _NOT_PASSED_UP:
+        if name in _NOT_PASSED_UP or name.startswith("x-forwarded-"):
+            continue
+        # CGI, and Ceph's gateway, take `_` for `-`: neither signature nor grant saw an `x_amz_copy_source`.
+        if "_" in name and not name.startswith(_USER_METADATA):
             continue
         if name == "content-encoding":
             value = without_aws_chunked(value)

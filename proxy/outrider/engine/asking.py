@@ -44,6 +44,10 @@ class OriginRefused(Signal):
         return cls(reply.status, reply.headers, bytes(body[:_REFUSAL_BYTES_MAX]))
 
 
+class _OtherSizeError(OriginBroke):
+    """Of the same ETag, another size. One of two answers is wrong, and who knows which."""
+
+
 class Patience:
     """How failures and stragglers are waited out; time and chance come in here, so that tests need neither."""
 
@@ -150,6 +154,9 @@ class Asking:
             except OriginBroke as error:
                 failures = failures + 1 if position == started else 1
                 if (wait_s := self._again(failures, error)) is None:
+                    if isinstance(error, _OtherSizeError):
+                        # It was the first: what we believe must not break all reads until it is asked about again.
+                        raise VersionChanged(f"{version.ref}: another size") from error
                     raise
             if turn is not None:
                 turn.give_back()
@@ -278,6 +285,8 @@ async def _check(reply: OriginReply, version: ObjectVersion, extent: Extent) -> 
     if reply.status == 200:
         return extent.start
     got = parse_content_range(headers.get("content-range", ""))
-    if got is None or got[1] != version.size or got[0].start != extent.start:
+    if got is None or got[0].start != extent.start:
         raise OriginBroke("the Content-Range is not what was asked for")
+    if got[1] != version.size:
+        raise _OtherSizeError("the Content-Range is not of the size that was told before")
     return 0

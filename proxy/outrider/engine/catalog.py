@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 from outrider.core.freshness import Freshness, is_fresh
+from outrider.core.listing import Listed
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.ports import Clock
+
+# As long as a write may keep its connection quiet.
+_DOUBT_S = 600.0
+_DOUBTS_MAX = 10_000
 
 
 class Mark(NamedTuple):
@@ -24,7 +29,8 @@ class Mark(NamedTuple):
 class _Entry:
     version: ObjectVersion
     mark: Mark | None
-    """Of the question that `version` answered; None: found at a start, so it must be asked about in any mode."""
+    """Of the question that `version` answered; None: found at a start, or a LIST showed another, so it must be asked
+    about in any mode."""
 
 
 class Fresh(NamedTuple):
@@ -69,6 +75,8 @@ class Catalog:
         """Grows whenever something that was believed of a name no longer is: what was looked up before may not hold."""
         self._forgotten = ForgetLog(capacity)
         self._forgotten_buckets = ForgetLog(10_000)
+        # Until when no answer about a name, or a bucket, is believed.
+        self._doubted: dict[object, float] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -79,7 +87,13 @@ class Catalog:
     def believes(self, ref: ObjectRef, mark: Mark) -> bool:
         """Whether nothing was forgotten of `ref` since `mark`."""
         last = max(self._forgotten.last(ref), self._forgotten_buckets.last(ref.bucket))
+        if self._doubted and mark.at < max(self._doubted.get(ref, -inf), self._doubted.get(ref.bucket, -inf)):
+            return False
         return last <= mark.generation
+
+    def will_be_fresh(self, ref: ObjectRef, mark: Mark) -> bool:
+        """Whether the answer to a question put at `mark` would do for a read that comes now."""
+        return self.believes(ref, mark) and is_fresh(mark.at, self._clock(), self._freshness_of(ref))
 
     def fresh(self, ref: ObjectRef) -> ObjectVersion | None:
         """The version to serve without asking; None: ask first."""
@@ -94,11 +108,9 @@ class Catalog:
         # Before the entry is read: what changes in between then makes the answer one that no longer holds.
         changes = self.changes
         entry = self._entries.get(ref)
-        if entry is None or entry.mark is None or not self.believes(ref, entry.mark):
+        if entry is None or entry.mark is None or not self.will_be_fresh(ref, entry.mark):
             return None
         freshness = self._freshness_of(ref)
-        if not is_fresh(entry.mark.at, self._clock(), freshness):
-            return None
         until = inf if freshness.ttl_s == inf else entry.mark.at + freshness.ttl_s
         return Fresh(entry.version, until, changes)
 
@@ -129,6 +141,27 @@ class Catalog:
         if origin == self._origin and version.ref not in self._entries:
             self._enter(_Entry(version, None))
 
+    def listed(self, bucket: str, objects: Iterable[Listed], mark: Mark) -> None:
+        """A LIST that was asked for at `mark` shows these. Where one is the version that we have, it counts as asked
+        about; about another the origin is asked when it is read.
+
+        Source: S3 user guide, "Amazon S3 data consistency model": LIST is as good as HEAD. After a write of ours the
+        object itself is asked all the same.
+        """
+        for one in objects:
+            entry = self._entries.get(ref := ObjectRef(bucket, one.key))
+            if entry is None or not self.believes(ref, mark):
+                continue
+            asked = entry.mark or Mark(0, 0.0)
+            if asked > mark or not self.believes(ref, asked):
+                continue
+            version = entry.version
+            if one.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
+                entry.mark = mark
+            elif entry.mark is not None:
+                entry.mark = None
+                self.changes += 1
+
     def _enter(self, entry: _Entry) -> None:
         self._entries[entry.version.ref] = entry
         self._entries.move_to_end(entry.version.ref)
@@ -147,3 +180,15 @@ class Catalog:
         self._generation += 1
         self.changes += 1
         self._forgotten_buckets.note(bucket, self._generation)
+
+    def doubt(self, name: ObjectRef | str) -> None:
+        """A write ended without an answer, and the origin may carry it out yet: for a while each read of the name, or
+        of the bucket, asks."""
+        if isinstance(name, str):
+            self.forget_bucket(name)
+        else:
+            self.forget(name)
+        self._doubted.pop(name, None)
+        self._doubted[name] = self._clock() + _DOUBT_S
+        if len(self._doubted) > _DOUBTS_MAX:
+            del self._doubted[next(iter(self._doubted))]

@@ -111,6 +111,12 @@ class Flight:
             self._waiters.discard(waiter)
 
     def lease(self) -> Lease:
-        """Good after the first byte arrived."""
+        """Good after the first byte arrived.
+
+        Raises:
+            Signal: the flight has failed since, and its file is closed.
+        """
         assert self._writer is not None
+        if self._error is not None:
+            raise self._error.with_traceback(None)
         return self._writer.lease()

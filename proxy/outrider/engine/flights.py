@@ -35,6 +35,7 @@ class Flights:
         self._clock = clock
         self._lag = DiskLag()
         self._flights: dict[BlockKey, Flight] = {}
+        self._pouring = 0
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -99,7 +100,11 @@ class Flights:
         lead = flights[0]
         begun = Extent(lead.begins_at, flights[-1].meta.extent.stop)
         head = Extent(lead.meta.extent.start, begun.start)
-        pouring = Pouring(self._asking, self._store, turn, self._clock, self._arrived, self._landed, self._flowed)
+        pouring = Pouring(
+            self._asking, self._store, turn, self._clock, self._arrived, self._landed, self._flowed,
+            lambda: self._pouring,
+        )  # fmt: skip
+        self._pouring += 1
         try:
             # The file of the first block is made before the GET is sent: no room, no traffic.
             await pouring.begin(lead)
@@ -117,6 +122,8 @@ class Flights:
             self._end(flights, error if isinstance(error, Exception) else StoreUnavailable("the proxy is stopping"))
             await pouring.abort()
             raise error from None
+        finally:
+            self._pouring -= 1
 
     def _arrived(self, origin_s: float, disk_s: float, count: int) -> None:
         self._turns.arrived(count)

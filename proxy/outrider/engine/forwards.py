@@ -4,10 +4,11 @@ doubtful forgotten before it is sent and again after its answer came."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from outrider.core import s3wire
+from outrider.core.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3wire import Forgets, Operation
@@ -49,6 +50,23 @@ class ForwardBody:
         await self._stack.aclose()
 
 
+class _Outcome:
+    """What is known of how a write ended."""
+
+    def __init__(self) -> None:
+        self.in_doubt = True
+
+    async def of(self, chunks: Chunks) -> Chunks:
+        """`chunks`, whose end may tell of a failure (CompleteMultipartUpload, COPY)."""
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+        except OriginBroke:
+            self.in_doubt = True
+            raise
+
+
 async def _once(body: bytes) -> Chunks:
     yield body
 
@@ -88,7 +106,8 @@ class Forwards:
             upload.body, upload.body_bytes, upload.payload_hash, upload.form, operation.bare,
         )  # fmt: skip
         async with AsyncExitStack() as stack:
-            stack.callback(self._forget, operation, deleted_keys)
+            outcome = _Outcome()
+            stack.callback(lambda: self._forget(operation, deleted_keys, in_doubt=outcome.in_doubt))
             self._forget(operation, deleted_keys)
             try:
                 retried = operation.method in ("GET", "HEAD") and upload.body is None
@@ -101,24 +120,31 @@ class Forwards:
             self._forget(operation, deleted_keys)
             told = s3wire.passed_down(reply.headers)
             chunks = reply.chunks()
+            if operation.forgets is not Forgets.NOTHING:
+                outcome.in_doubt = reply.status in RETRYABLE_STATUSES
+                chunks = outcome.of(chunks)
             if listing is not None and reply.status == 200:
                 chunks = self._listings.keeping(operation, listing, mark, told, chunks)
             return ForwardAnswer(reply.status, told, reply.content_length, ForwardBody(chunks, stack.pop_all()))
         raise AssertionError("unreachable")
 
-    def _forget(self, operation: Operation, deleted_keys: Sequence[str] | None) -> None:
+    def _forget(self, operation: Operation, deleted_keys: Sequence[str] | None, *, in_doubt: bool = False) -> None:
+        """`in_doubt`: nobody knows whether, and when, the origin carries it out."""
         if operation.forgets is Forgets.NOTHING:
             return
         assert operation.bucket is not None
+        forget = self._catalog.doubt if in_doubt else self._catalog.forget
         self._listings.forget(operation.bucket)
         if operation.renames:
             for source in operation.sources:
-                self._catalog.forget(source)
+                forget(source)
                 self._listings.forget(source.bucket)
         if operation.forgets is Forgets.KEY:
-            self._catalog.forget(operation.ref)
+            forget(operation.ref)
         elif operation.forgets is Forgets.KEYS_IN_BODY and deleted_keys is not None:
             for key in deleted_keys:
-                self._catalog.forget(ObjectRef(operation.bucket, key))
+                forget(ObjectRef(operation.bucket, key))
+        elif in_doubt:
+            self._catalog.doubt(operation.bucket)
         else:
             self._catalog.forget_bucket(operation.bucket)

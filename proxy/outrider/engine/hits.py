@@ -11,6 +11,9 @@ from outrider.ports import BlockStore, Clock, Lease
 # A read over more blocks than this is long enough for the longer way not to matter.
 _BLOCKS_MAX = 64
 
+Piece = tuple[Lease, int, int]
+"""A block, and where in its file how many bytes are."""
+
 
 @dataclass(slots=True)
 class Known:
@@ -44,20 +47,34 @@ class Hits:
         """Whether the catalog would say the same again. False may also mean: look it up again."""
         return known.changes == self._catalog.changes and self._clock() < known.until
 
-    def first_block(self, known: Known, extent: Extent) -> tuple[Lease, int, int] | None:
-        """A lease, offset in the file and count of the first bytes of `extent`, when all of its blocks are here.
+    def pieces(self, known: Known, extent: Extent, at_most: int) -> list[Piece] | None:
+        """The first of `extent`, `at_most` so many bytes, when all its blocks are here; the caller releases the leases.
 
         None: something is missing, or not open.
         """
         block_bytes = self._block_bytes
-        index, inside = divmod(extent.start, block_bytes)
+        first, inside = divmod(extent.start, block_bytes)
         last = (extent.stop - 1) // block_bytes
-        if last != index and not self._are_here(known, index + 1, last):
+        if last == first:
+            lease = self._store.lease_at_once(BlockKey(known.version_id, first))
+            return (
+                None if lease is None else [(lease, lease.block.payload_offset + inside, min(at_most, extent.length))]
+            )
+        if not self._are_here(known, first, last):
             return None
-        lease = self._store.lease_at_once(BlockKey(known.version_id, index))
-        if lease is None:
-            return None
-        return lease, lease.block.payload_offset + inside, min(block_bytes - inside, extent.length)
+        pieces: list[Piece] = []
+        start, stop = extent.start, min(extent.stop, extent.start + at_most)
+        while start < stop:
+            index, inside = divmod(start, block_bytes)
+            lease = self._store.lease_at_once(BlockKey(known.version_id, index))
+            if lease is None:
+                for one, _, _ in pieces:
+                    one.release()
+                return None
+            length = min(block_bytes - inside, stop - start)
+            pieces.append((lease, lease.block.payload_offset + inside, length))
+            start += length
+        return pieces
 
     def _are_here(self, known: Known, first: int, last: int) -> bool:
         if last - first >= _BLOCKS_MAX:

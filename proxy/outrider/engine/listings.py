@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cachetools import LRUCache
 
+from outrider.core.buffers import Buffers
 from outrider.core.model import Headers
 from outrider.core.s3wire import Operation, Query, is_plain_list
 from outrider.engine.catalog import ForgetLog, Mark
@@ -35,11 +36,14 @@ class Listing:
 class Listings:
     """Bounded by the bytes of the pages; the page not asked for longest goes first. Called from one thread."""
 
-    def __init__(self, ttl_of: Callable[[str], float | None], clock: Clock, capacity_bytes: int) -> None:
+    def __init__(
+        self, ttl_of: Callable[[str], float | None], clock: Clock, capacity_bytes: int, buffers: Buffers
+    ) -> None:
         """`ttl_of` tells for how many seconds a listing of `bucket/prefix` is kept; None: not at all."""
         self._ttl_of = ttl_of
         self._clock = clock
         self._pages: LRUCache[ListingKey, Listing] = LRUCache(capacity_bytes, getsizeof=lambda page: len(page.body))
+        self._buffers = buffers
         self._generation = 0
         self._forgotten = ForgetLog(10_000)
 
@@ -75,11 +79,16 @@ class Listings:
         self, operation: Operation, key: ListingKey, mark: Mark, headers: Headers, chunks: Chunks
     ) -> Chunks:
         """Passes `chunks` on, and keeps the page if it came whole and no write came in between."""
-        body = bytearray()
-        async for chunk in chunks:
-            if len(body) <= _PAGE_BYTES_MAX:
-                body += chunk
-            yield chunk
-        ttl_s = self._ttl(operation)
-        if len(body) <= min(_PAGE_BYTES_MAX, self._pages.maxsize) and ttl_s is not None and self._believes(key, mark):
-            self._pages[key] = Listing(headers, bytes(body), mark, ttl_s)
+        body, whole = bytearray(), True
+        try:
+            async for chunk in chunks:
+                # A page that finds no room is passed on, and not kept.
+                whole = whole and len(body) + len(chunk) <= _PAGE_BYTES_MAX and self._buffers.take(len(chunk))
+                if whole:
+                    body += chunk
+                yield chunk
+            ttl_s = self._ttl(operation)
+            if whole and len(body) <= self._pages.maxsize and ttl_s is not None and self._believes(key, mark):
+                self._pages[key] = Listing(headers, bytes(body), mark, ttl_s)
+        finally:
+            self._buffers.give_back(len(body))

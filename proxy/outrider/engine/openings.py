@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from outrider.core import ranges, s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
@@ -21,13 +20,15 @@ from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog, Mark
 from outrider.engine.flight import Flight
 from outrider.engine.flights import Flights, Spawn
-from outrider.ports import OriginReply, OriginRequest
+from outrider.ports import Clock, OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
 
 _CHECKSUMS: Headers = (("x-amz-checksum-mode", "ENABLED"),)
 # A HEAD that was sent for checksums alone is waited for no longer than this once the bytes are here.
 _BESIDE_WAIT_S = 1.0
+# After one that failed, or took longer: each whole read in its folder would wait as long for as little.
+_BESIDE_REST_S = 60.0
 _FOLDERS_MAX = 4096
 
 
@@ -42,6 +43,8 @@ class _Opening:
     mark: Mark
     by_head: bool
     whole_headers: bool
+    brings: bool
+    """The first bytes are on their way with it, or with one that it took the place of."""
     version: asyncio.Future[ObjectVersion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def settle(self, version: ObjectVersion) -> None:
@@ -59,7 +62,7 @@ class Openings:
     """Owns the questions under way. What they learn goes into the catalog; the block they bring, into a flight."""
 
     def __init__(
-        self, asking: Asking, origin: str, catalog: Catalog, flights: Flights, spawn: Spawn,
+        self, asking: Asking, origin: str, catalog: Catalog, flights: Flights, spawn: Spawn, clock: Clock,
         *, block_bytes: int, stale_if_error: bool = False,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
@@ -72,6 +75,8 @@ class Openings:
         self._stale_if_error = stale_if_error
         self._sleep = sleep
         self._openings: dict[ObjectRef, _Opening] = {}
+        # Folders whose checksums the origin does not tell just now.
+        self._untold: TTLCache[tuple[str, str], None] = TTLCache(_FOLDERS_MAX, _BESIDE_REST_S, clock)
         # The size last seen in each folder: one object there is much like the next.
         self._sizes: LRUCache[tuple[str, str], int] = LRUCache(_FOLDERS_MAX)
 
@@ -84,16 +89,17 @@ class Openings:
             # Most likely it is the same still. Not by If-None-Match: a 304 leaves out the
             # headers, which may have changed while the bytes, and so the ETag, did not.
             first_byte = None
+        opening, brings = self._openings.get(ref), False
+        # One that began before a write may tell of the older version, as may any that began before this read where each
+        # must ask.
+        if opening is not None and not self._catalog.will_be_fresh(ref, opening.mark):
+            if opening.brings and self._catalog.believes(ref, opening.mark):
+                first_byte, brings = None, True
+            opening = None
         by_head = first_byte is None
-        opening = self._openings.get(ref)
-        # One that began before a write may tell of the older version, and a HEAD's refusal has no words for a GET.
-        if (
-            opening is None
-            or not self._catalog.believes(ref, opening.mark)
-            or (opening.by_head and not by_head)
-            or (whole_headers and not opening.whole_headers)
-        ):
-            opening = _Opening(self._catalog.mark(), by_head, whole_headers or by_head)
+        # A HEAD's refusal has no words for a GET.
+        if opening is None or (opening.by_head and not by_head) or (whole_headers and not opening.whole_headers):
+            opening = _Opening(self._catalog.mark(), by_head, whole_headers or by_head, brings or not by_head)
             self._openings[ref] = opening
             task = self._spawn(self._open(ref, opening, first_byte), f"open {ref}")
             # Not a `finally` in the task: one that is cancelled before its first step never gets there.
@@ -116,7 +122,8 @@ class Openings:
     async def ask_checksums(self, ref: ObjectRef) -> None:
         """Of an object whose version is fresh: the catalog knows more then, or nothing new where the origin does not
         tell in time. A checksum is no reason to hold back, or refuse, bytes that are here."""
-        await self._told(self._beside(ref, self.ask(ref, None)))
+        if _folder(ref) not in self._untold:
+            await self._told(ref, self._beside(ref, self.ask(ref, None)))
 
     async def _open(self, ref: ObjectRef, opening: _Opening, first_byte: int | None) -> None:
         try:
@@ -149,7 +156,8 @@ class Openings:
         # One request that tells all, or a part and a HEAD beside it. The first is for small objects: of a large one
         # too much would be under way when we stop it.
         whole = opening.whole_headers and self._is_small(ref)
-        beside = self._beside(ref, self._head(ref)) if opening.whole_headers and not whole else None
+        asks = opening.whole_headers and not whole and _folder(ref) not in self._untold
+        beside = self._beside(ref, self._head(ref)) if asks else None
         headers: Headers = _CHECKSUMS
         start = 0 if whole else stop - self._block_bytes + fill_start(inside, self._block_bytes)
         if not whole:
@@ -158,7 +166,7 @@ class Openings:
             if reply.status != 416:
                 version = await self._version_of(ref, reply, whole=whole)
                 if beside is not None:
-                    told = await self._told(beside)
+                    told = await self._told(ref, beside)
                     same = told is not None and (told.etag, told.size) == (version.etag, version.size)
                     version = told if told is not None and same else version
                 flights = self._adopt(version, index, start, whole=whole)
@@ -170,7 +178,7 @@ class Openings:
                     self._flights.fill(flights)
                 return
         # Nothing at that offset: the object is shorter, or empty. Only its HEAD can tell how long it is.
-        if beside is not None and (told := await self._told(beside)) is not None:
+        if beside is not None and (told := await self._told(ref, beside)) is not None:
             self._learn(ref, opening, told)
         else:
             await self._open_by_head(ref, opening)
@@ -190,21 +198,28 @@ class Openings:
                 told.set_result(version)
 
         async def ask() -> None:
-            with suppress(Signal, S3Error):
+            try:
                 settle(await question)
+            except (Signal, S3Error) as error:
+                # That one is gone says nothing of the others.
+                if not isinstance(error, OriginRefused) or error.status != 404:
+                    self._untold[_folder(ref)] = None
 
         task = self._spawn(ask(), f"head {ref}")
         task.add_done_callback(lambda _: settle(None))
         return told
 
-    async def _told(self, beside: asyncio.Future[ObjectVersion | None]) -> ObjectVersion | None:
+    async def _told(self, ref: ObjectRef, beside: asyncio.Future[ObjectVersion | None]) -> ObjectVersion | None:
         """What was asked beside a thing that is done by now; None: nothing, or it takes much longer."""
         bound: asyncio.Future[Any] = asyncio.ensure_future(self._sleep(_BESIDE_WAIT_S))
         try:
             await asyncio.wait([beside, bound], return_when=asyncio.FIRST_COMPLETED)
         finally:
             bound.cancel()
-        return beside.result() if beside.done() else None
+        if not beside.done():
+            self._untold[_folder(ref)] = None
+            return None
+        return beside.result()
 
     def _adopt(self, version: ObjectVersion, index: int, start: int, *, whole: bool) -> list[Flight]:
         blocks = -(-version.size // self._block_bytes)

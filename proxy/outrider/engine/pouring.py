@@ -15,8 +15,16 @@ from outrider.ports import BlockStore, BlockWriter, Buffer, Clock, OriginReply
 # What nobody waits for is written by so much at once: a write costs a hop to a thread and back, and bytes come from a
 # bucket's connection some 100 KiB at a time. The profile of a cold read (tests.bench.cold_cpu under perf) says: what
 # is left is the kernel's copying (socket, page cache, socket) and the HTTP client's two copies of each byte.
-# As much again waits in the client's buffer: with 64 fills that is 64 MiB together.
 _HOLD_BYTES = 512 * 1024
+# All fills together hold less than this: a fill of many holds less of its own. Half a hundred that each held as much as
+# one alone took more memory than all else in the process.
+_HOLD_ALL_BYTES = 8 * 1024 * 1024
+_HOLD_BYTES_MIN = 64 * 1024
+
+
+def hold_bytes(fills: int) -> int:
+    """How much one of so many fills under way may hold back."""
+    return max(_HOLD_BYTES_MIN, min(_HOLD_BYTES, _HOLD_ALL_BYTES // max(1, fills)))
 
 
 class Pouring:
@@ -25,11 +33,11 @@ class Pouring:
     def __init__(
         self, asking: Asking, store: BlockStore, turn: Turn | None, clock: Clock,
         arrived: Callable[[float, float, int], None], landed: Callable[[Flight], None],
-        flowed: Callable[[int], None],
+        flowed: Callable[[int], None], fills: Callable[[], int],
     ) -> None:  # fmt: skip
         """`turn`: given away while this waits for another try. `arrived` is told of each write: seconds of waiting for
         the origin, seconds that the disk took, bytes. `flowed` is told of the bytes of a body that come after its first
-        ones; 0: there were none."""
+        ones; 0: there were none. `fills`: how many are under way."""
         self._asking = asking
         self._store = store
         self._turn = turn
@@ -37,6 +45,7 @@ class Pouring:
         self._arrived = arrived
         self._landed = landed
         self._flowed = flowed
+        self._fills = fills
         self._writers: dict[Flight, BlockWriter] = {}
 
     async def begin(self, flight: Flight) -> BlockWriter:
@@ -72,7 +81,7 @@ class Pouring:
                         held.flight.on_wait.remove(awaited)
                         held.flight = next(coming)
                         held.flight.on_wait.append(awaited)
-                    if held.flight.awaited or held.count >= _HOLD_BYTES or held.full:
+                    if held.flight.awaited or held.count >= hold_bytes(self._fills()) or held.full:
                         await self._write(held)
                     asked_at = self._clock()
                 if pieces == 1:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from contextlib import aclosing
 
+from outrider.core.buffers import Buffers
 from outrider.core.errors import Signal
 from outrider.core.listing import PAGE_BYTES_MAX, Page, parse_page
 from outrider.engine.asking import Asking
+from outrider.engine.catalog import Catalog
 from outrider.ports import OriginRequest
 
 log = logging.getLogger(__name__)
@@ -19,8 +21,11 @@ _PAGES_MAX = 1000
 class Survey:
     """Asks the origin with the proxy's own credentials; a LIST that it refuses is none."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: Asking, buffers: Buffers, catalog: Catalog | None = None) -> None:
+        """`catalog` learns from each page which versions still are the ones."""
         self._asking = asking
+        self._buffers = buffers
+        self._catalog = catalog
 
     async def objects(self, bucket: str, prefix: str) -> list[tuple[str, int]]:
         """Keys under `prefix` and their sizes in bytes, in order; empty when the origin does not tell."""
@@ -28,10 +33,13 @@ class Survey:
         token: str | None = None
         try:
             for _ in range(_PAGES_MAX):
+                mark = self._catalog.mark() if self._catalog is not None else None
                 page = await self._page(bucket, prefix, token)
                 if page is None:
                     break
-                found += page.objects
+                if self._catalog is not None and mark is not None:
+                    self._catalog.listed(bucket, page.objects, mark)
+                found += [(one.key, one.size) for one in page.objects]
                 token = page.next_token
                 if token is None:
                     break
@@ -48,9 +56,12 @@ class Survey:
                 log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "status": reply.status})
                 return None
             body = bytearray()
-            async with aclosing(reply.chunks()) as chunks:
-                async for chunk in chunks:
-                    body += chunk
-                    if len(body) > PAGE_BYTES_MAX:
-                        return None
-        return parse_page(bytes(body))
+            try:
+                async with aclosing(reply.chunks()) as chunks:
+                    async for chunk in chunks:
+                        if len(body) + len(chunk) > PAGE_BYTES_MAX or not self._buffers.take(len(chunk)):
+                            return None
+                        body += chunk
+                return parse_page(bytes(body))
+            finally:
+                self._buffers.give_back(len(body))

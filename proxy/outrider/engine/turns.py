@@ -85,21 +85,29 @@ class Turns:
         self._concurrency.slow_down(self._clock())
 
     async def grant(self, turn: Turn) -> None:
-        assert not turn.held, "one turn at a time"
-        waiter = turn.waiter = asyncio.get_running_loop().create_future()
-        self._waiting[turn.demand].append(turn)
-        self._admit()
+        """Two parts of one fill may each ask again after its own failure: the turn is one for both, and so they end
+        together."""
+        if turn.held:
+            return
+        waiter = turn.waiter or self._queued(turn)
         if not waiter.done():
             self._concurrency.felt()
         try:
-            await waiter
+            await asyncio.shield(waiter)
         except asyncio.CancelledError:
-            turn.waiter = None
             if turn.held:
                 self.returned(turn)  # granted and cancelled in the same moment
-            elif turn in self._waiting[turn.demand]:
+            elif turn.waiter is not None:
                 self._waiting[turn.demand].remove(turn)
+                turn.waiter = None
             raise
+
+    def _queued(self, turn: Turn) -> asyncio.Future[None]:
+        """From here until it is granted or given up, a turn with a waiter stands in one queue, once."""
+        waiter = turn.waiter = asyncio.get_running_loop().create_future()
+        self._waiting[turn.demand].append(turn)
+        self._admit()
+        return waiter
 
     def returned(self, turn: Turn) -> None:
         turn.held = False
@@ -129,8 +137,6 @@ class Turns:
 
     def _start(self, turn: Turn) -> None:
         assert turn.waiter is not None
-        if turn.waiter.cancelled():
-            return  # its task has yet to hear of it
         turn.held = True
         self._held[turn.demand] += 1
         turn.waiter.set_result(None)

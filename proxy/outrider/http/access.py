@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.core import browsers
 from outrider.core.errors import AccessDenied
 from outrider.core.grants import Client, allowed, may_read
 from outrider.core.model import Headers, ObjectRef
@@ -41,6 +42,10 @@ class Access(Protocol):
         """Nobody is asked who he is."""
         ...
 
+    def check_sender(self, headers: Headers) -> None:
+        """To be asked before all else. Raises AccessDenied: a web page sends this, and must not."""
+        ...
+
     def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
         """Raises S3Error: the signature is missing or wrong."""
         ...
@@ -66,6 +71,16 @@ class Loopback:
 
     is_open = True
 
+    def __init__(self, domains: Sequence[str] = (), *, cross_site: bool = False) -> None:
+        """`domains`: the names of this port, `cross_site`: web pages may ask, whoever served them."""
+        self._domains = domains
+        self._cross_site = cross_site
+
+    def check_sender(self, headers: Headers) -> None:
+        if not self._cross_site:
+            browsers.check_host(next((value for name, value in headers if name == "host"), ""), self._domains)
+            browsers.check_page(headers)
+
     def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
         return Who(None, None, payload_rule(request.headers))
 
@@ -84,6 +99,9 @@ class SigV4:
     """Every request carries a good signature of a client key, and a grant of that client covers it."""
 
     is_open = False
+
+    def check_sender(self, headers: Headers) -> None:
+        pass  # a page has no key, and what it was given a signature for, it may ask
 
     def __init__(self, clients: Mapping[str, Client], secrets: Mapping[str, str], clock: Clock) -> None:
         self._clients = clients

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from outrider.core import browsers
+from outrider.core.errors import AccessDenied
 from outrider.metrics import Metrics
 
 Status = dict[str, object]
@@ -33,9 +35,18 @@ def admin_app(
     async def guard(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if token is not None and request.path not in ("/healthz", "/readyz"):
+        if request.path in ("/healthz", "/readyz"):
+            return await handler(request)
+        if token is None:
+            # It is loopback then, and what a browser on this machine shows must not read along.
+            try:
+                browsers.check_host(request.host)
+                browsers.check_page(tuple((name.lower(), value) for name, value in request.headers.items()))
+            except AccessDenied as error:
+                raise web.HTTPForbidden(text=f"{error.text}\n") from error
+        else:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), token.encode()):
+            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
                 raise web.HTTPUnauthorized(text="set the header Authorization: Bearer TOKEN\n")
         return await handler(request)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from itertools import count
@@ -23,15 +23,17 @@ from outrider.core.payload import payload_rule
 from outrider.core.plainread import PlainRead, recognise
 from outrider.core.s3wire import Kind, Operation
 from outrider.core.sigv4 import SignedRequest
-from outrider.engine.hits import Hits, Known
+from outrider.engine.hits import Hits, Known, Piece
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog, subject_of
 from outrider.http.wire import SocketWire, in_memory
 from outrider.metrics import Metrics
 
-# Names whose reply heads are kept ready: some 2 KiB each.
-_SUBJECTS_MAX = 8192
 _QUERIES_MAX = 1024
+# What a subject takes beside its heads.
+_SUBJECT_BYTES = 1024
+_HOSTS_MAX = 256
+_GRANTED_MAX = 8192
 # Sent before the loop turns to others.
 _BYTES_AT_ONCE = 1024 * 1024
 
@@ -49,7 +51,7 @@ class _Subject:
     operation: Operation
     known: Known
     log: str
-    allowed: set[str]
+    name_bytes: int
     whole: bytes = b""
     whole_with_checksums: bytes = b""
     part: bytes = b""
@@ -60,6 +62,12 @@ class _Subject:
         self.whole = _head(200, plain) + tail
         self.whole_with_checksums = _head(200, version.headers) + tail
         self.part = _head(206, plain)
+
+    @property
+    def size_bytes(self) -> int:
+        heads = len(self.whole) + len(self.whole_with_checksums) + len(self.part)
+        # A key stands in the name, the operation and the line of the log; the headers of the version, in its own.
+        return _SUBJECT_BYTES + heads + 4 * self.name_bytes
 
 
 @dataclass(slots=True)
@@ -91,17 +99,24 @@ class FastLane:
 
     def __init__(
         self, hits: Hits, access: Access, note: OnHit, metrics: Metrics, access_log: AccessLog,
-        *, domains: tuple[str, ...] = (),
+        *, domains: tuple[str, ...] = (), heads_bytes: int,
     ) -> None:  # fmt: skip
-        """`note` hears of each read that was answered here; in the thread that answers."""
+        """`note` hears of each read that was answered here; in the thread that answers. `heads_bytes`: of reply heads
+        so many are kept ready."""
         self._hits = hits
         self._access = access
         self._note = note
         self._metrics = metrics
         self._access_log = access_log
         self._domains = domains
+        # Bounded in bytes; by hand, since a cache's own lookup would cost each hit more.
         self._subjects: OrderedDict[bytes, _Subject] = OrderedDict()
+        self._subjects_bytes = 0
+        self._heads_bytes = heads_bytes
         self._harmless_queries: dict[bytes, bool] = {}
+        self._harmless_hosts: set[str] = set()
+        # Access keys and names that a grant covers: grants stand for as long as the process.
+        self._granted: set[tuple[str, bytes]] = set()
         self._ids = count(secrets.randbits(40) << 20)
         self._second = 0
         self._date = b""
@@ -118,10 +133,12 @@ class FastLane:
         """Answer `data`, a whole request, now. False: it is not one for here, and nothing was sent."""
         started = time.perf_counter()
         read = recognise(data)
-        if read is None or (subject := self._subject(read)) is None:
+        if read is None:
             return False
-        who = self._admitted(read, subject)
-        if who is None:
+        name = read.path if not self._domains else b"%s %s" % (read.host.encode(), read.path)
+        # Before anything is looked up: how long a refusal takes must not tell what is here.
+        who = self._admitted(read, name)
+        if who is None or (subject := self._subject(read, name)) is None:
             return False
         version = subject.known.version
         try:
@@ -131,21 +148,17 @@ class FastLane:
         if extent is None:
             return False
         if read.method == "HEAD" or extent.length == 0:
-            return self._send(read, subject, wire, Extent(0, 0), None, started, who)
-        first = self._hits.first_block(subject.known, extent)
-        if first is None:
+            return self._send(read, subject, wire, Extent(0, 0), (), started, who)
+        pieces = self._hits.pieces(subject.known, extent, _BYTES_AT_ONCE)
+        if pieces is None:
             return False
-        lease, offset, length = first
         try:
-            fd, length = lease.block.fd, min(length, _BYTES_AT_ONCE)
-            try:
-                if not in_memory(fd, offset, length):
-                    return False
-            except OSError:  # the disk's own troubles: the long way deals with them
+            if not _are_in_memory(pieces):
                 return False
-            return self._send(read, subject, wire, extent, (fd, offset, length), started, who)
+            return self._send(read, subject, wire, extent, pieces, started, who)
         finally:
-            lease.release()
+            for lease, _, _ in pieces:
+                lease.release()
 
     def stop(self) -> None:
         """Nothing is answered any more."""
@@ -153,9 +166,8 @@ class FastLane:
 
     # -- who, and what -------------------------------------------------------------------------------------------
 
-    def _subject(self, read: PlainRead) -> _Subject | None:
+    def _subject(self, read: PlainRead, name: bytes) -> _Subject | None:
         """None: the longer way has to find out."""
-        name = read.path if not self._domains else b"%s %s" % (read.host.encode(), read.path)
         subject = self._subjects.get(name)
         if subject is None or not self._hits.is_current(subject.known):
             subject = self._looked_up(name, read, subject)
@@ -172,7 +184,8 @@ class FastLane:
         return subject
 
     def _looked_up(self, name: bytes, read: PlainRead, old: _Subject | None) -> _Subject | None:
-        self._subjects.pop(name, None)
+        if (dropped := self._subjects.pop(name, None)) is not None:
+            self._subjects_bytes -= dropped.size_bytes
         operation = old.operation if old else _operation(read, self._domains)
         known = None if operation is None else self._hits.known(operation.ref)
         if operation is None or known is None:
@@ -181,11 +194,12 @@ class FastLane:
             old.known = known
             subject = old
         else:
-            subject = _Subject(operation, known, subject_of(*operation.ref), set())
+            subject = _Subject(operation, known, subject_of(*operation.ref), len(name))
             subject.prepare(known.version)
         self._subjects[name] = subject
-        if len(self._subjects) > _SUBJECTS_MAX:
-            self._subjects.popitem(last=False)
+        self._subjects_bytes += subject.size_bytes
+        while self._subjects_bytes > self._heads_bytes:
+            self._subjects_bytes -= self._subjects.popitem(last=False)[1].size_bytes
         return subject
 
     def _is_harmless(self, query: bytes) -> bool:
@@ -199,28 +213,49 @@ class FastLane:
             self._harmless_queries[query] = harmless
         return harmless
 
-    def _admitted(self, read: PlainRead, subject: _Subject) -> Who | None:
+    def _admitted(self, read: PlainRead, name: bytes) -> Who | None:
         """None: refused, or not to be judged here."""
         if self._access.is_open:
-            return _NOBODY
+            return _NOBODY if read.host in self._harmless_hosts or self._is_harmless_host(read.host) else None
         host = s3wire.bucket_of_host(read.host, self._domains)
         signed = SignedRequest(read.method, read.path.decode("ascii"), read.query.decode("ascii"), read.headers())
         try:
             who = self._access.identify(signed, host)
-            if who.client is None:
-                return None
-            if who.client.access_key not in subject.allowed:
-                self._access.check(who, subject.operation, None)
-                subject.allowed.add(who.client.access_key)
         except S3Error:
             return None
-        return who
+        if who.client is None:
+            return None
+        asks = who.client.access_key, name
+        return who if asks in self._granted or self._is_granted(read, who, asks) else None
+
+    def _is_granted(self, read: PlainRead, who: Who, asks: tuple[str, bytes]) -> bool:
+        operation = _operation(read, self._domains)
+        try:
+            if operation is None:
+                return False
+            self._access.check(who, operation, None)
+        except S3Error:
+            return False
+        if len(self._granted) >= _GRANTED_MAX:
+            self._granted.clear()
+        self._granted.add(asks)
+        return True
+
+    def _is_harmless_host(self, host: str) -> bool:
+        try:
+            self._access.check_sender((("host", host),))
+        except S3Error:
+            return False
+        if len(self._harmless_hosts) >= _HOSTS_MAX:
+            self._harmless_hosts.clear()
+        self._harmless_hosts.add(host)
+        return True
 
     # -- the reply -----------------------------------------------------------------------------------------------
 
     def _send(
         self, read: PlainRead, subject: _Subject, wire: SocketWire, extent: Extent,
-        piece: tuple[int, int, int] | None, started: float, who: Who,
+        pieces: Sequence[Piece], started: float, who: Who,
     ) -> bool | Begun:  # fmt: skip
         request_id = f"{next(self._ids):016X}"
         status = 200 if read.range is None else 206
@@ -228,9 +263,13 @@ class FastLane:
         taken = sent = 0
         disk_failed = False
         try:
-            taken = wire.send_now(head, more=piece is not None)
-            if taken == len(head) and piece is not None:
-                sent = wire.send_file_now(*piece)
+            taken = wire.send_now(head, more=bool(pieces))
+            if taken == len(head):
+                for lease, offset, length in pieces:
+                    went = wire.send_file_now(lease.block.fd, offset, length)
+                    sent += went
+                    if went < length:
+                        break
         except ConnectionError:
             pass  # the client is gone: the long way hears the same, and tells it
         except OSError:
@@ -277,6 +316,13 @@ class FastLane:
         served = self._served_bytes
         self._metrics.served_bytes.labels("disk").inc(served - self._told_bytes)
         self._told_bytes = served
+
+
+def _are_in_memory(pieces: Sequence[Piece]) -> bool:
+    try:
+        return all(in_memory(lease.block.fd, offset, length) for lease, offset, length in pieces)
+    except OSError:  # the disk's own troubles: the long way deals with them
+        return False
 
 
 def _operation(read: PlainRead, domains: tuple[str, ...]) -> Operation | None:

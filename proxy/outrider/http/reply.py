@@ -52,7 +52,8 @@ class Reply(web.StreamResponse):
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Head and body are sent by `write_eof`, together: the file's first bytes ride in the head's segment."""
         self._req = request
-        self._keep_alive = request.keep_alive and not self._must_close
+        ends = getattr(request.protocol, "is_ending", False)
+        self._keep_alive = request.keep_alive and not self._must_close and not ends
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -82,9 +83,7 @@ class Reply(web.StreamResponse):
 
     def _abort(self) -> None:
         self._keep_alive = False
-        transport = None if self._req is None else self._req.transport
-        if transport is not None:
-            transport.abort()
+        self._wire.abort()
 
     async def _send(self, sent: Sent) -> None:
         assert self._req is not None

@@ -16,13 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion10, HttpVersion11
-from aiohttp.web_protocol import RequestHandler
 
 from outrider.core import s3wire
+from outrider.core.buffers import Buffers
 from outrider.core.errors import (
     BadRequest,
     IncompleteBody,
@@ -47,12 +46,13 @@ from outrider.engine.reads import Body, CacheStatus, OnAsked, ReadAnswer, Reads
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog
+from outrider.http.connection import Connection
 from outrider.http.fastlane import Begun, FastLane
 from outrider.http.reply import OnEnd, Reply
 from outrider.http.steering import Asked as Steered
 from outrider.http.steering import Steering
 from outrider.http.tally import Ended, Sent, Tally
-from outrider.http.wire import SocketWire, TlsWire, Wire, wire_of
+from outrider.http.wire import Wire
 from outrider.http.workers import NewLoop, Workers
 from outrider.metrics import Metrics, method_label
 
@@ -63,12 +63,25 @@ _LINE_BYTES_MAX = 32 * 1024
 _FIELD_BYTES_MAX = 16 * 1024
 # Threads that wait for the disk, so that the loop does not; more do not make one disk faster.
 _READERS = 8
-# A connection with so many hits in a row asks for little else: a worker may have it.
-_HITS_TO_LEND_OUT = 8
 # How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
 _LINGER_S = 2.0
+# What a client has brought of a body must be worth this much for each second that it was waited for, beyond its
+# `client_timeout_s`: less is no upload, but a connection to the origin held for nothing.
+_BODY_BYTES_PER_S_MIN = 1024
+# What the parser holds of a body that nobody reads yet; twice this, and what one read of the socket brings.
+_BODY_BUFFER_BYTES = 64 * 1024
+# With these and the piece in hand, an upload under way.
+_UPLOAD_BYTES = 512 * 1024
 # How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
 _GOODBYE_S = 0.5
+# Their second value would be another request to somebody.
+_ONCE = ("host", "content-length", "transfer-encoding", "range", "x-amz-content-sha256", "x-amz-copy-source",
+         "x-amz-rename-source")  # fmt: skip
+_END_TO_END = frozenset(
+    ("authorization", "cache-control", "content-disposition", "content-encoding", "content-language", "content-length",
+     "content-md5", "content-type", "date", "expect", "expires", "host", "if-match", "if-modified-since",
+     "if-none-match", "if-range", "if-unmodified-since", "origin", "range")
+)  # fmt: skip
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -88,6 +101,12 @@ class _Asked:
     cache: CacheStatus = CacheStatus.BYPASS
 
     @property
+    def is_last(self) -> bool:
+        """On its connection. aiohttp 3.14 loses what came in one packet behind an Upgrade that nobody takes up: the
+        rest of it would be read as another request."""
+        return hdrs.UPGRADE in self.request.headers
+
+    @property
     def op(self) -> str:
         """A metric's label: a client's own words, a made-up method among them, have no place in it."""
         if self.operation is None:
@@ -97,135 +116,26 @@ class _Asked:
         return f"forward {method_label(self.operation.method)}"
 
 
-class Connection(RequestHandler):
-    """One client connection: aiohttp's parser and keep-alive, our own errors and our own sending side."""
-
-    __slots__ = ("_data", "_head_timer", "_hits_in_a_row", "_parser_is_clean", "begun", "closed", "server", "wire")
-
-    def __init__(self, server: S3Server, data: bytes = b"", **options: Any) -> None:
-        """`data`: what the client had sent before it came here."""
-        super().__init__(server, **options)
-        self.server = server
-        self._data = data
-        self._hits_in_a_row = 0
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._parser_is_clean = True
-        self.begun: Begun | None = None
-        self.closed = asyncio.Event()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        # Not asked of its class: uvloop's transports are none of asyncio's.
-        self.wire = wire_of(cast(asyncio.Transport, transport), self.server.readers)
-        if self._data:
-            self.data_received(self._data)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._stop_head_timer()
-        self.wire.lost()
-        self.closed.set()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if self._is_idle() and self._answered_at_once(data):
-            return
-        super().data_received(data)
-        self._parser_is_clean = self._ends_a_head(data)
-        # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long.
-        if self._is_asked():
-            self._stop_head_timer()
-        elif self._head_timer is None:
-            loop = asyncio.get_running_loop()
-            self._head_timer = loop.call_later(self.server.client_timeout_s, self._head_is_late)
-
-    def _is_idle(self) -> bool:
-        """No request is under way, none half in the parser, and none has to be turned away."""
-        # A connection that closes has its waiter cancelled.
-        waiter = self._waiter
-        return waiter is not None and not waiter.done() and self._parser_is_clean
-
-    def _ends_a_head(self, data: bytes) -> bool:
-        """Whether `data`, now in the parser, ended with the head of a request: the next byte begins another, or a body,
-        during which the connection is not idle.
-
-        The parser does not tell what it holds. Else a request that is split over packets could have a header's value
-        taken for a request. May be False where it is true.
-        """
-        # What came after the last head, and ended so, would be a head of its own.
-        return bool(self._messages) and data.endswith(b"\r\n\r\n")
-
-    def _answered_at_once(self, data: bytes) -> bool:
-        wire = self.wire
-        if not isinstance(wire, SocketWire) or self.server.is_full:
-            return False
-        answered = self.server.fast_lane.answer(data, wire)
-        # aiohttp takes a connection on which it saw nothing for an idle one.
-        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-        if answered is True:
-            self._hits_in_a_row += 1
-            if self._hits_in_a_row >= _HITS_TO_LEND_OUT and self.server.workers is not None:
-                client = wire.release()
-                self.force_close()
-                self.server.workers.lend_out(client)
-            return True
-        self._hits_in_a_row = 0
-        if answered is not False:
-            self.begun = answered
-        return False
-
-    def close(self) -> None:
-        # aiohttp would leave an idle connection open, and deaf, until the drain has ended: a client's next request
-        # would wait for that.
-        idle = self._waiter is not None and not self._waiter.done()
-        super().close()
-        if idle:
-            self.force_close()
-
-    def _is_asked(self) -> bool:
-        """A request is under way, or waits for its turn."""
-        return self._request_in_progress or bool(self._messages)
-
-    def _head_is_late(self) -> None:
-        self._head_timer = None
-        # Asked again: between its turn and its first step a request shows in neither place.
-        if not self._is_asked():
-            self.force_close()
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if isinstance(self.wire, TlsWire):
-            self.wire.paused(True)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if isinstance(self.wire, TlsWire):
-            self.wire.paused(False)
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """What aiohttp's parser refuses is answered in S3's words, and the connection closed."""
-        return self.server.refuse_unparsed(request, self.wire)
-
-
 class S3Server(web.Server):
     """The protocol factory of the S3 port."""
 
     def __init__(
         self, reads: Reads, hits: Hits, forwards: Forwards, prefetch: Prefetch, access: Access, steering: Steering,
-        metrics: Metrics, *, domains: tuple[str, ...] = (), requests_max: int, client_timeout_s: float,
+        metrics: Metrics, buffers: Buffers, *, domains: tuple[str, ...] = (), requests_max: int, connections_max: int,
+        heads_bytes: int, client_timeout_s: float, client_idle_s: float,
     ) -> None:  # fmt: skip
+        """`heads_bytes`: what each loop may keep of reply heads."""
         super().__init__(self._handle)
+        self._buffers = buffers
+        self._connections_max = connections_max
+        self._client_idle_s = client_idle_s
         self.client_timeout_s = client_timeout_s
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-read")
         access_log = AccessLog()
         self._tally = Tally(metrics, access_log)
-        self._fast_lane = partial(FastLane, hits, access, prefetch.note, metrics, domains=domains)
+        self._fast_lane = partial(
+            FastLane, hits, access, prefetch.note, metrics, domains=domains, heads_bytes=heads_bytes
+        )
         self.fast_lane = self._fast_lane(access_log)
         self.workers: Workers | None = None
         self._reads = reads
@@ -247,6 +157,16 @@ class S3Server(web.Server):
         """As many requests are under way as may be: the next is refused."""
         return self._tally.in_flight >= self._requests_max
 
+    @property
+    def connected(self) -> int:
+        """Clients' connections, those with workers included."""
+        return len(self.connections) + (sum(self.workers.loads()) if self.workers is not None else 0)
+
+    @property
+    def spare_connections(self) -> int:
+        """How many more clients may connect; below 0: so many too many are being turned away."""
+        return self._connections_max - self.connected
+
     async def idle(self) -> None:
         """Returns once no request is under way."""
         await self._tally.idle()
@@ -254,7 +174,9 @@ class S3Server(web.Server):
     def work_with(self, threads: int, new_loop: NewLoop) -> Workers:
         """Share the hits with so many more loops, each in a thread of its own."""
         lanes = [self._fast_lane(AccessLog()) for _ in range(threads)]
-        self.workers = Workers(lanes, self, self.readers, new_loop, lambda: len(self.connections) + len(self._moving))
+        self.workers = Workers(
+            lanes, self, self.readers, new_loop, lambda: len(self.connections) + len(self._moving), self._client_idle_s
+        )
         return self.workers
 
     async def stop(self) -> None:
@@ -309,14 +231,14 @@ class S3Server(web.Server):
             one.wire.abort()
         await _all_closed(still_open)
 
-    def __call__(self) -> RequestHandler:
+    def __call__(self) -> Connection:
         return self._connection(b"")
 
     def _connection(self, data: bytes) -> Connection:
         return Connection(
             self, data, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False,
             lingering_time=_LINGER_S, max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX, logger=log,
-            keepalive_timeout=600.0,
+            keepalive_timeout=self._client_idle_s, read_bufsize=_BODY_BUFFER_BYTES,
         )  # fmt: skip
 
     def refuse_unparsed(self, request: web.BaseRequest, wire: Wire) -> Reply:
@@ -342,7 +264,7 @@ class S3Server(web.Server):
                 # (in awscli 1.46.2) takes a final answer without a 100 before it for an early one, keeps
                 # its status line for the next answer on the connection, and hangs there.
                 await asked.wire.send(_CONTINUE)
-            if self._tally.in_flight > self._requests_max:
+            if protocol.is_one_too_many or self._tally.in_flight > self._requests_max:
                 raise SlowDown(headers=(("retry-after", "1"),))
             return await self._answer(asked)
         except S3Error as error:
@@ -362,6 +284,7 @@ class S3Server(web.Server):
     async def _answer(self, asked: _Asked) -> Reply:
         request = asked.request
         _check_framing(asked)
+        self._access.check_sender(asked.headers)
         target = request.raw_path
         path, _, query = target.partition("?")
         host = next((value for name, value in asked.headers if name == "host"), "")
@@ -371,8 +294,8 @@ class S3Server(web.Server):
         if is_form(operation, asked.headers):
             return await self._post_form(asked, operation)
         if s3wire.is_preflight(request.method, asked.headers):
-            asked.operation = operation
-            return await self._send_up(asked, operation, Upload(), None)
+            asked.operation, asked.headers = s3wire.preflight_alone(operation, asked.headers)
+            return await self._send_up(asked, asked.operation, Upload(), None)
         signed = SignedRequest(request.method, path, query, asked.headers)
         who = self._access.identify(signed, s3wire.bucket_of_host(host, self._domains))
         asked.client = who.client.name if who.client else "-"
@@ -401,9 +324,9 @@ class S3Server(web.Server):
         asked.operation = operation
 
         async def read_body(limit: int) -> bytes:
-            body = self._client_body(asked)
-            length = asked.request.content_length
-            return (await whole_body(asked.headers, who.payload, who.identity, body, length, limit=limit))[0]
+            body, length = self._client_body(asked), asked.request.content_length
+            with self._buffers.held(_most(length, limit)):
+                return (await whole_body(asked.headers, who.payload, who.identity, body, length, limit=limit))[0]
 
         client = reader_name(who, asked.request.get_extra_info("peername"))
         answer = await self._steering.answer(Steered(operation, asked.headers, who, client, read_body))
@@ -440,14 +363,18 @@ class S3Server(web.Server):
             headers = (*headers, ("x-amz-request-id", asked.id))
         headers = (*headers, ("x-cache", asked.cache.value))
         self._metrics.first_byte_s.labels(asked.op).observe(time.perf_counter() - asked.started)
-        return Reply(status, headers, wire=asked.wire, body=body, length=length, on_end=self._on_end(asked))
+        return Reply(status, headers, wire=asked.wire, body=body, length=length, close=asked.is_last,
+                     on_end=self._on_end(asked))  # fmt: skip
 
     async def _forward(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
-        upload = Upload()
-        if asked.request.body_exists:
-            length = asked.request.content_length
+        has_body = asked.request.body_exists
+        # No body is one as well: what was signed for another one must not store an empty object.
+        if not has_body and operation.method in s3wire.SAFE_METHODS:
+            return await self._send_up(asked, operation, Upload(), None)
+        with self._buffers.held(_UPLOAD_BYTES):
+            length = asked.request.content_length if has_body else 0
             upload = upload_of(asked.headers, who.payload, who.identity, self._client_body(asked), length)
-        return await self._send_up(asked, operation, upload, None)
+            return await self._send_up(asked, operation, upload, None)
 
     async def _send_up(
         self, asked: _Asked, operation: Operation, upload: Upload, deleted_keys: list[str] | None
@@ -458,41 +385,48 @@ class S3Server(web.Server):
 
     async def _delete_objects(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
         """Its keys stand in its body: read that first, for the grants and for the catalog."""
-        body, trailers = await whole_body(
-            asked.headers, who.payload, who.identity, self._client_body(asked), asked.request.content_length,
-            limit=s3wire.DELETE_BODY_BYTES_MAX,
-        )  # fmt: skip
-        keys = s3wire.keys_to_delete(body)
-        self._access.check(who, operation, keys)
-        upload = Upload(_once(body), len(body), headers=trailers) if body else Upload()
-        return await self._send_up(asked, operation, upload, keys)
+        length, limit = asked.request.content_length, s3wire.DELETE_BODY_BYTES_MAX
+        with self._buffers.held(_most(length, limit)):
+            body, trailers = await whole_body(
+                asked.headers, who.payload, who.identity, self._client_body(asked), length, limit=limit
+            )
+            keys = s3wire.keys_to_delete(body)
+            self._access.check(who, operation, keys)
+            upload = Upload(_once(body), len(body), headers=trailers) if body else Upload()
+            return await self._send_up(asked, operation, upload, keys)
 
     async def _post_form(self, asked: _Asked, operation: Operation) -> Reply:
         """Who sends it, and to which key, stands in its body: read that up to the file."""
         asked.operation = operation
         assert operation.bucket is not None
         kind = dict(asked.headers)["content-type"]
-        incoming = await incoming_form(kind, self._client_body(asked), asked.request.content_length)
-        who, sizes = self._access.identify_form(incoming.form, operation.bucket, asked.headers)
-        asked.client = who.client.name if who.client else "-"
-        operation = asked.operation = replace(operation, key=incoming.form.key, forgets=Forgets.KEY)
-        self._access.check(who, operation, None)
-        return await self._send_up(asked, operation, incoming.upload(sizes), None)
+        with self._buffers.held(_UPLOAD_BYTES):
+            incoming = await incoming_form(kind, self._client_body(asked), asked.request.content_length)
+            who, sizes = self._access.identify_form(incoming.form, operation.bucket, asked.headers)
+            asked.client = who.client.name if who.client else "-"
+            operation = asked.operation = replace(operation, key=incoming.form.key, forgets=Forgets.KEY)
+            self._access.check(who, operation, None)
+            return await self._send_up(asked, operation, incoming.upload(sizes), None)
 
     async def _client_body(self, asked: _Asked) -> AsyncIterator[bytes]:
         """The request's body as it arrives; leave to send it is given when the first byte is wanted, not before.
 
         Raises:
             IncompleteBody: the client stopped halfway.
-            RequestTimeout: it sends nothing more, and does not leave either.
+            RequestTimeout: it sends nothing more, or next to nothing, and does not leave either.
         """
         content = asked.request.content
         try:
             if _expects_continue(asked):
                 await asked.wire.send(_CONTINUE)
+            brought, waited_s = 0, 0.0
             while not content.at_eof():
+                asked_at = time.perf_counter()
                 async with asyncio.timeout(self.client_timeout_s):
                     chunk = await content.readany()
+                brought, waited_s = brought + len(chunk), waited_s + time.perf_counter() - asked_at
+                if waited_s > self.client_timeout_s + brought / _BODY_BYTES_PER_S_MIN:
+                    raise RequestTimeout
                 yield chunk
         except TimeoutError as error:
             raise RequestTimeout from error
@@ -501,7 +435,9 @@ class S3Server(web.Server):
 
     def _refuse(self, asked: _Asked, error: S3Error) -> Reply:
         unread = asked.request.body_exists and not asked.request.content.is_eof()
-        close = unread or isinstance(error, BadRequest | IncompleteBody | RequestTimeout)
+        close = unread or asked.is_last or isinstance(error, BadRequest | IncompleteBody | RequestTimeout)
+        protocol = asked.request.protocol
+        close = close or (isinstance(protocol, Connection) and protocol.is_one_too_many)
         return _error_reply(asked, error, asked.request.raw_path.partition("?")[0], close=close,
                             on_end=self._on_end(asked))  # fmt: skip
 
@@ -522,7 +458,7 @@ class S3Server(web.Server):
 def _check_framing(asked: _Asked) -> None:
     """What one HTTP stack reads otherwise than another is refused: two readings of one request smuggle a second."""
     names = [name for name, _ in asked.headers]
-    for single in ("host", "content-length", "transfer-encoding", "range", "x-amz-content-sha256"):
+    for single in _ONCE:
         if names.count(single) > 1:
             raise BadRequest(f"More than one {single} header.")
     if "content-length" in names and "transfer-encoding" in names:
@@ -530,15 +466,35 @@ def _check_framing(asked: _Asked) -> None:
     coding = dict(asked.headers).get("transfer-encoding", "chunked")
     if coding.lower() != "chunked":
         raise BadRequest("The only Transfer-Encoding understood is chunked.")
+    if "transfer-encoding" in names and asked.request.version < HttpVersion11:
+        raise BadRequest("HTTP/1.0 has no Transfer-Encoding.")
+    _check_connection(asked)
     if not HttpVersion10 <= asked.request.version <= HttpVersion11:
         raise BadRequest("The protocol must be HTTP/1.0 or HTTP/1.1.")
     if "host" not in names and asked.request.version >= HttpVersion11:
         raise BadRequest("The Host header is missing.")
 
 
+def _check_connection(asked: _Asked) -> None:
+    """What Connection names is dropped here (RFC 9110 section 7.6.1): nothing of S3's, so that whoever holds a signed
+    URL cannot undo the headers that it signs. Raises BadRequest."""
+    named = {
+        part.strip().lower() for name, value in asked.headers if name == "connection" for part in value.split(",")
+    } - s3wire.HOP_BY_HOP  # fmt: skip
+    if any(name.startswith("x-amz-") or name in _END_TO_END for name in named):
+        raise BadRequest("Connection names a header that is not for this connection alone.")
+    if named:
+        asked.headers = tuple(pair for pair in asked.headers if pair[0] not in named)
+
+
 def _expects_continue(asked: _Asked) -> bool:
     request = asked.request
     return request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11
+
+
+def _most(length: int | None, limit: int) -> int:
+    """How long a body of `length` bytes (None: unknown) may get before it is refused."""
+    return limit if length is None else min(length, limit)
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:

@@ -14,7 +14,9 @@ import errno
 import os
 import socket
 import ssl
+import struct
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -23,7 +25,7 @@ Buffer = bytes | bytearray | memoryview
 # pauses a reader for minutes.
 SEND_TIMEOUT_S = 3600.0
 _TLS_READ_BYTES = 256 * 1024
-_TLS_BUFFER_BYTES = 1024 * 1024
+_TLS_BUFFER_BYTES = 256 * 1024
 # What is sent between two looks at the pages: far less than a socket takes at once would make many looks, far more
 # would let pages go again before they are sent.
 _STRIDE_BYTES = 1024 * 1024
@@ -50,7 +52,7 @@ class Wire(Protocol):
         ...
 
     def abort(self) -> None:
-        """Close now, with what was not sent yet."""
+        """Close now, by a reset: where a body has no length, a mere end would make it look whole."""
         ...
 
 
@@ -157,7 +159,7 @@ class SocketWire:
 
     def abort(self) -> None:
         if self._transport is not None:
-            self._transport.abort()
+            _reset(self._transport)
 
 
 class TlsWire:
@@ -203,7 +205,7 @@ class TlsWire:
 
     def abort(self) -> None:
         if self._transport is not None:
-            self._transport.abort()
+            _reset(self._transport)
 
 
 def wire_of(transport: asyncio.Transport, readers: Executor) -> SocketWire | TlsWire:
@@ -245,3 +247,10 @@ async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
     # Shielded: a call that is cancelled before a thread took it would never close the descriptor.
     async with asyncio.timeout(_READ_PATIENCE_S):
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(readers, read))
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    # Source: socket(7), SO_LINGER: with a time of 0 the last close sends a reset.
+    with suppress(OSError):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()

@@ -28,13 +28,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# As long as the engine's loop keeps a connection that says nothing.
-_IDLE_S = 600.0
 _SWEEP_S = 60.0
 
 
 class Engine(Protocol):
     """What workers need of the S3 port; all of it lives on the engine's loop."""
+
+    @property
+    def spare_connections(self) -> int:
+        """How many more clients may connect."""
+        ...
 
     def lend(self, begun: Begun) -> Body:
         """The rest of a reply that a worker began."""
@@ -55,7 +58,10 @@ NewLoop = Callable[[], asyncio.AbstractEventLoop]
 class Worker:
     """One thread, its loop and its connections."""
 
-    def __init__(self, lane: FastLane, engine: Engine, readers: Executor, new_loop: NewLoop, number: int) -> None:
+    def __init__(
+        self, lane: FastLane, engine: Engine, readers: Executor, new_loop: NewLoop, idle_s: float, number: int
+    ) -> None:
+        self._idle_s = idle_s
         self.lane = lane
         self.engine = engine
         self.readers = readers
@@ -120,8 +126,8 @@ class Worker:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(_SWEEP_S)
-            self._close_idle(_IDLE_S)
+            await asyncio.sleep(min(_SWEEP_S, self._idle_s))
+            self._close_idle(self._idle_s)
 
     def _close_idle(self, older_than_s: float) -> None:
         now = time.monotonic()
@@ -257,11 +263,14 @@ class Workers:
     """Accepts connections and gives each to the least loaded loop, the engine's own included."""
 
     def __init__(
-        self, lanes: list[FastLane], engine: Engine, readers: Executor, new_loop: NewLoop, own_load: Callable[[], int]
-    ) -> None:
+        self, lanes: list[FastLane], engine: Engine, readers: Executor, new_loop: NewLoop,
+        own_load: Callable[[], int], idle_s: float,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._own_load = own_load
-        self._workers = [Worker(lane, engine, readers, new_loop, number) for number, lane in enumerate(lanes, 1)]
+        self._workers = [
+            Worker(lane, engine, readers, new_loop, idle_s, number) for number, lane in enumerate(lanes, 1)
+        ]
         self._listener: socket.socket | None = None
 
     def listen(self, listener: socket.socket) -> None:
@@ -280,7 +289,8 @@ class Workers:
 
     def place(self, client: socket.socket) -> None:
         worker = min(self._workers, key=lambda worker: worker.load)
-        if self._own_load() <= worker.load:
+        # One too many is turned away by the engine's loop: a worker has no words of its own.
+        if self._own_load() <= worker.load or self._engine.spare_connections <= 0:
             self._engine.take(client, b"")
         else:
             worker.adopt(client)

@@ -1,0 +1,215 @@
+"""One client's connection to the S3 port: aiohttp's parser and keep-alive, our own errors and our own sending side."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+from aiohttp import StreamReader, web
+from aiohttp.web_protocol import RequestHandler
+
+from outrider.http.fastlane import Begun
+from outrider.http.wire import SocketWire, TlsWire, wire_of
+
+if TYPE_CHECKING:
+    from outrider.http.server import S3Server
+
+# A connection with so many hits in a row asks for little else: a worker may have it.
+_HITS_TO_LEND_OUT = 8
+# Of heads that S3's own limits allow (a key, a session token, 2 KiB of metadata) none comes near.
+_HEAD_BYTES_MAX = 64 * 1024
+# A connection that is turned away has this long to ask, and to be told.
+_TURNED_AWAY_S = 2.0
+# So many at once, so that telling them costs little; more are cut.
+_TURNED_AWAY_MAX = 256
+
+
+class Connection(RequestHandler):
+    """Owned by aiohttp's server; `wire` is its sending side while it lasts."""
+
+    __slots__ = (
+        "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_parser_is_clean", "begun", "closed",
+        "is_ending", "is_one_too_many", "server", "wire",
+    )  # fmt: skip
+
+    def __init__(self, server: S3Server, data: bytes = b"", **options: Any) -> None:
+        """`data`: what the client had sent before it came here."""
+        super().__init__(server, **options)
+        self.server = server
+        self._data = data
+        self._early = b""
+        self._hits_in_a_row = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._parser_is_clean = True
+        self.begun: Begun | None = None
+        self.closed = asyncio.Event()
+        self.is_ending = False
+        """The request that is under way is the last one."""
+        self.is_one_too_many = False
+        """There are as many connections as may be without this one: its first request is refused, and it is closed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # One that a worker had is no new one.
+        spare = self.server.spare_connections
+        self.is_one_too_many = spare <= 0 and not self._data
+        super().connection_made(transport)
+        # Not asked of its class: uvloop's transports are none of asyncio's.
+        self.wire = wire_of(cast(asyncio.Transport, transport), self.server.readers)
+        if self._data:
+            self.data_received(self._data)
+        elif spare <= -_TURNED_AWAY_MAX:
+            self.wire.abort()
+        elif self.is_one_too_many:
+            self._start_head_timer(min(_TURNED_AWAY_S, self.server.client_timeout_s))
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._early = b""
+        self._stop_head_timer()
+        self.wire.lost()
+        self.closed.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_idle() and self._answered_at_once(data):
+            return
+        if self._early:
+            data, self._early = self._early + data, b""
+        elif data and self._is_between():
+            self._early = data
+            self._loop.call_soon(self._is_no_longer_early)
+            return
+        self._parse(data)
+
+    def _is_no_longer_early(self) -> None:
+        data, self._early = self._early, b""
+        if data and not (self._is_idle() and self._answered_at_once(data)):
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        body = self._last_body()
+        fed = 0 if body is None else body.total_bytes
+        super().data_received(data)
+        if data:  # aiohttp brings nothing, too: the parser is to go on with what it holds
+            self._parser_is_clean = self._ends_a_request(data, body, fed)
+        # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long,
+        # nor hold many header fields.
+        if self._parser_is_clean:
+            self._stop_head_timer()
+        elif self._head_timer is None:
+            self._start_head_timer(self.server.client_timeout_s)
+        self._head_bytes = self._head_bytes + len(data) if self._is_waiting() else 0
+        if self._head_bytes > _HEAD_BYTES_MAX:
+            self.force_close()
+
+    def _is_idle(self) -> bool:
+        """No request is under way, and none half in the parser."""
+        return self._is_waiting() and self._parser_is_clean
+
+    def _is_waiting(self) -> bool:
+        """For a request, or for the rest of its head."""
+        # A connection that closes has its waiter cancelled. Between its turn and its first step a request shows nowhere
+        # but here.
+        return self._waiter is not None and not self._waiter.done()
+
+    def _is_between(self) -> bool:
+        """The last reply is out, and its task has not come round to wait for the next request; or it looks so.
+
+        A client on the same machine is that fast: were it sent the long way for it, so would be its next request, and
+        all after that (64 KiB ranges, 1 in 100 over two blocks: a third of the requests a second).
+        """
+        under_way = self._request_in_progress or bool(self._messages)
+        return self._waiter is None and not under_way and self._parser_is_clean
+
+    def _last_body(self) -> StreamReader | None:
+        """Of the request that came last of those that are not answered yet."""
+        if self._messages:
+            return self._messages[-1][1]
+        return None if self._current_request is None else self._current_request.content
+
+    def _ends_a_request(self, data: bytes, body: StreamReader | None, fed: int) -> bool:
+        """Whether `data`, now in the parser, ended with the end of a request: the next byte begins another. `body`: the
+        one that was under way before, of which `fed` bytes had come.
+
+        The parser does not tell what it holds. Else a request that is split over packets could have a header's value
+        taken for a request. May be False where it is true.
+        """
+        last = self._last_body()
+        if last is None or not last.is_eof():
+            return False
+        # Without a body, or with one in chunks. What came after its end, and ended so, would be a head of its own.
+        if data.endswith(b"\r\n\r\n"):
+            return True
+        if last is body:
+            return last.total_bytes - fed == len(data)
+        begins = data.find(b"\r\n\r\n") + 4
+        return (
+            self._parser_is_clean
+            and body is None
+            and len(self._messages) == 1
+            and last.total_bytes == len(data) - begins
+        )
+
+    def _answered_at_once(self, data: bytes) -> bool:
+        wire = self.wire
+        if not isinstance(wire, SocketWire) or self.server.is_full or self.is_one_too_many:
+            return False
+        answered = self.server.fast_lane.answer(data, wire)
+        # aiohttp takes a connection on which it saw nothing for an idle one.
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if answered is True:
+            self._hits_in_a_row += 1
+            if self._hits_in_a_row >= _HITS_TO_LEND_OUT and self.server.workers is not None:
+                client = wire.release()
+                self.force_close()
+                self.server.workers.lend_out(client)
+            return True
+        self._hits_in_a_row = 0
+        if answered is not False:
+            self.begun = answered
+        return False
+
+    def close(self) -> None:
+        self.is_ending = True
+        body = self._last_body()
+        if body is not None and not body.is_eof():
+            # aiohttp would be deaf to the rest of it from now on. The reply says that this was the last request.
+            return
+        # aiohttp would leave an idle connection open, and deaf, until the drain has ended: a client's next request
+        # would wait for that.
+        idle = self._is_waiting()
+        super().close()
+        if idle:
+            self.force_close()
+
+    def _start_head_timer(self, after_s: float) -> None:
+        self._head_timer = asyncio.get_running_loop().call_later(after_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._is_waiting():
+            self.force_close()
+        else:
+            # A body has a bound of its own; half a head behind a request waits for that one's end.
+            self._start_head_timer(self.server.client_timeout_s)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if isinstance(self.wire, TlsWire):
+            self.wire.paused(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if isinstance(self.wire, TlsWire):
+            self.wire.paused(False)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp's parser refuses is answered in S3's words, and the connection closed."""
+        return self.server.refuse_unparsed(request, self.wire)

@@ -1,0 +1,53 @@
+"""What `outrider serve` imports before it is ready: each of these takes megabytes, and time of each start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.bucket import Bucket
+from tests.support.proxy import serving_environment
+
+# The AWS chain; what only other commands need, and what they draw and print with.
+HEAVY = {
+    "aiobotocore", "boto3", "botocore", "matplotlib", "numpy", "rich", "urllib3", "outrider.cli.bench",
+    "outrider.cli.doctor", "outrider.cli.run", "outrider.cli.simulate", "outrider.simulator",
+}  # fmt: skip
+
+# Ends with the names of all that is imported when the proxy is ready and has looked for its credentials.
+SERVE = """
+import os, signal, sys
+from outrider.adapters.credentials import AwsCredentials
+from outrider.cli import main
+
+async def find_and_tell(credentials):
+    await find_early(credentials)
+    print(*sys.modules)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+find_early, AwsCredentials.find_early = AwsCredentials.find_early, find_and_tell
+sys.argv[0] = "outrider"
+main()
+"""
+
+
+def test_with_keys_in_its_environment_a_proxy_imports_nothing_heavy(bucket: Bucket, tmp_path: Path) -> None:
+    flags = ["--origin", bucket.endpoint, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    argv = [
+        sys.executable,
+        "-c",
+        SERVE,
+        "serve",
+        *flags,
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--cache-size",
+        "1GiB",
+    ]
+    environment = serving_environment(bucket) | {"AWS_CONFIG_FILE": "/dev/null"}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.split())
+    assert "aiohttp" in imported
+    assert not imported & HEAVY

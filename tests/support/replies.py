@@ -1,0 +1,58 @@
+"""All that comes back for some bytes, however wrong they are, read by a parser that forgives nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tests.support.rawhttp import Answer, RawConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.proxy import Proxy
+
+
+def answers_to(proxy: Proxy, *wire: bytes) -> list[Answer]:
+    """All that comes back until the connection ends; that it ends is waited for, and a hang is an error."""
+    received = bytearray()
+    with RawConnection(proxy.address) as connection:
+        try:
+            for piece in wire:
+                connection.send(piece)
+            while data := connection.sock.recv(65536):
+                received += data
+        except ConnectionError:
+            pass  # closed on us: what it said before that may be lost to the reset
+    return list(parsed(bytes(received), has_head=b"HEAD" in b"".join(wire)))
+
+
+def parsed(received: bytes, *, has_head: bool) -> Iterator[Answer]:
+    """`has_head`: an answer may be one to a HEAD, which has no body whatever its length says."""
+    while received:
+        head, end, received = received.partition(b"\r\n\r\n")
+        assert end, f"a reply ends in its head: {head[:200]!r}"
+        first, *lines = head.decode("latin-1").split("\r\n")
+        assert re.fullmatch(r"HTTP/1\.1 [1-5][0-9]{2} [A-Za-z -]*", first), first
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        status = int(first.split(" ")[1])
+        if status == 100:
+            continue
+        length = int(headers.get("content-length", 0)) if status not in (204, 304) else 0
+        if has_head and (not received or received.startswith(b"HTTP/1.1 ")):
+            length = 0
+        if "transfer-encoding" in headers and length == 0 and received and not received.startswith(b"HTTP/1.1 "):
+            body, end, received = received.partition(b"0\r\n\r\n")
+            assert end, "chunks without an end"
+        else:
+            body, received = received[:length], received[length:]
+            assert len(body) == length, f"{len(body)} of {length} bytes came after {head[:200]!r}"
+        yield Answer(status, headers, body)
+
+
+def assert_correct(answer: Answer) -> None:
+    assert answer.status != 500, answer
+    assert answer.status in (501, 503) or answer.status < 500, answer
+    if answer.status >= 400 and answer.body:
+        assert answer.code
+        assert "Traceback" not in answer.body.decode()

@@ -1,0 +1,45 @@
+"""What a running proxy holds: memory, descriptors, threads, tasks, temporary files."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.support.proxy import ServedProxy
+
+ANSWER_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """Of one process, at one moment. `anonymous_bytes`: its memory less what it shares with files on disk."""
+
+    anonymous_bytes: int
+    descriptors: int
+    threads: int
+    tasks: int
+    connections: int
+    temporary_files: int
+
+    @classmethod
+    def of(cls, served: ServedProxy) -> Vitals:
+        """The look at `/status` has a connection and a task of its own: each look the same."""
+        told = status(served)
+        proc = Path("/proc") / str(served.pid)
+        lines = (line.partition(":") for line in (proc / "status").read_text().splitlines())
+        said = {name: value.split() for name, _, value in lines}
+        return cls(
+            int(said["RssAnon"][0]) * 1024, len(list((proc / "fd").iterdir())), int(said["Threads"][0]), told["tasks"],
+            told["connections"], len(list((served.cache_dir / "tmp").iterdir())),
+        )  # fmt: skip
+
+
+def status(served: ServedProxy) -> dict[str, int]:
+    """What the admin port's /status tells."""
+    with urllib.request.urlopen(f"{served.admin}/status", timeout=ANSWER_S) as answer:
+        told: dict[str, int] = json.load(answer)
+    return told

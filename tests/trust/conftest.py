@@ -1,0 +1,57 @@
+"""The world of the tests of trust that look towards the origin."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conftest import TRIED
+from tests.support.proxy import Proxy
+from tests.support.simulator import Simulator
+from tests.trust.origin import BLOCK, NAME, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.bucket import Bucket
+
+
+# So short a timeout makes a stall cost little.
+KINDS: dict[str, dict[str, Any]] = {
+    "off": {"prefetch": "off"},
+    "epoch": {"prefetch": "epoch"},
+    # Nothing is kept, so that all bytes go past the cache.
+    "relay": {"prefetch": "off", "policy": "none", "cache_size": "4KiB"},
+    "impatient, off": {"prefetch": "off", "origin_timeout_s": "0.7"},
+    "impatient, epoch": {"prefetch": "epoch", "origin_timeout_s": "0.7"},
+    "impatient, relay": {"prefetch": "off", "policy": "none", "cache_size": "4KiB", "origin_timeout_s": "0.7"},
+}
+
+
+@pytest.fixture(scope="module")
+def running_world(bucket: Bucket) -> Iterator[World]:
+    bucket.make_bucket(NAME)
+    direct = bucket.client()
+    with ExitStack() as stack:
+        stack.callback(direct.close)
+        keys = (bucket.access_key, bucket.secret_key)
+        simulator = stack.enter_context(Simulator(bucket.address, keys=keys))
+        proxies = {
+            name: stack.enter_context(Proxy(bucket, simulator.endpoint, block_size=str(BLOCK), **settings))
+            for name, settings in KINDS.items()
+        }
+        yield World(direct, simulator, proxies, TRIED)
+
+
+@pytest.fixture
+def world(running_world: World, request: pytest.FixtureRequest) -> Iterator[World]:
+    """Calm at first; chance depends on nothing but the test's name."""
+    running_world.rng = random.Random(request.node.name)
+    running_world.simulator.weather.faults = []
+    yield running_world
+    running_world.simulator.weather.faults = []
+    running_world.simulator.release()
+    running_world.settle()

@@ -1,0 +1,177 @@
+"""What a client sees of a bucket in bad weather: the right bytes or a visible failure, and nothing in between."""
+
+from __future__ import annotations
+
+import http.client
+import random
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.proxy import Proxy
+    from tests.support.simulator import Simulator
+    from tests.support.trials import Trials
+    from tests.support.weather import Fault
+
+NAME = "faults"
+BLOCK = 64 * 1024
+RIGHT, BROKEN = "the right bytes", "a broken connection"
+MODES = ("whole", "ranged", "mixed")
+# More than any timeout of the proxy's: a client that waits for so long was let down.
+CLIENT_TIMEOUT_S = 60.0
+_numbers = count()
+
+
+class WrongBytesError(AssertionError):
+    """The client was lied to: what this suite looks for."""
+
+
+def content(rng: random.Random, size: int) -> bytes:
+    """No two runs of it are alike, so that a shift or a mixture of versions shows."""
+    return rng.randbytes(size)
+
+
+def sizes(rng: random.Random) -> int:
+    """Small and of several blocks, on the edges of blocks and anywhere."""
+    edge = rng.choice((1, 2, 3, 5, 9)) * BLOCK
+    return rng.choice((rng.randrange(1, BLOCK), edge - 1, edge, edge + 1, edge + rng.randrange(2, BLOCK)))
+
+
+def place(rng: random.Random, size: int) -> int:
+    """Where something goes wrong in an answer: at an edge of a block, or anywhere."""
+    at = rng.choice((0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, rng.randrange(size), rng.randrange(size)))
+    return min(at, size - 1)
+
+
+def some_extent(rng: random.Random, size: int) -> tuple[int, int]:
+    start = place(rng, size)
+    return start, rng.choice((start + 1, min(size, start + BLOCK), size, rng.randrange(start, size) + 1))
+
+
+def read(proxy: Proxy, key: str, versions: list[bytes], extent: tuple[int, int] | None = None) -> str:
+    """What one GET saw: RIGHT, BROKEN, or the error in its code.
+
+    Raises:
+        WrongBytesError: a body that is none of `versions`, in whole or as far as it came.
+    """
+    headers = {} if extent is None else {"range": f"bytes={extent[0]}-{extent[1] - 1}"}
+    body, broken = bytearray(), False
+    with closing(http.client.HTTPConnection(*proxy.address, timeout=CLIENT_TIMEOUT_S)) as connection:
+        try:
+            connection.request("GET", f"/{NAME}/{key}", headers=headers)
+            response = connection.getresponse()
+        except (http.client.HTTPException, ConnectionError):
+            return BROKEN
+        with response:
+            length = response.getheader("content-length")
+            try:
+                while piece := response.read1(BLOCK):
+                    body += piece
+                broken = length is None or len(body) != int(length)
+            except (http.client.HTTPException, ConnectionError):
+                broken = True
+        if not broken:
+            # Nothing of this answer may be left on the line before the next one.
+            connection.request("HEAD", "/_outrider/status.json")
+            assert connection.getresponse().status == 200
+    if response.status in (200, 206):
+        # Only now: an overwriting may have added one meanwhile.
+        wanted = [data if extent is None else data[slice(*extent)] for data in versions]
+        if not (any(one.startswith(body) for one in wanted) if broken else bytes(body) in wanted):
+            raise WrongBytesError(f"{key}, {extent}: {len(body)} bytes, broken: {broken}")
+        return BROKEN if broken else RIGHT
+    if broken:
+        return BROKEN
+    return f"{response.status} {_code_of(bytes(body))}"
+
+
+def _code_of(body: bytes) -> str:
+    return body.partition(b"<Code>")[2].partition(b"</Code>")[0].decode()
+
+
+@dataclass
+class World:
+    """A bucket, its weather, and the proxies before it: one that rides ahead, one that does not."""
+
+    direct: Any
+    simulator: Simulator
+    proxies: dict[str, Proxy]
+    trials: Trials
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def put(self, size: int | None = None) -> Trial:
+        """A new object, unknown to all proxies."""
+        data = content(self.rng, sizes(self.rng) if size is None else size)
+        trial = Trial(self, f"shards/trial-{next(_numbers):05d}.tar", [data])
+        self.direct.put_object(Bucket=NAME, Key=trial.key, Body=data)
+        return trial
+
+    @contextmanager
+    def weather(self, *faults: Fault) -> Iterator[None]:
+        """What is still to come of them is over afterwards."""
+        self.simulator.weather.faults = [*faults]
+        try:
+            yield
+        finally:
+            self.simulator.weather.faults = []
+            self.simulator.release()
+
+    def settle(self) -> None:
+        for proxy in self.proxies.values():
+            proxy.settle()
+
+
+@dataclass
+class Trial:
+    """One object and all that it ever was."""
+
+    world: World
+    key: str
+    versions: list[bytes]
+
+    @property
+    def data(self) -> bytes:
+        return self.versions[-1]
+
+    def overwrite(self) -> None:
+        new = content(self.world.rng, len(self.data))
+        self.versions.append(new)
+        self.world.direct.put_object(Bucket=NAME, Key=self.key, Body=new)
+
+    def delete(self) -> None:
+        self.world.direct.delete_object(Bucket=NAME, Key=self.key)
+
+    def warm(self, proxy: Proxy) -> None:
+        """Bring some of its blocks in, in calm weather."""
+        for _ in range(2):
+            assert read(proxy, self.key, self.versions, some_extent(self.world.rng, len(self.data))) == RIGHT
+        proxy.settle()
+
+    def read(self, proxy: Proxy, extent: tuple[int, int] | None = None) -> str:
+        return read(proxy, self.key, self.versions, extent)
+
+    def recovers(self, proxy: Proxy, saw: str) -> None:
+        """What broke is whole with the client's next try, and then it is the newest version. What was whole may have
+        been the older one, which is believed in until its time is up or a block of it is missing."""
+        if saw == RIGHT:
+            saw = self.read(proxy)
+        if saw == BROKEN:
+            del self.versions[:-1]
+            saw = self.read(proxy)
+        assert saw == RIGHT
+        proxy.settle()
+
+    def seen(self, fault: str, proxy: Proxy, mode: str) -> str:
+        """What a reader in bad weather saw, written down."""
+        extent = some_extent(self.world.rng, len(self.data)) if mode == "ranged" else None
+        try:
+            saw = self.read(proxy, extent)
+        except WrongBytesError:
+            self.world.trials.record("origin", fault, "wrong bytes", lost=1)
+            raise
+        self.world.trials.record("origin", fault, saw)
+        return saw

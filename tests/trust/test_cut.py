@@ -1,0 +1,121 @@
+"""A body that breaks halfway never looks whole: also where nothing but the connection's end tells how long it is."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.fakes import ramp
+from tests.support.proxy import Proxy
+from tests.support.rawhttp import RawConnection, ask, request
+from tests.support.trials import Trials, rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.bucket import Bucket
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/xml\r\n"
+PIECE = b"<Contents>" * 1000
+ENDINGS = {
+    "in chunks": b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(PIECE), PIECE),
+    "with a length": b"content-length: %d\r\n\r\n%s" % (2 * len(PIECE), PIECE),
+}
+
+
+class BrokenOrigin:
+    """Answers each request with `answer`, and breaks off."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client, contextlib.suppress(OSError):
+                received = b""
+                while b"\r\n\r\n" not in received:
+                    received += client.recv(65536)
+                client.sendall(self._answer)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+
+@pytest.fixture(params=ENDINGS, ids=list(ENDINGS))
+def proxy(bucket: Bucket, request: pytest.FixtureRequest) -> Iterator[Proxy]:
+    origin = BrokenOrigin(HEAD + ENDINGS[request.param])
+    with Proxy(bucket, origin.endpoint) as running:
+        yield running
+    origin.close()
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+def test_an_origin_that_breaks_off_is_a_broken_connection(proxy: Proxy, version: str, trials: Trials) -> None:
+    for _ in range(rounds(3)):
+        with RawConnection(proxy.address) as connection:
+            connection.send(request("GET", "/any?list-type=2", version=version))
+            answer = connection.read_head()
+            assert answer.status == 200
+            with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                answer.read()
+            trials.record("load", f"a listing that breaks off, {version}", "a broken connection")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_block_file_that_is_cut_while_it_is_sent_is_a_broken_connection(
+    bucket: Bucket, workers: int, trials: Trials
+) -> None:
+    """Nobody but us may write there; who does takes bytes from a reader, and the reader knows."""
+    data = ramp(24 * 1024 * 1024)
+    bucket.make_bucket("cut")
+    client = bucket.client()
+    client.put_object(Bucket="cut", Key="large", Body=data)
+    client.close()
+    with Proxy(bucket, workers=workers, freshness="immutable", block_size="32MiB") as proxy:
+        assert ask(proxy.address, "GET", "/cut/large").body == data
+        proxy.settle()
+        readers = [RawConnection(proxy.address) for _ in range(2 * workers)]
+        heads = []
+        for reader in readers:
+            reader.send(request("GET", "/cut/large"))
+            heads.append(reader.read_head())
+            assert heads[-1].read(1000) == data[:1000]
+        (block,) = proxy.cache_dir.glob("v1/*/*/*")
+        with block.open("r+b") as file:
+            file.truncate(1024 * 1024)
+        for reader, head in zip(readers, heads, strict=True):
+            with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                read_on(head, data[1000:])
+            reader.close()
+            trials.record("load", "a block file that is cut under its readers", "a broken connection")
+        proxy.settle()
+
+        async def leases() -> int:
+            return proxy.outrider.store.leases()
+
+        assert proxy.on_loop(leases) == 0
+
+
+def read_on(head: http.client.HTTPResponse, expected: bytes) -> None:
+    """No wrong byte comes; a body that ends early raises, as `read()` without a number does."""
+    position = 0
+    while piece := head.read(65536):
+        assert expected[position : position + len(piece)] == piece
+        position += len(piece)
+    if head.length:
+        raise http.client.IncompleteRead(b"", head.length)

@@ -1,0 +1,154 @@
+"""Whatever stands in the cache directory under a right checksum: it is read, or refused in one known way."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.adapters import snapshot
+from outrider.adapters.snapshot import BadSnapshot
+from outrider.core import blockfile, memory
+from outrider.core.blockfile import PAGE_BYTES, BadBlock
+from tests.support.fuzzing import fuzzing
+from tests.support.trials import Trials
+
+WORDS = st.sampled_from(["a", "", "\ud800", "\udcff", '"etag"', "bucket", "http://o", "\r\n", "x" * 300])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats() | WORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+META: dict[str, Any] = {
+    "origin": "http://o",
+    "bucket": "b",
+    "key": "k",
+    "etag": '"e"',
+    "size": 10,
+    "headers": [["a", "b"]],
+    "block_bytes": 4096,
+    "index": 0,
+}
+
+
+def sealed_header(meta: bytes) -> bytes:
+    """A block file's header around any meta, its checksum right: what no rot makes, but a bug of ours could."""
+    fixed = blockfile._FIXED
+    length = -(-(fixed.size + len(meta)) // PAGE_BYTES) * PAGE_BYTES
+    unsealed = fixed.pack(b"OUTRIDER", blockfile.FORMAT, length, len(meta), b"c" * 16, bytes(8))
+    seal = xxhash.xxh3_64(unsealed + meta).digest()
+    return (unsealed[:-8] + seal + meta).ljust(length, b"\0")
+
+
+@given(
+    st.one_of(
+        st.dictionaries(st.sampled_from(sorted(META)), JSON, max_size=2).map(lambda change: {**META, **change}), JSON
+    ).map(lambda value: json.dumps(value).encode())
+)
+@fuzzing(400)
+def test_a_block_header_with_a_right_checksum_is_a_block_or_a_bad_one(trials: Trials, raw: bytes) -> None:
+    saw = "a bad block"
+    try:
+        meta, _ = blockfile.decode_header(sealed_header(raw))
+    except BadBlock:
+        pass
+    else:
+        saw = "a block"
+        assert meta.key
+        assert blockfile.disk_bytes(meta) >= PAGE_BYTES
+        assert b"".join(value.encode("utf-8", "surrogateescape") for _, value in meta.version.headers) is not None
+    trials.record("fuzz", "block headers, nonsense under a right checksum", saw)
+
+
+@pytest.mark.parametrize("raw", [b"[" * 50_000, b'{"a":' * 10_000, b"9" * 5000, b"\xff"])
+def test_a_block_header_of_any_depth_is_a_bad_one(raw: bytes) -> None:
+    with pytest.raises(BadBlock):
+        blockfile.decode_header(sealed_header(raw))
+
+
+VERSION: list[Any] = ["b", "k", "http://o", '"e"', 10, 4096, [["a", "b"]]]
+ODD_LINES = st.one_of(
+    JSON,
+    st.just(VERSION),
+    st.just([0, 0]),
+    st.tuples(st.integers(-3, 3), st.integers(-3, 3)).map(list),
+    st.tuples(st.integers(0, 6), JSON).map(
+        lambda change: [*VERSION[: change[0]], change[1], *VERSION[change[0] + 1 :]]
+    ),
+)
+
+
+def sealed_snapshot(lines: list[bytes]) -> bytes:
+    body = b"".join(line + b"\n" for line in [b'{"outrider index":1}', *lines])
+    return body + json.dumps({"xxh3": xxhash.xxh3_64(body).hexdigest()}, separators=(",", ":")).encode() + b"\n"
+
+
+@given(st.lists(ODD_LINES.map(lambda value: json.dumps(value).encode()), max_size=5))
+@fuzzing(400)
+def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, lines: list[bytes]) -> None:
+    saw = "a bad snapshot"
+    try:
+        found = snapshot.decode(sealed_snapshot(lines))
+    except BadSnapshot:
+        pass
+    else:
+        saw = "a snapshot"
+        for meta in found:
+            assert meta.key
+            assert blockfile.disk_bytes(meta) >= PAGE_BYTES
+            assert b"".join(snapshot.encode([meta]))
+    trials.record("fuzz", "index snapshots, nonsense under a right checksum", saw)
+
+
+@pytest.mark.parametrize("line", [b"[" * 50_000, b"[-1,0]", b"[0,0]", b"[[],0]", b'"ab"', b"[true,0]"])
+def test_a_snapshot_of_odd_lines_is_a_bad_one(line: bytes) -> None:
+    with pytest.raises(BadSnapshot):
+        snapshot.decode(sealed_snapshot([json.dumps(VERSION).encode(), line, b"[1,1]"]))
+
+
+@given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 400))
+@fuzzing(200)
+def test_a_snapshot_that_was_damaged_is_a_bad_one(trials: Trials, data: bytes, at: int, gone: int) -> None:
+    whole = sealed_snapshot([json.dumps(VERSION).encode(), b"[0,0]"])
+    at %= len(whole)
+    damaged = whole[:at] + data + whole[at + gone :]
+    if damaged.rstrip(b"\n") != whole.rstrip(b"\n"):
+        with pytest.raises(BadSnapshot):
+            snapshot.decode(damaged)
+    trials.record("fuzz", "index snapshots, damaged", "a bad snapshot")
+
+
+@given(
+    st.one_of(
+        JSON,
+        st.dictionaries(
+            st.sampled_from(["format", "datasets"]),
+            st.one_of(
+                st.integers(0, 3),
+                st.lists(
+                    st.dictionaries(
+                        st.sampled_from(["bucket", "keys", "sizes", "listed", "orders"]),
+                        JSON | st.lists(WORDS | st.integers(-2, 2)),
+                    )
+                ),
+            ),
+        ),
+    )
+)
+@fuzzing(300)
+def test_learned_orders_are_some_or_none(trials: Trials, value: Any) -> None:
+    try:
+        memory.unpacked(zlib.compress(json.dumps(value).encode()))
+    except ValueError:
+        trials.record("fuzz", "learned orders, nonsense under a right checksum", "ignored")
+
+
+@pytest.mark.parametrize("raw", [b"[" * 50_000, b'{"format":' * 9000])
+def test_learned_orders_of_any_depth_are_none(raw: bytes) -> None:
+    with pytest.raises(ValueError, match="memory"):
+        memory.unpacked(zlib.compress(raw))

@@ -1,0 +1,457 @@
+"""Crowds, slow clients and those that hang up: nobody is told a wrong byte, and nothing is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.crowd import Client
+from tests.support.fakes import ramp
+from tests.support.proxy import Proxy, ServedProxy
+from tests.support.rawhttp import RawConnection, ask, request
+from tests.support.trials import Trials, rounds
+from tests.support.vitals import Vitals, status
+from tests.support.weather import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+    from tests.support.simulator import Simulator
+
+MIB = 1024 * 1024
+NAME = "crowds"
+SMALL, LARGE = ramp(1000), ramp(24 * MIB)
+CROWD_BYTES = MIB + 77
+STEP_S = 0.02
+"""How long a trickling client listens for an answer between two bytes."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    client.put_object(Bucket=NAME, Key="small", Body=SMALL)
+    client.put_object(Bucket=NAME, Key="large", Body=LARGE)
+    client.close()
+
+
+def served(bucket: Bucket, tmp_path: Path, origin: str | None = None, **settings: str) -> ServedProxy:
+    """`settings` that no flag has go into a file."""
+    config = tmp_path / "config.toml"
+    numbers = {name: value for name, value in settings.items() if value.replace(".", "").isdecimal()}
+    config.write_text("".join(f"{name} = {value}\n" for name, value in numbers.items()))
+    flags = {name: value for name, value in settings.items() if name not in numbers}
+    return ServedProxy(bucket, tmp_path, origin, prefetch="off", config=str(config), **flags)
+
+
+async def until(done: asyncio.Future[None] | None, proxy: ServedProxy, what: str, least: int) -> None:
+    """Wait until the proxy's own count of `what` is at least so much."""
+    async with asyncio.timeout(60):
+        while (await asyncio.to_thread(status, proxy))[what] < least:
+            await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def crowd(address: tuple[str, int], count: int, *, slow: bool = False) -> AsyncIterator[list[Client]]:
+    clients = [await Client.connect(address, slow=slow) for _ in range(count)]
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            await client.close()
+
+
+# -- one cold object ----------------------------------------------------------------------------------------------
+
+
+async def test_of_500_clients_that_ask_for_one_cold_object_the_bucket_hears_once(
+    bucket: Bucket, simulator: Simulator, tmp_path: Path, trials: Trials
+) -> None:
+    clients_count = 500
+    for number in range(rounds(1)):
+        data = ramp(CROWD_BYTES, start=number)
+        direct = bucket.client()
+        direct.put_object(Bucket=NAME, Key=f"cold-{number}", Body=data)
+        direct.close()
+        with served(bucket, tmp_path, simulator.endpoint, block_size="256KiB") as proxy:
+            # All of them are here before the bucket's first byte is.
+            simulator.weather.faults = [Fault(FaultKind.STALL, path_contains=f"cold-{number}")]
+            simulator.reset()
+            async with crowd(proxy.address, clients_count) as clients:
+                reads = [asyncio.create_task(client.get(f"/{NAME}/cold-{number}", data)) for client in clients]
+                await until(None, proxy, "requests", clients_count)
+                simulator.release()
+                answers = await asyncio.gather(*reads)
+            counts = simulator.reset()
+            right = sum(head.status == 200 and whole for head, whole in answers)
+            trials.record(
+                "load", "500 clients ask for one cold object", "the right bytes", times=right,
+                lost=clients_count - right,
+            )  # fmt: skip
+            assert right == clients_count
+            assert counts.body_bytes == CROWD_BYTES
+            assert (counts.gets, counts.heads) == (_fills(counts.gets), 0)
+
+
+def _fills(gets: int) -> int:
+    """One GET opens the object with its first block; the four others come by as many GETs at most."""
+    assert 1 <= gets <= 5
+    return gets
+
+
+# -- slow readers, and those that leave -----------------------------------------------------------------------------
+
+
+# A pool's thread costs a stack and a heap of its own; what Python's allocator keeps of 1,000 short-lived requests is
+# some MiB. 200 bodies of 24 MiB would be 4.8 GiB, and one 64 KiB buffer for each of 1,000 clients 64 MiB.
+GROWTH_BYTES_MAX = 24 * MIB
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["hits", "a cold object"])
+async def test_200_slow_readers_take_no_memory_and_get_the_right_bytes(
+    bucket: Bucket, tmp_path: Path, trials: Trials, cold: bool
+) -> None:
+    readers_count = 200
+    with served(bucket, tmp_path, block_size="4MiB") as proxy:
+        warm = ask(proxy.address, "GET", f"/{NAME}/{'small' if cold else 'large'}")
+        assert warm.status == 200
+        proxy.settle()
+        before = Vitals.of(proxy)
+        async with crowd(proxy.address, readers_count, slow=True) as clients:
+            for client in clients:
+                client.ask("GET", f"/{NAME}/large")
+            assert [(await client.head()).status for client in clients] == [200] * readers_count
+            during = Vitals.of(proxy)
+            assert during.anonymous_bytes - before.anonymous_bytes < GROWTH_BYTES_MAX
+            # Others are served meanwhile.
+            assert ask(proxy.address, "GET", f"/{NAME}/small").body == SMALL
+            # Some read on to the end, the others lose patience.
+            whole = [await client.is_body(LARGE) for client in clients[:10]]
+        proxy.settle()
+        await gone(proxy, before)
+        trials.record("load", "200 slow readers", "the right bytes", times=readers_count, lost=whole.count(False))
+        assert all(whole)
+        after = Vitals.of(proxy)
+        assert after.anonymous_bytes - before.anonymous_bytes < GROWTH_BYTES_MAX
+        assert after.temporary_files == 0
+
+
+async def gone(proxy: ServedProxy, before: Vitals) -> None:
+    """Wait until connections and tasks are as few as before."""
+    async with asyncio.timeout(30):
+        while True:
+            now = await asyncio.to_thread(Vitals.of, proxy)
+            if now.connections == 0 and now.tasks <= before.tasks:
+                return
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("flags", [{}, {"workers": "3"}, {"cache_size": "0"}], ids=["kept", "workers", "relayed"])
+async def test_of_clients_that_hang_up_in_mid_body_nothing_is_left(
+    bucket: Bucket, tmp_path: Path, trials: Trials, flags: dict[str, str]
+) -> None:
+    leavers_count = rounds(100 if flags else 1000)
+    with served(bucket, tmp_path, block_size="1MiB", freshness="immutable", **flags) as proxy:
+        # The first leavers pay for what is made once: threads, pools, caches.
+        await _hang_up(proxy.address, 50)
+        proxy.settle()
+        ask(proxy.address, "GET", f"/{NAME}/small")
+        before = Vitals.of(proxy)
+        for _ in range(leavers_count // 50):
+            await _hang_up(proxy.address, 50)
+        proxy.settle()
+        await gone(proxy, before)
+        after = Vitals.of(proxy)
+        assert after.anonymous_bytes - before.anonymous_bytes < GROWTH_BYTES_MAX
+        # Block files stay open, at most one for each block of the object; and the origin's idle connections.
+        kept_open = 24 + 64
+        assert after.descriptors <= before.descriptors + kept_open
+        assert after.threads <= before.threads + 8
+        assert after.temporary_files == 0
+        async with crowd(proxy.address, 1) as (client,):
+            _, whole = await client.get(f"/{NAME}/large", LARGE)
+        assert whole
+        trials.record("load", "clients that hang up in mid-body", "no more than they wanted", times=leavers_count)
+
+
+async def _hang_up(address: tuple[str, int], count: int) -> None:
+    """Half of them in order, half by a reset, each at another place."""
+    clients = [await Client.connect(address, slow=True) for _ in range(count)]
+    for number, client in enumerate(clients):
+        client.ask("GET", f"/{NAME}/large", f"range: bytes={number * 300_000}-")
+    for number, client in enumerate(clients):
+        if number % 3:
+            await client.head()
+            await client.some(number)
+        await (client.hang_up() if number % 2 else client.close())
+
+
+# -- too many connections -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_more_connections_than_allowed_are_asked_to_slow_down(bucket: Bucket, workers: int, trials: Trials) -> None:
+    with contextlib.ExitStack() as open_ones:
+        proxy = open_ones.enter_context(Proxy(bucket, max_connections=10, workers=workers))
+        ask(proxy.address, "GET", f"/{NAME}/small")
+        proxy.settle()
+        _connected(proxy, 0)
+        allowed = [open_ones.enter_context(RawConnection(proxy.address)) for _ in range(10)]
+        for connection in allowed:
+            assert connection.ask("GET", f"/{NAME}/small").body == SMALL
+        for method in ("GET", "PUT", "HEAD"):
+            with RawConnection(proxy.address) as one_too_many:
+                body = b"x" * 100_000 if method == "PUT" else b""
+                lines = [("content-length", str(len(body)))] if body else []
+                answer = one_too_many.ask(method, f"/{NAME}/small", lines, body)
+                assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+                assert method == "HEAD" or answer.code == "SlowDown"
+                assert one_too_many.is_closed_by_peer()
+                trials.record("load", "more connections than allowed", "503 SlowDown")
+        # Those that are here are served on, and who comes when one has left.
+        for connection in allowed:
+            assert connection.ask("GET", f"/{NAME}/small").body == SMALL
+        allowed[0].close()
+        _connected(proxy, 9)
+        assert ask(proxy.address, "GET", f"/{NAME}/small").body == SMALL
+
+
+def _connected(proxy: Proxy, count: int) -> None:
+    """Wait until no more than `count` clients are connected."""
+
+    async def fewer() -> None:
+        async with asyncio.timeout(10):
+            while proxy.outrider.server.connected > count:
+                await asyncio.sleep(0)
+
+    proxy.on_loop(fewer)
+
+
+def test_who_is_turned_away_and_says_nothing_is_cut_and_so_are_many_at_once(bucket: Bucket) -> None:
+    with contextlib.ExitStack() as open_ones:
+        proxy = open_ones.enter_context(Proxy(bucket, max_connections=1, client_timeout_s=1.0, client_idle_s=3600))
+        first = open_ones.enter_context(RawConnection(proxy.address))
+        assert first.ask("GET", f"/{NAME}/small").body == SMALL
+        silent = [open_ones.enter_context(RawConnection(proxy.address)) for _ in range(300)]
+        assert all(connection.is_closed_by_peer() for connection in silent)
+        assert first.ask("GET", f"/{NAME}/small").body == SMALL
+
+
+# -- clients that take their time -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(bucket: Bucket) -> Iterator[Proxy]:
+    """Half a second for a head or a silence in a body; an idle connection would be kept for an hour."""
+    with Proxy(bucket, client_timeout_s=0.5, client_idle_s=3600.0) as running:
+        assert ask(running.address, "GET", f"/{NAME}/small").body == SMALL
+        yield running
+
+
+def trickle(connection: RawConnection, data: bytes, step: int = 1) -> bytes:
+    """Send a little at a time until the proxy says something or closes; what it said first."""
+    connection.sock.settimeout(STEP_S)
+    for position in range(0, len(data), step):
+        with contextlib.suppress(TimeoutError):
+            try:
+                connection.sock.sendall(data[position : position + step])
+                return connection.sock.recv(65536)
+            except ConnectionError:
+                return b""
+    raise AssertionError("it took all of it")
+
+
+def test_a_head_that_trickles_in_is_cut(impatient: Proxy, trials: Trials) -> None:
+    with RawConnection(impatient.address) as connection:
+        head = request("GET", f"/{NAME}/small", [("x-a", "b" * 2000)])
+        assert trickle(connection, head[:-4]) == b""
+    trials.record("load", "a head that trickles in", "a closed connection")
+
+
+def test_half_a_head_behind_a_request_is_cut(impatient: Proxy, trials: Trials) -> None:
+    for method, body in (("GET", b""), ("PUT", b"body"), ("GET", b"")):
+        for half in (b"G", b"GET /x HTTP/1.1\r\n", b"GET /x HTTP/1.1\r\nhost: x\r\nx-a: "):
+            with RawConnection(impatient.address) as connection:
+                lines = [("content-length", str(len(body)))] if body else []
+                key = "behind" if body else "small"
+                connection.send(request(method, f"/{NAME}/{key}", lines, body) + half)
+                assert connection.read_answer(method).status == 200
+                assert connection.is_closed_by_peer()
+                trials.record("load", "half a head behind a request", "the answer, and a closed connection")
+
+
+def test_after_a_write_a_connection_may_idle_as_after_a_read(impatient: Proxy) -> None:
+    for pieces in ([b"body"], [b"bo", b"dy"], [b"", b"body"], [b"", b"bo", b"dy"]):
+        with RawConnection(impatient.address, timeout_s=1.5) as connection:
+            head = request("PUT", f"/{NAME}/idle", [("content-length", "4"), ("expect", "100-continue")])
+            connection.send(head + pieces[0])
+            for piece in pieces[1:]:
+                if pieces[0] == b"" and piece is pieces[1]:
+                    assert connection.read_line().startswith(b"HTTP/1.1 100")
+                    connection.read_line()
+                connection.send(piece)
+            if pieces[0]:
+                _skip_continue(connection)
+            assert connection.read_answer("PUT").status == 200
+            assert not connection.is_closed_by_peer(), "three times the limit for a head, and still open"
+
+
+def _skip_continue(connection: RawConnection) -> None:
+    assert connection.read_line().startswith(b"HTTP/1.1 100")
+    assert connection.read_line() == b"\r\n"
+
+
+def test_a_head_without_end_is_cut_before_it_takes_memory(bucket: Bucket) -> None:
+    with Proxy(bucket) as proxy, RawConnection(proxy.address) as connection:
+        connection.send(b"GET / HTTP/1.1\r\nhost: x\r\n")
+        field = b"x-a: " + b"b" * 8000 + b"\r\n"
+        # Fields that are allowed each, and 100 of 128: 800 KB.
+        assert trickle(connection, field * 100, 8192) == b""
+
+
+def test_an_upload_that_trickles_in_is_cut_and_not_stored(impatient: Proxy, bucket: Bucket, trials: Trials) -> None:
+    with RawConnection(impatient.address) as connection:
+        connection.send(request("PUT", f"/{NAME}/trickle", [("content-length", "100000")]))
+        said = trickle(connection, b"x" * 100_000)
+        assert b" 400 " in said.partition(b"\r\n")[0]
+        assert b"<Code>RequestTimeout</Code>" in said
+    assert ask(impatient.address, "GET", f"/{NAME}/trickle").code == "NoSuchKey"
+    trials.record("load", "an upload that trickles in", "400 RequestTimeout")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_connection_that_idles_is_closed(bucket: Bucket, workers: int) -> None:
+    with Proxy(bucket, workers=workers, client_idle_s=0.3, freshness="immutable") as proxy:
+        ask(proxy.address, "GET", f"/{NAME}/small")
+        proxy.settle()
+        connections = [RawConnection(proxy.address) for _ in range(2 * workers)]
+        for connection in connections[1:]:
+            assert connection.ask("GET", f"/{NAME}/small").body == SMALL
+        assert all(connection.is_closed_by_peer() for connection in connections)
+        for connection in connections:
+            connection.close()
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+# Of 16 MiB: five exchanges with the origin, kept LISTs, kept heads; the rest is for ten uploads.
+BUDGET, UPLOADS = "16MiB", 10
+
+
+def _upload_begun(address: tuple[str, int], key: str) -> RawConnection:
+    connection = RawConnection(address)
+    connection.send(request("PUT", f"/{NAME}/{key}", [("content-length", "4"), ("expect", "100-continue")]))
+    return connection
+
+
+def test_uploads_beyond_the_budget_are_asked_to_slow_down_and_reads_go_on(
+    bucket: Bucket, simulator: Simulator, trials: Trials
+) -> None:
+    with contextlib.ExitStack() as open_ones:
+        proxy = open_ones.enter_context(Proxy(bucket, buffer_bytes=BUDGET, origin_connections=64))
+        ask(proxy.address, "GET", f"/{NAME}/small")
+        begun = [open_ones.enter_context(_upload_begun(proxy.address, f"up-{n}")) for n in range(UPLOADS)]
+        # The first have an exchange with the origin, and so are asked for their bodies.
+        for connection in begun[:5]:
+            _skip_continue(connection)
+        _requests(proxy, UPLOADS)
+        refused = ask(proxy.address, "PUT", f"/{NAME}/up", [("content-length", "4")], b"body")
+        assert (refused.status, refused.code, refused.headers["retry-after"]) == (503, "SlowDown", "1")
+        listed = b"<Delete><Object><Key>up</Key></Object></Delete>"
+        many = [("content-length", str(3 * MIB))]
+        refused = ask(proxy.address, "POST", f"/{NAME}?delete", many, listed.ljust(3 * MIB))
+        assert (refused.status, refused.code) == (503, "SlowDown")
+        assert ask(proxy.address, "GET", f"/{NAME}/small").body == SMALL
+        for connection in begun[:5]:
+            connection.send(b"body")
+            assert connection.read_answer("PUT").status == 200
+        for connection in begun[5:]:
+            _skip_continue(connection)
+            connection.send(b"body")
+            assert connection.read_answer("PUT").status == 200
+        assert ask(proxy.address, "PUT", f"/{NAME}/up", [("content-length", "4")], b"body").status == 200
+        trials.record("load", "uploads beyond the memory's budget", "503 SlowDown", times=2)
+
+
+def _requests(proxy: Proxy, count: int) -> None:
+    async def under_way() -> None:
+        async with asyncio.timeout(10):
+            while proxy.outrider.server.in_flight < count:
+                await asyncio.sleep(0)
+
+    proxy.on_loop(under_way)
+
+
+async def test_slow_readers_of_relays_keep_to_the_budget(bucket: Bucket, tmp_path: Path, trials: Trials) -> None:
+    """Without room on disk all bytes pass through memory: five exchanges of 1.5 MiB, whoever waits."""
+    with served(bucket, tmp_path, cache_size="0", buffer_bytes=str(16 * MIB), origin_connections="64") as proxy:
+        async with crowd(proxy.address, 8) as clients:
+            for client in clients:
+                assert (await client.get(f"/{NAME}/large", LARGE))[1]
+        before = Vitals.of(proxy)
+        async with crowd(proxy.address, 40, slow=True) as clients:
+            for client in clients:
+                client.ask("GET", f"/{NAME}/large")
+            answered = [asyncio.create_task(client.head()) for client in clients]
+            await until(None, proxy, "requests", 40)
+            await asyncio.wait(answered, return_when=asyncio.FIRST_COMPLETED)
+            during = Vitals.of(proxy)
+            assert during.anonymous_bytes - before.anonymous_bytes < 16 * MIB
+            for one in answered:
+                one.cancel()
+            await asyncio.wait(answered)
+        proxy.settle()
+        trials.record("load", "slow readers past the cache", "nothing, or their turn", times=40)
+
+
+def test_reply_heads_that_are_kept_ready_are_bounded_in_bytes(bucket: Bucket) -> None:
+    told = "m" * 1800
+    client = bucket.client()
+    for number in range(150):
+        client.put_object(Bucket=NAME, Key=f"heads/{number}", Body=b"x", Metadata={"told": told})
+    client.close()
+    with Proxy(bucket, buffer_bytes=BUDGET, freshness="immutable") as proxy:
+        lane, limit = proxy.outrider.server.fast_lane, 16 * MIB // 24
+        with RawConnection(proxy.address) as connection:
+            for _ in range(2):
+                for number in range(150):
+                    answer = connection.ask("GET", f"/{NAME}/heads/{number}")
+                    assert (answer.body, answer.headers["x-amz-meta-told"]) == (b"x", told)
+                proxy.settle()
+        kept = sum(len(subject.whole) + len(subject.whole_with_checksums) + len(subject.part)
+                   for subject in lane._subjects.values())  # fmt: skip
+        assert 0 < kept <= limit
+        assert kept <= lane._subjects_bytes <= limit
+
+
+def test_a_listing_that_finds_no_room_is_passed_on_and_not_kept(bucket: Bucket, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"list_cache": ({"prefixes": "*", "ttl_s": 3600},)}
+    with Proxy(bucket, **config) as proxy:
+        target = f"/{NAME}?list-type=2&prefix=small"
+        buffers = proxy.outrider.server._buffers
+        room = buffers._capacity_bytes
+        assert buffers.take(room)
+        for _ in range(2):
+            answer = ask(proxy.address, "GET", target)
+            assert (answer.status, answer.headers["x-cache"]) == (200, "BYPASS")
+        buffers.give_back(room)
+        ask(proxy.address, "GET", target)
+        assert ask(proxy.address, "GET", target).headers["x-cache"] == "HIT"
+        assert buffers.used_bytes == 0
+
+
+def test_a_full_house_is_a_socket_that_hangs_up_not_a_proxy_that_ends(bucket: Bucket) -> None:
+    """Connections come and go by the hundred at the limit."""
+    with Proxy(bucket, max_connections=5) as proxy:
+        for _ in range(rounds(3)):
+            sockets = [socket.create_connection(proxy.address, timeout=10) for _ in range(100)]
+            for one in sockets:
+                one.close()
+        _connected(proxy, 0)
+        assert ask(proxy.address, "GET", f"/{NAME}/small").body == SMALL

@@ -1,0 +1,96 @@
+"""Objects that are overwritten or deleted while somebody reads them: one answer, one version, or a visible end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.trials import rounds
+from tests.support.weather import Fault, FaultKind
+from tests.trust.origin import BLOCK, BROKEN, MODES, RIGHT, Trial, World, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIZES = (BLOCK + 7, 3 * BLOCK, 9 * BLOCK + 1000)
+
+
+def struck(trial: Trial, act: Callable[[], None]) -> Fault:
+    """`act` in the middle of the answer to one of the trial's questions."""
+    rng = trial.world.rng
+    return Fault(FaultKind.ACT, path_contains=trial.key, after_bytes=place(rng, len(trial.data)), act=act)
+
+
+@pytest.mark.parametrize("prefetch", ["off", "epoch"])
+def test_an_object_that_is_overwritten_in_mid_read_is_never_mixed(world: World, prefetch: str) -> None:
+    proxy = world.proxies[prefetch]
+    for mode in MODES * rounds(6):
+        trial = world.put(world.rng.choice(SIZES))
+        if mode == "mixed":
+            trial.warm(proxy)
+        with world.weather(struck(trial, trial.overwrite)):
+            saw = trial.seen("object overwritten in mid-read", proxy, mode)
+        trial.recovers(proxy, saw)
+
+
+@pytest.mark.parametrize("prefetch", ["off", "epoch"])
+@pytest.mark.parametrize("heeded", [True, False])
+def test_between_two_ranges_of_one_read_the_version_may_not_change(world: World, prefetch: str, heeded: bool) -> None:
+    """Here the new version is there before the second question is put, so that the bucket's answer is certain. One that
+    heeds no If-Match is found out by its ETag."""
+    proxy = world.proxies[prefetch]
+    fault = "ETag changed between two ranges" + ("" if heeded else ", If-Match ignored")
+    for _ in range(rounds(4)):
+        trial = world.put(9 * BLOCK + world.rng.randrange(BLOCK))
+        assert trial.read(proxy, (0, 10)) == RIGHT
+        proxy.settle()
+        trial.overwrite()
+        deaf = Fault(FaultKind.DEAF, 0 if heeded else None, path_contains=trial.key, deaf_to=("if-match",))
+        with world.weather(deaf):
+            # The first block is here and is sent before the bucket is asked for the second.
+            assert trial.seen(fault, proxy, "whole") == BROKEN
+        trial.recovers(proxy, BROKEN)
+
+
+@pytest.mark.parametrize("prefetch", ["off", "epoch"])
+def test_an_object_that_is_deleted_in_mid_read_is_whole_or_broken_and_then_gone(world: World, prefetch: str) -> None:
+    proxy = world.proxies[prefetch]
+    for mode in MODES * rounds(4):
+        trial = world.put(world.rng.choice(SIZES))
+        if mode == "mixed":
+            trial.warm(proxy)
+        with world.weather(struck(trial, trial.delete)):
+            assert trial.seen("object deleted in mid-read", proxy, mode) in (RIGHT, BROKEN, "404 NoSuchKey")
+        proxy.settle()
+        trial.delete()  # the fault may have been spared
+        # As long as it is fresh it may be read as it was, if all of it is here; a break makes the proxy ask.
+        if trial.read(proxy) == BROKEN:
+            assert trial.read(proxy) == "404 NoSuchKey"
+        proxy.settle()
+
+
+def test_before_the_first_byte_is_out_another_version_is_none_of_the_clients_business(world: World) -> None:
+    proxy = world.proxies["off"]
+    for _ in range(rounds(4)):
+        trial = world.put(3 * BLOCK)
+        assert trial.read(proxy, (2 * BLOCK, 3 * BLOCK)) == RIGHT
+        proxy.settle()
+        trial.overwrite()
+        del trial.versions[0]
+        # Believed to be the old one, none of whose first block is here.
+        assert trial.seen("overwritten before the read", proxy, "whole") == RIGHT
+
+
+def test_what_a_resumed_read_asks_for_is_the_version_that_it_began_with(world: World) -> None:
+    """An origin that heeds it need not be found out: no byte of another version comes over the line."""
+    trial = world.put(9 * BLOCK)
+    proxy = world.proxies["off"]
+    world.simulator.reset()
+    with world.weather(Fault(FaultKind.RESET, path_contains=trial.key, after_bytes=10)):
+        assert trial.read(proxy) == RIGHT
+    proxy.settle()
+    first, *others = [one for one in world.simulator.log() if trial.key in one.path]
+    assert "if-match" not in first.headers
+    assert others
+    assert all("if-match" in one.headers for one in others)

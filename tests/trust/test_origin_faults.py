@@ -1,0 +1,99 @@
+"""Answers of the bucket that break off, come late, or say what is not so: the client's bytes are right all the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.trials import rounds
+from tests.support.weather import Fault, FaultKind
+from tests.trust.origin import BLOCK, BROKEN, MODES, RIGHT, Trial, World, place
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+# One less than the proxy's tries: whichever of its questions they all hit, one is left.
+BUDGET = 4
+
+
+def bodily(kind: FaultKind, times_max: int = BUDGET, **more: object) -> Callable[[random.Random, Trial], Fault]:
+    def make(rng: random.Random, trial: Trial) -> Fault:
+        times, at = rng.randint(1, times_max), place(rng, len(trial.data))
+        return Fault(kind, times, path_contains=trial.key, after_bytes=at, **more)  # type: ignore[arg-type]
+
+    return make
+
+
+def verbal(kind: FaultKind, **more: object) -> Callable[[random.Random, Trial], Fault]:
+    def make(rng: random.Random, trial: Trial) -> Fault:
+        by = rng.choice((1, 100, BLOCK))
+        return Fault(kind, rng.randint(1, BUDGET), path_contains=trial.key, by_bytes=by, **more)  # type: ignore[arg-type]
+
+    return make
+
+
+UNNOTICED = {
+    "connection reset in mid-body": bodily(FaultKind.RESET),
+    "body cut short": bodily(FaultKind.TRUNCATE),
+    "body as short as a Content-Length that lies": bodily(FaultKind.SHORTER),
+    "body longer than asked for": verbal(FaultKind.LONGER),
+    "stall in mid-body": bodily(FaultKind.STALL, 1),
+    "first byte slower than the timeout": bodily(FaultKind.LATE, 1),
+    "first byte slow": bodily(FaultKind.LATE, for_s=0.05),
+    "no answer": bodily(FaultKind.DROP),
+    "500": bodily(FaultKind.STATUS, status=500),
+    "503 SlowDown": bodily(FaultKind.STATUS, status=503),
+    "Content-Range shifted": verbal(FaultKind.WRONG_RANGE),
+    "Content-Range of another length": verbal(FaultKind.OTHER_LENGTH),
+    "other bytes than those asked for": verbal(FaultKind.ASTRAY),
+    "200 instead of 206": verbal(FaultKind.DEAF),
+}
+
+
+@pytest.mark.parametrize("kind", ["off", "epoch", "relay"])
+@pytest.mark.parametrize("fault", UNNOTICED)
+def test_below_the_retry_budget_the_client_notices_nothing(world: World, fault: str, kind: str) -> None:
+    slow = fault in ("stall in mid-body", "first byte slower than the timeout")
+    proxy = world.proxies[f"impatient, {kind}" if slow else kind]
+    for mode in MODES * rounds(1):
+        trial = world.put()
+        if mode == "mixed":
+            trial.warm(proxy)
+        with world.weather(UNNOTICED[fault](world.rng, trial)):
+            assert trial.seen(fault, proxy, mode) == RIGHT
+        assert trial.read(proxy) == RIGHT
+        proxy.settle()
+
+
+def shrunk(rng: random.Random, trial: Trial) -> Fault:
+    """Once, and not down to what that one answer brings: then nothing would contradict it."""
+    by = rng.randrange(1, max(2, len(trial.data) - BLOCK))
+    return Fault(FaultKind.OTHER_TOTAL, path_contains=trial.key, by_bytes=-by)
+
+
+LIES = {
+    "Content-Range of another total": verbal(FaultKind.OTHER_TOTAL),
+    "Content-Range of a smaller total": shrunk,
+    "another ETag": verbal(FaultKind.OTHER_ETAG),
+}
+
+
+@pytest.mark.parametrize("prefetch", ["off", "epoch"])
+@pytest.mark.parametrize("fault", LIES)
+def test_an_answer_that_contradicts_another_is_cut_and_not_believed_again(
+    world: World, fault: str, prefetch: str
+) -> None:
+    proxy = world.proxies[prefetch]
+    for mode in MODES * rounds(2):
+        trial = world.put()
+        if mode == "mixed":
+            trial.warm(proxy)
+        made = LIES[fault](world.rng, trial)
+        # Not always the first question: whose answer is then contradicted.
+        made.probability = world.rng.choice((1.0, 0.5))
+        with world.weather(made):
+            saw = trial.seen(fault, proxy, mode)
+        assert saw in (RIGHT, BROKEN)
+        trial.recovers(proxy, saw)

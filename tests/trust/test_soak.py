@@ -1,0 +1,262 @@
+"""A long day in short: all kinds of requests, in all kinds of weather, on a cache that is too small; at its end the
+proxy holds what it held at its beginning, and nobody was told a wrong byte."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.crowd import Client, Head
+from tests.support.fakes import ramp
+from tests.support.proxy import ServedProxy
+from tests.support.trials import Trials, rounds
+from tests.support.vitals import Vitals
+from tests.support.weather import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+    from tests.support.simulator import Simulator
+
+MIB = 1024 * 1024
+NAME = "soak"
+SEED = 6
+CLIENTS = 12
+# In `make test`; an hour takes some 330 times as many: `make soak SOAK=330 TESTS=tests/trust/test_soak.py`.
+REQUESTS = 1200
+LOOKS = 20
+# 40 MiB of shards and a room for 24 MiB: something is evicted with almost each read.
+SHARDS = {f"shard-{number:02}.tar": ramp(4 * MIB + number * 1001, start=number) for number in range(10)}
+CACHE_SIZE = "24MiB"
+BLOCKS = 24
+
+# What Python's allocator keeps of a busy second, and what is remembered of some hundred objects. A leak of one 64 KiB
+# buffer in a hundred requests would be 25 MiB in the short run, and 750 MiB in that of `make soak`.
+GROWTH_BYTES_MAX = 24 * MIB
+# Block files that stay open, and connections to the bucket that idle.
+DESCRIPTORS_MORE_MAX = BLOCKS + 64
+# Pools start a thread when they need it, 8 for the disk and 8 for sending.
+THREADS_MORE_MAX = 16
+
+
+def weather() -> list[Fault]:
+    return [
+        Fault(FaultKind.RESET, times=None, probability=0.02, after_bytes=300_000),
+        Fault(FaultKind.TRUNCATE, times=None, probability=0.02, after_bytes=70_000),
+        Fault(FaultKind.DROP, times=None, probability=0.02),
+        Fault(FaultKind.STATUS, times=None, probability=0.03, status=503),
+        Fault(FaultKind.STALL, times=None, probability=0.02, after_bytes=1000, for_s=0.05),
+        Fault(FaultKind.STATUS, times=None, probability=0.02, method="PUT", status=503),
+        Fault(FaultKind.DROP, times=None, probability=0.02, method="PUT"),
+        Fault(FaultKind.STATUS, times=None, probability=0.02, method="HEAD", status=500),
+    ]
+
+
+class Wrong(AssertionError):
+    """A client was told what is not so."""
+
+
+class Customer:
+    """One client with keys of its own, of which it knows what they hold: one of `known`, None for nothing."""
+
+    def __init__(self, address: tuple[str, int], number: int, trials: Trials) -> None:
+        self._address = address
+        self._chance = random.Random(f"{SEED} {number}")
+        self._trials = trials
+        self._number = number
+        self._names = 0
+        self._known: dict[str, list[bytes | None]] = {}
+        for _ in range(4):
+            self._take_a_new_key()
+        self._connection: Client | None = None
+        self._acts = (self._read_shard, self._read_range, self._head, self._list, self._write, self._read_own,
+                      self._delete, self._leave_early)  # fmt: skip
+
+    def _take_a_new_key(self) -> None:
+        self._names += 1
+        self._known[f"own-{self._number}-{self._names}"] = [None]
+
+    async def live(self, requests: int) -> None:
+        for _ in range(requests):
+            (act,) = self._chance.choices(self._acts, weights=(2, 8, 3, 2, 3, 6, 1, 2))
+            try:
+                await act(await self._connected())
+            except (OSError, EOFError):
+                self._trials.record("load", "a mixed day in bad weather", "a broken connection")
+                await self._disconnect()
+                while len(self._known) < 4:
+                    self._take_a_new_key()
+        await self._disconnect()
+
+    async def _connected(self) -> Client:
+        if self._connection is None:
+            self._connection = await Client.connect(self._address)
+        return self._connection
+
+    async def _disconnect(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def _answer(self, client: Client, expected: list[bytes | None], *, head_only: bool = False) -> Head:
+        """One of `expected` (None: nothing there), or an error that the weather explains."""
+        head = await client.head()
+        if head.status in (500, 503) or (head.status == 404 and None in expected):
+            await self._skipped(client, head, head_only)
+        else:
+            fitting = [data for data in expected if data is not None and len(data) == head.length]
+            if head.status not in (200, 206) or not fitting:
+                raise Wrong(f"{head} for {[data and len(data) for data in expected]}")
+            if not head_only:
+                await self._compare(client, head.length, fitting)
+        if head.headers.get("connection") == "close":
+            await self._disconnect()
+        saw = "the right bytes" if head.status < 400 else "404, as it should be" if head.status == 404 else "500 or 503"
+        self._trials.record("load", "a mixed day in bad weather", saw)
+        return head
+
+    async def _compare(self, client: Client, length: int, fitting: list[bytes]) -> None:
+        position = 0
+        while position < length:
+            piece = await client.some(min(256 * 1024, length - position))
+            if not piece:
+                raise EOFError
+            fitting = [data for data in fitting if data[position : position + len(piece)] == piece]
+            if not fitting:
+                self._trials.record("load", "a mixed day in bad weather", "a wrong byte", lost=1)
+                raise Wrong(f"a wrong byte after {position}")
+            position += len(piece)
+
+    async def _skipped(self, client: Client, head: Head, head_only: bool) -> None:
+        left = 0 if head_only else head.length
+        while left:
+            piece = await client.some(left)
+            if not piece:
+                raise EOFError
+            left -= len(piece)
+
+    # -- what it does -------------------------------------------------------------------------------------------------
+
+    def _shard(self) -> tuple[str, bytes]:
+        name = self._chance.choice(list(SHARDS))
+        return f"/{NAME}/{name}", SHARDS[name]
+
+    async def _read_shard(self, client: Client) -> None:
+        target, data = self._shard()
+        client.ask("GET", target)
+        await self._answer(client, [data])
+
+    async def _read_range(self, client: Client) -> None:
+        target, data = self._shard()
+        start = self._chance.randrange(len(data))
+        stop = min(len(data), start + self._chance.choice((1, 1000, 100_000, MIB, 2 * MIB)))
+        client.ask("GET", target, f"range: bytes={start}-{stop - 1}")
+        await self._answer(client, [data[start:stop]])
+
+    async def _head(self, client: Client) -> None:
+        target, data = self._shard()
+        client.ask("HEAD", target)
+        await self._answer(client, [data], head_only=True)
+
+    async def _list(self, client: Client) -> None:
+        client.ask("GET", f"/{NAME}?list-type=2&prefix=shard")
+        head = await client.head()
+        await self._skipped(client, head, head_only=False)
+
+    async def _leave_early(self, client: Client) -> None:
+        target, data = self._shard()
+        client.ask("GET", target, f"range: bytes={self._chance.randrange(len(data))}-")
+        if self._chance.random() < 0.5:
+            await client.head()
+            await client.some(self._chance.choice((1, 10_000)))
+        self._connection = None
+        await (client.hang_up() if self._chance.random() < 0.5 else client.close())
+
+    async def _read_own(self, client: Client) -> None:
+        key = self._chance.choice(list(self._known))
+        client.ask("GET", f"/{NAME}/{key}")
+        await self._answer(client, self._known[key])
+
+    async def _write(self, client: Client) -> None:
+        key = self._chance.choice(list(self._known))
+        size = self._chance.choice((1, 5000, 200_000, MIB + 1))
+        data = ramp(size, start=self._chance.randrange(251))
+        # What was not acknowledged may still take place, and whenever it likes: that key says nothing any more.
+        del self._known[key]
+        client.ask("PUT", f"/{NAME}/{key}", f"content-length: {size}")
+        client.send(data)
+        head = await self._done(client)
+        if head.status == 200:
+            self._known[key] = [data]
+        elif head.status >= 500:
+            self._take_a_new_key()
+        else:
+            raise Wrong(f"{head} to a write")
+
+    async def _delete(self, client: Client) -> None:
+        key = self._chance.choice(list(self._known))
+        del self._known[key]
+        client.ask("DELETE", f"/{NAME}/{key}")
+        if (await self._done(client)).status == 204:
+            self._known[key] = [None]
+        else:
+            self._take_a_new_key()
+
+    async def _done(self, client: Client) -> Head:
+        head = await client.head()
+        await self._skipped(client, head, head_only=head.status == 204)
+        if head.headers.get("connection") == "close":
+            await self._disconnect()
+        saw = "acknowledged" if head.status < 300 else "500 or 503"
+        self._trials.record("load", "writes in bad weather", saw)
+        return head
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    for key, data in SHARDS.items():
+        client.put_object(Bucket=NAME, Key=key, Body=data)
+    client.close()
+
+
+async def test_a_mixed_day_in_bad_weather_leaves_nothing_behind(
+    bucket: Bucket, simulator: Simulator, tmp_path: Path, trials: Trials
+) -> None:
+    simulator.weather.seed = SEED
+    simulator.weather.faults = weather()
+    flags = {"cache_size": CACHE_SIZE, "block_size": "1MiB", "workers": "2"}
+    with ServedProxy(bucket, tmp_path, simulator.endpoint, **flags) as proxy:
+        customers = [Customer(proxy.address, number, trials) for number in range(CLIENTS)]
+        # The first look is after a warm-up.
+        numbers = [REQUESTS // 2, *[rounds(REQUESTS) // LOOKS] * LOOKS]
+        curve = [await _looked(proxy, customers, number) for number in numbers]
+        print("\nMiB of memory:", *(f"{look.anonymous_bytes / MIB:.1f}" for look in curve))
+        print("descriptors:", *(look.descriptors for look in curve))
+        begun, ended = curve[0], curve[-1]
+        assert ended.anonymous_bytes - begun.anonymous_bytes < GROWTH_BYTES_MAX
+        assert ended.descriptors - begun.descriptors <= DESCRIPTORS_MORE_MAX
+        assert ended.threads - begun.threads <= THREADS_MORE_MAX
+        assert {look.tasks for look in curve} == {begun.tasks}
+        assert {(look.connections, look.temporary_files) for look in curve} == {(0, 0)}
+        assert proxy.stop() == 0
+        with proxy.log.open() as log:
+            assert not [line for line in log if '"level": "error"' in line or "Traceback" in line]
+
+
+async def _looked(proxy: ServedProxy, customers: list[Customer], requests: int) -> Vitals:
+    """So many requests, and what the proxy holds once it is idle."""
+    async with asyncio.TaskGroup() as day:
+        for customer in customers:
+            day.create_task(customer.live(requests // len(customers)))
+    async with asyncio.timeout(60):
+        while True:
+            await asyncio.to_thread(proxy.settle)
+            now = await asyncio.to_thread(Vitals.of, proxy)
+            if now.connections == now.temporary_files == 0:
+                return now

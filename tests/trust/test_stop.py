@@ -1,0 +1,275 @@
+"""A stop under load: what is under way ends well or breaks visibly, and what was kept is there at the next start."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import random
+import signal
+import socket
+import threading
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from tests.support.fakes import ramp
+from tests.support.proxy import ServedProxy, s3_client
+from tests.support.rawhttp import RawConnection, ask, request
+from tests.support.trials import Trials, rounds
+from tests.support.weather import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+    from tests.support.simulator import Simulator
+
+MIB = 1024 * 1024
+NAME = "stops"
+DATA = ramp(20 * MIB)
+TARGET = f"/{NAME}/large"
+WORKERS = pytest.mark.parametrize("workers", ["1", "3"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    client.put_object(Bucket=NAME, Key="large", Body=DATA)
+    client.close()
+
+
+def served(bucket: Bucket, tmp_path: Path, origin: str | None = None, drain_s: float = 3600.0, **flags: str) -> Any:
+    config = tmp_path / "config.toml"
+    config.write_text(f"drain_s = {drain_s}\n")
+    return ServedProxy(bucket, tmp_path, origin, config=str(config), prefetch="off", **flags)
+
+
+def begun_read(proxy: ServedProxy, open_ones: contextlib.ExitStack) -> http.client.HTTPResponse:
+    """A read of the large object of which the client has taken a part, and no more for now."""
+    connection = open_ones.enter_context(RawConnection(proxy.address))
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    connection.send(request("GET", TARGET))
+    answer = connection.read_head()
+    assert answer.read(MIB) == DATA[:MIB]
+    return answer
+
+
+def begun_write(proxy: ServedProxy, key: str, open_ones: contextlib.ExitStack) -> RawConnection:
+    """A write of four bytes, none of which was sent yet."""
+    connection = open_ones.enter_context(RawConnection(proxy.address))
+    connection.send(request("PUT", f"/{NAME}/{key}", [("content-length", "4"), ("expect", "100-continue")]))
+    assert connection.read_line().startswith(b"HTTP/1.1 100")
+    connection.read_line()
+    return connection
+
+
+def readiness(proxy: ServedProxy) -> int:
+    try:
+        with urllib.request.urlopen(f"{proxy.admin}/readyz", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    except OSError:
+        return 0
+
+
+@WORKERS
+def test_what_is_under_way_ends_whole_and_the_next_start_hits(
+    bucket: Bucket, tmp_path: Path, trials: Trials, workers: str
+) -> None:
+    with served(bucket, tmp_path, workers=workers) as proxy:
+        assert ask(proxy.address, "GET", TARGET).body == DATA
+        proxy.settle()
+        for _ in range(rounds(1)):
+            with contextlib.ExitStack() as open_ones:
+                reads = [begun_read(proxy, open_ones) for _ in range(6)]
+                upload = begun_write(proxy, "ends", open_ones)
+                idle = open_ones.enter_context(RawConnection(proxy.address))
+                assert idle.ask("HEAD", TARGET).status == 200
+                proxy.send(signal.SIGTERM)
+                # Nobody new is sent here from now on, and who idles is told so.
+                assert idle.is_closed_by_peer()
+                assert readiness(proxy) == 503
+                with pytest.raises(ConnectionRefusedError):
+                    RawConnection(proxy.address)
+                whole = [answer.read() == DATA[MIB:] for answer in reads]
+                upload.send(b"ends")
+                assert upload.read_answer("PUT").status == 200
+            assert proxy.wait() == 0
+            trials.record("stop", "SIGTERM, reads under way", "the right bytes", times=6, lost=whole.count(False))
+            trials.record("stop", "SIGTERM, a write under way", "acknowledged")
+            assert all(whole)
+            proxy.start()
+            answer = ask(proxy.address, "GET", TARGET)
+            assert (answer.headers["x-cache"], answer.body) == ("HIT", DATA)
+            assert ask(proxy.address, "GET", f"/{NAME}/ends").body == b"ends"
+
+
+@WORKERS
+@pytest.mark.parametrize("how", ["the grace ends", "a second SIGTERM"])
+def test_what_does_not_end_in_time_is_cut_visibly(
+    bucket: Bucket, simulator: Simulator, tmp_path: Path, trials: Trials, workers: str, how: str
+) -> None:
+    drain_s = 0.2 if how == "the grace ends" else 3600.0
+    with served(bucket, tmp_path, simulator.endpoint, drain_s, workers=workers) as proxy:
+        assert ask(proxy.address, "GET", TARGET).body == DATA
+        proxy.settle()
+        for turn in range(rounds(1)):
+            direct = bucket.client()
+            direct.put_object(Bucket=NAME, Key=f"cold-{turn}", Body=DATA)
+            direct.close()
+            simulator.weather.faults = [Fault(FaultKind.STALL, path_contains="cold")]
+            with contextlib.ExitStack() as open_ones:
+                # From disk, off all loops; from the origin, which keeps quiet; and a write that does not end.
+                warm = [begun_read(proxy, open_ones) for _ in range(4)]
+                cold = open_ones.enter_context(RawConnection(proxy.address))
+                cold.send(request("GET", f"/{NAME}/cold-{turn}"))
+                upload = begun_write(proxy, "cut", open_ones)
+                upload.send(b"cu")
+                proxy.send(signal.SIGTERM)
+                if how == "a second SIGTERM":
+                    while accepts(proxy):
+                        pass
+                    proxy.send(signal.SIGTERM)
+                assert proxy.wait() == 0
+                for read in warm:
+                    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                        read.read()
+                for connection, method in ((cold, "GET"), (upload, "PUT")):
+                    assert is_cut_or_refused(connection, method)
+            simulator.release()
+            trials.record("stop", f"SIGTERM, and {how}", "a broken connection", times=6)
+            assert len(proxy.lines("stopping with requests under way")) == 1
+            assert not [line for line in proxy.lines() if line["level"] == "error" or "traceback" in line]
+            proxy.start()
+            assert ask(proxy.address, "GET", f"/{NAME}/cut").code == "NoSuchKey"
+            answer = ask(proxy.address, "GET", TARGET)
+            assert (answer.headers["x-cache"], answer.body) == ("HIT", DATA), "the snapshot was written"
+            assert list((proxy.cache_dir / "tmp").iterdir()) == []
+
+
+def accepts(proxy: ServedProxy) -> bool:
+    try:
+        RawConnection(proxy.address).close()
+    except ConnectionError:
+        return False
+    return True
+
+
+def is_cut_or_refused(connection: RawConnection, method: str) -> bool:
+    try:
+        return connection.read_answer(method).status >= 400
+    except (http.client.HTTPException, OSError):
+        return True
+
+
+# -- rolling restart ------------------------------------------------------------------------------------------------
+
+
+class Service:
+    """As Kubernetes has it: a connection goes to one that says it is ready, and nobody looks at what is in it."""
+
+    def __init__(self, proxies: list[ServedProxy]) -> None:
+        self._proxies = proxies
+        self._chance = random.Random(1)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._sockets: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for one in self._sockets:
+                one.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        ready = [proxy for proxy in self._proxies if readiness(proxy) == 200]
+        try:
+            chosen = self._chance.choice(ready)
+            target = socket.create_connection(chosen.address, timeout=30)
+        except (OSError, IndexError):
+            client.close()
+            return
+        with self._lock:
+            self._sockets |= {client, target}
+        back = threading.Thread(target=self._copy, args=(target, client), daemon=True)
+        back.start()
+        self._copy(client, target)
+        back.join()
+        client.close()
+        target.close()
+        with self._lock:
+            self._sockets -= {client, target}
+
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(262_144):
+                sink.sendall(data)
+        except OSError:
+            pass
+        for one in (source, sink):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_rolling_restart_under_load_loses_no_request_that_boto3_does_not_repeat(
+    bucket: Bucket, tmp_path: Path, trials: Trials
+) -> None:
+    directories = [tmp_path / "a", tmp_path / "b"]
+    for directory in directories:
+        directory.mkdir()
+    proxies = [served(bucket, directory, block_size="1MiB") for directory in directories]
+    stopping = threading.Event()
+    with proxies[0], proxies[1], Service(proxies) as service:
+        standard: dict[str, Any] = {"retries": {"mode": "standard"}}
+
+        def load(number: int) -> int:
+            chance, done = random.Random(number), 0
+            client = s3_client(service.endpoint, **standard)
+            while not stopping.is_set():
+                if chance.random() < 0.2:
+                    client.put_object(Bucket=NAME, Key=f"rolling-{number}", Body=DATA[: done + 1])
+                    written = client.get_object(Bucket=NAME, Key=f"rolling-{number}")["Body"].read()
+                    # Two caches: the other one may believe the older for its `ttl`.
+                    assert written == DATA[: len(written)]
+                else:
+                    start = chance.randrange(len(DATA) - MIB)
+                    body = client.get_object(Bucket=NAME, Key="large", Range=f"bytes={start}-{start + MIB - 1}")
+                    assert body["Body"].read() == DATA[start : start + MIB]
+                done += 1
+            client.close()
+            return done
+
+        with ThreadPoolExecutor(4) as clients:
+            under_way = [clients.submit(load, number) for number in range(4)]
+            try:
+                for _ in range(rounds(1)):
+                    for proxy in proxies:
+                        proxy.send(signal.SIGTERM)
+                        assert proxy.wait() == 0
+                        proxy.start()
+            finally:
+                stopping.set()
+            done = sum(one.result() for one in under_way)
+        assert done > 0
+        trials.record("stop", "a rolling restart under load (calls of boto3, standard retries)", "the right bytes",
+                      times=done)  # fmt: skip

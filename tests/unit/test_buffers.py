@@ -1,0 +1,52 @@
+"""The budget of bytes in memory: its shares fit into it, and what was taken comes back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.buffers import EXCHANGE_BYTES, Buffers, Shares
+from outrider.core.errors import SlowDown
+
+MIB = 2**20
+
+
+@given(st.integers(16 * MIB, 2**40), st.integers(1, 10_000))
+def test_all_shares_together_are_the_budget(budget_bytes: int, exchanges_max: int) -> None:
+    shares = Shares.of(budget_bytes, exchanges_max)
+    kept = shares.listings_bytes + shares.heads_bytes
+    assert 1 <= shares.exchanges <= exchanges_max
+    assert shares.exchanges * EXCHANGE_BYTES + kept + shares.clients_bytes == budget_bytes
+    assert min(shares.listings_bytes, shares.heads_bytes) > 0
+    assert shares.clients_bytes >= budget_bytes // 4
+
+
+def test_the_default_has_room_for_all_connections_to_the_origin() -> None:
+    assert Shares.of(384 * MIB, 128).exchanges == 128
+
+
+@given(st.lists(st.integers(0, 100)))
+def test_no_more_is_taken_than_there_is(counts: list[int]) -> None:
+    buffers, taken = Buffers(200), 0
+    for count in counts:
+        if buffers.take(count):
+            taken += count
+        else:
+            assert taken + count > 200
+        assert buffers.used_bytes == taken <= 200
+
+
+def test_what_is_held_comes_back_also_after_an_error() -> None:
+    buffers = Buffers(100)
+
+    def hold_twice() -> None:
+        with buffers.held(60):
+            assert buffers.used_bytes == 60
+            with buffers.held(60):
+                pass
+
+    with pytest.raises(SlowDown) as refused:
+        hold_twice()
+    assert dict(refused.value.headers) == {"retry-after": "1"}
+    assert buffers.used_bytes == 0

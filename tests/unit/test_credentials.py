@@ -1,0 +1,49 @@
+"""Keys of the environment, taken without the AWS chain: exactly where the chain would find the same."""
+
+from __future__ import annotations
+
+import os
+from itertools import combinations
+
+import pytest
+from aiobotocore.session import get_session
+from botocore.exceptions import BotoCoreError
+
+from outrider.adapters.credentials import AwsCredentials
+from outrider.core.errors import OriginBroke
+from outrider.core.sigv4 import Credentials
+
+NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_PROFILE",
+         "AWS_DEFAULT_PROFILE", "AWS_CREDENTIAL_EXPIRATION")  # fmt: skip
+VALUES = {"AWS_CREDENTIAL_EXPIRATION": "2999-01-01T00:00:00Z"}
+
+
+async def by_the_chain() -> Credentials | None:
+    """None: it has none, or does not work."""
+    try:
+        found = await get_session().get_credentials()
+        if found is None:
+            return None
+        frozen = await found.get_frozen_credentials()
+    except BotoCoreError:
+        return None
+    return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+
+async def by_us() -> Credentials | None:
+    try:
+        return await AwsCredentials().current()
+    except OriginBroke:
+        return None
+
+
+@pytest.mark.parametrize("given", [chosen for count in range(5) for chosen in combinations(NAMES, count)], ids="+".join)
+async def test_they_are_those_that_the_chain_finds(given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in given:
+        monkeypatch.setenv(name, VALUES.get(name, f"the {name}"))
+    assert await by_us() == await by_the_chain()

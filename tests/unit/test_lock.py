@@ -1,0 +1,35 @@
+"""The lock file of the container image: whole, hashed, and of this project's requirements."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+LOCK = (ROOT / "requirements.lock").read_text()
+# `name==version ; marker \`, then its hashes, each on a line of its own.
+ENTRIES = re.findall(r"^([a-z0-9][^\s=]*)==(\S+)(.*?)((?:\\\n    --hash=sha256:[0-9a-f]{64} ?)+)$", LOCK, re.MULTILINE)
+PINNED = {canonicalize_name(name): Version(version) for name, version, _, _ in ENTRIES}
+DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+
+
+def test_every_line_is_a_pin_with_its_hashes() -> None:
+    pins = [line for line in LOCK.splitlines() if line and not line.startswith((" ", "#"))]
+    assert len(pins) == len(ENTRIES) == len(PINNED) >= len(DECLARED)
+    assert "://" not in LOCK, "no index of one machine"
+
+
+@pytest.mark.parametrize("declared", DECLARED)
+def test_the_lock_satisfies_what_the_project_requires(declared: str) -> None:
+    requirement = Requirement(declared)
+    assert PINNED[canonicalize_name(requirement.name)] in requirement.specifier, "run make lock"
+
+
+def test_nothing_but_the_server_is_locked() -> None:
+    assert not PINNED.keys() & {"boto3", "pytest", "hypothesis", "torch", "webdataset", "mypy", "matplotlib"}

@@ -1,0 +1,60 @@
+"""What a refusal of the origin says of our clock and our credentials."""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+
+import pytest
+
+from outrider.core.refusals import blames_credentials, clock_offset, code_of
+
+NOW = 1_750_000_000.0
+SKEWED = "RequestTimeTooSkewed"
+
+
+def date(seconds: float) -> str:
+    return formatdate(NOW + seconds, usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [(b"<Error><Code>ExpiredToken</Code></Error>", "ExpiredToken"), (b"", None), (b"<Code></Code>", None),
+     (b"<Code>" + b"x" * 100 + b"</Code>", None), (b"\xff<html>", None)],
+)  # fmt: skip
+def test_the_code_of_an_error_document(body: bytes, code: str | None) -> None:
+    assert code_of(body) == code
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "blamed"),
+    [(400, "ExpiredToken", True), (403, "InvalidAccessKeyId", True), (403, "AccessDenied", False),
+     (400, "BadDigest", False), (403, "SignatureDoesNotMatch", False), (400, None, True), (403, None, False)],
+)  # fmt: skip
+def test_which_refusals_blame_the_credentials(status: int, code: str | None, blamed: bool) -> None:
+    assert blames_credentials(status, code) is blamed
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "told", "before", "after"),
+    [
+        (403, SKEWED, date(3600), 0.0, 3600.0),
+        (403, SKEWED, date(-3600), 0.0, -3600.0),
+        (403, None, date(3600), 0.0, 3600.0),
+        (403, None, date(600), 0.0, None),
+        (403, "AccessDenied", date(3600), 0.0, None),
+        (400, SKEWED, date(3600), 0.0, None),
+        (403, SKEWED, None, 0.0, None),
+        (403, SKEWED, "yesterday", 0.0, None),
+        # Signed in its time already.
+        (403, None, date(3600), 3600.0, None),
+        (403, SKEWED, date(0), 0.0, None),
+        # And refused all the same: its date is not what it goes by.
+        (403, SKEWED, date(3600), 3600.0, 0.0),
+        # Our clock was put right meanwhile.
+        (403, SKEWED, date(0), 3600.0, 0.0),
+    ],
+)
+def test_what_the_origins_date_says_of_our_clock(
+    status: int, code: str | None, told: str | None, before: float, after: float | None
+) -> None:
+    assert clock_offset(status, code, told, NOW, before) == after
