@@ -24,7 +24,7 @@ from outrider.adapters import blockdir, disk
 from outrider.core import blockfile
 from outrider.core.blockfile import PAGE_BYTES
 from outrider.http import wire
-from tests.contract.test_block_store import FILE, Disk, flip, meta_of, on_disk
+from tests.contract.test_block_store import FILE, Disk, flip, meta_of, on_disk, payload_of
 from tests.support.damage import block_files
 from tests.support.proxy import Proxy, s3_client
 from tests.support.rawhttp import RawConnection
@@ -278,6 +278,26 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
             trials.record("disk", f"no answer to {' '.join(acts)}", RIGHT, times=8)
             proxy.settle()
             recovered(proxy, shelf)
+
+
+async def test_while_the_disk_does_not_answer_others_do_not_wait_to_find_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "_SICK_PAUSE_S", 5.0)
+    store = Disk(tmp_path / "cache", open_files=1)
+    await store.write(*(meta_of(index) for index in range(3)))
+    with SickDisk(store.root) as sick:
+        sick.hold("open")
+        monkeypatch.setattr(blockdir, "PATIENCE_S", 0.05)
+        assert await store.read(meta_of(0)) is None
+        monkeypatch.setattr(blockdir, "PATIENCE_S", 60.0)
+        # The disk would be waited for as long.
+        async with asyncio.timeout(20):
+            assert await store.read(meta_of(1)) is None
+        sick.release()
+        store.clock.advance(5.1)
+        assert await store.read(meta_of(1)) == payload_of(meta_of(1))
+    store.close()
 
 
 # -- gone ---------------------------------------------------------------------------------------------------------

@@ -200,6 +200,11 @@ class Reads:
         """The bytes of `extent`, for a reply whose head is out: now only `version` will do."""
         return self._body(version, extent)
 
+    def doubt(self, version: ObjectVersion, position: int) -> None:
+        """The block that has this byte could not be read where it was to be sent from."""
+        vid = version_id(self._origin, version, self._block_bytes)
+        self._store.doubt(BlockKey(vid, position // self._block_bytes))
+
     # -- which version ------------------------------------------------------------------------------------------
 
     def _fresh(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion | None:

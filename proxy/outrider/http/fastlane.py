@@ -85,6 +85,8 @@ class Begun:
     started: float
     client: str
     reader: str
+    disk_failed: bool = False
+    """The first bytes of `rest` could not be read."""
 
     @property
     def extent(self) -> Extent:
@@ -259,6 +261,7 @@ class FastLane:
         status = 200 if read.range is None else 206
         head = self._head(read, subject, extent, request_id)
         taken = sent = 0
+        disk_failed = False
         try:
             taken = wire.send_now(head, more=bool(pieces))
             if taken == len(head):
@@ -267,9 +270,10 @@ class FastLane:
                     sent += went
                     if went < length:
                         break
+        except ConnectionError:
+            pass  # the client is gone: the long way hears the same, and tells it
         except OSError:
-            # The client is gone, or the disk fails: the long way hears the same, cuts and tells it.
-            pass
+            disk_failed = True
         seconds = time.perf_counter() - started
         self._first_byte_s[read.method.lower()].observe(seconds)
         version = subject.known.version
@@ -279,7 +283,7 @@ class FastLane:
             rest = Extent(extent.start + sent, extent.stop)
             operation = replace(subject.operation, kind=Kind(read.method.lower()), method=read.method)
             return Begun(operation, version, head[taken:], rest, read.range, status, sent, request_id, started, client,
-                         reader)  # fmt: skip
+                         reader, disk_failed)  # fmt: skip
         answered = (read.method, status)
         self._answered[answered] = self._answered.get(answered, 0) + 1
         self._served_bytes += sent

@@ -200,6 +200,8 @@ class S3Server(web.Server):
         task.add_done_callback(self._moving.discard)
 
     def _begun_again(self, begun: Begun) -> None:
+        if begun.disk_failed:
+            self._reads.doubt(begun.version, begun.rest.start)
         if begun.extent.length:
             self._prefetch.asked(begun.reader, begun.version, begun.extent, checksums=False)
 
