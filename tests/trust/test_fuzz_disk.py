@@ -143,7 +143,7 @@ ODD = [
 @pytest.mark.parametrize("line", ODD)
 def test_a_snapshot_with_one_odd_line_is_a_bad_one(line: bytes) -> None:
     version = json.dumps(VERSION).encode()
-    assert snapshot.decode(sealed_snapshot([version, b"[0,0]"])).blocks
+    assert list(snapshot.decode(sealed_snapshot([version, b"[0,0]"])))
     with pytest.raises(BadSnapshot):
         snapshot.decode(sealed_snapshot([version, line]))
 
