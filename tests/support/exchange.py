@@ -189,7 +189,7 @@ class Connection:
 
     def _ask_origin(self) -> Stream:
         """A connection to the bucket that it has not closed."""
-        if self._origin is not None and select.select([self._origin.sock], [], [], 0)[0]:
+        if self._origin is not None and _is_readable(self._origin.sock):
             # Readable between messages is closed: waiting until the write fails would lose the request.
             self._leave_origin()
         if self._origin is None:
@@ -271,6 +271,12 @@ class Body:
         if fault.kind is FaultKind.RESET:
             reset(self._client)
         raise CutError
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    poll = select.poll()  # select() knows no descriptors above 1023, and a proxy in this process may have many
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def as_request(head: Head) -> Request:

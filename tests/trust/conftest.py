@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import TRIED
 from tests.support.proxy import Proxy
 from tests.support.simulator import Simulator
-from tests.trust.origin import BLOCK, NAME, World
+from tests.trust.origin import BLOCK, NAME, Proxies, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,11 +39,11 @@ def running_world(bucket: Bucket) -> Iterator[World]:
         stack.callback(direct.close)
         keys = (bucket.access_key, bucket.secret_key)
         simulator = stack.enter_context(Simulator(bucket.address, keys=keys))
-        proxies = {
-            name: stack.enter_context(Proxy(bucket, simulator.endpoint, block_size=str(BLOCK), **settings))
-            for name, settings in KINDS.items()
-        }
-        yield World(direct, simulator, proxies, TRIED)
+
+        def proxy(kind: str) -> Proxy:
+            return stack.enter_context(Proxy(bucket, simulator.endpoint, block_size=str(BLOCK), **KINDS[kind]))
+
+        yield World(direct, simulator, Proxies(proxy), TRIED)
 
 
 @pytest.fixture

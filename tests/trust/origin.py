@@ -10,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.support.proxy import Proxy
     from tests.support.simulator import Simulator
@@ -93,13 +93,25 @@ def _code_of(body: bytes) -> str:
     return body.partition(b"<Code>")[2].partition(b"</Code>")[0].decode()
 
 
+class Proxies(dict[str, "Proxy"]):
+    """By kind; each is started when it is first asked for."""
+
+    def __init__(self, start: Callable[[str], Proxy]) -> None:
+        super().__init__()
+        self._start = start
+
+    def __missing__(self, kind: str) -> Proxy:
+        self[kind] = started = self._start(kind)
+        return started
+
+
 @dataclass
 class World:
-    """A bucket, its weather, and the proxies before it: one that rides ahead, one that does not."""
+    """A bucket, its weather, and the proxies before it."""
 
     direct: Any
     simulator: Simulator
-    proxies: dict[str, Proxy]
+    proxies: Proxies
     trials: Trials
     rng: random.Random = field(default_factory=lambda: random.Random(1))
 

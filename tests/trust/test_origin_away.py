@@ -33,7 +33,7 @@ def test_an_origin_that_is_killed_in_mid_body_and_comes_back(world: World, prefe
         world.simulator.stop()
         world.simulator.start()
 
-    for mode in MODES * rounds(3):
+    for mode in MODES * rounds(2):
         trial = world.put()
         if mode == "mixed":
             trial.warm(proxy)

@@ -25,7 +25,7 @@ def struck(trial: Trial, act: Callable[[], None]) -> Fault:
 @pytest.mark.parametrize("prefetch", ["off", "epoch"])
 def test_an_object_that_is_overwritten_in_mid_read_is_never_mixed(world: World, prefetch: str) -> None:
     proxy = world.proxies[prefetch]
-    for mode in MODES * rounds(6):
+    for mode in MODES * rounds(3):
         trial = world.put(world.rng.choice(SIZES))
         if mode == "mixed":
             trial.warm(proxy)
@@ -56,7 +56,7 @@ def test_between_two_ranges_of_one_read_the_version_may_not_change(world: World,
 @pytest.mark.parametrize("prefetch", ["off", "epoch"])
 def test_an_object_that_is_deleted_in_mid_read_is_whole_or_broken_and_then_gone(world: World, prefetch: str) -> None:
     proxy = world.proxies[prefetch]
-    for mode in MODES * rounds(4):
+    for mode in MODES * rounds(2):
         trial = world.put(world.rng.choice(SIZES))
         if mode == "mixed":
             trial.warm(proxy)

@@ -86,7 +86,7 @@ def test_an_answer_that_contradicts_another_is_cut_and_not_believed_again(
     world: World, fault: str, prefetch: str
 ) -> None:
     proxy = world.proxies[prefetch]
-    for mode in MODES * rounds(2):
+    for mode in MODES * rounds(1):
         trial = world.put()
         if mode == "mixed":
             trial.warm(proxy)
