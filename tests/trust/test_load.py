@@ -275,31 +275,39 @@ def test_a_head_that_trickles_in_is_cut(impatient: Proxy, trials: Trials) -> Non
 
 
 def test_half_a_head_behind_a_request_is_cut(impatient: Proxy, trials: Trials) -> None:
-    for method, body in (("GET", b""), ("PUT", b"body"), ("GET", b"")):
-        for half in (b"G", b"GET /x HTTP/1.1\r\n", b"GET /x HTTP/1.1\r\nhost: x\r\nx-a: "):
-            with RawConnection(impatient.address) as connection:
+    with contextlib.ExitStack() as open_ones:
+        for method, body in (("GET", b""), ("PUT", b"body")):
+            for half in (b"G", b"GET /x HTTP/1.1\r\n", b"GET /x HTTP/1.1\r\nhost: x\r\nx-a: "):
+                connection = open_ones.enter_context(RawConnection(impatient.address))
                 lines = [("content-length", str(len(body)))] if body else []
                 key = "behind" if body else "small"
                 connection.send(request(method, f"/{NAME}/{key}", lines, body) + half)
                 assert connection.read_answer(method).status == 200
-                assert connection.is_closed_by_peer()
-                trials.record("load", "half a head behind a request", "the answer, and a closed connection")
+                open_ones.callback(_is_cut, connection, trials)
+
+
+def _is_cut(connection: RawConnection, trials: Trials) -> None:
+    assert connection.is_closed_by_peer()
+    trials.record("load", "half a head behind a request", "the answer, and a closed connection")
 
 
 def test_after_a_write_a_connection_may_idle_as_after_a_read(impatient: Proxy) -> None:
-    for pieces in ([b"body"], [b"bo", b"dy"], [b"", b"body"], [b"", b"bo", b"dy"]):
-        with RawConnection(impatient.address, timeout_s=1.5) as connection:
-            head = request("PUT", f"/{NAME}/idle", [("content-length", "4"), ("expect", "100-continue")])
-            connection.send(head + pieces[0])
-            for piece in pieces[1:]:
-                if pieces[0] == b"" and piece is pieces[1]:
-                    assert connection.read_line().startswith(b"HTTP/1.1 100")
-                    connection.read_line()
+    head = request("PUT", f"/{NAME}/idle", [("content-length", "4")])
+    with contextlib.ExitStack() as open_ones:
+        idle = [open_ones.enter_context(RawConnection(impatient.address, timeout_s=1.5)) for _ in range(3)]
+        # With its head, after it, and in two pieces: each piece is known to have come alone.
+        idle[0].send(head + b"body")
+        for connection, pieces in ((idle[1], [b"body"]), (idle[2], [b"bo", b"dy"])):
+            connection.send(request("PUT", f"/{NAME}/idle", [("content-length", "4"), ("expect", "100-continue")]))
+            _skip_continue(connection)
+            for piece in pieces:
                 connection.send(piece)
-            if pieces[0]:
-                _skip_continue(connection)
+        for connection in idle:
             assert connection.read_answer("PUT").status == 200
-            assert not connection.is_closed_by_peer(), "three times the limit for a head, and still open"
+        assert not idle[0].is_closed_by_peer(), "three times the limit for a head, and still open"
+        for connection in idle[1:]:
+            connection.sock.settimeout(STEP_S)
+            assert not connection.is_closed_by_peer()
 
 
 def _skip_continue(connection: RawConnection) -> None:
