@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING
+import shutil
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outrider.core.errors import S3Error, Signal
 from outrider.core.model import ObjectRef
 from outrider.core.payload import UNSIGNED
 from outrider.core.s3wire import classify
 from outrider.engine.prefetch import Mode
 from outrider.engine.uploads import upload_of
 from tests.support.engine import BLOCK, REF, Engine, engine, taken
-from tests.support.fakes import AtOnce, FakeOrigin, Fault, ramp
+from tests.support.fakes import FakeOrigin, Fault, ramp
+from tests.support.scheduler import SeededLoop, SeededThreads
 from tests.support.trials import SCALE, Trials
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from pathlib import Path
 
 DATA = ramp(3 * BLOCK + 5)
@@ -62,7 +67,9 @@ def room_of(root: Path, capacity_bytes: int, *, ahead: bool) -> Iterator[Engine]
     policy, mode = ("epoch", Mode.EPOCH) if ahead else ("lru", Mode.OFF)
     with engine(root, origin, capacity_bytes=capacity_bytes, policy=policy, prefetch=mode, fills_max=2) as room:
         room.store._threads.shutdown()
-        room.store._threads = AtOnce()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SeededLoop)
+        room.store._threads = SeededThreads(loop)
         yield room
 
 
@@ -95,21 +102,54 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("act", "kind", "warm", "ahead"), CASES)
-async def test_a_cancellation_at_any_wait_is_nobody_elses(
-    act: Callable[[Engine], Awaitable[None]], kind: str, warm: bool, ahead: bool, tmp_path: Path, trials: Trials
-) -> None:
-    capacity_bytes, fault = ROOMS[kind]
+def at_each_wait(tmp_path: Path, attempt: Callable[[Path, int], Coroutine[Any, Any, bool]]) -> int:
+    """Make the attempt with one wait more each time, until it tells that there were no more; how often that was."""
     for waits in range(WAITS_MAX):
         root = tmp_path / str(waits)
+        with asyncio.Runner(loop_factory=partial(SeededLoop, waits)) as runner:
+            over = runner.run(attempt(root, waits))
+        assert open_files(root) == []
+        shutil.rmtree(root)
+        if over:
+            return waits + 1
+    raise AssertionError("it never ends")
+
+
+async def prepare(room: Engine, fault: Fault | None, *, warm: bool) -> None:
+    if warm:
+        assert await room.get(OTHER) == OTHER_DATA
+        assert await room.get() == DATA
+        await room.tasks.settle()
+    if fault is not None:
+        room.origin.faults = [replace(fault)]
+
+
+async def nothing_is_left(room: Engine) -> None:
+    await room.tasks.settle()
+    assert len(room.flights) == 0
+    assert room.origin.under_way == 0
+    assert not any(room.turns._held.values())
+    assert room.store.leases() == 0
+    slots = room.store._slots.values()
+    assert not any(slot.in_use for slot in slots)
+    assert room.store.used_bytes == sum(slot.disk_bytes for slot in slots)
+    on_disk = {path.name for path in room.store.directory.root.glob("v1/*/*/*")}
+    assert len(on_disk) == len(slots), "a block that no index knows"
+    room.origin.faults = []
+    assert await room.get() == DATA
+    await room.tasks.settle()
+
+
+@pytest.mark.parametrize(("act", "kind", "warm", "ahead"), CASES)
+def test_a_cancellation_at_any_wait_is_nobody_elses(
+    act: Callable[[Engine], Coroutine[Any, Any, None]], kind: str, warm: bool, ahead: bool, tmp_path: Path,
+    trials: Trials,
+) -> None:  # fmt: skip
+    capacity_bytes, fault = ROOMS[kind]
+
+    async def attempt(root: Path, waits: int) -> bool:
         with room_of(root, capacity_bytes, ahead=ahead) as room:
-            if warm:
-                assert await room.get(OTHER) == OTHER_DATA
-                assert await room.get() == DATA
-                await room.tasks.settle()
-            if fault is not None:
-                room.origin.faults = [Fault(fault.times, fault.method, status=fault.status,
-                                            break_after=fault.break_after)]  # fmt: skip
+            await prepare(room, fault, warm=warm)
             victim, beside = asyncio.ensure_future(act(room)), asyncio.ensure_future(reads(room))
             for _ in range(waits):
                 await asyncio.sleep(0)
@@ -117,20 +157,31 @@ async def test_a_cancellation_at_any_wait_is_nobody_elses(
             await beside
             with contextlib.suppress(asyncio.CancelledError):
                 await victim
-            await room.tasks.settle()
-            assert len(room.flights) == 0
-            assert room.origin.under_way == 0
-            assert not any(room.turns._held.values())
-            assert room.store.leases() == 0
-            slots = room.store._slots.values()
-            assert not any(slot.in_use for slot in slots)
-            assert room.store.used_bytes == sum(slot.disk_bytes for slot in slots) <= capacity_bytes
+            await nothing_is_left(room)
             assert list((root / "tmp").iterdir()) == []
-            assert await room.get() == DATA
-            await room.tasks.settle()
-            if ended:
-                break
-        assert open_files(root) == []
-    else:
-        raise AssertionError("it never ends")
-    trials.record("order", f"cancelled at each of its waits, {kind}", "the right bytes", times=waits + 1)
+            return ended
+
+    times = at_each_wait(tmp_path, attempt)
+    trials.record("order", f"cancelled at each of its waits, {kind}", "the right bytes", times=times)
+
+
+@pytest.mark.parametrize("kind", ROOMS)
+def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(kind: str, tmp_path: Path, trials: Trials) -> None:
+    """Readers get the right bytes past the cache, or hear that the proxy stops."""
+    capacity_bytes, fault = ROOMS[kind]
+
+    async def attempt(root: Path, waits: int) -> bool:
+        with room_of(root, capacity_bytes, ahead=True) as room:
+            await prepare(room, fault, warm=False)
+            readers = [asyncio.ensure_future(act(room)) for act in (reads, reads_the_middle)]
+            for _ in range(waits):
+                await asyncio.sleep(0)
+            over = all(reader.done() for reader in readers)
+            await room.tasks.cancel()
+            for ended in await asyncio.gather(*readers, return_exceptions=True):
+                assert ended is None or isinstance(ended, S3Error | Signal), repr(ended)
+            await nothing_is_left(room)
+            return over
+
+    times = at_each_wait(tmp_path, attempt)
+    trials.record("order", f"the background cancelled at each wait, {kind}", "the right bytes, or 503", times=times)
