@@ -42,11 +42,11 @@ def objects(bucket: Bucket) -> None:
 
 
 def served(bucket: Bucket, tmp_path: Path, origin: str | None = None, **settings: str) -> ServedProxy:
-    """`settings` that no flag has go into a file."""
+    """Those of `settings` that have no flag go into a file."""
     config = tmp_path / "config.toml"
-    numbers = {name: value for name, value in settings.items() if value.replace(".", "").isdecimal()}
-    config.write_text("".join(f"{name} = {value}\n" for name, value in numbers.items()))
-    flags = {name: value for name, value in settings.items() if name not in numbers}
+    flagless = {name: value for name, value in settings.items() if name in ("buffer_bytes", "origin_connections")}
+    config.write_text("".join(f"{name} = {value}\n" for name, value in flagless.items()))
+    flags = {name: value for name, value in settings.items() if name not in flagless}
     return ServedProxy(bucket, tmp_path, origin, prefetch="off", config=str(config), **flags)
 
 
@@ -396,12 +396,18 @@ def _requests(proxy: Proxy, count: int) -> None:
     proxy.on_loop(under_way)
 
 
-async def test_slow_readers_of_relays_keep_to_the_budget(bucket: Bucket, tmp_path: Path, trials: Trials) -> None:
+async def test_slow_readers_of_relays_keep_to_the_budget(
+    bucket: Bucket, simulator: Simulator, tmp_path: Path, trials: Trials
+) -> None:
     """Without room on disk all bytes pass through memory: five exchanges of 1.5 MiB, whoever waits."""
-    with served(bucket, tmp_path, cache_size="0", buffer_bytes=str(16 * MIB), origin_connections="64") as proxy:
+    with served(
+        bucket, tmp_path, simulator.endpoint, cache_size="0", buffer_bytes=str(16 * MIB), origin_connections="64"
+    ) as proxy:
         async with crowd(proxy.address, 8) as clients:
             for client in clients:
                 assert (await client.get(f"/{NAME}/large", LARGE))[1]
+        proxy.settle()
+        simulator.reset()
         before = Vitals.of(proxy)
         async with crowd(proxy.address, 40, slow=True) as clients:
             for client in clients:
@@ -411,6 +417,8 @@ async def test_slow_readers_of_relays_keep_to_the_budget(bucket: Bucket, tmp_pat
             await asyncio.wait(answered, return_when=asyncio.FIRST_COMPLETED)
             during = Vitals.of(proxy)
             assert during.anonymous_bytes - before.anonymous_bytes < 16 * MIB
+            # One for each 1.5 MiB of half the budget, not the 64 that the other setting would allow.
+            assert 0 < simulator.counts().concurrent_max <= 5
             for one in answered:
                 one.cancel()
             await asyncio.wait(answered)
