@@ -99,7 +99,8 @@ def test_what_is_under_way_ends_whole_and_the_next_start_hits(
                     RawConnection(proxy.address)
                 whole = [answer.read() == DATA[MIB:] for answer in reads]
                 upload.send(b"ends")
-                assert upload.read_answer("PUT").status == 200
+                written = upload.read_answer("PUT")
+                assert (written.status, written.headers["connection"]) == (200, "close")
             assert proxy.wait() == 0
             trials.record("stop", "SIGTERM, reads under way", "the right bytes", times=6, lost=whole.count(False))
             trials.record("stop", "SIGTERM, a write under way", "acknowledged")
