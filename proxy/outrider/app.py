@@ -85,6 +85,7 @@ class Outrider:
     listen: str = ""
     admin: str = ""
     ready: bool = False
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     indexed: asyncio.Event = field(default_factory=asyncio.Event)
     """What the cache directory held at the start is known; until then it may be a miss."""
 
@@ -107,7 +108,7 @@ class Outrider:
             "fills": len(self.flights),
             "requests": self.server.in_flight,
             "connections": self.server.connected,
-            "tasks": len(asyncio.all_tasks()),
+            "tasks": len(asyncio.all_tasks(self.loop)),
             "served_bytes": {
                 source: self.metrics.value("outrider_served_bytes_total", source=source)
                 for source in ("disk", "flight", "origin")

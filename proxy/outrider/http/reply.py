@@ -83,7 +83,7 @@ class Reply(web.StreamResponse):
 
     def _abort(self) -> None:
         self._keep_alive = False
-        self._wire.abort()
+        self._wire.reset()
 
     async def _send(self, sent: Sent) -> None:
         assert self._req is not None

@@ -52,7 +52,11 @@ class Wire(Protocol):
         ...
 
     def abort(self) -> None:
-        """Close now, by a reset: where a body has no length, a mere end would make it look whole."""
+        """Close now, with what was not sent yet."""
+        ...
+
+    def reset(self) -> None:
+        """The same, so that the client sees it: where a body has no length, a mere end would make it look whole."""
         ...
 
 
@@ -159,7 +163,10 @@ class SocketWire:
 
     def abort(self) -> None:
         if self._transport is not None:
-            _reset(self._transport)
+            self._transport.abort()
+
+    def reset(self) -> None:
+        _reset(self._transport)
 
 
 class TlsWire:
@@ -205,7 +212,10 @@ class TlsWire:
 
     def abort(self) -> None:
         if self._transport is not None:
-            _reset(self._transport)
+            self._transport.abort()
+
+    def reset(self) -> None:
+        _reset(self._transport)
 
 
 def wire_of(transport: asyncio.Transport, readers: Executor) -> SocketWire | TlsWire:
@@ -249,7 +259,9 @@ async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(readers, read))
 
 
-def _reset(transport: asyncio.Transport) -> None:
+def _reset(transport: asyncio.Transport | None) -> None:
+    if transport is None:
+        return
     # Source: socket(7), SO_LINGER: with a time of 0 the last close sends a reset.
     with suppress(OSError):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

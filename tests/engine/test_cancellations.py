@@ -1,0 +1,187 @@
+"""Whoever is cancelled, at whichever of his waits: nobody else notices, and nothing is left of him."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outrider.core.errors import S3Error, Signal
+from outrider.core.model import ObjectRef
+from outrider.core.payload import UNSIGNED
+from outrider.core.s3wire import classify
+from outrider.engine.prefetch import Mode
+from outrider.engine.uploads import upload_of
+from tests.support.engine import BLOCK, REF, Engine, engine, taken
+from tests.support.fakes import FakeOrigin, Fault, ramp
+from tests.support.scheduler import SeededLoop, SeededThreads
+from tests.support.trials import SCALE, Trials
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from pathlib import Path
+
+DATA = ramp(3 * BLOCK + 5)
+OTHER, OTHER_DATA = ObjectRef("train", "b.tar"), ramp(2 * BLOCK, start=9)
+NEW = ramp(1000, start=77)
+# More waits than this no act here has.
+WAITS_MAX = 2000
+
+
+async def reads(room: Engine) -> None:
+    assert await room.get() == DATA
+
+
+async def reads_the_middle(room: Engine) -> None:
+    assert await room.range(BLOCK // 2, 2 * BLOCK) == DATA[BLOCK // 2 : 2 * BLOCK]
+
+
+async def reads_with_checksums(room: Engine) -> None:
+    assert await taken(await room.reads.get(REF, {"x-amz-checksum-mode": "ENABLED"})) == DATA
+
+
+async def asks_for_the_head(room: Engine) -> None:
+    assert (await room.reads.head(REF, {})).length == len(DATA)
+
+
+async def writes(room: Engine) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield NEW
+
+    upload = upload_of((), UNSIGNED, None, body(), len(NEW))
+    answer = await room.forwards.send(classify("PUT", "/train/new", ()), (), upload)
+    await answer.body.aclose()
+
+
+@contextlib.contextmanager
+def room_of(root: Path, capacity_bytes: int, *, ahead: bool) -> Iterator[Engine]:
+    origin = FakeOrigin(chunk_bytes=30_000)
+    origin.put(REF, DATA)
+    origin.put(OTHER, OTHER_DATA)
+    policy, mode = ("epoch", Mode.EPOCH) if ahead else ("lru", Mode.OFF)
+    with engine(root, origin, capacity_bytes=capacity_bytes, policy=policy, prefetch=mode, fills_max=2) as room:
+        room.store._threads.shutdown()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SeededLoop)
+        room.store._threads = SeededThreads(loop)
+        yield room
+
+
+def open_files(root: Path) -> list[str]:
+    targets = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit()
+               and os.path.islink(f"/proc/self/fd/{fd}")]  # fmt: skip
+    return [target for target in targets if target.startswith(str(root))]
+
+
+ROOMS = {
+    "room for all": (16 * BLOCK, None),
+    "room for little": (2 * (BLOCK + 4096), None),
+    "no room": (0, None),
+    "bodies that break": (16 * BLOCK, Fault(3, "GET", break_after=40_000)),
+    "an origin that is busy": (16 * BLOCK, Fault(2, status=503)),
+}
+
+
+ACTS = (reads, reads_the_middle, reads_with_checksums, asks_for_the_head, writes)
+# All of them together in the long form.
+CASES = [
+    (act, kind, warm, ahead)
+    for act in ACTS
+    for kind in ROOMS
+    for warm in (False, True)
+    for ahead in (False, True)
+    if SCALE > 1
+    or not (warm or ahead)
+    or (act is reads and not (warm and ahead) and kind in ("room for all", "no room"))
+]
+
+
+def at_each_wait(tmp_path: Path, attempt: Callable[[Path, int], Coroutine[Any, Any, bool]]) -> int:
+    """Make the attempt with one wait more each time, until it tells that there were no more; how often that was."""
+    for waits in range(WAITS_MAX):
+        root = tmp_path / str(waits)
+        with asyncio.Runner(loop_factory=partial(SeededLoop, waits)) as runner:
+            over = runner.run(attempt(root, waits))
+        assert open_files(root) == []
+        shutil.rmtree(root)
+        if over:
+            return waits + 1
+    raise AssertionError("it never ends")
+
+
+async def prepare(room: Engine, fault: Fault | None, *, warm: bool) -> None:
+    if warm:
+        assert await room.get(OTHER) == OTHER_DATA
+        assert await room.get() == DATA
+        await room.tasks.settle()
+    if fault is not None:
+        room.origin.faults = [replace(fault)]
+
+
+async def nothing_is_left(room: Engine) -> None:
+    await room.tasks.settle()
+    assert len(room.flights) == 0
+    assert room.origin.under_way == 0
+    assert not any(room.turns._held.values())
+    assert room.store.leases() == 0
+    slots = room.store._slots.values()
+    assert not any(slot.in_use for slot in slots)
+    assert room.store.used_bytes == sum(slot.disk_bytes for slot in slots)
+    on_disk = {path.name for path in room.store.directory.root.glob("v1/*/*/*")}
+    assert len(on_disk) == len(slots), "a block that no index knows"
+    room.origin.faults = []
+    assert await room.get() == DATA
+    await room.tasks.settle()
+
+
+@pytest.mark.parametrize(("act", "kind", "warm", "ahead"), CASES)
+def test_a_cancellation_at_any_wait_is_nobody_elses(
+    act: Callable[[Engine], Coroutine[Any, Any, None]], kind: str, warm: bool, ahead: bool, tmp_path: Path,
+    trials: Trials,
+) -> None:  # fmt: skip
+    capacity_bytes, fault = ROOMS[kind]
+
+    async def attempt(root: Path, waits: int) -> bool:
+        with room_of(root, capacity_bytes, ahead=ahead) as room:
+            await prepare(room, fault, warm=warm)
+            victim, beside = asyncio.ensure_future(act(room)), asyncio.ensure_future(reads(room))
+            for _ in range(waits):
+                await asyncio.sleep(0)
+            ended = not victim.cancel()
+            await beside
+            with contextlib.suppress(asyncio.CancelledError):
+                await victim
+            await nothing_is_left(room)
+            assert list((root / "tmp").iterdir()) == []
+            return ended
+
+    times = at_each_wait(tmp_path, attempt)
+    trials.record("order", f"cancelled at each of its waits, {kind}", "the right bytes", times=times)
+
+
+@pytest.mark.parametrize("kind", ROOMS)
+def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(kind: str, tmp_path: Path, trials: Trials) -> None:
+    """Readers get the right bytes past the cache, or hear that the proxy stops."""
+    capacity_bytes, fault = ROOMS[kind]
+
+    async def attempt(root: Path, waits: int) -> bool:
+        with room_of(root, capacity_bytes, ahead=True) as room:
+            await prepare(room, fault, warm=False)
+            readers = [asyncio.ensure_future(act(room)) for act in (reads, reads_the_middle)]
+            for _ in range(waits):
+                await asyncio.sleep(0)
+            over = all(reader.done() for reader in readers)
+            await room.tasks.cancel()
+            for ended in await asyncio.gather(*readers, return_exceptions=True):
+                assert ended is None or isinstance(ended, S3Error | Signal), repr(ended)
+            await nothing_is_left(room)
+            return over
+
+    times = at_each_wait(tmp_path, attempt)
+    trials.record("order", f"the background cancelled at each wait, {kind}", "the right bytes, or 503", times=times)
