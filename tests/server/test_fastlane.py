@@ -337,14 +337,17 @@ def test_a_request_that_comes_before_the_last_ones_task_has_ended_is_answered_at
         async def at_once() -> None:
             (protocol,) = (one for one in lane.proxy.outrider.server.connections if one.peername == own)
             answered = lane.proxy.metric("outrider_requests_total")
-            protocol.data_received(request("GET", f"/{NAME}/a", (UNUSUAL,)))
+            # The bucket's to answer: what is answered without a wait leaves no gap (Python 3.12 starts tasks eagerly).
+            protocol.data_received(request("GET", f"/{NAME}/a?acl"))
             while lane.proxy.metric("outrider_requests_total") == answered:
                 await asyncio.sleep(0)
             assert protocol._waiter is None, "its task has not come round"
             protocol.data_received(request("GET", f"/{NAME}/b"))
 
         lane.proxy.on_loop(at_once)
-        assert [connection.read_answer().body for _ in range(2)] == [OBJECTS["a"], OBJECTS["b"]]
+        acl, body = (connection.read_answer().body for _ in range(2))
+        assert b"AccessControlPolicy" in acl
+        assert body == OBJECTS["b"]
     assert lane.seen == [False, True]
 
 
@@ -355,7 +358,8 @@ def test_what_comes_in_pieces_before_the_last_ones_task_has_ended_keeps_its_orde
         async def at_once() -> None:
             (protocol,) = (one for one in lane.proxy.outrider.server.connections if one.peername == own)
             answered = lane.proxy.metric("outrider_requests_total")
-            protocol.data_received(request("GET", f"/{NAME}/a", (UNUSUAL,)))
+            # The bucket's to answer: what is answered without a wait leaves no gap (Python 3.12 starts tasks eagerly).
+            protocol.data_received(request("GET", f"/{NAME}/a?acl"))
             while lane.proxy.metric("outrider_requests_total") == answered:
                 await asyncio.sleep(0)
             assert protocol._waiter is None, "its task has not come round"
@@ -364,7 +368,9 @@ def test_what_comes_in_pieces_before_the_last_ones_task_has_ended_keeps_its_orde
                 protocol.data_received(piece)
 
         lane.proxy.on_loop(at_once)
-        assert [connection.read_answer().body for _ in range(2)] == [OBJECTS["a"], OBJECTS["b"]]
+        acl, body = (connection.read_answer().body for _ in range(2))
+        assert b"AccessControlPolicy" in acl
+        assert body == OBJECTS["b"]
 
 
 def test_a_request_that_the_parser_has_begun_is_the_parsers_to_end(lane: Lane) -> None:

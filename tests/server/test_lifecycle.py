@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import socket
@@ -255,6 +256,28 @@ def test_a_tls_reader_that_leaves_is_forgotten(tls: tuple[Proxy, Any]) -> None:
     client.get_object(Bucket=NAME, Key="ramp")["Body"].close()
     proxy.settle()
     assert client.get_object(Bucket=NAME, Key="ramp")["Body"].read() == RAMP
+
+
+def test_a_tls_connection_that_is_gone_can_be_reset(tls: tuple[Proxy, Any], certificate: Certificate) -> None:
+    """Between its end and the moment that its protocol hears of it: a reply that failed there was never counted out."""
+    proxy, _ = tls
+    trusting = ssl.create_default_context(cafile=certificate.authority)
+    plain = socket.create_connection(proxy.address, timeout=START_DEADLINE_S)
+    with trusting.wrap_socket(plain, server_hostname="127.0.0.1") as client:
+        client.sendall(f"HEAD {TARGET} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+
+        async def ended_and_reset() -> None:
+            (protocol,) = (one for one in proxy.outrider.server.connections if one.peername == plain_name)
+            transport = protocol.transport
+            transport.abort()
+            while transport.get_extra_info("socket") is not None:
+                await asyncio.sleep(0)
+            assert protocol.transport is transport, "it has not heard of it"
+            protocol.wire.reset()
+
+        plain_name = client.getsockname()
+        proxy.on_loop(ended_and_reset)
 
 
 def test_a_tls_client_that_idles_and_says_no_goodbye_is_cut_at_the_end(

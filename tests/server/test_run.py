@@ -19,7 +19,7 @@ from outrider.cli.child import Signals, ended, start, status_of
 from outrider.cli.environment import endpoint_in, for_child
 from outrider.cli.summary import Summary, in_words
 from tests.support.child import free_ports
-from tests.support.command import DEADLINE_S, Command, python
+from tests.support.command import DEADLINE_S, Command, Process, python
 from tests.support.proxy import ServedProxy
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def test_sizes_in_words(size: int, words: str) -> None:
     assert in_words(size) == words
 
 
-def started(command: Command) -> subprocess.Popen[str]:
+def started(command: Command) -> Process:
     """A proxy with a child that notes signals, both up."""
     process = command.start("run", "--", *python(NOTE_SIGNALS))
     assert process.stdout is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.support.proxy import serving_environment
 
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 DEADLINE_S = 60.0
+
+
+class Process(subprocess.Popen[str]):
+    """Ends with its context, also where the test fails and has not ended it."""
+
+    def __exit__(self, *failure: Any) -> None:
+        if failure[0] is not None:
+            self.kill()
+        super().__exit__(*failure)
 
 
 class Command:
@@ -30,11 +39,9 @@ class Command:
             "OUTRIDER_CONFIG": str(config),
         }
 
-    def start(self, *words: str | Path, stdin: int | None = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    def start(self, *words: str | Path, stdin: int | None = subprocess.DEVNULL) -> Process:
         argv = [sys.executable, "-m", "outrider", *(str(word) for word in words)]
-        return subprocess.Popen(
-            argv, env=self.environ, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        return Process(argv, env=self.environ, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         with self.start(*words) as process:

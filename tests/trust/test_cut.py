@@ -77,38 +77,45 @@ def test_an_origin_that_breaks_off_is_a_broken_connection(proxy: Proxy, version:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_block_file_that_is_cut_while_it_is_sent_is_a_broken_connection(
-    bucket: Bucket, workers: int, trials: Trials
+@pytest.mark.parametrize("still_there", [True, False], ids=["in the bucket too", "nowhere else"])
+def test_a_block_file_that_is_cut_while_it_is_sent_gives_no_wrong_byte(
+    bucket: Bucket, workers: int, still_there: bool, trials: Trials
 ) -> None:
-    """Nobody but us may write there; who does takes bytes from a reader, and the reader knows."""
+    """Nobody but us may write there. Whoever does takes the bytes from us; the bucket gives them to the reader once
+    more, or the reader knows."""
     data = ramp(24 * 1024 * 1024)
     bucket.make_bucket("cut")
     client = bucket.client()
     client.put_object(Bucket="cut", Key="large", Body=data)
-    client.close()
     with Proxy(bucket, workers=workers, freshness="immutable", block_size="32MiB") as proxy:
         assert ask(proxy.address, "GET", "/cut/large").body == data
         proxy.settle()
-        readers = [RawConnection(proxy.address) for _ in range(2 * workers)]
-        heads = []
-        for reader in readers:
-            reader.send(request("GET", "/cut/large"))
-            heads.append(reader.read_head())
-            assert heads[-1].read(1000) == data[:1000]
-        (block,) = proxy.cache_dir.glob("v1/*/*/*")
-        with block.open("r+b") as file:
-            file.truncate(1024 * 1024)
-        for reader, head in zip(readers, heads, strict=True):
-            with pytest.raises((http.client.IncompleteRead, ConnectionError)):
-                read_on(head, data[1000:])
-            reader.close()
-            trials.record("load", "a block file that is cut under its readers", "a broken connection")
+        with contextlib.ExitStack() as stack:
+            heads = []
+            for reader in [stack.enter_context(RawConnection(proxy.address)) for _ in range(2 * workers)]:
+                reader.send(request("GET", "/cut/large"))
+                heads.append(stack.enter_context(reader.read_head()))
+                assert heads[-1].read(1000) == data[:1000]
+            if not still_there:
+                client.delete_object(Bucket="cut", Key="large")
+            (block,) = proxy.cache_dir.glob("v1/*/*/*")
+            with block.open("r+b") as file:
+                file.truncate(1024 * 1024)
+            for head in heads:
+                if still_there:
+                    read_on(head, data[1000:])
+                else:
+                    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                        read_on(head, data[1000:])
+                saw = "the rest from the bucket" if still_there else "a broken connection"
+                trials.record("load", "a block file that is cut under its readers", saw)
         proxy.settle()
 
         async def leases() -> int:
             return proxy.outrider.store.leases()
 
         assert proxy.on_loop(leases) == 0
+    client.close()
 
 
 def read_on(head: http.client.HTTPResponse, expected: bytes) -> None:

@@ -75,11 +75,11 @@ class Reply(web.StreamResponse):
             cut = "our own error"
             raise ConnectionResetError(cut) from error
         finally:
-            if cut is not None:
-                self._abort()
             self._eof_sent = True
             if self._on_end is not None:
                 self._on_end(self, sent, cut)
+            if cut is not None:
+                self._abort()
 
     def _abort(self) -> None:
         self._keep_alive = False

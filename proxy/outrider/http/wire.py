@@ -262,7 +262,9 @@ async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
 def _reset(transport: asyncio.Transport | None) -> None:
     if transport is None:
         return
-    # Source: socket(7), SO_LINGER: with a time of 0 the last close sends a reset.
-    with suppress(OSError):
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    # A TLS transport that is gone has no socket any more.
+    if (connection := transport.get_extra_info("socket")) is not None:
+        # Source: socket(7), SO_LINGER: with a time of 0 the last close sends a reset.
+        with suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
