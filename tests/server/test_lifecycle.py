@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outrider.http.connection import Connection
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask
 from tests.support.weather import Fault, FaultKind
@@ -270,6 +271,8 @@ def test_a_tls_connection_that_is_gone_can_be_reset(tls: tuple[Proxy, Any], cert
         async def ended_and_reset() -> None:
             (protocol,) = (one for one in proxy.outrider.server.connections if one.peername == plain_name)
             transport = protocol.transport
+            assert isinstance(protocol, Connection)
+            assert transport is not None
             transport.abort()
             while transport.get_extra_info("socket") is not None:
                 await asyncio.sleep(0)
