@@ -27,7 +27,7 @@ from outrider.http import wire
 from tests.contract.test_block_store import FILE, Disk, flip, meta_of, on_disk, payload_of
 from tests.support.damage import block_files
 from tests.support.proxy import Proxy, s3_client
-from tests.support.rawhttp import RawConnection
+from tests.support.rawhttp import RawConnection, request
 from tests.support.shelf import BROKEN, KIB, RIGHT, Shelf
 from tests.support.sickdisk import ILLS, SickDisk
 from tests.support.trials import rounds
@@ -216,16 +216,27 @@ def test_a_flight_whose_file_cannot_be_read_is_relayed(
 def test_a_flight_is_not_followed_over_a_gap(
     bucket: Bucket, simulator: Simulator, shelf: Shelf, trials: Trials
 ) -> None:
-    # The first piece of a flight falls short, and the disk is well when the next one comes.
+    # The first piece of a flight falls short, and the disk is well when the next one comes. It is read by who comes
+    # second, once it is on disk: the first reader has the first bytes from memory.
+    async def on_disk() -> None:
+        flight = min(proxy.outrider.flights._flights.items(), key=lambda item: item[0].index)[1]
+        while flight.arrival.reach(0) < 30_000:
+            await asyncio.sleep(0)
+
     simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=30_000)]
     with proxy_of(bucket, origin=simulator.endpoint) as proxy, SickDisk(proxy.cache_dir) as sick:
-        sick.after_bytes, sick.times = PAGE_BYTES + 10_000, 1
-        sick.fail(["send"], errno.EIO)
-        with RawConnection(proxy.address) as connection:
-            assert shelf.read(connection, "0") == RIGHT
-        assert sick.failed == 1
+        with RawConnection(proxy.address) as first, RawConnection(proxy.address) as second:
+            first.send(request("GET", f"/{shelf.name}/0"))
+            reply = first.read_head()
+            begun = reply.read(30_000)
+            proxy.on_loop(on_disk)
+            sick.after_bytes, sick.times = PAGE_BYTES + 10_000, 1
+            sick.fail(["send"], errno.EIO)
+            assert shelf.read(second, "0") == RIGHT
+            assert sick.failed == 1
+            simulator.release()
+            assert begun + reply.read() == shelf.objects["0"]
         trials.record("disk", "errors while a fill is read", RIGHT)
-        simulator.release()
         recovered(proxy, shelf)
 
 

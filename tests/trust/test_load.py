@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -81,12 +82,14 @@ async def test_of_500_clients_that_ask_for_one_cold_object_the_bucket_hears_once
         direct.close()
         with served(bucket, tmp_path, simulator.endpoint, block_size="256KiB") as proxy:
             # All of them are here before the bucket's first byte is.
-            simulator.weather.faults = [Fault(FaultKind.STALL, path_contains=f"cold-{number}")]
+            all_here = threading.Event()
+            wait = Fault(FaultKind.ACT, path_contains=f"cold-{number}", act=lambda gate=all_here: gate.wait(60))
+            simulator.weather.faults = [wait]
             simulator.reset()
             async with crowd(proxy.address, clients_count) as clients:
                 reads = [asyncio.create_task(client.get(f"/{NAME}/cold-{number}", data)) for client in clients]
                 await until(None, proxy, "requests", clients_count)
-                simulator.release()
+                all_here.set()
                 answers = await asyncio.gather(*reads)
             counts = simulator.reset()
             right = sum(head.status == 200 and whole for head, whole in answers)
