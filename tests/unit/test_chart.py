@@ -13,7 +13,7 @@ import pytest
 from outrider import __version__
 from outrider.http.admin import admin_app
 from outrider.metrics import Metrics
-from outrider.settings import Settings, SettingsError, load
+from outrider.settings import SettingsError, load
 from tests.support.chart import (
     CASES,
     CHART,
