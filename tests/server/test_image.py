@@ -152,8 +152,9 @@ def test_what_the_steps_make_serves_an_object_as_nobody_who_writes_only_to_the_c
 
 
 def health(container: Built, environ: dict[str, str], user: int | None, cwd: Path) -> int:
+    groups = None if user is None else ()
     done = subprocess.run(
-        ["env", *container.health], env=environ, cwd=cwd, user=user, group=user, extra_groups=None if user is None else (),
+        ["env", *container.health], env=environ, cwd=cwd, user=user, group=user, extra_groups=groups,
         capture_output=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     return done.returncode

@@ -54,7 +54,12 @@ def context_of(root: Path) -> set[str]:
 
 
 def readable_python() -> str | None:
-    """An interpreter of this very version that another user may run; None: there is none."""
+    """An interpreter of this very version that whoever is to run it may run; None: there is none.
+
+    Root becomes another user, who does not see what is in root's home.
+    """
+    if os.geteuid() != 0:
+        return str(Path(sys.executable).resolve())
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     own = str(Path(sys.executable).resolve())
     found = (own, *(shutil.which(name, path=place) for place in ("/usr/bin", "/usr/local/bin")))
@@ -110,10 +115,7 @@ class Built:
 
     def _run(self, step: Step) -> None:
         command = self.moved(step.rest)
-        if step.argv is not None:
-            argv = [self.moved(word) for word in step.argv]
-        else:
-            argv = ["/bin/sh", "-c", command]
+        argv = ["/bin/sh", "-c", command] if step.argv is None else [self.moved(word) for word in step.argv]
         if os.geteuid() != 0 and "--owner" in argv:
             argv = ["mkdir", "-p", argv[-1]]
         (self._root / "src").mkdir(exist_ok=True)
