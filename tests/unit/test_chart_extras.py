@@ -10,7 +10,9 @@ import helm_python as helm
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from outrider.cli import with_commands
 from tests.support.chart import (
     CASES,
     CHART,
@@ -48,6 +50,15 @@ def test_a_warm_up_is_done_once_or_by_the_clock(chart: helm.Chart) -> None:
         ["warm", "s3://corpus/train/", "--wait", "--json"],
         ["warm", "s3://corpus/new/", "--wait", "--json"],
     ]
+
+
+def test_the_command_of_a_warm_up_is_one_of_the_images(chart: helm.Chart) -> None:
+    pytest.importorskip("outrider.cli.warm")
+    [job] = of_kind(chart, CASES["warm"], "Job")
+    command, _, *options = warm_pod(job)["spec"]["containers"][0]["args"]
+    told = CliRunner().invoke(with_commands([command, "serve"]), [command, "--help"], color=False, terminal_width=200)
+    assert told.exit_code == 0
+    assert all(option in told.output for option in options)
 
 
 def test_a_changed_warm_up_is_another_job_and_an_unchanged_one_is_the_same(chart: helm.Chart) -> None:

@@ -122,6 +122,12 @@ REFUSED: list[tuple[Values, str]] = [
 ]
 
 
+def test_two_warm_ups_of_one_name_are_refused(chart: helm.Chart) -> None:
+    values = {"warm": {"jobs": [WARM, WARM | {"schedule": "@daily"}], "keySecret": "key"}}
+    with pytest.raises(helm.HelmRenderError, match="two of them have the same name"):
+        chart.render(values, name=RELEASE, namespace=NAMESPACE)
+
+
 @pytest.mark.parametrize(("values", "said"), REFUSED, ids=[str(values) for values, _ in REFUSED])
 def test_nonsense_is_refused_by_name_before_anything_is_applied(chart: helm.Chart, values: Values, said: str) -> None:
     with pytest.raises(helm.HelmValuesError, match=re.escape(said)):
