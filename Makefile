@@ -12,7 +12,7 @@ BENCH_TOOLS := curl nginx-light s3fs wrk
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test soak audit lock bench bench-ahead bench-tools demo demo-short lint clean
+.PHONY: install test soak audit lock chart-readme bench bench-ahead bench-tools demo demo-short lint clean
 
 install: $(VENV)/installed
 
@@ -36,10 +36,16 @@ soak: install
 audit: $(VENV)/tools/installed
 	$(VENV)/tools/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements.lock
 
-# What a container image of the server installs: `pip install --require-hashes -r requirements.lock`, then the wheel alone.
+# What the image installs, and what it builds the wheel with: see the Dockerfile.
+LOCKED := uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-annotate \
+	--no-emit-index-url --custom-compile-command "make lock"
 lock: $(VENV)/tools/installed
-	$(VENV)/tools/bin/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --upgrade --generate-hashes \
-		--no-annotate --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock
+	$(VENV)/tools/bin/$(LOCKED) --output-file requirements.lock pyproject.toml
+	echo 'hatchling>=1.27' | $(VENV)/tools/bin/$(LOCKED) --output-file requirements-build.lock -
+
+# The table of values in charts/outrider/README.md.
+chart-readme: install
+	$(BIN)/python -m tests.support.chart_readme
 
 # Apart from the rest: these tools bring requirements of their own.
 $(VENV)/tools/installed: $(VENV)/installed

@@ -50,7 +50,9 @@ class Child:
         scratch: Sequence[Path] = (),
         stop_signal: signal.Signals = signal.SIGTERM,
         grace_s: float = 10.0,
+        user: int | None = None,
     ) -> None:
+        """`user`: whom it runs as, in the group of the same number and no other; None: as this process."""
         self.log = log
         self._stop_signal = stop_signal
         self._grace_s = grace_s
@@ -63,6 +65,9 @@ class Child:
                 env=None if env is None else dict(env),
                 cwd=cwd,
                 start_new_session=True,
+                user=user,
+                group=user,
+                extra_groups=None if user is None else (),
             )
         self._watchdog = _watch(str(self.process.pid), scratch)
 

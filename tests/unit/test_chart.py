@@ -5,169 +5,43 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
 
 import helm_python as helm
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
-import yaml
 
 from outrider import __version__
 from outrider.http.admin import admin_app
 from outrider.metrics import Metrics
-from outrider.settings import Settings, SettingsError, load
+from outrider.settings import SettingsError, load
+from tests.support.chart import (
+    CASES,
+    CHART,
+    KUBERNETES,
+    NAMESPACE,
+    NODE_CASES,
+    RELEASE,
+    Cluster,
+    Manifest,
+    Values,
+    container,
+    documents,
+    manifests,
+    pod,
+    started,
+)
 
-CHART = Path(__file__).parents[2] / "charts" / "outrider"
-RELEASE, NAMESPACE = "fast", "training"
-Values = dict[str, Any]
-Manifest = dict[str, Any]
-
-# The least that Chart.yaml promises, and the newest that the schemas know.
-KUBERNETES = ("1.29", kubernetes_validate.latest_version())
 WARNING = 2  # of Helm's lint: 1 info, 2 warning, 3 error
-
-CASES: dict[str, Values] = {
-    "defaults": {},
-    "node disk": {"cache": {"hostPath": "/mnt/nvme0/outrider"}, "settings": {"cache_size": "90%", "min_free": "5.5%"}},
-    "all settings": {
-        "settings": {
-            "origin": "http://minio.storage.svc:9000",
-            "region": "eu-central-1",
-            "cache_size": "1.5TiB",
-            "min_free": "200 GiB",
-            "block_size": "16MiB",
-            "domain": ["s3.example.org", "s3.internal"],
-            "freshness": "ttl:300",
-            "freshness_rules": [
-                {"objects": "train-*/*", "freshness": "immutable"},
-                {"objects": 'odd"\\name/*', "freshness": "ttl:0.5"},
-            ],
-            "list_cache": [{"prefixes": "train-*/*", "ttl_s": 60}],
-            "stale_if_error": True,
-            "policy": "fifo",
-            "verify": "always",
-            "origin_connections": 256,
-            "fills": 128,
-            "requests": 8192,
-            "max_connections": 20_000,
-            "buffer_bytes": "1GiB",
-            "client_idle_s": 90,
-            "client_timeout_s": 0.5,
-            "catalog_entries": 3_000_001,
-            "prefetch": "object",
-            "prefetch_rules": [{"objects": "train-*/*", "prefetch": "off"}],
-            "prefetch_bytes": "64MiB",
-            "prefetch_bandwidth": "100MB",
-            "workers": 2,
-            "drain_s": 2.5,
-            "log_level": "warning",
-            "log_format": "text",
-        }
-    },
-    "role": {"serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::123456789012:role/read"}}},
-    "own account": {"serviceAccount": {"create": False, "name": "s3-reader"}},
-    "own names": {
-        "image": {"repository": "mirror.example.org/ml/outrider", "tag": "0.1.0-rc1", "pullPolicy": "Always"},
-        "imagePullSecrets": [{"name": "mirror"}],
-        "clientsSecret": {"name": "123", "key": "keys.toml"},
-        "adminTokenSecret": {"name": "true", "key": "on"},
-        "credentialsSecret": "minio-keys",
-        "service": {"port": 80},
-        "runAsUser": 1_000_680_000,
-    },
-    "gpu nodes": {
-        "nodeSelector": {"nvidia.com/gpu.present": "true"},
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        "resources": {"requests": {"cpu": 2, "memory": "1.5Gi"}, "limits": {"memory": "64Gi"}},
-    },
-    "as a subchart": {"global": {"imageRegistry": "mirror.example.org"}},
-}
 any_case = pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
+any_node_case = pytest.mark.parametrize("values", NODE_CASES.values(), ids=NODE_CASES.keys())
+# Custom resources: tests/unit/test_chart_extras.py.
+UNKNOWN_TO_KUBERNETES = {"PodMonitor", "PrometheusRule"}
 
 
 @pytest.fixture(scope="module")
 def chart() -> Iterator[helm.Chart]:
     with helm.Chart.load(CHART) as loaded:
         yield loaded
-
-
-def manifests(chart: helm.Chart, values: Values, release: str = RELEASE) -> dict[str, Manifest]:
-    """What Helm would apply, by kind: there is one of each."""
-    texts = chart.render(values, name=release, namespace=NAMESPACE)
-    documents = [
-        document
-        for name, text in texts.items()
-        if name.endswith(".yaml")
-        for document in yaml.safe_load_all(text)
-        if document is not None
-    ]
-    by_kind = {document["kind"]: document for document in documents}
-    assert len(by_kind) == len(documents)
-    return by_kind
-
-
-def pod(chart: helm.Chart, values: Values) -> Manifest:
-    spec: Manifest = manifests(chart, values)["DaemonSet"]["spec"]["template"]["spec"]
-    return spec
-
-
-def container(chart: helm.Chart, values: Values) -> Manifest:
-    [only] = pod(chart, values)["containers"]
-    assert isinstance(only, dict)
-    return only
-
-
-CLIENT = '[[client]]\naccess_key = "AKTRAIN"\nsecret_key = "hush"\ngrants = [{bucket = "train-*"}]\n'
-
-
-class Cluster:
-    """A stand-in for the API server and the kubelet: it has the Secrets that NOTES.txt asks for, and fills volumes."""
-
-    def __init__(self, rendered: dict[str, Manifest], values: Values) -> None:
-        clients = {"name": "outrider-clients", "key": "clients.toml", **values.get("clientsSecret", {})}
-        admin = {"name": "outrider-admin", "key": "token", **values.get("adminTokenSecret", {})}
-        self.secrets = {
-            clients["name"]: {clients["key"]: CLIENT},
-            admin["name"]: {admin["key"]: "open sesame"},
-            "minio-keys": {"AWS_ACCESS_KEY_ID": "AKPROXY", "AWS_SECRET_ACCESS_KEY": "hush too"},
-        }
-        self.config_maps = {rendered["ConfigMap"]["metadata"]["name"]: rendered["ConfigMap"]["data"]}
-        self._pod: Manifest = rendered["DaemonSet"]["spec"]["template"]["spec"]
-        [self._container] = self._pod["containers"]
-        # A ConfigMap key or a Secret key becomes a file; everything else is a directory to write to.
-        self._volumes = {volume["name"]: self._files_of(volume) for volume in self._pod["volumes"]}
-
-    def _files_of(self, volume: Manifest) -> dict[str, str]:
-        if "configMap" in volume:
-            files: dict[str, str] = self.config_maps[volume["configMap"]["name"]]
-            return files
-        if "secret" in volume:
-            secret = self.secrets[volume["secret"]["secretName"]]
-            return {item["path"]: secret[item["key"]] for item in volume["secret"]["items"]}
-        return {}
-
-    def environment(self) -> dict[str, str]:
-        named = {entry["name"]: entry["valueFrom"]["secretKeyRef"] for entry in self._container["env"]}
-        found = {name: self.secrets[source["name"]][source["key"]] for name, source in named.items()}
-        # The variables of a Service named `outrider`, as the kubelet makes them unless it is told not to.
-        links = {"OUTRIDER_SERVICE_HOST": "10.0.0.7", "OUTRIDER_PORT": "tcp://10.0.0.7:9480"}
-        return found | (links if self._pod.get("enableServiceLinks", True) else {})
-
-    def start(self, root: Path) -> Settings:
-        """The settings that `args` leads the proxy to, with `root` in the place of the container's `/`."""
-        for mount in self._container["volumeMounts"]:
-            directory = root / mount["mountPath"].lstrip("/")
-            directory.mkdir(parents=True)
-            for name, text in self._volumes[mount["name"]].items():
-                moved = re.sub(r'"(/etc/|/var/)', rf'"{root}\1', text) if name == "settings.toml" else text
-                (directory / name).write_text(moved)
-        command, option, config = self._container["args"]
-        assert (command, option) == ("serve", "--config")
-        return load({}, root / config.lstrip("/"), self.environment())
-
-
-def started(chart: helm.Chart, values: Values, root: Path) -> Settings:
-    return Cluster(manifests(chart, values), values).start(root)
 
 
 @any_case
@@ -181,10 +55,11 @@ def test_lint_has_nothing_to_say_but_that_there_is_no_icon(values: Values) -> No
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
 @any_case
 def test_kubernetes_knows_every_field_of_every_manifest(chart: helm.Chart, values: Values, kubernetes: str) -> None:
-    rendered = manifests(chart, values)
-    assert set(rendered) >= {"ConfigMap", "DaemonSet", "Service"}
-    for manifest in rendered.values():
-        kubernetes_validate.validate(manifest, kubernetes, strict=True)
+    rendered = documents(chart, values)
+    assert {manifest["kind"] for manifest in rendered} >= {"ConfigMap"}
+    for manifest in rendered:
+        if manifest["kind"] not in UNKNOWN_TO_KUBERNETES:
+            kubernetes_validate.validate(manifest, kubernetes, strict=True)
         assert manifest["metadata"]["namespace"] == NAMESPACE
 
 
@@ -207,7 +82,7 @@ def test_the_schemas_of_kubernetes_would_have_told(chart: helm.Chart) -> None:
         kubernetes_validate.validate(daemon_set, KUBERNETES[-1], strict=True)
 
 
-@any_case
+@any_node_case
 def test_the_proxy_starts_with_what_the_pod_gives_it(chart: helm.Chart, values: Values, tmp_path: Path) -> None:
     settings = started(chart, values, tmp_path)
     assert (settings.listen, settings.admin, settings.auth) == ("0.0.0.0:9480", "0.0.0.0:9481", "sigv4")
@@ -219,8 +94,8 @@ def test_the_proxy_starts_with_what_the_pod_gives_it(chart: helm.Chart, values: 
 
 
 def test_each_setting_arrives_as_it_was_written(chart: helm.Chart, tmp_path: Path) -> None:
-    asked = CASES["all settings"]["settings"]
-    settings = started(chart, CASES["all settings"], tmp_path)
+    asked = CASES["all-settings"]["settings"]
+    settings = started(chart, CASES["all-settings"], tmp_path)
     by_hand = load(asked, environ={})
     assert {name: getattr(settings, name) for name in asked} == {name: getattr(by_hand, name) for name in asked}
     assert (settings.catalog_entries, settings.drain_s) == (3_000_001, 2.5)
@@ -239,94 +114,23 @@ def test_without_service_links_a_service_named_outrider_does_no_harm(chart: helm
     assert rendered["Service"]["metadata"]["name"] == "outrider"
     del rendered["DaemonSet"]["spec"]["template"]["spec"]["enableServiceLinks"]
     with pytest.raises(SettingsError, match="OUTRIDER_PORT: no such setting"):
-        Cluster(rendered, {}).start(tmp_path)
+        Cluster.of(rendered, {}).start(tmp_path)
 
 
-# What the chart sets itself, and what it does not offer yet.
-OWN = {"listen", "admin", "admin_token", "auth", "clients", "cache_dir"}
-# `cross_site` is of loopback mode, which no chart runs.
-NOT_OFFERED = {"cross_site", "tls_cert", "tls_key"}
-
-
-def test_the_schema_knows_the_settings_of_the_proxy(chart: helm.Chart) -> None:
-    schema = chart.schema
-    assert schema is not None
-    offered = schema["properties"]["settings"]["properties"]
-    assert set(offered) == set(Settings.model_fields) - OWN - NOT_OFFERED
-
-
-def test_the_schema_draws_the_same_limits_as_the_proxy(chart: helm.Chart) -> None:
-    schema = chart.schema
-    assert schema is not None
-    for name, said in schema["properties"]["settings"]["properties"].items():
-        field = Settings.model_fields[name]
-        if said.get("type") in ("integer", "number"):
-            for bound, ours in (("minimum", "ge"), ("exclusiveMinimum", "gt"), ("maximum", "le")):
-                limits = [getattr(limit, ours) for limit in field.metadata if hasattr(limit, ours)]
-                assert ([said[bound]] if bound in said else []) == limits, (name, bound)
-        if "enum" in said:
-            allowed = {choice for arm in (field.annotation, *get_args(field.annotation)) for choice in get_args(arm)}
-            assert set(said["enum"]) == {choice for choice in allowed if isinstance(choice, str)}, name
-
-
-REFUSED: list[tuple[Values, str]] = [
-    ({"replicas": 3}, "additional properties 'replicas'"),
-    ({"image": {"digest": "sha256:0"}}, "additional properties 'digest'"),
-    ({"image": {"tag": "a tag"}}, "/image/tag"),
-    ({"image": {"repository": ""}}, "/image/repository"),
-    ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
-    ({"image": None}, "missing property 'image'"),
-    ({"imagePullSecrets": ["mirror"]}, "/imagePullSecrets/0"),
-    ({"settings": {"cach_size": "1GiB"}}, "additional properties 'cach_size'"),
-    *(({"settings": {name: "x"}}, f"additional properties '{name}'") for name in sorted(OWN | NOT_OFFERED)),
-    # Through Helm a number of bytes becomes a float, which the proxy refuses.
-    ({"settings": {"cache_size": 50 * 2**30}}, "/settings/cache_size"),
-    ({"settings": {"cache_size": "50Gi"}}, "/settings/cache_size"),
-    ({"settings": {"min_free": "101%"}}, "/settings/min_free"),
-    ({"settings": {"block_size": "5%"}}, "/settings/block_size"),
-    ({"settings": {"freshness": "60"}}, "/settings/freshness"),
-    ({"settings": {"freshness_rules": [{"objects": "*"}]}}, "missing property 'freshness'"),
-    ({"settings": {"list_cache": [{"prefixes": "*", "ttl_s": 0}]}}, "/settings/list_cache/0/ttl_s"),
-    ({"settings": {"origin": "minio:9000"}}, "/settings/origin"),
-    ({"settings": {"policy": "random"}}, "/settings/policy"),
-    ({"settings": {"fills": 0}}, "/settings/fills"),
-    ({"settings": {"fills": 1.5}}, "/settings/fills"),
-    ({"settings": {"client_timeout_s": 0}}, "/settings/client_timeout_s"),
-    ({"settings": {"drain_s": None}}, "missing property 'drain_s'"),
-    ({"settings": {"domain": "a,b"}}, "/settings/domain"),
-    ({"cache": {"hostPath": "mnt/nvme"}}, "/cache/hostPath"),
-    ({"cache": {"hostPath": "/"}}, "/cache/hostPath"),
-    ({"clientsSecret": {"name": ""}}, "/clientsSecret/name"),
-    ({"clientsSecret": {"key": "../clients.toml"}}, "/clientsSecret/key"),
-    ({"adminTokenSecret": {"name": None}}, "missing property 'name'"),
-    ({"adminTokenSecret": {"token": "open sesame"}}, "additional properties 'token'"),
-    ({"credentialsSecret": "Not A Name"}, "/credentialsSecret"),
-    ({"serviceAccount": {"create": False}}, "/serviceAccount/name"),
-    ({"serviceAccount": {"create": False, "name": "a", "annotations": {"b": "c"}}}, "/serviceAccount/annotations"),
-    ({"serviceAccount": {"annotations": {"a": True}}}, "/serviceAccount/annotations/a"),
-    ({"service": {"port": 0}}, "/service/port"),
-    ({"service": {"port": "9480"}}, "/service/port"),
-    ({"runAsUser": 0}, "/runAsUser"),
-    ({"resources": {"memory": "1Gi"}}, "additional properties 'memory'"),
-    ({"resources": {"limits": {"memory": "1 GiB"}}}, "/resources/limits/memory"),
-    ({"nodeSelector": {"gpu": True}}, "/nodeSelector/gpu"),
-    ({"tolerations": [{"operator": "Any"}]}, "/tolerations/0/operator"),
-]
-
-
-@pytest.mark.parametrize(("values", "said"), REFUSED, ids=[str(values) for values, _ in REFUSED])
-def test_nonsense_is_refused_by_name_before_anything_is_applied(chart: helm.Chart, values: Values, said: str) -> None:
-    with pytest.raises(helm.HelmValuesError, match=re.escape(said)):
-        chart.render(values, name=RELEASE, namespace=NAMESPACE)
-
-
-@any_case
+@any_node_case
 def test_a_job_reaches_the_pod_of_its_own_node(chart: helm.Chart, values: Values) -> None:
     rendered = manifests(chart, values)
-    service, daemon_set = rendered["Service"]["spec"], rendered["DaemonSet"]["spec"]
+    daemon_set = rendered["DaemonSet"]["spec"]
     labels = daemon_set["template"]["metadata"]["labels"]
-    assert service["selector"].items() <= labels.items()
     assert daemon_set["selector"]["matchLabels"].items() <= labels.items()
+    [s3, _] = container(chart, values)["ports"]
+    assert s3.get("hostPort", 0) == values.get("hostPort", 0)
+    if not values.get("service", {}).get("enabled", True):
+        assert s3["hostPort"]
+        assert "Service" not in rendered
+        return
+    service = rendered["Service"]["spec"]
+    assert service["selector"].items() <= labels.items()
     assert service["internalTrafficPolicy"] == "Local"
     [port] = service["ports"]
     assert port["targetPort"] == "s3"
@@ -359,9 +163,9 @@ def test_the_ports_and_probes_are_those_of_the_proxy(chart: helm.Chart, tmp_path
         assert path in {resource.canonical for resource in served.resources()}
 
 
-@any_case
+@any_node_case
 def test_the_pod_asks_for_no_more_than_the_restricted_standard_grants(chart: helm.Chart, values: Values) -> None:
-    """But for the hostPath. Source: Pod Security Standards, profile Restricted."""
+    """But for hostPath and hostPort. Source: Pod Security Standards, profile Restricted."""
     spec = pod(chart, values)
     user = values.get("runAsUser", 65532)
     assert spec["securityContext"] == {
@@ -369,6 +173,7 @@ def test_the_pod_asks_for_no_more_than_the_restricted_standard_grants(chart: hel
         "runAsUser": user,
         "runAsGroup": user,
         "fsGroup": user,
+        "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     # 1.00068e+09, which Go makes of a large number, equals it here, but Kubernetes refuses it.
@@ -380,6 +185,7 @@ def test_the_pod_asks_for_no_more_than_the_restricted_standard_grants(chart: hel
     }
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(spec)
     assert spec["automountServiceAccountToken"] is False
+    assert container(chart, values)["resources"]["requests"].keys() == {"cpu", "memory"}
     writable = [mount["name"] for mount in container(chart, values)["volumeMounts"] if not mount.get("readOnly")]
     assert writable == ["cache"]
     # Root owns the file; the process reads it by its group, and nobody else does.
@@ -387,13 +193,22 @@ def test_the_pod_asks_for_no_more_than_the_restricted_standard_grants(chart: hel
     assert clients["defaultMode"] == 0o440
 
 
-def test_the_cache_is_on_the_nodes_own_directory_or_ends_with_the_pod(chart: helm.Chart) -> None:
+def test_the_cache_is_a_directory_of_the_node_or_ends_with_the_pod(chart: helm.Chart) -> None:
     def cache(values: Values) -> Manifest:
         [volume] = [volume for volume in pod(chart, values)["volumes"] if volume["name"] == "cache"]
         return {kind: told for kind, told in volume.items() if kind != "name"}
 
     assert cache({}) == {"emptyDir": {}}
-    assert cache(CASES["node disk"]) == {"hostPath": {"path": "/mnt/nvme0/outrider", "type": "Directory"}}
+    assert cache(CASES["ephemeral"])["ephemeral"]["volumeClaimTemplate"]["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "local-nvme",
+        "resources": {"requests": {"storage": "1.5Ti"}},
+    }
+    assert (
+        "storageClassName"
+        not in cache({"cache": {"ephemeral": {"size": "1Gi"}}})["ephemeral"]["volumeClaimTemplate"]["spec"]
+    )
+    assert cache(CASES["node-disk"]) == {"hostPath": {"path": "/mnt/nvme0/outrider", "type": "Directory"}}
 
 
 def test_two_pods_never_share_a_nodes_cache_directory(chart: helm.Chart) -> None:
@@ -420,9 +235,11 @@ def test_other_settings_mean_other_pods_and_nothing_else_does(chart: helm.Chart)
 def test_the_image_is_of_the_charts_app_version_unless_told(chart: helm.Chart) -> None:
     assert chart.metadata["appVersion"] == __version__
     assert container(chart, {})["image"] == f"outrider:{__version__}"
-    told = container(chart, CASES["own names"])
+    told = container(chart, CASES["own-names"])
     assert (told["image"], told["imagePullPolicy"]) == ("mirror.example.org/ml/outrider:0.1.0-rc1", "Always")
-    assert pod(chart, CASES["own names"])["imagePullSecrets"] == [{"name": "mirror"}]
+    assert pod(chart, CASES["own-names"])["imagePullSecrets"] == [{"name": "mirror"}]
+    pinned = f"0.1.0@sha256:{'0' * 64}"
+    assert container(chart, {"image": {"tag": pinned}})["image"] == f"outrider:{pinned}"
 
 
 def test_the_account_carries_the_role_or_is_somebody_elses(chart: helm.Chart) -> None:
@@ -430,31 +247,54 @@ def test_the_account_carries_the_role_or_is_somebody_elses(chart: helm.Chart) ->
     assert account["metadata"]["annotations"] == CASES["role"]["serviceAccount"]["annotations"]
     assert account["metadata"]["name"] == pod(chart, CASES["role"])["serviceAccountName"]
     assert account["automountServiceAccountToken"] is False
-    assert "ServiceAccount" not in manifests(chart, CASES["own account"])
-    assert pod(chart, CASES["own account"])["serviceAccountName"] == "s3-reader"
+    assert "ServiceAccount" not in manifests(chart, CASES["own-account"])
+    assert pod(chart, CASES["own-account"])["serviceAccountName"] == "s3-reader"
 
 
 def test_keys_for_the_origin_come_from_a_secret_or_from_the_aws_chain(chart: helm.Chart) -> None:
-    assert set(Cluster(manifests(chart, {}), {}).environment()) == {"OUTRIDER_ADMIN_TOKEN"}
-    told = Cluster(manifests(chart, CASES["own names"]), CASES["own names"]).environment()
+    assert set(Cluster.of(manifests(chart, {}), {}).environment()) == {"OUTRIDER_ADMIN_TOKEN"}
+    told = Cluster.of(manifests(chart, CASES["own-names"]), CASES["own-names"]).environment()
     assert (told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"]) == ("AKPROXY", "hush too")
 
 
 def test_the_pods_run_where_and_with_what_they_are_told(chart: helm.Chart) -> None:
-    asked = CASES["gpu nodes"]
+    asked = CASES["gpu-nodes"]
     spec = pod(chart, asked)
     assert (spec["nodeSelector"], spec["tolerations"]) == (asked["nodeSelector"], asked["tolerations"])
     assert container(chart, asked)["resources"] == asked["resources"]
+    asked = CASES["ephemeral"]
+    spec = pod(chart, asked)
+    assert (spec["affinity"], spec["priorityClassName"]) == (asked["affinity"], asked["priorityClassName"])
+    template = manifests(chart, asked)["DaemonSet"]["spec"]["template"]
+    assert asked["podAnnotations"].items() < template["metadata"]["annotations"].items()
 
 
-@any_case
+def test_a_role_is_assumed_by_a_token_of_the_account_for_nobody_else(chart: helm.Chart) -> None:
+    values = CASES["web-identity"]
+    told = Cluster.of(manifests(chart, values), values).environment()
+    path = Path(told["AWS_WEB_IDENTITY_TOKEN_FILE"])
+    assert (told["AWS_ROLE_ARN"], told["AWS_REGION"]) == (values["webIdentity"]["roleArn"], "eu-central-1")
+    [mount] = [one for one in container(chart, values)["volumeMounts"] if one["mountPath"] == str(path.parent)]
+    assert mount["readOnly"] is True
+    [volume] = [one["projected"] for one in pod(chart, values)["volumes"] if one["name"] == mount["name"]]
+    [source] = volume["sources"]
+    assert source["serviceAccountToken"] == {
+        "audience": "sts.amazonaws.com", "expirationSeconds": 3600, "path": path.name,
+    }  # fmt: skip
+
+
+@any_node_case
 def test_the_notes_name_the_endpoint_and_the_secrets_that_must_exist(chart: helm.Chart, values: Values) -> None:
     notes = chart.render(values, name=RELEASE, namespace=NAMESPACE)["outrider/templates/NOTES.txt"]
     rendered = manifests(chart, values)
-    service = rendered["Service"]
-    [port] = service["spec"]["ports"]
-    assert f"AWS_ENDPOINT_URL=http://{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}\n" in notes
-    wanted = {entry["valueFrom"]["secretKeyRef"]["name"] for entry in container(chart, values)["env"]}
+    if "Service" in rendered:
+        [port] = rendered["Service"]["spec"]["ports"]
+        endpoint = f"http://{rendered['Service']['metadata']['name']}.{NAMESPACE}.svc:{port['port']}"
+    else:
+        endpoint = f"http://$(HOST_IP):{values['hostPort']}"
+    assert f"AWS_ENDPOINT_URL={endpoint}\n" in notes
+    text = str(documents(chart, values))
+    wanted = set(re.findall(r"'secretKeyRef': {[^}]*'name': '([^']+)'", text))
     wanted |= {volume["secret"]["secretName"] for volume in pod(chart, values)["volumes"] if "secret" in volume}
     assert set(re.findall(rf"-n {NAMESPACE} create secret generic (\S+)", notes)) == wanted
     assert f"daemonset/{rendered['DaemonSet']['metadata']['name']}\n" in notes

@@ -12,6 +12,17 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
+{{- /* Apart from the pods of warm-ups, which serve nobody. */ -}}
+{{- define "outrider.proxyLabels" -}}
+{{ include "outrider.selectorLabels" . }}
+app.kubernetes.io/component: proxy
+{{- end -}}
+
+{{- define "outrider.warmLabels" -}}
+{{ include "outrider.selectorLabels" . }}
+app.kubernetes.io/component: warm
+{{- end -}}
+
 {{- define "outrider.labels" -}}
 {{ include "outrider.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -27,18 +38,127 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Where a job in this cluster finds the cache; by hostPort it is an address of each node, in HOST_IP. */ -}}
 {{- define "outrider.endpoint" -}}
+{{- if .Values.service.enabled -}}
 http://{{ include "outrider.fullname" . }}.{{ .Release.Namespace }}.svc:{{ .Values.service.port }}
+{{- else -}}
+http://$(HOST_IP):{{ .Values.hostPort }}
+{{- end -}}
+{{- end -}}
+
+{{- define "outrider.image" -}}
+image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end -}}
+
+{{- /* Of a pod. */ -}}
+{{- define "outrider.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ .Values.runAsUser | int64 }}
+runAsGroup: {{ .Values.runAsUser | int64 }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- /* Of a container. */ -}}
+{{- define "outrider.security" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "outrider.grace" -}}
+{{- /* 15 s more than the drain, to leave a snapshot of the index. */ -}}
+{{- add 15 (ceil .Values.settings.drain_s) -}}
+{{- end -}}
+
+{{- define "outrider.keysOf" -}}
+{{- range list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
+- name: {{ . }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $ | quote }}
+      key: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Environment of the proxy: how it asks the origin. Nothing at all when the AWS chain needs no help. */ -}}
+{{- define "outrider.originEnvironment" -}}
+{{- with .Values.credentialsSecret }}
+{{- include "outrider.keysOf" . }}
+{{- end }}
+{{- with .Values.webIdentity.roleArn }}
+- name: AWS_ROLE_ARN
+  value: {{ . | quote }}
+- name: AWS_WEB_IDENTITY_TOKEN_FILE
+  value: /var/run/secrets/outrider/token
+{{- with $.Values.settings.region }}
+# STS has an endpoint in each region.
+- name: AWS_REGION
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "outrider.identityMount" -}}
+{{- if .Values.webIdentity.roleArn }}
+- name: outrider-identity
+  mountPath: /var/run/secrets/outrider
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "outrider.identityVolume" -}}
+{{- with .Values.webIdentity }}
+{{- if .roleArn }}
+- name: outrider-identity
+  projected:
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken:
+          audience: {{ .audience | quote }}
+          expirationSeconds: 3600
+          path: token
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "outrider.cacheVolume" -}}
+{{- if .hostPath -}}
+hostPath:
+  path: {{ .hostPath | quote }}
+  # Not DirectoryOrCreate: one that the kubelet makes belongs to root, and the proxy could not write to it.
+  type: Directory
+{{- else if .ephemeral.size -}}
+ephemeral:
+  volumeClaimTemplate:
+    spec:
+      accessModes: [ReadWriteOnce]
+      {{- with .ephemeral.storageClassName }}
+      storageClassName: {{ . | quote }}
+      {{- end }}
+      resources:
+        requests:
+          storage: {{ .ephemeral.size | quote }}
+{{- else -}}
+emptyDir: {}
+{{- end -}}
 {{- end -}}
 
 {{- /* The settings file: what the user may choose, then what the manifests of this chart rely on. */ -}}
 {{- define "outrider.settings" -}}
-{{- $own := dict
+{{- $own := dict "cache_dir" "/var/cache/outrider" -}}
+{{- if eq .Values.mode "sidecar" -}}
+{{- $own = merge $own (dict "listen" "127.0.0.1:9480" "admin" "127.0.0.1:9481" "auth" "loopback") -}}
+{{- else -}}
+{{- $own = merge $own (dict
   "listen" "0.0.0.0:9480"
   "admin" "0.0.0.0:9481"
   "auth" "sigv4"
   "clients" (printf "/etc/outrider/clients/%s" .Values.clientsSecret.key)
-  "cache_dir" "/var/cache/outrider"
--}}
+) -}}
+{{- end -}}
 {{- merge $own .Values.settings | toToml | trim -}}
 {{- end -}}

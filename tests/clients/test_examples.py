@@ -1,0 +1,128 @@
+"""The examples as their users run them: from the bucket, through a proxy, and under `outrider run`."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.child import clean_environment
+from tests.support.command import DEADLINE_S, Command
+from tests.support.door import HAS_TORCH
+from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from tests.support.bucket import Bucket
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAME = "examples"
+OBJECTS = {f"plain/{number}": bytes([number]) * (number * 100_000 + 1) for number in range(4)}
+SHARDS, SAMPLES = 3, 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    with closing(bucket.client()) as client:
+        for key, body in OBJECTS.items():
+            client.put_object(Bucket=NAME, Key=key, Body=body)
+
+
+def run(environ: dict[str, str], *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        env={**clean_environment(), **environ},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+DIGEST = hashlib.sha256(b"".join(OBJECTS.values())).hexdigest()
+SIZE = sum(map(len, OBJECTS.values()))
+
+
+def test_plain_boto3_reads_the_same_through_a_proxy(bucket: Bucket) -> None:
+    words = (str(EXAMPLES / "read_with_boto3.py"), f"s3://{NAME}/plain/", "--epochs", "2")
+    direct = run({**bucket.environment(), "AWS_ENDPOINT_URL": bucket.endpoint}, *words)
+    assert direct.count("(4 no cache)") == 2
+    with Proxy(bucket) as proxy:
+        through = run({**bucket.environment(), "AWS_ENDPOINT_URL": proxy.endpoint}, *words)
+    first, second = through.splitlines()
+    assert "(4 MISS)" in first
+    assert "(4 HIT)" in second
+    for line in (*direct.splitlines(), first, second):
+        assert f"4 objects, {SIZE} bytes" in line
+        assert line.endswith(DIGEST)
+
+
+def test_the_same_program_runs_under_outrider_run(bucket: Bucket, tmp_path: Path) -> None:
+    command = Command(bucket, tmp_path)
+    command.environ["AWS_ENDPOINT_URL"] = bucket.endpoint
+    # As its docstring says.
+    [words] = [
+        line.split()
+        for line in (EXAMPLES / "read_with_boto3.py").read_text().splitlines()
+        if line.strip().startswith("outrider run")
+    ]
+    program, *others = words
+    assert program == "outrider"
+    meant = {"python": sys.executable, "s3://bucket/prefix/": f"s3://{NAME}/plain/"}
+    at = [str(EXAMPLES.parent / word) if word.startswith("examples/") else meant.get(word, word) for word in others]
+    done = command.run(*at, "--epochs", "2")
+    assert done.returncode == 0, done.stderr
+    assert "(4 HIT)" in done.stdout.splitlines()[1]
+    assert done.stdout.count(DIGEST) == 2
+    assert "8 reads" in done.stderr
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="the pinned torch has no wheel for newer Pythons")
+def test_webdataset_trains_on_the_same_samples_through_a_proxy(bucket: Bucket, tmp_path: Path) -> None:
+    """Here by boto3; `make demo` does it by s5cmd."""
+    with closing(bucket.client()) as client:
+        for number in range(SHARDS):
+            client.put_object(Bucket=NAME, Key=f"train-{number:06}.tar", Body=shard(number))
+    words = (
+        *(str(EXAMPLES / "train_webdataset.py"), "--opener", "boto3", "--workers", "1", "--batch", "8"),
+        *("--shards", f"s3://{NAME}/train-{{000000..{SHARDS - 1:06}}}.tar", "--epochs", "2", "--step-ms", "0"),
+    )
+    keys = bucket.environment()
+    run({**keys, "AWS_ENDPOINT_URL": bucket.endpoint}, *words, "--report", str(tmp_path / "direct"))
+    with Proxy(bucket) as proxy:
+        run({**keys, "AWS_ENDPOINT_URL": proxy.endpoint}, *words, "--report", str(tmp_path / "through"))
+        proxy.settle()
+        # Each shard came from the bucket once, in the first epoch.
+        served = proxy.metric("outrider_served_bytes_total")
+        assert served == 2 * proxy.metric("outrider_origin_bytes_total") > 0
+    reports = [
+        json.loads(line) for name in ("direct", "through") for line in (tmp_path / name).read_text().splitlines()
+    ]
+    assert [report["samples"] for report in reports] == [SHARDS * SAMPLES] * 4
+    assert len({report["digest"] for report in reports}) == 1
+
+
+def shard(number: int) -> bytes:
+    """A tar of samples, each a JPEG and its class."""
+    from PIL import Image
+
+    into = io.BytesIO()
+    with tarfile.open(fileobj=into, mode="w") as tar:
+        for sample in range(number * SAMPLES, (number + 1) * SAMPLES):
+            image = io.BytesIO()
+            Image.new("RGB", (64, 64), (sample, sample, 0)).save(image, "JPEG")
+            for name, body in (("jpg", image.getvalue()), ("cls", b"%d" % sample)):
+                member = tarfile.TarInfo(f"{sample:06}.{name}")
+                member.size = len(body)
+                tar.addfile(member, io.BytesIO(body))
+    return into.getvalue()

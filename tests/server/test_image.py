@@ -1,0 +1,170 @@
+"""The image: its Dockerfile linted, and its steps taken without a container engine, up to an object that it serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tomllib
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from tests.support.bucket import REGION, Bucket
+from tests.support.chart import CHART
+from tests.support.child import Child, free_ports, program, scratch_directory
+from tests.support.dockerfile import Built, context_of, readable_python, steps_of
+from tests.support.proxy import s3_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+STEPS = steps_of(ROOT / "Dockerfile")
+BODY = (bytes(range(251)) * 50_000)[: 12 * 2**20]
+DEADLINE_S = 30.0
+
+
+def of(word: str, stage: int = 1) -> list[str]:
+    return [step.rest for step in STEPS if (step.word, step.stage) == (word, stage)]
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    done = subprocess.run(
+        [program("hadolint"), "--no-color", ROOT / "Dockerfile"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_base_is_of_one_release_and_the_same_in_both_stages() -> None:
+    build, final = of("FROM", 0), of("FROM", 1)
+    assert build == [f"{final[0]} AS build"]
+    name, _, tag = final[0].partition(":")
+    assert name == "python"
+    release, _, flavour = tag.partition("-slim-")
+    assert len(release.split(".")) == 3, "a release with its patch level"
+    assert flavour, "and the distribution's"
+
+
+def test_the_image_runs_as_nobody_known_and_stops_as_the_proxy_wants() -> None:
+    [user] = of("USER")
+    assert [int(part) for part in user.split(":")] == [65532, 65532]
+    assert of("STOPSIGNAL") == ["SIGTERM"]
+    # Exec form: a shell between would keep the signal for itself.
+    for word in ("ENTRYPOINT", "CMD"):
+        [step] = [step for step in STEPS if step.word == word]
+        assert step.argv is not None
+    ports = {step.rest for step in STEPS if step.word == "EXPOSE"}
+    assert ports == {"9480 9481"}
+
+
+def test_the_build_copies_only_what_the_context_has_and_the_context_has_no_more() -> None:
+    copied = {
+        name
+        for step in STEPS
+        if step.word == "COPY" and not step.rest.startswith("--from=")
+        for name in step.rest.split()[:-1]
+    }
+    assert copied == context_of(ROOT)
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_what_builds_the_wheel_is_locked_too() -> None:
+    lock = (ROOT / "requirements-build.lock").read_text()
+    pinned = {line.split("==")[0]: line.split("==")[1].split()[0] for line in lock.splitlines() if "==" in line}
+    assert lock.count("--hash=sha256:") >= len(pinned)
+    assert "://" not in lock, "no index of one machine"
+    for declared in tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]:
+        requirement = Requirement(declared)
+        assert pinned[requirement.name] in requirement.specifier, "run make lock"
+
+
+def test_the_charts_user_and_cache_are_those_of_the_image() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert of("USER") == [f"{values['runAsUser']}:{values['runAsUser']}"]
+    assert of("VOLUME") == ["/var/cache/outrider"]
+
+
+# -- built ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[tuple[Built, Path]]:
+    """What the steps made, and where."""
+    python = readable_python()
+    if python is None:
+        pytest.skip("no interpreter of this version that another user may run")
+    with scratch_directory("outrider-image-") as directory:
+        directory.chmod(0o755)
+        made = Built(directory, ROOT, python)
+        try:
+            for step in STEPS:
+                made.take(step)
+        except subprocess.CalledProcessError as error:
+            if "connection broken by" in error.stderr:
+                pytest.skip("no package index is reachable")
+            raise AssertionError(error.stdout + error.stderr) from error
+        yield made, directory
+
+
+def test_what_the_steps_make_serves_an_object_as_nobody_who_writes_only_to_the_cache(
+    bucket: Bucket, image: tuple[Built, Path], tmp_path: Path
+) -> None:
+    container, root = image
+    client = bucket.client()
+    client.put_object(Bucket=bucket.make_bucket("image"), Key="object", Body=BODY)
+    client.close()
+    listen, admin = (f"127.0.0.1:{port}" for port in free_ports(2))
+    environ = {
+        **container.environment,
+        **bucket.environment(),
+        "OUTRIDER_ORIGIN": bucket.endpoint,
+        "OUTRIDER_REGION": REGION,
+        "OUTRIDER_LISTEN": listen,
+        "OUTRIDER_ADMIN": admin,
+        "OUTRIDER_CACHE_SIZE": "256MiB",
+        "OUTRIDER_MIN_FREE": "0",
+    }
+    user = container.user if os.geteuid() == 0 else None
+    before = written_by(container.user, root)
+    server = Child(["env", *container.entry], log=tmp_path / "log", env=environ, cwd=root, user=user)
+    try:
+        server.wait_until(lambda: health(container, environ, user, root) == 0, what="the image", deadline_s=DEADLINE_S)
+        reader = s3_client(f"http://{listen}")
+        for cache in ("MISS", "HIT"):
+            reply = reader.get_object(Bucket="image", Key="object")
+            assert reply["Body"].read() == BODY
+            assert reply["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == cache
+            server.wait_until(lambda: fills(admin) == 0, what="an idle proxy", deadline_s=DEADLINE_S)
+        reader.close()
+    finally:
+        status = server.stop()
+    assert status == 0, server.log_tail()
+    assert [json.loads(line)["level"] for line in server.log.read_text().splitlines()].count("error") == 0
+    if user is not None:
+        written = written_by(user, root) - before
+        assert written
+        assert {path.relative_to(root).parts[:3] for path in written} == {("var", "cache", "outrider")}
+
+
+def health(container: Built, environ: dict[str, str], user: int | None, cwd: Path) -> int:
+    groups = None if user is None else ()
+    done = subprocess.run(
+        ["env", *container.health], env=environ, cwd=cwd, user=user, group=user, extra_groups=groups,
+        capture_output=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    return done.returncode
+
+
+def fills(admin: str) -> int:
+    with urllib.request.urlopen(f"http://{admin}/status", timeout=DEADLINE_S) as answer:
+        found: int = json.load(answer)["fills"]
+    return found
+
+
+def written_by(user: int, root: Path) -> set[Path]:
+    return {path for path in root.rglob("*") if path.lstat().st_uid == user and path.is_file()}

@@ -1,0 +1,136 @@
+"""The steps of a Dockerfile, as far as ours needs them, for a machine without a container engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+DEADLINE_S = 110.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`stage` counts from 0."""
+
+    stage: int
+    word: str
+    rest: str
+
+    @property
+    def argv(self) -> list[str] | None:
+        """Of an instruction in exec form; None: in shell form."""
+        try:
+            found = json.loads(self.rest)
+        except ValueError:
+            return None
+        return found if isinstance(found, list) else None
+
+
+def steps_of(dockerfile: Path) -> list[Step]:
+    lines = [line for line in dockerfile.read_text().splitlines() if not line.startswith("#")]
+    joined = re.sub(r"\s*\\\n\s*", " ", "\n".join(lines))
+    steps, stage = [], -1
+    for line in filter(None, (line.strip() for line in joined.splitlines())):
+        word, _, rest = line.partition(" ")
+        stage += word == "FROM"
+        steps.append(Step(stage, word, rest))
+    return steps
+
+
+def context_of(root: Path) -> set[str]:
+    """What .dockerignore lets into the build, of the first level: ours forbids all, and then names what it lets in."""
+    first, *others = [
+        line for line in (root / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")
+    ]
+    assert first == "*"
+    return {line.removeprefix("!") for line in others if line.startswith("!")}
+
+
+def readable_python() -> str | None:
+    """An interpreter of this very version that whoever is to run it may run; None: there is none.
+
+    Root becomes another user, who does not see what is in root's home.
+    """
+    if os.geteuid() != 0:
+        return str(Path(sys.executable).resolve())
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    own = str(Path(sys.executable).resolve())
+    found = (own, *(shutil.which(name, path=place) for place in ("/usr/bin", "/usr/local/bin")))
+    return next((each for each in found if each is not None and _anybody_reaches(Path(each).resolve())), None)
+
+
+def _anybody_reaches(path: Path) -> bool:
+    return all(each.stat().st_mode & stat.S_IXOTH for each in (path, *path.parents))
+
+
+class Built:
+    """What the steps make, below `root` instead of `/`.
+
+    `python` is the base image's: the one that its users run; pip is this environment's own.
+    """
+
+    def __init__(self, root: Path, context: Path, python: str) -> None:
+        self._root, self._context = root, context
+        self.environment: dict[str, str] = {}
+        self.user = 0
+        self.entry: list[str] = []
+        self.health: list[str] = []
+        programs = root / "base"
+        programs.mkdir()
+        shim = f'#!/bin/sh\n[ "$2" = venv ] && exec {python} "$@"\nexec {sys.executable} "$@"\n'
+        (programs / "python").write_text(shim)
+        (programs / "python").chmod(0o755)
+        # Compiled files make a start faster, and this test slower.
+        self._of_build = {**_bare(), "PATH": f"{programs}:{os.defpath}", "PIP_NO_COMPILE": "1"}
+
+    def moved(self, text: str) -> str:
+        """`text` with the image's paths below `root`."""
+        return re.sub(r"(?<![\w./])/(opt|src|wheels|var)\b", rf"{self._root}/\1", text)
+
+    def take(self, step: Step) -> None:
+        """Raises subprocess.CalledProcessError: the step failed."""
+        if step.word == "RUN":
+            self._run(step)
+        elif step.word == "COPY" and not step.rest.startswith("--from="):
+            *names, target = step.rest.split()
+            for name in names:
+                self._copy(name, target)
+        elif step.word == "ENV" and step.stage == 1:
+            for name, value in (pair.split("=", 1) for pair in step.rest.split()):
+                self.environment[name] = self.moved(value).replace("$PATH", os.defpath)
+        elif step.word == "USER":
+            self.user = int(step.rest.partition(":")[0])
+        elif step.word in ("ENTRYPOINT", "CMD"):
+            assert step.argv is not None
+            self.entry += step.argv
+        elif step.word == "HEALTHCHECK":
+            self.health = json.loads(step.rest.partition("CMD ")[2])
+
+    def _run(self, step: Step) -> None:
+        command = self.moved(step.rest)
+        argv = ["/bin/sh", "-c", command] if step.argv is None else [self.moved(word) for word in step.argv]
+        if os.geteuid() != 0 and "--owner" in argv:
+            argv = ["mkdir", "-p", argv[-1]]
+        (self._root / "src").mkdir(exist_ok=True)
+        subprocess.run(
+            argv, cwd=self._root / "src", env=self._of_build, capture_output=True, text=True, timeout=DEADLINE_S,
+            check=True,
+        )  # fmt: skip
+
+    def _copy(self, name: str, target: str) -> None:
+        source = self._context / name
+        if source.is_dir():
+            shutil.copytree(source, self._root / "src" / target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, self._root / "src" / target)
+
+
+def _bare() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OUTRIDER_", "AWS_"))}

@@ -1,0 +1,298 @@
+"""What the chart has besides the DaemonSet: warm-ups, monitoring, network policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import helm_python as helm
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from outrider.cli import with_commands
+from tests.support.chart import (
+    CASES,
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    Manifest,
+    container,
+    manifests,
+    of_kind,
+    pod,
+)
+
+
+@pytest.fixture(scope="module")
+def chart() -> Iterator[helm.Chart]:
+    with helm.Chart.load(CHART) as loaded:
+        yield loaded
+
+
+def warm_pod(job: Manifest) -> Manifest:
+    spec = job["spec"]["jobTemplate"]["spec"] if job["kind"] == "CronJob" else job["spec"]
+    found: Manifest = spec["template"]
+    return found
+
+
+# -- warm-ups -------------------------------------------------------------------------------------------------------
+
+
+def test_a_warm_up_is_done_once_or_by_the_clock(chart: helm.Chart) -> None:
+    [job] = of_kind(chart, CASES["warm"], "Job")
+    [cron] = of_kind(chart, CASES["warm"], "CronJob")
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (4, 4)
+    assert (cron["spec"]["schedule"], cron["spec"]["concurrencyPolicy"]) == ("0 5 * * *", "Forbid")
+    assert [warm_pod(each)["spec"]["containers"][0]["args"] for each in (job, cron)] == [
+        ["warm", "s3://corpus/train/", "--wait", "--json"],
+        ["warm", "s3://corpus/new/", "--wait", "--json"],
+    ]
+
+
+def test_the_command_of_a_warm_up_is_one_of_the_images(chart: helm.Chart) -> None:
+    pytest.importorskip("outrider.cli.warm")
+    [job] = of_kind(chart, CASES["warm"], "Job")
+    command, _, *options = warm_pod(job)["spec"]["containers"][0]["args"]
+    told = CliRunner().invoke(with_commands([command, "serve"]), [command, "--help"], color=False, terminal_width=200)
+    assert told.exit_code == 0
+    assert all(option in told.output for option in options)
+
+
+def test_a_changed_warm_up_is_another_job_and_an_unchanged_one_is_the_same(chart: helm.Chart) -> None:
+    def name(**changed: Any) -> str:
+        values = {"warm": {"keySecret": "key", "jobs": [{"name": "train", "url": "s3://corpus/train/", **changed}]}}
+        [job] = of_kind(chart, values, "Job")
+        found: str = job["metadata"]["name"]
+        return found
+
+    assert name() == name()
+    assert len({name(), name(url="s3://corpus/other/"), name(nodes=2)}) == 3
+
+
+@pytest.mark.parametrize("release", [RELEASE, "r" * 53])
+def test_the_names_of_warm_ups_leave_room_for_what_kubernetes_adds(release: str) -> None:
+    """A CronJob's 11 characters of time, and a pod's of its own; a label's value holds 63 in all."""
+    values = {
+        "warm": {
+            "keySecret": "key",
+            "jobs": [
+                {"name": "n" * 20, "url": "s3://corpus/train/"},
+                {"name": "m" * 20, "url": "s3://corpus/train/", "schedule": "@daily"},
+            ],
+        }
+    }
+    with helm.Chart.load(CHART) as loaded:
+        texts = loaded.render(values, name=release, namespace=NAMESPACE)["outrider/templates/warm.yaml"]
+    jobs = [each for each in yaml.safe_load_all(texts) if each]
+    assert len(jobs) == 2
+    for job in jobs:
+        assert len(job["metadata"]["name"]) <= (52 if job["kind"] == "CronJob" else 63)
+        assert all(len(value) <= 63 for value in warm_pod(job)["metadata"]["labels"].values())
+
+
+@pytest.mark.parametrize("case", ["warm", "host-port"])
+def test_a_warm_up_reaches_the_cache_of_its_node_as_a_client(chart: helm.Chart, case: str) -> None:
+    rendered = manifests(chart, CASES[case])
+    for job in of_kind(chart, CASES[case], "Job") + of_kind(chart, CASES[case], "CronJob"):
+        [only] = warm_pod(job)["spec"]["containers"]
+        told = {entry["name"]: entry for entry in only["env"]}
+        assert {told[name]["valueFrom"]["secretKeyRef"]["name"] for name in told if name.startswith("AWS_") and
+                name != "AWS_ENDPOINT_URL"} == {"warm-key"}  # fmt: skip
+        endpoint = told["AWS_ENDPOINT_URL"]["value"]
+        if case == "warm":
+            assert endpoint == f"http://{rendered['Service']['metadata']['name']}.{NAMESPACE}.svc:9480"
+        else:
+            assert endpoint == "http://$(HOST_IP):19480"
+            # Kubernetes fills in what stands before it in the list.
+            assert list(told).index("HOST_IP") < list(told).index("AWS_ENDPOINT_URL")
+            assert told["HOST_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
+
+
+def test_a_warm_up_runs_where_the_caches_are_one_on_each_node(chart: helm.Chart) -> None:
+    asked = CASES["warm"]
+    for job in of_kind(chart, asked, "Job") + of_kind(chart, asked, "CronJob"):
+        template = warm_pod(job)
+        spec = template["spec"]
+        assert (spec["nodeSelector"], spec["tolerations"]) == (asked["nodeSelector"], asked["tolerations"])
+        assert spec["affinity"]["nodeAffinity"] == asked["affinity"]["nodeAffinity"]
+        [apart] = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert apart["topologyKey"] == "kubernetes.io/hostname"
+        assert apart["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    [job], [cron] = of_kind(chart, asked, "Job"), of_kind(chart, asked, "CronJob")
+    assert warm_pod(job)["metadata"]["labels"] != warm_pod(cron)["metadata"]["labels"]
+
+
+def test_no_request_goes_to_the_pod_of_a_warm_up(chart: helm.Chart) -> None:
+    rendered = manifests(chart, CASES["warm"])
+    [job] = of_kind(chart, CASES["warm"], "Job")
+    labels = warm_pod(job)["metadata"]["labels"].items()
+    for selector in (
+        rendered["Service"]["spec"]["selector"],
+        rendered["DaemonSet"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert not selector.items() <= labels
+
+
+@pytest.mark.parametrize("kind", ["Job", "CronJob"])
+def test_the_pod_of_a_warm_up_may_do_as_little_as_the_proxys(chart: helm.Chart, kind: str) -> None:
+    [job] = of_kind(chart, CASES["warm"], kind)
+    spec, proxy = warm_pod(job)["spec"], pod(chart, CASES["warm"])
+    [only] = spec["containers"]
+    assert spec["securityContext"].items() <= proxy["securityContext"].items()
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert only["securityContext"] == container(chart, CASES["warm"])["securityContext"]
+    assert only["resources"]["requests"]
+    assert spec["automountServiceAccountToken"] is spec["enableServiceLinks"] is False
+    assert "volumes" not in spec
+
+
+# -- monitoring and network -----------------------------------------------------------------------------------------
+
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+# The parts of the operator's custom resources that this chart uses; anything else is a misspelling.
+POD_MONITOR = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["selector", "podMetricsEndpoints"],
+    "properties": {
+        "selector": {"type": "object", "additionalProperties": False, "properties": {"matchLabels": TEXTS}},
+        "podMetricsEndpoints": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {
+                    "port": {"type": "string"},
+                    "path": {"type": "string"},
+                    "interval": {"type": "string", "pattern": "^[0-9]+(s|m|h)$"},
+                    "authorization": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "properties": {
+                            "type": {"const": "Bearer"},
+                            "credentials": {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "required": ["name", "key"],
+                                "properties": {"name": {"type": "string"}, "key": {"type": "string"}},
+                            },
+                        },
+                    },
+                    "relabelings": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {
+                                "sourceLabels": {"type": "array", "items": {"type": "string"}},
+                                "targetLabel": {"type": "string"},
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+RULES = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["groups"],
+    "properties": {
+        "groups": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["name", "rules"],
+                "properties": {
+                    "name": {"type": "string"},
+                    "interval": {"type": "string"},
+                    "rules": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "required": ["expr"],
+                            "oneOf": [{"required": ["alert"]}, {"required": ["record"]}],
+                            "properties": {
+                                "alert": {"type": "string"},
+                                "record": {"type": "string"},
+                                "expr": {"type": ["string", "integer"]},
+                                "for": {"type": "string"},
+                                "keep_firing_for": {"type": "string"},
+                                "labels": TEXTS,
+                                "annotations": TEXTS,
+                            },
+                        },
+                    },
+                },
+            },
+        }
+    },
+}
+
+
+def test_prometheus_asks_each_proxy_with_the_token(chart: helm.Chart) -> None:
+    [monitor] = of_kind(chart, CASES["monitoring"], "PodMonitor")
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    jsonschema.validate(monitor["spec"], POD_MONITOR)
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    template = manifests(chart, CASES["monitoring"])["DaemonSet"]["spec"]["template"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    only = container(chart, CASES["monitoring"])
+    assert endpoint["port"] in {port["name"] for port in only["ports"]}
+    assert endpoint["interval"] == "15s"
+    [token] = [entry for entry in only["env"] if entry["name"] == "OUTRIDER_ADMIN_TOKEN"]
+    assert endpoint["authorization"]["credentials"] == token["valueFrom"]["secretKeyRef"]
+
+
+@pytest.mark.parametrize("case", ["monitoring", "sidecar"])
+def test_the_rules_and_the_dashboard_arrive_as_their_files_are(chart: helm.Chart, case: str) -> None:
+    [rules] = of_kind(chart, CASES[case], "PrometheusRule")
+    assert rules["apiVersion"] == "monitoring.coreos.com/v1"
+    assert rules["spec"] == yaml.safe_load((CHART / "files/rules.yaml").read_text())
+    jsonschema.validate(rules["spec"], RULES)
+    [dashboard] = [
+        each for each in of_kind(chart, CASES[case], "ConfigMap") if each["metadata"]["name"].endswith("-dashboard")
+    ]
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(dashboard["data"]["outrider.json"]) == json.loads((CHART / "files/dashboard.json").read_text())
+
+
+def test_nothing_is_monitored_unless_asked_for(chart: helm.Chart) -> None:
+    assert set(manifests(chart, {})) == {"ConfigMap", "DaemonSet", "Service", "ServiceAccount"}
+
+
+def test_the_schemas_of_the_custom_resources_would_have_told(chart: helm.Chart) -> None:
+    [monitor] = of_kind(chart, CASES["monitoring"], "PodMonitor")
+    monitor["spec"]["podMetricsEndpoint"] = monitor["spec"].pop("podMetricsEndpoints")
+    with pytest.raises(jsonschema.ValidationError, match="podMetricsEndpoint"):
+        jsonschema.validate(monitor["spec"], POD_MONITOR)
+
+
+def test_a_network_policy_lets_in_whom_it_names_and_the_warm_ups(chart: helm.Chart) -> None:
+    asked = CASES["monitoring"]["networkPolicy"]
+    policy = manifests(chart, CASES["monitoring"])["NetworkPolicy"]["spec"]
+    template = manifests(chart, CASES["monitoring"])["DaemonSet"]["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["egress"] == asked["egress"]
+    s3, admin = policy["ingress"]
+    assert [each["ports"][0]["port"] for each in (s3, admin)] == ["s3", "admin"]
+    [job] = of_kind(chart, CASES["warm"], "Job")
+    assert s3["from"][0]["podSelector"]["matchLabels"].items() <= warm_pod(job)["metadata"]["labels"].items()
+    assert (s3["from"][1:], admin["from"]) == (asked["s3From"], asked["adminFrom"])
+
+
+def test_by_default_a_network_policy_is_of_the_namespace_and_keeps_the_admin_port_shut(chart: helm.Chart) -> None:
+    policy = manifests(chart, CASES["network-policy"])["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    [s3] = policy["ingress"]
+    assert s3["ports"] == [{"port": "s3", "protocol": "TCP"}]
+    assert s3["from"][1:] == [{"podSelector": {}}]

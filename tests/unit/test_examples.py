@@ -1,0 +1,118 @@
+"""The manifests of examples/kubernetes: known to Kubernetes, and fitting what the chart makes. The list of them all."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from outrider.settings import load
+from tests.support.chart import CHART, KUBERNETES, NAMESPACE
+
+EXAMPLES = CHART.parents[1] / "examples"
+MANIFESTS = ("job-with-sidecar.yaml", "pytorch-with-daemonset.yaml")
+Manifest = dict[str, Any]
+
+
+def manifests(name: str) -> dict[str, Manifest]:
+    documents = yaml.safe_load_all((EXAMPLES / "kubernetes" / name).read_text())
+    return {document["kind"]: document for document in documents}
+
+
+@pytest.mark.parametrize("kubernetes", KUBERNETES)
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_kubernetes_knows_every_field(name: str, kubernetes: str) -> None:
+    for manifest in manifests(name).values():
+        kubernetes_validate.validate(manifest, kubernetes, strict=True)
+        assert manifest["metadata"]["namespace"] == NAMESPACE
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_job_has_no_key_of_the_bucket_and_no_setting_of_a_service(name: str) -> None:
+    spec = manifests(name)["Job"]["spec"]["template"]["spec"]
+    assert spec["enableServiceLinks"] is False
+    [train] = spec["containers"]
+    assert "bucket-keys" not in str(train)
+
+
+def test_the_sidecars_settings_are_settings(tmp_path: Path) -> None:
+    [text] = manifests("job-with-sidecar.yaml")["ConfigMap"]["data"].values()
+    (tmp_path / "settings.toml").write_text(text)
+    settings = load({}, tmp_path / "settings.toml", {})
+    assert (settings.auth, settings.freshness, settings.region) == ("loopback", "immutable", "eu-central-1")
+
+
+VALUES = yaml.safe_load((EXAMPLES / "kubernetes/pytorch-with-daemonset-values.yaml").read_text())
+
+
+def test_the_pytorch_job_finds_the_cache_that_the_values_make(tmp_path: Path) -> None:
+    with helm.Chart.load(CHART) as chart:
+        texts = chart.render(VALUES, name="outrider", namespace=NAMESPACE)
+    made = {
+        document["kind"]: document
+        for name, text in texts.items()
+        if name.endswith(".yaml")
+        for document in yaml.safe_load_all(text)
+        if document
+    }
+    assert helm.lint(CHART, VALUES, strict=True)["errors"] == []
+    job = manifests("pytorch-with-daemonset.yaml")["Job"]
+    spec = job["spec"]["template"]["spec"]
+    [train] = spec["containers"]
+    told = {entry["name"]: entry for entry in train["env"]}
+    service = made["Service"]
+    [port] = service["spec"]["ports"]
+    assert told["AWS_ENDPOINT_URL"]["value"] == f"http://{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}"
+    caches = made["DaemonSet"]["spec"]["template"]["spec"]
+    assert (spec["nodeSelector"], spec["tolerations"]) == (caches["nodeSelector"], caches["tolerations"])
+    # The warm-up signs with the job's own key, fetches what the job reads, and on as many nodes.
+    key = {told[name]["valueFrom"]["secretKeyRef"]["name"] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    assert key == {VALUES["warm"]["keySecret"]}
+    [warm] = VALUES["warm"]["jobs"]
+    assert warm["nodes"] == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert f"--shards={warm['url']}" in "\n".join(train["command"])
+    (tmp_path / "settings.toml").write_text(made["ConfigMap"]["data"]["settings.toml"])
+    assert 'freshness = "immutable"' in made["ConfigMap"]["data"]["settings.toml"]
+
+
+def test_the_pods_of_the_pytorch_job_find_each_other() -> None:
+    told = manifests("pytorch-with-daemonset.yaml")
+    job, service = told["Job"], told["Service"]
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    spec = job["spec"]["template"]["spec"]
+    assert spec["subdomain"] == service["metadata"]["name"]
+    [train] = spec["containers"]
+    first = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert f"--master-addr={first}" in train["command"]
+    assert f"--master-port={service['spec']['ports'][0]['port']}" in train["command"]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="the pinned torch has no wheel for newer Pythons")
+def test_torchrun_takes_the_words_of_the_pytorch_job() -> None:
+    from torch.distributed.run import parse_args
+
+    job = manifests("pytorch-with-daemonset.yaml")["Job"]
+    [train] = job["spec"]["template"]["spec"]["containers"]
+    program, *words = [word.replace("$(NODE_RANK)", "3") for word in train["command"]]
+    assert program == "torchrun"
+    parsed = parse_args(words)
+    assert (parsed.node_rank, parsed.nnodes, parsed.nproc_per_node) == (3, "4", "8")
+    assert parsed.training_script == "train_webdataset.py"
+
+
+def test_the_list_of_examples_is_whole() -> None:
+    files = {
+        str(path.relative_to(EXAMPLES))
+        for path in EXAMPLES.rglob("*")
+        if path.suffix in (".py", ".yaml") and "__pycache__" not in path.parts
+    }
+    text = (EXAMPLES / "README.md").read_text()
+    assert set(re.findall(r"^\| \[\S+\]\((\S+)\)", text, re.MULTILINE)) == files
+    for named in re.findall(r"tests/\w+/\w+\.py", text):
+        assert (EXAMPLES.parent / named).is_file()
