@@ -203,6 +203,8 @@ def test_what_the_disk_does_not_give_of_a_version_that_is_no_more_cuts_the_reply
 def test_a_flight_whose_file_cannot_be_read_is_relayed(
     bucket: Bucket, simulator: Simulator, shelf: Shelf, trials: Trials
 ) -> None:
+    # Slow enough that a block comes in pieces: only the first of them comes to its reader from memory.
+    simulator.weather.connection_bytes_s = 1e6
     with proxy_of(bucket, origin=simulator.endpoint) as proxy, SickDisk(proxy.cache_dir) as sick:
         sick.after_bytes = PAGE_BYTES + 10_000
         sick.fail(["send"], errno.EIO)
@@ -246,7 +248,7 @@ def test_a_block_that_could_not_be_read_is_verified_before_it_is_used_again(
     with proxy_of(bucket) as proxy, SickDisk(proxy.cache_dir) as sick:
         recovered(proxy, shelf)
         sick.after_bytes, sick.times = PAGE_BYTES, 1
-        sick.fail(["send"], errno.EIO)
+        sick.fail(["read"], errno.EIO)
         for file in block_files(proxy.cache_dir):
             flip(file, PAGE_BYTES + 10)
             header = file.read_bytes()[:PAGE_BYTES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
@@ -83,8 +84,8 @@ async def test_of_500_clients_that_ask_for_one_cold_object_the_bucket_hears_once
         with served(bucket, tmp_path, simulator.endpoint, block_size="256KiB") as proxy:
             # All of them are here before the bucket's first byte is.
             all_here = threading.Event()
-            wait = Fault(FaultKind.ACT, path_contains=f"cold-{number}", act=lambda gate=all_here: gate.wait(60))
-            simulator.weather.faults = [wait]
+            waits = functools.partial(all_here.wait, 60)
+            simulator.weather.faults = [Fault(FaultKind.ACT, path_contains=f"cold-{number}", act=waits)]
             simulator.reset()
             async with crowd(proxy.address, clients_count) as clients:
                 reads = [asyncio.create_task(client.get(f"/{NAME}/cold-{number}", data)) for client in clients]

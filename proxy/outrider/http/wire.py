@@ -103,6 +103,13 @@ class SocketWire:
         except (BlockingIOError, InterruptedError):
             return 0
 
+    def send_parts_now(self, head: Buffer, body: Buffer) -> int:
+        """As `send_now`, of both in one call."""
+        try:
+            return self._alive().sendmsg((head, body))
+        except (BlockingIOError, InterruptedError):
+            return 0
+
     def send_file_now(self, fd: int, offset: int, count: int) -> int:
         """As `send_now`, of a file's bytes that are in memory."""
         try:
@@ -241,6 +248,21 @@ def in_memory(fd: int, offset: int, count: int) -> bool:
         if error.errno != errno.EOPNOTSUPP:
             raise
     return True
+
+
+def read_in_memory(fd: int, offset: int, into: memoryview) -> bool:
+    """Fill `into` from the file, if that would not wait for the disk, as far as the file system can say.
+
+    Raises OSError: the disk fails.
+    """
+    try:
+        return os.preadv(fd, (into,), offset, os.RWF_NOWAIT) == len(into)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+    return os.preadv(fd, (into,), offset) == len(into)
 
 
 async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
