@@ -12,7 +12,8 @@ BENCH_TOOLS := curl nginx-light s3fs wrk
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test soak audit lock bench bench-ahead bench-tools demo demo-short lint clean
+.PHONY: install test soak audit lock bench bench-ahead bench-tools demo demo-short playground playground-stop chart settings-page \
+	lint clean
 
 install: $(VENV)/installed
 
@@ -69,6 +70,21 @@ $(VENV)/bench-installed: $(VENV)/installed
 bench-tools:
 	for tool in $(BENCH_TOOLS); do dpkg -s $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
 	test -z "$$missing" || { apt-get update && apt-get install --yes --no-install-recommends $$missing; }
+
+# A real S3 server on loopback with a small dataset, for whoever has no bucket at hand; then `. ./playground.env`.
+playground: install
+	@$(BIN)/python -m tests.support.playground start
+
+playground-stop: install
+	@$(BIN)/python -m tests.support.playground stop
+
+# The Helm chart with its default values, rendered by Helm's own engine from a wheel: Helm itself is not needed.
+chart: install
+	@$(BIN)/python -m tests.support.rendered
+
+# docs/settings.md, from proxy/outrider/settings.py.
+settings-page: install
+	$(BIN)/python -m tests.support.settings_page > docs/settings.md
 
 lint: install
 	$(BIN)/ruff format --check
