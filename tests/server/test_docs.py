@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # These begin with nothing; the others suppose that the quick start was followed.
-FROM_NOTHING = {ROOT / "README.md", ROOT / "docs" / "quickstart.md", ROOT / "docs" / "sizing.md"}
+FROM_NOTHING = {ROOT / "README.md", ROOT / "docs" / "quickstart.md"}
 WITH_COMMANDS = [page for page in pages() if any(possible(block) for block in shell_blocks(page))]
 # What a test cannot run: it needs a cluster, a container engine, root, a network, an hour, or a quiet machine.
 OUT_OF_REACH = ("kubectl", "helm", "docker", "git clone", "pip install", "sudo", "systemctl", "apt-get", "aws eks")
