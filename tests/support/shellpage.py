@@ -100,11 +100,11 @@ def run(page: Path, directory: Path, *, world: bool) -> set[Block]:
     (directory / "page.sh").write_text("\n".join(lines) + "\n")
     _run_shell(directory, tree, ports)
     for number, step in enumerate(steps):
-        _check(step, directory / str(number), tree)
+        _check(step, directory / str(number), tree, ports)
     return {step.block for step in steps if step.block is not None}
 
 
-def _check(step: Step, files: Path, tree: Path) -> None:
+def _check(step: Step, files: Path, tree: Path, ports: dict[str, str]) -> None:
     where = step.block.name if step.block else "what the quick start sets up"
     out = files.with_suffix(".out")
     printed = out.read_text(errors="replace") if out.exists() else ""
@@ -112,7 +112,11 @@ def _check(step: Step, files: Path, tree: Path) -> None:
         log = tree / "outrider.log"
         tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
         raise PageFailed(f"{where} did not end well:\n{step.command}\nprinted:\n{printed[-4000:]}\nthe proxy:\n{tail}")
-    if step.printed is not None and not doctest.OutputChecker().check_output(step.printed, printed, _SAME):
+    if step.printed is None:
+        return
+    for usual, here in ports.items():
+        printed = printed.replace(f"127.0.0.1:{here}", f"127.0.0.1:{usual}")
+    if not doctest.OutputChecker().check_output(step.printed, printed, _SAME):
         raise PageFailed(f"{where}: {step.command}\nis said to print\n{step.printed}\nbut printed\n{printed}")
 
 
