@@ -19,14 +19,15 @@ _HEAD = """# Settings
 
 Generated from `proxy/outrider/settings.py` by `make settings-page`; a test holds the two together.
 
-A setting comes from its flag, from its environment variable, or from the TOML file that `--config FILE` (`OUTRIDER_CONFIG`)
-names; the first of these wins. All are checked at the start: one that is unknown or makes no sense is an error that names it
-and says what is allowed, with exit code 2. Nothing is read again later: to change a setting, restart.
+A setting comes from its flag, from its environment variable, or from the TOML file that `--config FILE`
+(`OUTRIDER_CONFIG`) names; the first of these wins. All are checked at the start: one that is unknown or makes no sense is
+an error that names it and says what is allowed, with exit code 2. Nothing is read again later: to change a setting,
+restart.
 
-Sizes are bytes, or a number with `KiB`, `MiB`, `GiB`, `TiB` (powers of 1,024) or `kB`, `MB`, `GB`, `TB` (powers of 1,000);
-where it says *or %*, also a share of the file system. Names that end in `_s` are seconds. A flag is also one of
-`outrider run`, which changes four defaults: `listen` and `admin` are any free port of loopback, `log_level` is `warning`,
-`drain_s` is 1.
+Sizes are bytes, or a number with `KiB`, `MiB`, `GiB`, `TiB` (powers of 1,024) or `kB`, `MB`, `GB`, `TB` (powers of
+1,000); those on disk may be a share of the file system, such as `40%`. Names that end in `_s` are seconds. The flags are
+those of `serve` and `run`; `outrider run` changes four defaults: `listen` and `admin` are any free port of loopback,
+`log_level` is `warning`, `drain_s` is 1.
 """
 
 _FILE = """
@@ -41,9 +42,9 @@ Lists of tables in the settings file; the first that matches counts. As environm
 {rules}
 ## The clients file
 
-For `auth = "sigv4"`: who may ask, and for what. It is read at the start only. A grant without a prefix is for the whole bucket;
-`write` includes `read`. [Security](security.md) says what a grant covers, [Operations](operations.md#several-tenants) how to hand
-them out.
+For `auth = "sigv4"`: who may ask, and for what. It is read at the start only. A grant without a prefix is for the whole
+bucket; `write` includes `read`. [Security](security.md) says what a grant covers,
+[Operations](operations.md#several-tenants) how to hand them out.
 
 ```toml
 {clients}```
@@ -159,9 +160,11 @@ def _allowed(name: str, field: FieldInfo) -> str:
 def _bound(name: str, one: object) -> str:
     """What one bound of a number says; empty: nothing that need be said."""
     for kind, attribute, word in (
-        (annotated_types.Ge, "ge", "at least"), (annotated_types.Gt, "gt", "above"), (annotated_types.Le, "le", "at most"),
+        (annotated_types.Ge, "ge", "at least"),
+        (annotated_types.Gt, "gt", "above"),
+        (annotated_types.Le, "le", "at most"),
         (annotated_types.MultipleOf, "multiple_of", "a multiple of"),
-    ):  # fmt: skip
+    ):
         if isinstance(one, kind):
             value: Any = getattr(one, attribute)
             return f"{word} {_size(value) if _is_bytes(name) else f'{value:,}'}" if value or word == "above" else ""
@@ -186,8 +189,6 @@ def _cell(text: str) -> str:
 
 def _lines(rows: list[str]) -> str:
     return "".join(f"{row}\n" for row in rows)
-
-
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"

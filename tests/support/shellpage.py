@@ -38,7 +38,7 @@ class PageFailed(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to run. `printed` None: whatever, but the exit status must be 0; else this must come, whatever the status."""
+    """One thing to run. `printed` None: it may print anything, and its status must be 0; else this, and any status."""
 
     block: Block | None
     command: str
