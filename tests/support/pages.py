@@ -50,7 +50,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
     for number, line in enumerate(page.read_text().splitlines(), 1):
         fence = _FENCE.fullmatch(line)
         if opened is None and fence:
-            opened, lines = (number, *fence.groups()), []
+            opened, lines = (number, fence[1], fence[2], fence[3]), []
         elif opened is not None and fence and fence[3] == "" and len(fence[2]) >= len(opened[2]):
             at, indent, _, info = opened
             language, *marks = info.split() or [""]

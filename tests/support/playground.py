@@ -50,8 +50,8 @@ def shard(number: int) -> bytes:
 def serve() -> None:
     """Until SIGTERM or SIGINT."""
     ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, lambda *_: ended.set())
     with Bucket() as bucket:
         bucket.make_bucket(BUCKET)
         client = bucket.client()

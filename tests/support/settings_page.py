@@ -20,13 +20,13 @@ _HEAD = """# Settings
 Generated from `proxy/outrider/settings.py` by `make settings-page`; a test holds the two together.
 
 A setting comes from its flag, from its environment variable, or from the TOML file that `--config FILE`
-(`OUTRIDER_CONFIG`) names; the first of these wins. All are checked at the start: one that is unknown or makes no sense is
-an error that names it and says what is allowed, with exit code 2. Nothing is read again later: to change a setting,
+(`OUTRIDER_CONFIG`) names; the first of these wins. All are checked at the start: one that is unknown or makes no sense
+is an error that names it and says what is allowed, with exit code 2. Nothing is read again later: to change a setting,
 restart.
 
 Sizes are bytes, or a number with `KiB`, `MiB`, `GiB`, `TiB` (powers of 1,024) or `kB`, `MB`, `GB`, `TB` (powers of
-1,000); those on disk may be a share of the file system, such as `40%`. Names that end in `_s` are seconds. The flags are
-those of `serve` and `run`; `outrider run` changes four defaults: `listen` and `admin` are any free port of loopback,
+1,000); those on disk may be a share of the file system, such as `40%`. Names that end in `_s` are seconds. The
+flags are those of `serve` and `run`; `run` changes four defaults: `listen` and `admin` are any free port of loopback,
 `log_level` is `warning`, `drain_s` is 1.
 """
 
