@@ -13,7 +13,7 @@ BENCH_TOOLS := curl nginx-light s3fs wrk
 BENCH ?=
 
 .PHONY: install test soak audit lock bench bench-ahead bench-tools demo demo-short playground playground-stop chart settings-page \
-	lint clean
+	sizing-page lint clean
 
 install: $(VENV)/installed
 
@@ -85,6 +85,10 @@ chart: install
 # docs/settings.md, from proxy/outrider/settings.py.
 settings-page: install
 	$(BIN)/python -m tests.support.settings_page > docs/settings.md
+
+# What `outrider simulate` prints, in docs/sizing.md: after a change of the policy.
+sizing-page: install
+	$(BIN)/python -m tests.support.simulated
 
 lint: install
 	$(BIN)/ruff format --check

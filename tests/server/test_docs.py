@@ -20,7 +20,7 @@ OUT_OF_REACH = ("kubectl", "helm", "docker", "git clone", "pip install", "sudo",
 LONG = {"demo", "test", "soak", "audit", "lock", "bench", "bench-ahead", "bench-tools", "lint", "image"}
 
 
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
     ran = run(page, tmp_path, world=page not in FROM_NOTHING)
     assert ran == {block for block in shell_blocks(page) if possible(block)}

@@ -17,8 +17,8 @@ _PUNCTUATION = set(string.punctuation) - {"-", "_"}
 
 
 def pages() -> list[Path]:
-    """README.md and docs/*.md."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """README.md, docs/*.md, and the SDK's."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "sdk" / "README.md"]
 
 
 @dataclass(frozen=True, slots=True)
