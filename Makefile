@@ -12,8 +12,7 @@ BENCH_TOOLS := curl nginx-light s3fs wrk
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test soak audit lock bench bench-ahead bench-tools demo demo-short playground playground-stop chart settings-page \
-	sizing-page lint clean
+.PHONY: install test soak audit lock bench bench-ahead bench-tools demo demo-short lint clean
 
 install: $(VENV)/installed
 
@@ -70,6 +69,9 @@ $(VENV)/bench-installed: $(VENV)/installed
 bench-tools:
 	for tool in $(BENCH_TOOLS); do dpkg -s $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
 	test -z "$$missing" || { apt-get update && apt-get install --yes --no-install-recommends $$missing; }
+
+# What the documentation needs.
+.PHONY: playground playground-stop chart settings-page sizing-page
 
 # A real S3 server on loopback with a small dataset, for whoever has no bucket at hand; then `. ./playground.env`.
 playground: install
