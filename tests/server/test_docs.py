@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.pages import ROOT, pages
-from tests.support.shellpage import NO_RUN, PageFailed, possible, run, shell_blocks, steps_of
+from tests.support.shellpage import DEADLINE_S, NO_RUN, PageFailed, possible, run, shell_blocks, steps_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +20,7 @@ OUT_OF_REACH = ("kubectl", "helm", "docker", "git clone", "pip install", "sudo",
 LONG = {"demo", "test", "soak", "audit", "lock", "bench", "bench-ahead", "bench-tools", "lint", "image"}
 
 
+@pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
     ran = run(page, tmp_path, world=page not in FROM_NOTHING)
