@@ -21,7 +21,7 @@ LONG = {"demo", "test", "soak", "audit", "lock", "bench", "bench-ahead", "bench-
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: f"{page.parent.name}/{page.name}")
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
     ran = run(page, tmp_path, world=page not in FROM_NOTHING)
     assert ran == {block for block in shell_blocks(page) if possible(block)}

@@ -66,7 +66,8 @@ def _exists(name: str) -> bool:
     told = subprocess.run(
         [sys.executable, "-m", "outrider", "--help"], capture_output=True, text=True, check=True, timeout=DEADLINE_S
     ).stdout
-    return f" {name} " in told or importlib.util.find_spec(name) is not None
+    listed = re.search(rf"^\W*{re.escape(name)}\s", told, re.MULTILINE)
+    return listed is not None or importlib.util.find_spec(name) is not None
 
 
 def steps_of(block: Block) -> list[Step]:
