@@ -71,7 +71,7 @@ bench-tools:
 	test -z "$$missing" || { apt-get update && apt-get install --yes --no-install-recommends $$missing; }
 
 # What the documentation needs.
-.PHONY: playground playground-stop chart settings-page sizing-page
+.PHONY: playground playground-stop chart docs settings-page sizing-page
 
 # A real S3 server on loopback with a small dataset, for whoever has no bucket at hand; then `. ./playground.env`.
 playground: install
@@ -83,6 +83,9 @@ playground-stop: install
 # The Helm chart with its default values, rendered by Helm's own engine from a wheel: Helm itself is not needed.
 chart: install
 	@$(BIN)/python -m tests.support.rendered
+
+# The pages that the code writes.
+docs: settings-page sizing-page
 
 # docs/settings.md, from proxy/outrider/settings.py.
 settings-page: install

@@ -1,4 +1,4 @@
-"""Prints docs/settings.md from the settings' own definitions: `make settings-page`."""
+"""Prints docs/settings.md from the settings' own definitions: `make docs`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.settings import Settings, Size
 
 _HEAD = """# Settings
 
-Generated from `proxy/outrider/settings.py` by `make settings-page`; a test holds the two together.
+Generated from `proxy/outrider/settings.py` by `make docs`; a test holds the two together.
 
 A setting comes from its flag, from its environment variable, or from the TOML file that `--config FILE`
 (`OUTRIDER_CONFIG`) names; the first of these wins. All are checked at the start: one that is unknown or makes no sense

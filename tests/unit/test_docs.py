@@ -73,7 +73,7 @@ def test_every_block_says_what_it_is_and_is_that(page: Path) -> None:
 
 
 def test_the_settings_page_is_what_the_settings_are() -> None:
-    assert settings_page.PAGE.read_text() == settings_page.page(), "run `make settings-page`"
+    assert settings_page.PAGE.read_text() == settings_page.page(), "run `make docs`"
 
 
 def test_every_setting_is_on_its_page_with_its_flag() -> None:
