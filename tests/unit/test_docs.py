@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from outrider import settings
+from outrider.cli.serve import serve
 from outrider.metrics import Metrics
 from tests.support import settings_page
 from tests.support.pages import ROOT, anchors_of, blocks_of, links_of, pages
@@ -81,6 +83,30 @@ def test_every_setting_is_on_its_page_with_its_flag() -> None:
     assert all(f"| `{name}` |" in text for name in settings.Settings.model_fields)
     assert "| `cache_size` | `--cache-size` | `OUTRIDER_CACHE_SIZE` | `80%` |" in text
     assert "| `admin_token` |  | `OUTRIDER_ADMIN_TOKEN` |" in text
+
+
+def test_every_flag_and_variable_that_the_proxy_or_a_page_names_exists() -> None:
+    flags = {name.replace("_", "-") for name in inspect.signature(serve).parameters}
+    variables = {name.upper() for name in settings.Settings.model_fields} | {"CONFIG", "STATUS_URL"}
+    told = {path: path.read_text() for path in (ROOT / "proxy" / "outrider").rglob("*.py")}
+    unknown = {
+        f"{path.name}: --{name}"
+        for path, text in told.items()
+        if path.parent.name in ("core", "http", "adapters") or path.name == "settings.py"
+        for name in re.findall(r"--([a-z]+(?:-[a-z]+)*)", text)
+        if name not in flags
+    }
+    told |= {page: page.read_text() for page in pages()}
+    unknown |= {
+        f"{path.name}: OUTRIDER_{name}"
+        for path, text in told.items()
+        for name in re.findall(r"OUTRIDER_([A-Z_]*[A-Z])", text)
+        # Knobs of the tests; what stands for any name; two that a page shows as wrong.
+        if name not in variables
+        and not name.startswith(("TEST_", "DIFFERENTIAL"))
+        and name not in {"CACHESIZE", "NAME", "PORT"}
+    }
+    assert unknown == set()
 
 
 def test_toml_on_the_pages_is_settings_that_load_or_a_clients_file(tmp_path: Path) -> None:
