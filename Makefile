@@ -76,6 +76,31 @@ bench-tools:
 	for tool in $(BENCH_TOOLS); do dpkg -s $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
 	test -z "$$missing" || { apt-get update && apt-get install --yes --no-install-recommends $$missing; }
 
+# What the documentation needs.
+.PHONY: playground playground-stop chart docs settings-page sizing-page
+
+# A real S3 server on loopback with a small dataset, for whoever has no bucket at hand; then `. ./playground.env`.
+playground: install
+	@$(BIN)/python -m tests.support.playground start
+
+playground-stop: install
+	@$(BIN)/python -m tests.support.playground stop
+
+# The Helm chart with its default values, rendered by Helm's own engine from a wheel: Helm itself is not needed.
+chart: install
+	@$(BIN)/python -m tests.support.rendered
+
+# The pages that the code writes.
+docs: settings-page sizing-page
+
+# docs/settings.md, from proxy/outrider/settings.py.
+settings-page: install
+	$(BIN)/python -m tests.support.settings_page > docs/settings.md
+
+# What `outrider simulate` prints, in docs/sizing.md: after a change of the policy.
+sizing-page: install
+	$(BIN)/python -m tests.support.simulated
+
 lint: install
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check

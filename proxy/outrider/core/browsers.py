@@ -35,7 +35,9 @@ def check_page(headers: Headers) -> None:
         origin is None or origin.partition("://")[2] == told.get("host")
     ):
         return
-    raise AccessDenied("A web page of another site asks: loopback mode answers those with --cross-site alone.")
+    raise AccessDenied(
+        "A web page of another site asks: loopback mode answers those with OUTRIDER_CROSS_SITE=true alone."
+    )
 
 
 def _is_address(name: str) -> bool:

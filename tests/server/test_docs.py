@@ -1,0 +1,77 @@
+"""The commands of README.md and docs/ are run as a reader would: a real S3 server, the real proxy, one shell a page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.pages import ROOT, pages
+from tests.support.shellpage import DEADLINE_S, NO_RUN, PageFailed, possible, run, shell_blocks, steps_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# These begin with nothing; the others suppose that the quick start was followed.
+FROM_NOTHING = {ROOT / "README.md", ROOT / "docs" / "quickstart.md"}
+WITH_COMMANDS = [page for page in pages() if any(possible(block) for block in shell_blocks(page))]
+# What a test cannot run: it needs a cluster, a container engine, root, a network, an hour, or a quiet machine.
+OUT_OF_REACH = ("kubectl", "helm", "docker", "git clone", "pip install", "sudo", "systemctl", "apt-get", "aws eks")
+LONG = {"demo", "test", "soak", "audit", "lock", "bench", "bench-ahead", "bench-tools", "lint", "image"}
+
+
+@pytest.mark.timeout(DEADLINE_S + 60)
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
+    ran = run(page, tmp_path, world=page not in FROM_NOTHING)
+    assert ran == {block for block in shell_blocks(page) if possible(block)}
+
+
+def test_only_what_is_out_of_reach_is_not_run() -> None:
+    """A block that a test could run must not be marked `no-run`."""
+    idle = {
+        f"{block.name}: {command}"
+        for page in pages()
+        for block in shell_blocks(page)
+        if NO_RUN in block.marks
+        for command in block.commands
+        if not out_of_reach(command)
+    }
+    assert idle == set()
+
+
+def out_of_reach(command: str) -> bool:
+    words = command.split()
+    long = words[0] == "make" and len(words) > 1 and words[1] in LONG
+    return long or command.lstrip().startswith(OUT_OF_REACH)
+
+
+def a_page(directory: Path, text: str) -> Path:
+    page = directory / "page.md"
+    page.write_text(text)
+    return page
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("```sh\ntrue\nfalse\ntrue\n```\n", "did not end well"),
+        ("```sh\nno-such-command\n```\n", "did not end well"),
+        ("```console\n$ echo one\ntwo\n```\n", "is said to print"),
+        ("```console\n$ echo one\n```\n", "is said to print"),
+    ],
+)
+def test_a_page_that_is_wrong_is_found_out(text: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(PageFailed, match=why):
+        run(a_page(tmp_path, text), tmp_path, world=False)
+
+
+def test_console_blocks_are_commands_and_what_they_print(tmp_path: Path) -> None:
+    [block] = shell_blocks(a_page(tmp_path, "```console\n$ one \\\n  more\nout\nput\n$ two\n```\n"))
+    assert [(step.command, step.printed) for step in steps_of(block)] == [("one \\\n  more", "out\nput\n"), ("two", "")]
+
+
+def test_a_mark_says_what_is_run(tmp_path: Path) -> None:
+    text = "".join(f"```sh{mark}\ntrue\n```\n" for mark in ("", " no-run", " if=serve", " if=levitate", " if=pytest"))
+    blocks = shell_blocks(a_page(tmp_path, text))
+    assert [possible(block) for block in blocks] == [True, False, True, False, True]

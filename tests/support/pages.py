@@ -1,0 +1,89 @@
+"""The Markdown of the documentation taken apart: fenced blocks, headings, links."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"( *)(`{3,})(.*)")
+_HEADING = re.compile(r"#{1,6} (.+?)(?: #+)?")
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_PUNCTUATION = set(string.punctuation) - {"-", "_"}
+
+
+def pages() -> list[Path]:
+    """README.md, docs/*.md, and the SDK's."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "sdk" / "README.md"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block. After the language stands `no-run`, or `if=COMMAND`, or nothing; `line` is that of its fence."""
+
+    page: Path
+    line: int
+    language: str
+    marks: tuple[str, ...]
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.parent.name}/{self.page.name}:{self.line}"
+
+    @property
+    def commands(self) -> list[str]:
+        """Of a `console` block what stands after `$ `, else every line that is no comment; continued lines joined."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        if self.language == "console":
+            return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    opened: tuple[int, str, str, str] | None = None
+    lines: list[str] = []
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        fence = _FENCE.fullmatch(line)
+        if opened is None and fence:
+            opened, lines = (number, fence[1], fence[2], fence[3]), []
+        elif opened is not None and fence and fence[3] == "" and len(fence[2]) >= len(opened[2]):
+            at, indent, _, info = opened
+            language, *marks = info.split() or [""]
+            text = "".join(f"{line.removeprefix(indent)}\n" for line in lines)
+            yield Block(page, at, language, tuple(marks), text)
+            opened = None
+        else:
+            lines.append(line)
+    assert opened is None, f"{page}:{opened[0] if opened else 0}: this block does not end"
+
+
+def _prose(page: Path) -> Iterator[str]:
+    inside = False
+    for line in page.read_text().splitlines():
+        if _FENCE.fullmatch(line):
+            inside = not inside
+        elif not inside:
+            yield line
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The fragments by which headings are linked to, as GitHub makes them."""
+    seen: Counter[str] = Counter()
+    found = set()
+    for line in _prose(page):
+        if heading := _HEADING.fullmatch(line):
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).strip().lower()
+            anchor = "".join(one for one in text if one not in _PUNCTUATION).replace(" ", "-")
+            found.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
+            seen[anchor] += 1
+    return found
+
+
+def links_of(page: Path) -> list[str]:
+    """Their targets, as they are written; what stands in code is none."""
+    return [link for line in _prose(page) for link in _LINK.findall(re.sub(r"`[^`]*`", "", line))]

@@ -1,0 +1,184 @@
+"""Runs the shell blocks of a page of documentation as its reader would: one after the other, in one shell."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib.util
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.support.child import clean_environment, free_ports
+from tests.support.pages import ROOT, Block, blocks_of
+
+SHELLS = ("sh", "console")
+NO_RUN, IF = "no-run", "if="
+# A page takes some ten seconds; a machine that is busy with other things, far more.
+DEADLINE_S = 280.0
+_ADDRESS = re.compile(r"127\.0\.0\.1:(94[0-9]{2})\b")
+# Where a page supposes what the quick start has set up.
+WORLD = """make --silent playground > playground.log 2>&1
+. ./playground.env
+outrider serve 2> outrider.log &
+curl --silent --retry 20 --retry-connrefused http://127.0.0.1:9481/readyz
+export AWS_ENDPOINT_URL=http://127.0.0.1:9480
+"""
+_SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+class PageFailed(AssertionError):
+    """A command of a page failed, or printed something else than the page says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to run. `printed` None: it may print anything, and its status must be 0; else this, and any status."""
+
+    block: Block | None
+    command: str
+    printed: str | None = None
+
+
+def shell_blocks(page: Path) -> list[Block]:
+    return [block for block in blocks_of(page) if block.language in SHELLS]
+
+
+def possible(block: Block) -> bool:
+    """Whether it is to be run here: it is not marked `no-run`, and what an `if=` names exists."""
+    return NO_RUN not in block.marks and all(
+        _exists(mark.removeprefix(IF)) for mark in block.marks if mark.startswith(IF)
+    )
+
+
+@cache
+def _exists(name: str) -> bool:
+    """A command of `outrider`, a Python package, or the dashboard."""
+    if name == "dashboard":
+        found = [*(ROOT / "proxy").rglob("*.html"), *(ROOT / "proxy").rglob("*dashboard*")]
+        return any("__pycache__" not in path.parts for path in found)
+    told = subprocess.run(
+        [sys.executable, "-m", "outrider", "--help"], capture_output=True, text=True, check=True, timeout=DEADLINE_S
+    ).stdout
+    listed = re.search(rf"^\W*{re.escape(name)}\s", told, re.MULTILINE)
+    return listed is not None or importlib.util.find_spec(name) is not None
+
+
+def steps_of(block: Block) -> list[Step]:
+    if block.language == "sh":
+        return [Step(block, block.text)]
+    steps: list[Step] = []
+    for line in block.text.splitlines():
+        if line.startswith("$ "):
+            steps.append(Step(block, line.removeprefix("$ "), ""))
+        elif steps and steps[-1].command.endswith("\\"):
+            steps[-1] = Step(block, f"{steps[-1].command}\n{line}", "")
+        else:
+            steps[-1] = Step(block, steps[-1].command, f"{steps[-1].printed}{line}\n")
+    return steps
+
+
+def run(page: Path, directory: Path, *, world: bool) -> set[Block]:
+    """The blocks that were run to their end: all that are possible here. `world`: the quick start was done before.
+
+    Raises PageFailed.
+    """
+    tree = _tree(directory / "outrider")
+    ports: dict[str, str] = {}
+    chosen = [block for block in shell_blocks(page) if possible(block)]
+    steps = [Step(None, WORLD)] if world else []
+    steps += [step for block in chosen for step in steps_of(block)]
+    lines = ["set -eu -o pipefail"]
+    for number, step in enumerate(steps):
+        (directory / f"{number}.sh").write_text(_ADDRESS.sub(lambda found: _moved(found[1], ports), step.command))
+        run_it = f". {directory}/{number}.sh > {directory}/{number}.out 2>&1"
+        lines += [run_it if step.printed is None else f"set +e; {run_it}; set -e", f"touch {directory}/{number}.done"]
+    (directory / "page.sh").write_text("\n".join(lines) + "\n")
+    _run_shell(directory, tree, ports)
+    for number, step in enumerate(steps):
+        _check(step, directory / str(number), tree, ports)
+    return {step.block for step in steps if step.block is not None}
+
+
+def _check(step: Step, files: Path, tree: Path, ports: dict[str, str]) -> None:
+    where = step.block.name if step.block else "what the quick start sets up"
+    out = files.with_suffix(".out")
+    printed = out.read_text(errors="replace") if out.exists() else ""
+    if not files.with_suffix(".done").exists():
+        log = tree / "outrider.log"
+        tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+        raise PageFailed(f"{where} did not end well:\n{step.command}\nprinted:\n{printed[-4000:]}\nthe proxy:\n{tail}")
+    if step.printed is None:
+        return
+    for usual, here in ports.items():
+        printed = printed.replace(f"127.0.0.1:{here}", f"127.0.0.1:{usual}")
+    if not doctest.OutputChecker().check_output(step.printed, printed, _SAME):
+        raise PageFailed(f"{where}: {step.command}\nis said to print\n{step.printed}\nbut printed\n{printed}")
+
+
+def _moved(port: str, ports: dict[str, str]) -> str:
+    """Pages name the usual ports, which may be taken here."""
+    if port not in ports:
+        [free] = free_ports(1)
+        ports[port] = str(free)
+    return f"127.0.0.1:{ports[port]}"
+
+
+def _run_shell(directory: Path, tree: Path, ports: dict[str, str]) -> None:
+    listen, admin = _moved("9480", ports), _moved("9481", ports)
+    environ = {
+        name: value
+        for name, value in clean_environment().items()
+        # What `make VENV=... test` hands down would reach the `make` of the pages.
+        if not name.startswith("MAKE") and name not in ("MFLAGS", "VENV", "PYTHON", "XDG_CACHE_HOME")
+    } | {
+        "HOME": str(directory),
+        "PATH": f"{tree}/.venv/bin{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PYTHONPATH": f"{ROOT}/proxy{os.pathsep}{ROOT}/sdk",
+        "OUTRIDER_LISTEN": listen,
+        "OUTRIDER_ADMIN": admin,
+        "OUTRIDER_STATUS_URL": f"http://{admin}",
+        "OUTRIDER_MIN_FREE": "0",
+        "COLUMNS": "120",
+    }
+    with (directory / "page.out").open("wb") as out:
+        shell = subprocess.Popen(
+            ["bash", directory / "page.sh"], cwd=tree, env=environ, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                shell.wait(DEADLINE_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+            subprocess.run(
+                [tree / ".venv/bin/python", "-m", "tests.support.playground", "stop"], cwd=tree, env=environ,
+                capture_output=True, check=True, timeout=DEADLINE_S,
+            )  # fmt: skip
+
+
+def _tree(tree: Path) -> Path:
+    """What a clone looks like after `make install`; what commands write there stays there."""
+    commands = tree / ".venv" / "bin"
+    commands.mkdir(parents=True)
+    for path in ROOT.iterdir():
+        if not path.name.startswith("."):
+            (tree / path.name).symlink_to(path)
+    for path in Path(sys.executable).parent.iterdir():
+        if not path.name.startswith(("python", "outrider", "activate")):
+            (commands / path.name).symlink_to(path)
+    python = shlex.quote(sys.executable)
+    for name, words in (("python", python), ("python3", python), ("outrider", f"{python} -m outrider")):
+        (commands / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        (commands / name).chmod(0o755)
+    (commands / "activate").write_text(f"PATH={shlex.quote(str(commands))}:$PATH\n")
+    (tree / ".venv" / "installed").touch()
+    return tree

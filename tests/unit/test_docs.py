@@ -1,0 +1,158 @@
+"""The documentation holds together: links, headings, blocks, the settings page."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import yaml
+
+from outrider import settings
+from outrider.cli.serve import serve
+from outrider.metrics import Metrics
+from tests.support import settings_page
+from tests.support.pages import ROOT, anchors_of, blocks_of, links_of, pages
+
+OTHERS = [
+    path
+    for path in (
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *ROOT.glob("*/README.md"),
+        *ROOT.glob("charts/*/README.md"),
+    )
+    if path not in pages()
+]
+METRIC_ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("", "_bucket", "_sum", "_count")}
+# Linked to before it is written.
+TO_COME = {ROOT / "docs" / "metrics.md"}
+LANGUAGES = {"sh", "console", "text", "python", "toml", "json", "yaml", "mermaid", "promql"}
+KNOWN_MARKS = {"no-run"}
+
+any_page = pytest.mark.parametrize("page", [*pages(), *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@any_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in links_of(page):
+        target, _, fragment = link.partition("#")
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path = (page.parent / target).resolve() if target else page
+        if path in TO_COME and not path.exists():
+            continue
+        if not path.exists() or (fragment and path.suffix == ".md" and fragment not in anchors_of(path)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = {(ROOT / "docs" / link.partition("#")[0]).resolve() for link in links_of(ROOT / "docs" / "README.md")}
+    assert [page.name for page in pages() if page.parent.name == "docs" and page.name != "README.md"
+            and page not in linked] == []  # fmt: skip
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_says_what_it_is_and_is_that(page: Path) -> None:
+    for block in blocks_of(page):
+        assert block.language in LANGUAGES, block.name
+        assert all(mark in KNOWN_MARKS or mark.startswith("if=") for mark in block.marks), block.name
+        if block.language == "python":
+            compile(block.text, block.name, "exec", flags=ast.PyCF_ONLY_AST)
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+        elif block.language == "json":
+            json.loads(block.text)
+        elif block.language == "yaml":
+            list(yaml.safe_load_all(block.text))
+
+
+def test_the_settings_page_is_what_the_settings_are() -> None:
+    assert settings_page.PAGE.read_text() == settings_page.page(), "run `make docs`"
+
+
+def test_every_setting_is_on_its_page_with_its_flag() -> None:
+    text = settings_page.PAGE.read_text()
+    assert all(f"| `{name}` |" in text for name in settings.Settings.model_fields)
+    assert "| `cache_size` | `--cache-size` | `OUTRIDER_CACHE_SIZE` | `80%` |" in text
+    assert "| `admin_token` |  | `OUTRIDER_ADMIN_TOKEN` |" in text
+
+
+def test_every_flag_and_variable_that_the_proxy_or_a_page_names_exists() -> None:
+    flags = {name.replace("_", "-") for name in inspect.signature(serve).parameters}
+    variables = {name.upper() for name in settings.Settings.model_fields} | {"CONFIG", "STATUS_URL"}
+    told = {path: path.read_text() for path in (ROOT / "proxy" / "outrider").rglob("*.py")}
+    unknown = {
+        f"{path.name}: --{name}"
+        for path, text in told.items()
+        if path.parent.name in ("core", "http", "adapters") or path.name == "settings.py"
+        for name in re.findall(r"--([a-z]+(?:-[a-z]+)*)", text)
+        if name not in flags
+    }
+    told |= {page: page.read_text() for page in pages()}
+    unknown |= {
+        f"{path.name}: OUTRIDER_{name}"
+        for path, text in told.items()
+        for name in re.findall(r"OUTRIDER_([A-Z_]*[A-Z])", text)
+        # Knobs of the tests; what stands for any name; two that a page shows as wrong.
+        if name not in variables
+        and not name.startswith(("TEST_", "DIFFERENTIAL"))
+        and name not in {"CACHESIZE", "NAME", "PORT"}
+    }
+    assert unknown == set()
+
+
+def test_toml_on_the_pages_is_settings_that_load_or_a_clients_file(tmp_path: Path) -> None:
+    toml = [block for page in pages() for block in blocks_of(page) if block.language == "toml"]
+    assert toml
+    for number, block in enumerate(toml):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(block.text)
+        if "[[client]]" in block.text:
+            assert settings.load({"auth": "sigv4", "clients": file}, environ={}).known_clients
+        else:
+            settings.load({}, file, environ={})
+
+
+def test_every_event_that_the_operations_page_names_is_logged() -> None:
+    section = (ROOT / "docs" / "operations.md").read_text().partition("| event | level |")[2]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    source = "".join(path.read_text() for path in (ROOT / "proxy" / "outrider").rglob("*.py"))
+    named = [event for row in rows for event in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert len(named) > 10
+    assert [event for event in named if f'"{event}"' not in source] == []
+
+
+def test_every_metric_that_a_page_names_exists() -> None:
+    families = list(Metrics().registry.collect())
+    known = {sample.name for family in families for sample in family.samples}
+    # Those with labels have no sample before they were counted; a histogram has three.
+    for family in families:
+        known |= {family.name + ending for ending in METRIC_ENDINGS[family.type]}
+    unknown = {
+        f"{page.name}: {name}"
+        for page in pages()
+        if page not in TO_COME
+        for name in re.findall(r"`(outrider_[a-z_]+)", page.read_text())
+        if name not in known and not name.startswith("outrider_sdk")
+    }
+    assert unknown == set()
+
+
+def test_headings_are_linked_to_as_github_does(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One `two`\n\n```sh\n# no heading\n```\n\n## 503 SlowDown: why?\n## Twice\n## Twice\n")
+    assert anchors_of(page) == {"one-two", "503-slowdown-why", "twice", "twice-1"}
+
+
+def test_links_in_code_are_none(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("[a](b.md) `[c](d.md)`\n```text\n[e](f.md)\n```\n![g](h.svg)\n")
+    assert list(chain(links_of(page))) == ["b.md", "h.svg"]
