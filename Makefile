@@ -23,8 +23,10 @@ $(VENV)/installed: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement tests/clients/no-deps.txt
 	touch $@
 
+# `make test PYTEST="-x tests/engine"` hands words on.
+PYTEST ?=
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST)
 
 # The tests of trust, SOAK times longer, and the table of what was tried; `make soak SOAK=5 TESTS=tests/trust/test_crash.py`.
 SOAK ?= 30
