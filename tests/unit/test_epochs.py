@@ -144,6 +144,20 @@ def test_a_sidecar_that_reads_its_part_has_hardly_more_than_that_fetched(part: r
     assert len(fetched - own) <= 10
 
 
+@pytest.mark.parametrize(("seed", "read_before"), [(0, 21), (1, 7), (2, 3), (3, 10)])
+def test_a_set_that_is_read_in_order_by_several_is_fetched_to_its_end(seed: int, read_before: int) -> None:
+    """Though it was taken for the part of one sidecar, and all of that is read: that is no end of an epoch."""
+    riders, chance = Riders(listed=False), Random(seed)
+    overtaking = sorted(range(COUNT), key=lambda i: i + chance.random() * chance.choice((2, 4, 8)))
+    riders.read(overtaking[:read_before])
+    riders.planner.listed("b", [(key, MIB) for key in KEYS], riders.now)
+    idle = 0
+    for i in overtaking[read_before : COUNT - 32]:
+        riders.read([i])
+        idle += not riders.wanted(8)
+    assert idle <= 8, "now and then the guess must grow first"
+
+
 def test_a_told_order_is_followed_from_its_first_shard() -> None:
     riders, plan = Riders(listed=False), Random(7).sample(range(COUNT), COUNT)
     for worker in range(2):

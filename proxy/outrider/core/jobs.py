@@ -173,7 +173,7 @@ class Job:
                 one.trusted = True
                 one.period_s = max(one.began - oldest.began, 0.0)
             self._clear_evidence()
-        if one.agenda and one.left == 0:
+        if one.agenda and one.left == 0 and not self._is_guess(one, names):
             if (
                 len(self.passes) > 1
                 and one is oldest
@@ -187,6 +187,10 @@ class Job:
             self._clear_evidence()
         elif one.number == 0 and not one.told:
             self._learn(one, names, orders)
+
+    def _is_guess(self, one: Pass, names: Names) -> bool:
+        """What it was thought to read is less than there is: it may well go on. Else its first repeat is its end."""
+        return one.number == 0 and not one.told and len(one.agenda) < len(names.listed)
 
     def _tail_of(self, one: Pass) -> bool:
         """Its successor has begun already."""
@@ -250,7 +254,6 @@ class _Part:
         self._first = self._lowest = self._highest = -1
         self._step = 0
         self._ascents = 0
-        self._previous = -1
         self._bounds = (0, 0, 1, 0)
         self._next_look = 4
 
@@ -260,11 +263,11 @@ class _Part:
             return False
         self._count += 1
         if self._first < 0:
-            self._first = self._lowest = self._highest = self._previous = key
+            self._first = self._lowest = self._highest = key
         self._step = gcd(self._step, abs(key - self._first))
+        # Readers beside each other overtake each other a little.
+        self._ascents += key > self._highest - max(1, self._count // 4)
         self._lowest, self._highest = min(self._lowest, key), max(self._highest, key)
-        self._ascents += key > self._previous
-        self._previous = key
         if self._count < self._next_look and (self._bounds[1] == 0 or self.has(key)):
             return False
         self._next_look = max(self._next_look, self._count + max(2, self._count // 4))
