@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 
 from outrider.core.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, Backoff
-from outrider.core.errors import OriginBroke, Signal, VersionChanged
+from outrider.core.errors import OriginBroke, OriginBusy, Signal, VersionChanged
 from outrider.core.hedging import Hedging
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.ranges import parse_content_range
@@ -101,7 +101,7 @@ class Asking:
         it is late, which is for questions that are all alike.
 
         Raises:
-            OriginBroke: no try brought any reply.
+            OriginBroke: no try brought any reply; OriginBusy: it was waited for long enough to be sent once.
         """
         failures, given = 0, False
         while True:
@@ -114,6 +114,8 @@ class Asking:
                         yield reply
                         return
                     await _drain(reply)
+            except OriginBusy:
+                raise
             except OriginBroke as error:
                 # A body that broke in its reader's hands is his to deal with: there is no second reply to give him.
                 if given or (wait_s := self._again(failures, error)) is None:
