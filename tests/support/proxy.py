@@ -264,7 +264,7 @@ class ServedProxy:
 
         self.wait_until(settled, "an idle proxy")
 
-    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+    def wait_until(self, ready: Callable[[], object], what: str) -> None:
         assert self._child is not None
         self._child.wait_until(ready, what=what, deadline_s=START_DEADLINE_S)
 

@@ -11,6 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -187,7 +188,7 @@ def test_a_disk_that_does_not_answer_holds_no_stop_up(bucket: Bucket, tmp_path: 
             if "index" in proxy.environment["DOOM"]:
                 assert connection.read_answer().body == DATA
             else:
-                proxy.wait_until(lambda proxy=proxy: bool(proxy.lines("hangs")), "a call that hangs")
+                proxy.wait_until(partial(proxy.lines, "hangs"), "a call that hangs")
             proxy.send(signal.SIGTERM)
         for proxy in proxies:
             if how == "a second SIGTERM":
