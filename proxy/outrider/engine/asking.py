@@ -55,13 +55,14 @@ class Patience:
         self,
         backoff: Backoff | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] | None = None,
         clock: Clock = time.monotonic,
         alarm: Callable[[float], asyncio.Future[None]] | None = None,
     ) -> None:
         """`alarm`: a future that is done after so many seconds."""
         self._backoff = backoff or Backoff()
-        self._chance = chance
+        # A generator of its own: the process' is for whoever seeds it, as `outrider run` may be part of a program.
+        self._chance = chance or random.Random().random  # noqa: S311 - jitter
         self.sleep = sleep
         self.clock = clock
         self.alarm = alarm or _alarm
