@@ -41,10 +41,13 @@ def objects(bucket: Bucket) -> None:
     client.close()
 
 
+_FLAGLESS = {"buffer_bytes", "origin_connections", "origin_timeout_s"}
+
+
 def served(bucket: Bucket, tmp_path: Path, origin: str | None = None, **settings: str) -> ServedProxy:
     """Those of `settings` that have no flag go into a file."""
     config = tmp_path / "config.toml"
-    flagless = {name: value for name, value in settings.items() if name in ("buffer_bytes", "origin_connections")}
+    flagless = {name: settings[name] for name in _FLAGLESS & settings.keys()}
     config.write_text("".join(f"{name} = {value}\n" for name, value in flagless.items()))
     flags = {name: value for name, value in settings.items() if name not in flagless}
     return ServedProxy(bucket, tmp_path, origin, prefetch="off", config=str(config), **flags)
@@ -79,8 +82,8 @@ async def test_of_500_clients_that_ask_for_one_cold_object_the_bucket_hears_once
         direct = bucket.client()
         direct.put_object(Bucket=NAME, Key=f"cold-{number}", Body=data)
         direct.close()
-        with served(bucket, tmp_path, simulator.endpoint, block_size="256KiB") as proxy:
-            # All of them are here before the bucket's first byte is.
+        # All of them are here before the bucket's first byte is, however long that takes.
+        with served(bucket, tmp_path, simulator.endpoint, block_size="256KiB", origin_timeout_s="3600") as proxy:
             simulator.weather.faults = [Fault(FaultKind.STALL, path_contains=f"cold-{number}")]
             simulator.reset()
             async with crowd(proxy.address, clients_count) as clients:
