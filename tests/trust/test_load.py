@@ -55,7 +55,7 @@ def served(bucket: Bucket, tmp_path: Path, origin: str | None = None, **settings
 
 async def until(done: asyncio.Future[None] | None, proxy: ServedProxy, what: str, least: int) -> None:
     """Wait until the proxy's own count of `what` is at least so much."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while (await asyncio.to_thread(status, proxy))[what] < least:
             await asyncio.sleep(0)
 

@@ -255,7 +255,7 @@ async def _looked(proxy: ServedProxy, customers: list[Customer], requests: int, 
     async with asyncio.TaskGroup() as day:
         for customer in customers:
             day.create_task(customer.live(requests // len(customers)))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while True:
             await asyncio.to_thread(proxy.settle)
             now = await asyncio.to_thread(Vitals.of, proxy)
