@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
@@ -106,6 +107,11 @@ def steps(proxy: Proxy, connection: RawConnection, data: bytes) -> Counter[str]:
     async def watch(how: Any) -> None:
         sys.setprofile(how)
 
+    async def accepted() -> None:
+        while connection.sock.getsockname() not in {one.peername for one in proxy.outrider.server.connections}:
+            await asyncio.sleep(0)
+
+    proxy.on_loop(accepted)
     proxy.on_loop(lambda: watch(note))
     try:
         connection.send(data)
