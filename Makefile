@@ -30,7 +30,7 @@ test: install
 
 # The tests of trust, SOAK times longer, and the table of what was tried; `make soak SOAK=5 TESTS=tests/trust/test_crash.py`.
 SOAK ?= 30
-TESTS ?= tests/trust
+TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_machine.py
 soak: install
 	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 $(TESTS)
 

@@ -65,6 +65,9 @@ _BACKLOG = 1024
 _TICK_S = 0.05
 # A block whose last byte was just sent may lack only its name on disk. A fill that takes longer is not waited for.
 _LAST_FILLS_S = 0.5
+# What is left to do after the drain takes far less where the disk answers; and then the snapshot, for each block.
+_LAST_ACTS_S = 5.0
+_SNAPSHOT_BLOCK_S = 1e-4
 
 
 @dataclass(slots=True)
@@ -128,6 +131,11 @@ class Outrider:
         }
 
 
+def last_acts_s(outrider: Outrider) -> float:
+    """How long a stop may take after its drain; what takes longer hangs."""
+    return _LAST_ACTS_S + len(outrider.store) * _SNAPSHOT_BLOCK_S
+
+
 @asynccontextmanager
 async def running(
     settings: Settings, hurry: asyncio.Event | None = None, *, wall_clock: Clock = time.time,
@@ -182,7 +190,7 @@ async def running(
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
             await tasks.stop()
             await recovery.save()
-            orders.save(directory.orders, outrider.planner.library)
+            orders.save(directory, outrider.planner.library)
 
 
 def _rooms(

@@ -78,7 +78,7 @@ class Origin(Protocol):
         """One try. Leaving the context before the body was read gives the connection up.
 
         Raises:
-            OriginBroke: no reply came.
+            OriginBroke: no reply came; OriginBusy: nothing was sent, as no connection came free.
         """
         ...
 

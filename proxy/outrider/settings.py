@@ -192,7 +192,10 @@ class Settings(BaseModel):
     )
     origin_connections: int = Field(128, ge=1, le=10_000, description="Connections to the origin at most.")
     origin_timeout_s: float = Field(
-        30.0, gt=0, le=3600, description="How long the origin may be silent in the middle of a read."
+        30.0,
+        gt=0,
+        le=3600,
+        description="How long the origin may be silent in the middle of a read, or a request wait for a connection.",
     )
     fills: int = Field(64, ge=1, le=10_000, description="Fills under way at most.")
     requests: int = Field(4096, ge=1, description="Requests answered at once; more get 503 SlowDown.")

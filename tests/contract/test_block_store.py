@@ -597,6 +597,34 @@ async def test_a_directory_that_is_gone_is_trouble_and_nothing_worse(disk: Disk)
         await disk.store.create(meta_of(0))
 
 
+async def test_nothing_is_moved_or_removed_in_a_directory_that_is_another_process_by_now(disk: Disk) -> None:
+    meta = meta_of(0)
+    writer = await disk.store.create(meta)
+    await writer.write(0, [payload_of(meta)])
+    (ours,) = (disk.root / "tmp").iterdir()
+    shutil.rmtree(disk.root)
+    other = BlockDir.open(disk.root)
+    # By chance he makes the same block.
+    ours.write_bytes(b"his")
+    with pytest.raises(StoreUnavailable):
+        await writer.commit()
+    await writer.abort()
+    assert ours.read_bytes() == b"his"
+    assert list(disk.root.glob("v1/*")) == []
+    assert disk.store.used_bytes == 0
+    other.close()
+
+
+async def test_nor_is_a_block_begun_there_where_the_free_space_was_looked_at_a_moment_ago(disk: Disk) -> None:
+    await disk.write(meta_of(0))
+    shutil.rmtree(disk.root)
+    other = BlockDir.open(disk.root)
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(meta_of(1))
+    assert list((disk.root / "tmp").iterdir()) == []
+    other.close()
+
+
 # -- cancelled --------------------------------------------------------------------------------------------------
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from outrider.core.concurrency import Concurrency
 from outrider.core.courtesy import Courtesy
-from outrider.core.errors import OriginBroke, VersionChanged
+from outrider.core.errors import OriginBroke, OriginBusy, VersionChanged
 from outrider.core.hedging import Hedging
 from outrider.core.model import Extent, ObjectVersion
 from outrider.engine.asking import Asking, Patience
@@ -309,3 +312,27 @@ async def test_a_first_request_that_fails_before_it_is_late_is_tried_again_as_ev
     with pytest.raises(OriginBroke):
         await filled
     assert room.origin.count() == 5
+
+
+async def test_who_waited_for_a_connection_in_vain_does_not_wait_for_it_five_times(room: Room) -> None:
+    class Busy(FakeOrigin):
+        asked = 0
+
+        @asynccontextmanager
+        async def send(self, request: OriginRequest) -> AsyncIterator[Any]:
+            Busy.asked += 1
+            raise OriginBusy("no connection to it came free")
+            yield
+
+    room.asking._origin = Busy()
+    with pytest.raises(OriginBusy):
+        async with room.asking.reply(GET):
+            pass
+    assert (Busy.asked, room.waits) == (1, [])
+
+
+def test_jitter_takes_nothing_from_the_process_random_numbers() -> None:
+    before = random.getstate()
+    waits = {Patience().wait_s(1) for _ in range(10)}
+    assert len(waits) > 1
+    assert random.getstate() == before

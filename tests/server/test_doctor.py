@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.cli.check_machine import check_endpoint, check_open_files, check_room, job_findings
+from outrider.cli.check_machine import check_endpoint, check_open_files, check_room, job_findings, judged_speed
 from outrider.cli.check_origin import Answer, check_answer, check_clock, masked
 from outrider.cli.findings import Finding, Level
 from outrider.core.sigv4 import Credentials
@@ -59,11 +60,24 @@ def test_all_is_well_before_a_real_bucket(command: Command, bucket: Bucket) -> N
         ("settings", "credentials", "network", "origin", "clock", "cache dir", "disk space", "disk speed", "listen",
          "admin", "open files", "job"),
         Level.OK,
-    )  # fmt: skip
+    ) | {"disk speed": found["disk speed"].level}  # fmt: skip
+    # How fast this machine's disk is just now is not ours to say.
+    assert found["disk speed"].level in (Level.OK, Level.WARN)
+    assert re.fullmatch(r"writes [\d,]+ MB/s, reads [\d,]+ MB/s", found["disk speed"].text)
     assert status == 0
     assert masked(bucket.access_key) in found["credentials"].text
     assert "signature accepted" in found["origin"].text
     assert not command.cache_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("write_bytes_s", "read_bytes_s", "level"),
+    [(2e9, 3e9, Level.OK), (125e6, 125e6, Level.OK), (124e6, 3e9, Level.WARN), (2e9, 124e6, Level.WARN)],
+)
+def test_a_disk_slower_than_a_network_makes_no_cache(write_bytes_s: float, read_bytes_s: float, level: Level) -> None:
+    finding = judged_speed(write_bytes_s, read_bytes_s)
+    assert finding.level is level
+    assert ("local SSD" in finding.do) is (level is Level.WARN)
 
 
 def test_it_leaves_nothing_in_the_cache_directory_but_its_layout(command: Command) -> None:

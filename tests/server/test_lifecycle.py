@@ -283,6 +283,29 @@ def test_a_tls_connection_that_is_gone_can_be_reset(tls: tuple[Proxy, Any], cert
         proxy.on_loop(ended_and_reset)
 
 
+def test_a_request_that_comes_in_the_moment_of_its_connections_end_is_no_error(bucket: Bucket) -> None:
+    errors: list[object] = []
+    with Proxy(bucket) as proxy, RawConnection(proxy.address) as client:
+        assert client.ask("HEAD", TARGET).status == 200
+
+        async def both() -> None:
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, told: errors.append(told))
+            (protocol,) = proxy.outrider.server.connections
+            assert isinstance(protocol, Connection)
+            while not protocol._is_idle():
+                await asyncio.sleep(0)
+            task = protocol._task_handler
+            assert task is not None
+            protocol.data_received(f"GET /{NAME}?location HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            protocol.connection_lost(None)
+            await asyncio.wait([task])
+            assert task.cancelled() or task.exception() is None
+
+        proxy.on_loop(both)
+    assert not errors
+
+
 def test_a_tls_client_that_idles_and_says_no_goodbye_is_cut_at_the_end(
     bucket: Bucket, certificate: Certificate
 ) -> None:

@@ -78,7 +78,7 @@ class Child:
     def log_tail(self) -> str:
         return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
-    def wait_until(self, ready: Callable[[], bool], *, what: str, deadline_s: float) -> None:
+    def wait_until(self, ready: Callable[[], object], *, what: str, deadline_s: float) -> None:
         """Poll `ready` until it is true.
 
         Raises:

@@ -1,17 +1,20 @@
-"""`outrider`, killed by SIGKILL at a chosen file operation of its own: `python -m tests.support.doomed serve ...`.
+"""`outrider`, killed by SIGKILL at a chosen file operation of its own, or held there for ever, as by a disk that does
+not answer: `python -m tests.support.doomed serve ...`.
 
 `DOOM` in the environment is `MOMENT:NUMBER`: death comes at operation NUMBER (from 1) of those in the cache directory
 whose name begins with MOMENT. Names tell what is done, and where: `open tmp`, `write tmp`, `rename v1`, `remove v1`,
 `scandir v1`, `write index`. A `write` dies with the first half of its bytes written, all else before it is done; or
-after it, with `MOMENT:NUMBER:after`.
+after it, with `MOMENT:NUMBER:after`. With `MOMENT:NUMBER:hang` it hangs there, and so do all like it that come later.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,8 @@ class Doom:
         moment, number, *after = words.split(":")
         self._moment = moment
         self._left = int(number)
-        self._after = bool(after)
+        self._after = after == ["after"]
+        self._hangs = after == ["hang"]
 
     def comes(self, act: str, path: object) -> bool:
         """Whether this one is it."""
@@ -39,6 +43,9 @@ class Doom:
         if not name.startswith(self._moment):
             return False
         self._left -= 1
+        if self._hangs and self._left <= 0:
+            print(json.dumps({"level": "info", "event": "hangs"}), file=sys.stderr, flush=True)
+            threading.Event().wait()
         return self._left == 0
 
     def around(self, act: str, call: Any, place: int) -> Any:

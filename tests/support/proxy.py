@@ -247,7 +247,7 @@ class ServedProxy:
     def start(self) -> None:
         """Returns when it serves and knows what its cache directory holds."""
         self._child = Child(self.argv, log=self.log, env=self.environment, grace_s=STOP_DEADLINE_S)
-        self._wait_until(lambda: bool(self.lines("ready") and self.lines("index ready")), "outrider serve")
+        self.wait_until(lambda: bool(self.lines("ready") and self.lines("index ready")), "outrider serve")
         self.ready_line = self.lines("ready")[-1]
 
     def status(self) -> dict[str, Any]:
@@ -262,9 +262,9 @@ class ServedProxy:
             status = self.status()
             return bool(status["requests"] == status["fills"] == 0)
 
-        self._wait_until(settled, "an idle proxy")
+        self.wait_until(settled, "an idle proxy")
 
-    def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
+    def wait_until(self, ready: Callable[[], object], what: str) -> None:
         assert self._child is not None
         self._child.wait_until(ready, what=what, deadline_s=START_DEADLINE_S)
 

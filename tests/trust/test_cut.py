@@ -6,18 +6,22 @@ import contextlib
 import http.client
 import socket
 import threading
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
 
+from outrider.engine.reads import EarlyPiece, FilePiece, Reads
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.trials import Trials, rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
+    from outrider.core.model import Extent, ObjectVersion
+    from outrider.engine.reads import Piece
     from tests.support.bucket import Bucket
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/xml\r\n"
@@ -126,3 +130,46 @@ def read_on(head: http.client.HTTPResponse, expected: bytes) -> None:
         position += len(piece)
     if head.length:
         raise http.client.IncompleteRead(b"", head.length)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("cold", [True, False], ids=["cold", "hits"])
+def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
+    bucket: Bucket, workers: int, cold: bool, trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No way leads there but a mistake of ours, and then the next reply would be taken for the rest of this one."""
+    data = ramp(24 * 1024 * 1024)
+    bucket.make_bucket("cut")
+    client = bucket.client()
+    client.put_object(Bucket="cut", Key="mistaken", Body=data)
+    client.close()
+    whole = Reads._pieces
+
+    async def early(self: Reads, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
+        left = extent.length - 100
+        async with aclosing(whole(self, version, extent)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, FilePiece):
+                    piece.count = min(piece.count, left)
+                    left -= piece.count
+                    yield piece
+                else:
+                    raw = piece.data if isinstance(piece, EarlyPiece) else piece
+                    yield bytes(raw[:left])
+                    left -= min(left, len(raw))
+                if not left:
+                    return
+
+    with Proxy(bucket, workers=workers, freshness="immutable") as proxy:
+        if not cold:
+            assert ask(proxy.address, "GET", "/cut/mistaken").body == data
+            proxy.settle()
+        monkeypatch.setattr(Reads, "_pieces", early)
+        with contextlib.ExitStack() as stack:
+            readers = [stack.enter_context(RawConnection(proxy.address)) for _ in range(2 * workers)]
+            for reader in readers:
+                reader.send(request("GET", "/cut/mistaken"))
+            for reader in readers:
+                with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                    read_on(stack.enter_context(reader.read_head()), data)
+        trials.record("load", "a body that ends early by our mistake", "a broken connection", times=2 * workers)

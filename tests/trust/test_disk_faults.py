@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outrider.adapters import blockdir, disk
+from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.core import blockfile
 from outrider.core.blockfile import PAGE_BYTES
 from outrider.http import wire
@@ -313,6 +315,24 @@ async def test_while_the_disk_does_not_answer_others_do_not_wait_to_find_out(
     store.close()
 
 
+def test_fills_that_a_dead_disk_holds_give_their_turn_to_others(
+    bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with proxy_of(bucket, fills=1) as proxy, SickDisk(proxy.cache_dir) as sick:
+        for act in ("write", "rename"):
+            sick.hold(act)
+            with monkeypatch.context() as hasty:
+                hasty.setattr(blockdir, "PATIENCE_S", 0.05)
+                assert shelf.read_all(proxy.address) == RIGHT
+            sick.release()
+            trials.record("disk", f"no answer to {act}, with one fill at a time", RIGHT, times=5)
+            proxy.settle()
+            recovered(proxy, shelf)
+            proxy.stop()
+            shutil.rmtree(proxy.cache_dir)
+            proxy.start()
+
+
 # -- gone ---------------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +348,54 @@ def test_a_directory_that_is_removed_and_comes_back(bucket: Bucket, shelf: Shelf
             # What was open is served on; to come back, it has to go first.
             proxy.restart()
             recovered(proxy, shelf)
+
+
+def lock_is_free(directory: Path) -> bool:
+    """To another process, and so to a descriptor of our own."""
+    fd = os.open(directory / "outrider-cache", os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def test_a_directory_that_was_made_again_is_locked_again(bucket: Bucket, shelf: Shelf, trials: Trials) -> None:
+    with proxy_of(bucket) as proxy:
+        recovered(proxy, shelf)
+        for what in (proxy.cache_dir, proxy.cache_dir / "outrider-cache"):
+            assert not lock_is_free(proxy.cache_dir)
+            (shutil.rmtree if what.is_dir() else os.unlink)(what)
+            proxy.cache_dir.mkdir(exist_ok=True)
+            other = Shelf.make(bucket, f"disk-{what.name}", 2)
+            assert other.read_all(proxy.address) == RIGHT
+            proxy.settle()
+            assert not lock_is_free(proxy.cache_dir)
+            with pytest.raises(UnusableCacheDir, match="another process"):
+                BlockDir.open(proxy.cache_dir)
+            trials.record("disk", "gone, and made again: the lock", "the right bytes", times=2)
+
+
+def test_a_directory_that_another_process_made_again_is_his(bucket: Bucket, shelf: Shelf, trials: Trials) -> None:
+    with proxy_of(bucket, cache_size=str(8 * (BLOCK_BYTES + PAGE_BYTES))) as proxy:
+        assert shelf.read_all(proxy.address) == RIGHT
+        proxy.settle()
+        names = [path.relative_to(proxy.cache_dir) for path in block_files(proxy.cache_dir)]
+        shutil.rmtree(proxy.cache_dir)
+        with closing(BlockDir.open(proxy.cache_dir)):
+            # By chance he has blocks of the same names.
+            for name in names:
+                (proxy.cache_dir / name).parent.mkdir(parents=True)
+                (proxy.cache_dir / name).write_bytes(b"his")
+            assert read(proxy, shelf, random.Random(7)) == {RIGHT}
+            proxy.settle()
+            trials.record("disk", "gone, and made again by another process", RIGHT, times=36)
+            proxy.stop()
+            left = {path.relative_to(proxy.cache_dir) for path in proxy.cache_dir.rglob("*") if path.is_file()}
+            assert left == {*names, Path("outrider-cache")}
+        proxy.start()
 
 
 class Mounted:

@@ -11,6 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -154,6 +155,58 @@ def test_what_does_not_end_in_time_is_cut_visibly(
             answer = ask(proxy.address, "GET", TARGET)
             assert (answer.headers["x-cache"], answer.body) == ("HIT", DATA)
             assert list((proxy.cache_dir / "tmp").iterdir()) == []
+
+
+HANGS = {
+    "write tmp:1:hang": "a fill is written",
+    "rename v1:1:hang": "a block is put in its place",
+    "open v1:1:hang": "a block is opened",
+    "write index:1:hang": "the snapshot is written",
+    "rename index:1:hang": "the snapshot is put in its place",
+}
+
+
+@pytest.mark.parametrize("how", ["the grace ends", "a second SIGTERM"])
+def test_a_disk_that_does_not_answer_holds_no_stop_up(bucket: Bucket, tmp_path: Path, trials: Trials, how: str) -> None:
+    with contextlib.ExitStack() as open_ones:
+        proxies: list[ServedProxy] = []
+        for moment in HANGS:
+            directory = tmp_path / moment.replace(":", " ")
+            directory.mkdir()
+            proxy = served(bucket, directory, drain_s=0.2 if how == "the grace ends" else 3600.0)
+            proxy.argv[proxy.argv.index("outrider")] = "tests.support.doomed"
+            proxy.environment["PYTHONPATH"] += ":."
+            if moment.startswith("open"):
+                with proxy:
+                    assert ask(proxy.address, "GET", TARGET).body == DATA
+                    proxy.settle()
+            proxy.environment["DOOM"] = moment
+            proxies.append(open_ones.enter_context(proxy))
+        for proxy in proxies:
+            connection = open_ones.enter_context(RawConnection(proxy.address))
+            connection.send(request("GET", TARGET))
+            if "index" in proxy.environment["DOOM"]:
+                assert connection.read_answer().body == DATA
+            else:
+                proxy.wait_until(partial(proxy.lines, "hangs"), "a call that hangs")
+            proxy.send(signal.SIGTERM)
+        for proxy in proxies:
+            if how == "a second SIGTERM":
+                while accepts(proxy):
+                    pass
+                proxy.send(signal.SIGTERM)
+        for moment, proxy in zip(HANGS, proxies, strict=True):
+            assert proxy.wait() == 1, moment
+            assert [line["event"] for line in proxy.lines() if line["level"] == "error"] == [
+                "stop cut off: something does not answer, the cache disk as a rule"
+            ]
+            del proxy.environment["DOOM"]
+            # The lock went with the process, and what was left half done is swept.
+            proxy.start()
+            assert ask(proxy.address, "GET", TARGET).body == DATA
+            proxy.settle()
+            assert list((proxy.cache_dir / "tmp").iterdir()) == []
+            trials.record("stop", f"no answer of the disk when {HANGS[moment]}, and {how}", "a stop in time")
 
 
 def accepts(proxy: ServedProxy) -> bool:

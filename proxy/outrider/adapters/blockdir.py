@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -69,7 +70,9 @@ class BlockDir:
         self.tmp = root / "tmp"
         self.snapshot = root / "index"
         self.orders = root / "orders"
+        self._marker = root / "outrider-cache"
         self._lock_fd = -1
+        self._holding = threading.Lock()
 
     @classmethod
     def open(cls, root: Path) -> BlockDir:
@@ -81,9 +84,7 @@ class BlockDir:
         self = cls(root)
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            marker = root / "outrider-cache"
-            self._lock_fd = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._take(marker)
+            self._lock()
             for folder in (self.blocks, self.tmp):
                 folder.mkdir(exist_ok=True, mode=0o700)
                 _close_to_others(folder)
@@ -106,9 +107,43 @@ class BlockDir:
         except OSError:
             return 0
 
-    def _take(self, marker: Path) -> None:
+    def hold(self) -> None:
+        """The directory that lies there now is ours. It may have been removed and made again, or another disk mounted
+        in its place: the lock that we have is then on what is gone, and is taken anew.
+
+        Raises:
+            OSError: it is another process' now, or not there.
+        """
+        with self._holding:
+            ours = os.fstat(self._lock_fd)
+            try:
+                there = self._marker.stat()
+                if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
+                    return
+            except FileNotFoundError:
+                pass
+            gone = self._lock_fd
+            try:
+                self._lock()
+            except UnusableCacheDir as error:
+                raise BlockingIOError(errno.EWOULDBLOCK, str(error)) from error
+            finally:
+                if self._lock_fd != gone:
+                    os.close(gone)
+
+    def _lock(self) -> None:
+        """Raises UnusableCacheDir, OSError; the lock that we had is then ours still."""
+        fd = os.open(self._marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._lock_fd = fd
+
+    def _take(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
@@ -116,12 +151,12 @@ class BlockDir:
                 f"cache directory {self.root}: another process uses it. "
                 "Stop that one, or give each its own --cache-dir."
             ) from error
-        found = os.pread(self._lock_fd, 256, 0).decode("utf-8", "replace")
+        found = os.pread(fd, 256, 0).decode("utf-8", "replace")
         if not found:
-            os.pwrite(self._lock_fd, _LAYOUT.encode(), 0)
+            os.pwrite(fd, _LAYOUT.encode(), 0)
         elif found != _LAYOUT:
             raise UnusableCacheDir(
-                f"cache directory {self.root}: it is of another format ({marker} says {found.strip()!r}). "
+                f"cache directory {self.root}: it is of another format ({self._marker} says {found.strip()!r}). "
                 "Choose an empty directory with --cache-dir, or delete this one."
             )
 
@@ -150,7 +185,32 @@ class BlockDir:
         name = file_name(block)
         return self.blocks / name[:2] / name[2:4] / name
 
+    def create(self, path: Path) -> int:
+        """A new file in `tmp`, open for reading and writing."""
+        self.hold()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            # Somebody emptied the directory under us; a disk that came back is used again without a restart.
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return os.open(path, flags, 0o600)
+
+    def put(self, path: Path, final: Path) -> None:
+        """Rename it into place."""
+        self.hold()
+        try:
+            path.rename(final)
+        except FileNotFoundError:
+            final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.rename(final)
+
+    def remove(self, path: Path) -> None:
+        self.hold()
+        path.unlink(missing_ok=True)
+
     def free_bytes(self) -> int:
+        self.hold()
         stat = os.statvfs(self.root)
         return stat.f_bavail * stat.f_frsize
 

@@ -11,16 +11,16 @@ import asyncio
 import errno
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir
-from outrider.adapters.diskwriter import DiskBlockWriter, create_file
+from outrider.adapters.diskwriter import DiskBlockWriter
 from outrider.adapters.leases import Edition, FileLease, OpenFile, Slot, doom_result
 from outrider.core import blockfile
 from outrider.core.blockfile import BadBlock, BlockMeta
@@ -98,6 +98,7 @@ class DiskStore:
         self.whole = True
         self._making_room = asyncio.Lock()
         self._leaving: set[asyncio.Future[list[int | OSError]]] = set()
+        self._cleaning: set[asyncio.Task[None]] = set()
         metrics.store_capacity_bytes.set(limits.capacity_bytes)
 
     @property
@@ -365,7 +366,7 @@ class DiskStore:
             results: list[int | OSError] = []
             for block, slot in gone:
                 try:
-                    self.directory.path_of(block).unlink(missing_ok=True)
+                    self.directory.remove(self.directory.path_of(block))
                     results.append(slot.disk_bytes)
                 except OSError as error:
                     results.append(error)
@@ -418,7 +419,8 @@ class DiskStore:
         path = self.directory.tmp / f"{blockdir.file_name(meta.key)}.{next(self._tmp_numbers)}"
         try:
             file = await self._run_opening(
-                lambda: OpenFile(create_file(path), blockfile.header_bytes(meta)), undo=path.unlink
+                lambda: OpenFile(self.directory.create(path), blockfile.header_bytes(meta)),
+                undo=lambda: self.directory.remove(path),
             )
         except OSError as error:
             self.unreserve(need)
@@ -497,6 +499,14 @@ class DiskStore:
 
     def write_failed(self, act: str, error: OSError) -> StoreUnavailable:
         return self._sick(act, error)
+
+    async def waited_for(self, cleaning: Coroutine[Any, Any, None]) -> None:
+        """Wait for the end of that, unless the disk does not answer: then it ends when that does, and whoever waits,
+        with a turn that others want, goes on."""
+        task = asyncio.create_task(cleaning, name="clean up")
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaning.discard)
+        await asyncio.wait([task], timeout=blockdir.PATIENCE_S)
 
     async def run(self, work: Callable[..., T], *args: object) -> T:
         """Blocking file work in the store's own threads."""

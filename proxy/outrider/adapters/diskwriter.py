@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,17 +17,6 @@ if TYPE_CHECKING:
     from outrider.adapters.disk import DiskStore
 
 T = TypeVar("T")
-
-
-def create_file(path: Path) -> int:
-    """A new file, open for reading and writing; it blocks."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o600)
-    except FileNotFoundError:
-        # Somebody emptied the directory under us; a disk that came back is used again without a restart.
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return os.open(path, flags, 0o600)
 
 
 class DiskBlockWriter:
@@ -91,12 +79,7 @@ class DiskBlockWriter:
             )
             header = blockfile.encode_header(self._meta, self._digest.digest())
             blockdir.write_all(self._file.fd, [header], 0)
-            final = self._store.directory.path_of(self._meta.key)
-            try:
-                self._path.rename(final)
-            except FileNotFoundError:
-                final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._path.rename(final)
+            self._store.directory.put(self._path, self._store.directory.path_of(self._meta.key))
             self._renamed = True
 
         try:
@@ -111,13 +94,18 @@ class DiskBlockWriter:
             return
         self._ended = True
         self._file.doom()
+        await self._store.waited_for(self._clean_up())
+
+    async def _clean_up(self) -> None:
         try:
             if self._working:
                 # We were cancelled, and a thread may be about to rename: a block that no index knows would be left.
                 await asyncio.wait(self._working)
             path = self._store.directory.path_of(self._meta.key) if self._renamed else self._path
-            await asyncio.shield(self._store.run(path.unlink, True))
+            await self._store.run(self._store.directory.remove, path)
         except OSError as error:
             self._store.trouble("unlink", error)
+        except RuntimeError:
+            pass  # the store is closed; the next start sweeps it
         finally:
             self._store.unreserve(self._disk_bytes)

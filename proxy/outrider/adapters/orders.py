@@ -8,6 +8,7 @@ from pathlib import Path
 import xxhash
 
 from outrider.adapters import blockdir
+from outrider.adapters.blockdir import BlockDir
 from outrider.core.library import Library
 
 log = logging.getLogger(__name__)
@@ -34,10 +35,12 @@ def load(path: Path, library: Library) -> None:
         log.warning("learned orders ignored", extra={"error": str(error)})
 
 
-def save(path: Path, library: Library) -> None:
-    """Leave what was learned at `path`; a disk that fails is logged."""
+def save(directory: BlockDir, library: Library) -> None:
+    """Leave what was learned in `directory`; a disk that fails is logged."""
+    path = directory.orders
     part = Path(f"{path}.part")
     try:
+        directory.hold()
         data = library.export()
         with open(part, "wb", opener=blockdir.private) as file:
             file.write(xxhash.xxh3_128_digest(data) + data)

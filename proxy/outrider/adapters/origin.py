@@ -11,10 +11,10 @@ import logging
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -25,7 +25,7 @@ from yarl import URL
 from outrider.adapters.forward_proxy import ForwardProxy, forward_proxy_to
 from outrider.core import refusals
 from outrider.core.canonical import encode_path, encode_query
-from outrider.core.errors import OriginBroke
+from outrider.core.errors import OriginBroke, OriginBusy
 from outrider.core.model import Headers
 from outrider.core.postform import PostForm
 from outrider.core.postpolicy import signed_anew
@@ -70,7 +70,8 @@ class HttpOrigin:
         self, endpoint: str, region: str, credentials: CredentialSource, metrics: Metrics, clock: Clock,
         *, connections: int, read_timeout_s: float = 30.0, resolver: AbstractResolver | None = None,
     ) -> None:  # fmt: skip
-        """`read_timeout_s`: how long the answer to a read, or the next bytes of it, may be in coming."""
+        """`read_timeout_s`: how long the answer to a read, or the next bytes of it, may be in coming, and how long a
+        request may wait for one of the `connections`."""
         self._home = _Place.at(endpoint, region)
         # Where buckets were found to live that are not of our region.
         self._places: LRUCache[str, _Place] = LRUCache(_PLACES_MAX)
@@ -79,7 +80,9 @@ class HttpOrigin:
         self._metrics = metrics
         self._clock = clock
         self._clock_offset_s = 0.0
-        self._connections = connections
+        # Not left to aiohttp, which would wait for a free one without end: a client that is slow to take what is
+        # relayed to it has one for as long.
+        self._free = asyncio.Semaphore(connections)
         self._read_timeout_s = read_timeout_s
         self._resolver = resolver
         self._keys = SigningKeys()
@@ -88,7 +91,7 @@ class HttpOrigin:
     async def open(self) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=self._connections, ttl_dns_cache=30, keepalive_timeout=20, ssl=_trust(),
+                limit=0, ttl_dns_cache=30, keepalive_timeout=20, ssl=_trust(),
                 resolver=self._resolver,
             ),
             auto_decompress=False,
@@ -106,12 +109,25 @@ class HttpOrigin:
 
     @asynccontextmanager
     async def send(self, request: OriginRequest) -> AsyncIterator[HttpReply]:
-        reply = await self._mended(request)
+        with await self._connection() as connection:
+            reply = await self._mended(request)
+            reply.ended = connection.give_back
+            try:
+                yield reply
+            finally:
+                # A body that was read whole has given its connection back already; of any other nothing more is wanted.
+                reply.close()
+
+    async def _connection(self) -> _Connection:
+        if not self._free.locked():
+            await self._free.acquire()
+            return _Connection(self._free)
         try:
-            yield reply
-        finally:
-            # A body that was read whole has given its connection back already; of any other nothing more is wanted.
-            reply.close()
+            async with asyncio.timeout(self._read_timeout_s):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise OriginBusy("no connection to it came free") from error
+        return _Connection(self._free)
 
     async def _mended(self, request: OriginRequest) -> HttpReply:
         """The reply; a refusal that is owed to how we asked, and not to what for, is asked again once that is mended.
@@ -280,12 +296,32 @@ def endpoint_in(endpoint: str, region: str) -> str:
     return endpoint if match is None else f"{match['scheme']}://s3.{region}.amazonaws.com{match['cn'] or ''}"
 
 
+class _Connection:
+    """The right to one connection; given back once, when the context ends or before."""
+
+    def __init__(self, free: asyncio.Semaphore) -> None:
+        self._free: asyncio.Semaphore | None = free
+
+    def give_back(self) -> None:
+        free, self._free = self._free, None
+        if free is not None:
+            free.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+
 class HttpReply:
     """A reply while its context is open."""
 
     def __init__(self, response: aiohttp.ClientResponse, metrics: Metrics) -> None:
         self._response = response
         self._metrics = metrics
+        self.ended: Callable[[], None] | None = None
+        """Called when the body was read whole: its connection is free for others."""
         self._read: bytes | None = None
         self.status = response.status
         self.headers: Headers = tuple(
@@ -317,6 +353,8 @@ class HttpReply:
             content = self._response.content
             while not content.at_eof():
                 chunk, _ = await content.readchunk()
+                if content.at_eof() and self.ended is not None:
+                    self.ended()
                 if chunk:
                     self._metrics.origin_bytes.inc(len(chunk))
                     yield chunk

@@ -128,6 +128,7 @@ class Recovery:
         path = self._store.directory.snapshot
         part = Path(f"{path}.part")
         try:
+            await self._store.run(self._store.directory.hold)
             async with aiofiles.open(part, "wb", executor=self._store.threads, opener=blockdir.private) as file:
                 await file.writelines(snapshot.encode(self._store.blocks()))
             await self._store.run(part.replace, path)

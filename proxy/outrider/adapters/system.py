@@ -6,13 +6,17 @@ import asyncio
 import ctypes
 import json
 import logging
+import os
 import resource
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from typing import Literal, TextIO
 
 import uvloop
+
+log = logging.getLogger(__name__)
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 
@@ -92,6 +96,19 @@ def raise_open_files_limit() -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
+
+
+def end_within(seconds: float, status: int) -> None:
+    """This process ends after so long at the latest, and with `status` if it has not done so by itself: a thread that a
+    dead disk holds would be waited for without end, by us and by Python's own exit."""
+
+    def end() -> None:
+        log.error("stop cut off: something does not answer, the cache disk as a rule")
+        os._exit(status)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 # Source: mallopt(3), <malloc.h>.

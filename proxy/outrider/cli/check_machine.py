@@ -93,6 +93,10 @@ def check_speed(directory: Path) -> Finding:
             read_bytes_s = _timed_read(file.fileno(), written)
     except OSError as error:
         return fail("disk speed", f"{directory}: {error.strerror}", "Check the disk, or choose another --cache-dir.")
+    return judged_speed(write_bytes_s, read_bytes_s)
+
+
+def judged_speed(write_bytes_s: float, read_bytes_s: float) -> Finding:
     text = f"writes {write_bytes_s / 1e6:,.0f} MB/s, reads {read_bytes_s / 1e6:,.0f} MB/s"
     if min(write_bytes_s, read_bytes_s) < _SLOW_BYTES_S:
         return warn("disk speed", text, "Slower than a network: put --cache-dir on a local SSD, or use memory.")

@@ -12,8 +12,8 @@ import typer
 
 from outrider.adapters.blockdir import UnusableCacheDir
 from outrider.adapters.credentials import AwsCredentials
-from outrider.adapters.system import keep_memory_small, new_event_loop, set_up_logs
-from outrider.app import Outrider, running
+from outrider.adapters.system import end_within, keep_memory_small, new_event_loop, set_up_logs
+from outrider.app import Outrider, last_acts_s, running
 from outrider.cli import child, environment, options
 from outrider.cli.summary import Summary
 from outrider.core.errors import OriginBroke
@@ -93,6 +93,7 @@ async def _run(settings: Settings, command: list[str], form: SummaryForm) -> int
     try:
         async with running(settings) as outrider:
             status = await _child(outrider, command, signals)
+            end_within(settings.drain_s + last_acts_s(outrider), status)
     except child.CannotStart as error:
         _say(str(error))
         return error.status

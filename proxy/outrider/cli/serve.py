@@ -8,8 +8,8 @@ import signal
 import typer
 
 from outrider.adapters.blockdir import UnusableCacheDir
-from outrider.adapters.system import keep_memory_small, new_event_loop, set_up_logs
-from outrider.app import running
+from outrider.adapters.system import end_within, keep_memory_small, new_event_loop, set_up_logs
+from outrider.app import Outrider, last_acts_s, running
 from outrider.cli import options
 from outrider.settings import Settings, SettingsError
 
@@ -54,10 +54,13 @@ def serve(
 async def _serve(settings: Settings) -> int:
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    outrider: Outrider | None = None
 
     def asked_to_stop() -> None:
         # A second signal is from somebody who does not want to wait for the first one's drain.
         (hurry if stop.is_set() else stop).set()
+        if outrider is not None:
+            end_within(last_acts_s(outrider) + (0.0 if hurry.is_set() else settings.drain_s), 1)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop)

@@ -160,3 +160,14 @@ class StoreUnavailable(Signal):
 
 class OriginBroke(Signal):
     """The origin gave no reply, or stopped in the middle of one. The text says how, without a secret."""
+
+
+class OriginBusy(OriginBroke):
+    """It was not asked: no connection to it came free in time."""
+
+
+def unanswered(why: OriginBroke) -> S3Error:
+    """What a client is told when its request got no reply from the origin."""
+    if isinstance(why, OriginBusy):
+        return SlowDown("All connections to the origin are in use.", headers=(("retry-after", "1"),))
+    return ServiceUnavailable(f"The origin does not answer: {why}.")

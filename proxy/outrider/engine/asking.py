@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 
 from outrider.core.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, Backoff
-from outrider.core.errors import OriginBroke, Signal, VersionChanged
+from outrider.core.errors import OriginBroke, OriginBusy, Signal, VersionChanged
 from outrider.core.hedging import Hedging
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.ranges import parse_content_range
@@ -55,13 +55,14 @@ class Patience:
         self,
         backoff: Backoff | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] | None = None,
         clock: Clock = time.monotonic,
         alarm: Callable[[float], asyncio.Future[None]] | None = None,
     ) -> None:
         """`alarm`: a future that is done after so many seconds."""
         self._backoff = backoff or Backoff()
-        self._chance = chance
+        # A generator of its own: the process' is for whoever seeds it, as `outrider run` may be part of a program.
+        self._chance = chance or random.Random().random  # noqa: S311 - jitter
         self.sleep = sleep
         self.clock = clock
         self.alarm = alarm or _alarm
@@ -101,7 +102,7 @@ class Asking:
         it is late, which is for questions that are all alike.
 
         Raises:
-            OriginBroke: no try brought any reply.
+            OriginBroke: no try brought any reply; OriginBusy: it was waited for long enough to be sent once.
         """
         failures, given = 0, False
         while True:
@@ -114,6 +115,8 @@ class Asking:
                         yield reply
                         return
                     await _drain(reply)
+            except OriginBusy:
+                raise
             except OriginBroke as error:
                 # A body that broke in its reader's hands is his to deal with: there is no second reply to give him.
                 if given or (wait_s := self._again(failures, error)) is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from outrider.core import s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
-from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable
+from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3wire import Forgets, Operation
 from outrider.engine.asking import Asking
@@ -116,7 +116,7 @@ class Forwards:
             except OriginBroke as error:
                 if isinstance(upload.error, S3Error):
                     raise upload.error from error
-                raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
+                raise unanswered(error) from error
             self._forget(operation, deleted_keys)
             told = s3wire.passed_down(reply.headers)
             chunks = reply.chunks()

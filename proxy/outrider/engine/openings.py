@@ -13,7 +13,7 @@ from cachetools import LRUCache, TTLCache
 
 from outrider.core import ranges, s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
-from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal
+from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, unanswered
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
 from outrider.core.window import FIRST_BLOCKS, Run, fill_start
 from outrider.engine.asking import Asking, OriginRefused
@@ -113,7 +113,7 @@ class Openings:
                 return stale
             if isinstance(error, OriginRefused):
                 raise
-            raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
+            raise unanswered(error) from error
 
     def _is_here(self, version: ObjectVersion, byte: int) -> bool:
         vid = version_id(self._origin, version, self._block_bytes)

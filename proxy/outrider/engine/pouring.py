@@ -115,8 +115,7 @@ class Pouring:
             held.overdue = False
 
     async def abort(self) -> None:
-        for writer in self._writers.values():
-            await writer.abort()
+        await asyncio.gather(*(writer.abort() for writer in self._writers.values()))
 
 
 class _Held:

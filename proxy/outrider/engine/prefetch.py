@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 
-from outrider.core.errors import S3Error, ServiceUnavailable, Signal
+from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
 from outrider.core.planner import Planner, Want
 from outrider.core.streams import Streams
@@ -203,7 +203,7 @@ class Prefetch:
             ended = [await flight.ended() for flight in flights]
             again = not all(ended)
         except (Signal, S3Error) as error:
-            again = isinstance(error, ServiceUnavailable)
+            again = isinstance(error, ServiceUnavailable | SlowDown)
             log.debug("prefetch given up", extra={"object": str(want.ref), "error": repr(error)})
         finally:
             self._planner.dropped(want.ref, again=again)

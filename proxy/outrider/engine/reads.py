@@ -13,9 +13,9 @@ from outrider.core import ranges, s3wire
 from outrider.core.errors import (
     OriginBroke,
     PreconditionFailed,
-    ServiceUnavailable,
     StoreUnavailable,
     VersionChanged,
+    unanswered,
 )
 from outrider.core.freshness import CONDITIONALS, Verdict, evaluate
 from outrider.core.model import (
@@ -192,7 +192,7 @@ class Reads:
             except VersionChanged:
                 continue
             except OriginBroke as error:
-                raise ServiceUnavailable(f"The origin does not answer: {error}.") from error
+                raise unanswered(error) from error
             return _answer(version, extent, headers, cache, _Primed(first, body))
         raise NotCacheable(f"{ref} changed {_BEGINNINGS} times under one read")
 

@@ -68,6 +68,9 @@ class Connection(RequestHandler):
         self._stop_head_timer()
         self.wire.lost()
         self.closed.set()
+        if self._task_handler is not None and self._waiter is not None and self._waiter.done():
+            # A request came in the same moment: aiohttp (3.14) would begin it, without what this takes away.
+            self._task_handler.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

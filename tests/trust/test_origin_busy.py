@@ -1,0 +1,111 @@
+"""All connections to the bucket in use, by readers who take nothing: who waits for one is told in time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.adapters.origin import HttpOrigin
+from outrider.core.errors import OriginBusy
+from outrider.metrics import Metrics
+from outrider.ports import OriginRequest
+from tests.contract.test_origin import Keys
+from tests.support.bucket import REGION
+from tests.support.fakes import ramp
+from tests.support.proxy import Proxy
+from tests.support.rawhttp import RawConnection, ask, request
+
+if TYPE_CHECKING:
+    from tests.support.bucket import Bucket
+    from tests.support.trials import Trials
+
+MIB = 1024 * 1024
+NAME = "busy"
+# More than all buffers between the bucket and a client that takes nothing.
+LARGE = ramp(64 * MIB)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    client.put_object(Bucket=NAME, Key="large", Body=LARGE)
+    client.put_object(Bucket=NAME, Key="small", Body=LARGE[:1000])
+    client.close()
+
+
+def test_while_slow_readers_have_all_connections_others_are_asked_to_slow_down(bucket: Bucket, trials: Trials) -> None:
+    asked = [
+        ("PUT", f"/{NAME}/written", b"data"),
+        ("PUT", f"/{NAME}/empty", b""),
+        ("GET", f"/{NAME}/small", b""),
+        ("HEAD", f"/{NAME}/small", b""),
+        ("GET", f"/{NAME}?list-type=2", b""),
+        ("DELETE", f"/{NAME}/small", b""),
+    ]
+    # Nothing is kept: what is read goes past the cache, as fast as its reader takes it.
+    with Proxy(
+        bucket, policy="none", cache_size="4KiB", origin_connections=1, origin_timeout_s="1"
+    ) as proxy, ThreadPoolExecutor(len(asked)) as clients:  # fmt: skip
+        with RawConnection(proxy.address) as slow:
+            slow.send(request("GET", f"/{NAME}/large"))
+            head = slow.read_head()
+            # Past its first block, which a connection of its own brought.
+            assert head.read(12 * MIB) == LARGE[: 12 * MIB]
+
+            def turned_away(one: tuple[str, str, bytes]) -> None:
+                method, target, body = one
+                length = [("content-length", str(len(body)))] if method == "PUT" else []
+                # Less than its patience with a connection that never comes free.
+                with RawConnection(proxy.address, 30.0) as connection:
+                    answer = connection.ask(method, target, length, body)
+                assert (answer.status, answer.headers.get("retry-after")) == (503, "1"), (one, answer)
+                assert method == "HEAD" or answer.code == "SlowDown", one
+
+            list(clients.map(turned_away, asked))
+            trials.record("load", "all connections to the bucket in use", "503 SlowDown", times=len(asked))
+            assert head.read() == LARGE[12 * MIB :], "who had one keeps it"
+            proxy.settle()
+            assert slow.ask("HEAD", f"/{NAME}/small").status == 200
+        assert ask(proxy.address, "GET", f"/{NAME}/written").code == "NoSuchKey"
+        assert ask(proxy.address, "GET", f"/{NAME}/small").body == LARGE[:1000]
+
+
+async def test_a_connection_is_free_when_the_reply_was_read_not_when_its_reader_is_done(bucket: Bucket) -> None:
+    origin = HttpOrigin(bucket.endpoint, REGION, Keys(bucket), Metrics(), time.time, connections=1, read_timeout_s=1)
+    await origin.open()
+    small, large = (OriginRequest("GET", NAME, key) for key in ("small", "large"))
+    try:
+        async with origin.send(small) as first, aclosing(first.chunks()) as chunks:
+            assert b"".join([chunk async for chunk in chunks]) == LARGE[:1000]
+            async with origin.send(large) as second:
+                assert second.status == 200
+                with pytest.raises(OriginBusy):
+                    async with origin.send(small):
+                        pass
+        waiting = asyncio.Event()
+
+        async def leave(held: HttpOrigin) -> None:
+            async with held.send(large):
+                await waiting.wait()
+
+        # Who gives up waiting, or is cancelled with the connection in hand, leaves it to others.
+        holder = asyncio.create_task(leave(origin))
+        while not origin._free.locked():
+            await asyncio.sleep(0)
+        queued = [asyncio.create_task(leave(origin)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in (queued[0], holder, queued[1]):
+            task.cancel()
+        await asyncio.wait([holder, *queued[:2]])
+        waiting.set()
+        await queued[2]
+        async with origin.send(small) as reply:
+            assert reply.status == 200
+    finally:
+        await origin.close()
