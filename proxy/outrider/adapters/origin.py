@@ -112,6 +112,8 @@ class HttpOrigin:
         finally:
             # A body that was read whole has given its connection back already; of any other nothing more is wanted.
             reply.close()
+            if reply.came_bytes and request.bucket is not None and request.key:
+                self._metrics.ledger.came(request.bucket, request.key, reply.came_bytes)
 
     async def _mended(self, request: OriginRequest) -> HttpReply:
         """The reply; a refusal that is owed to how we asked, and not to what for, is asked again once that is mended.
@@ -182,6 +184,8 @@ class HttpOrigin:
             self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
             raise OriginBroke(_words(error.why)) from error.why
         self._metrics.origin_requests.labels(method_label(request.method), str(response.status)).inc()
+        if read and request.bucket is not None and request.key:
+            self._metrics.ledger.asked(request.bucket, request.key)
         return response
 
     def _timeout(self, *, read: bool) -> aiohttp.ClientTimeout:
@@ -287,6 +291,7 @@ class HttpReply:
         self._response = response
         self._metrics = metrics
         self._read: bytes | None = None
+        self.came_bytes = 0
         self.status = response.status
         self.headers: Headers = tuple(
             (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
@@ -319,6 +324,7 @@ class HttpReply:
                 chunk, _ = await content.readchunk()
                 if chunk:
                     self._metrics.origin_bytes.inc(len(chunk))
+                    self.came_bytes += len(chunk)
                     yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise OriginBroke(_words(error)) from error
