@@ -60,6 +60,8 @@ CASES: dict[str, Values] = {
             "prefetch_bandwidth": "100MB",
             "workers": 2,
             "drain_s": 2.5,
+            "price_per_gb": 0.09,
+            "price_per_1000_gets": 0.0004,
             "log_level": "warning",
             "log_format": "text",
         }
