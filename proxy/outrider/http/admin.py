@@ -5,6 +5,8 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable
 
+from importlib.resources import files
+
 from aiohttp import web
 
 from outrider.core import browsers
@@ -13,11 +15,27 @@ from outrider.metrics import Metrics
 
 Status = dict[str, object]
 
+# The dashboard: static, the same for all, and without a word about this proxy; what it shows, it asks of `/status`.
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/dashboard.css": ("dashboard.css", "text/css"),
+    "/dashboard.js": ("dashboard.js", "text/javascript"),
+}
+_OPEN_TO_ALL = frozenset(("/healthz", "/readyz"))
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
 
 def admin_app(
     metrics: Metrics, ready: Callable[[], bool], status: Callable[[], Status], token: str | None
 ) -> web.Application:
-    """`token` None: nothing is asked for. `/healthz` and `/readyz` never ask: the kubelet has no token."""
+    """`token` None: nothing is asked for. `/healthz` and `/readyz` never ask: the kubelet has no token; nor does the
+    dashboard's page, which asks its reader for it."""
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -29,13 +47,22 @@ def admin_app(
         return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def show_status(_: web.Request) -> web.Response:
-        return web.json_response(status())
+        return web.json_response(status(), headers={"Cache-Control": "no-store"})
+
+    pages = {
+        path: ((files("outrider.http") / "dashboard" / name).read_bytes(), kind)
+        for path, (name, kind) in _PAGE.items()
+    }
+
+    async def show_page(request: web.Request) -> web.Response:
+        body, kind = pages[request.path]
+        return web.Response(body=body, content_type=kind, charset="utf-8", headers=_PAGE_HEADERS)
 
     @web.middleware
     async def guard(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if request.path in ("/healthz", "/readyz"):
+        if request.path in _OPEN_TO_ALL or (token is not None and request.path in _PAGE):
             return await handler(request)
         if token is None:
             # It is loopback then, and what a browser on this machine shows must not read along.
@@ -55,4 +82,6 @@ def admin_app(
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", show_metrics)
     app.router.add_get("/status", show_status)
+    for path in _PAGE:
+        app.router.add_get(path, show_page)
     return app
