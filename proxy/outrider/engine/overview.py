@@ -53,7 +53,9 @@ class Overview:
         self._capacity_bytes = capacity_bytes
         self._name_of = name_of
         self._timeline = Timeline()
-        self._last = -STEP_S
+        self._last = clock() - STEP_S
+        # So that what is read before the first tick is not from long ago.
+        ledger.passed(clock())
         metrics.before_telling.append(self._tell_gauges)
 
     def _tell_gauges(self) -> None:
