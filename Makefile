@@ -9,10 +9,12 @@ EXTRAS := bucket,clients,dev$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
 
 # What the benchmarks need and no wheel brings; nginx from here because the wheel's has no slice module.
 BENCH_TOOLS := curl nginx-light s3fs wrk
+# What some tests drive: the dashboard's browser, and Prometheus with promtool. Without them these tests are skipped.
+TEST_TOOLS := chromium prometheus
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test soak audit lock bench bench-ahead bench-tools demo demo-short lint clean
+.PHONY: install test test-tools soak audit lock docs bench bench-ahead bench-tools demo demo-short lint clean
 
 install: $(VENV)/installed
 
@@ -25,6 +27,17 @@ $(VENV)/installed: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt
 
 test: install
 	$(BIN)/python -m pytest
+
+# On Debian and its kin, as root, what is missing of them; anywhere else it says so, and nothing fails.
+test-tools:
+	@for tool in $(TEST_TOOLS); do command -v $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
+	test -z "$$missing" || { command -v apt-get >/dev/null 2>&1 && test "$$(id -u)" = 0 && apt-get update --quiet=2 \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $$missing; } \
+		|| echo "not installed:$$missing; the tests that need them are skipped"
+
+# docs/metrics.md, from the code.
+docs: install
+	$(BIN)/python -m tests.support.metrics_page > docs/metrics.md
 
 # The tests of trust, SOAK times longer, and the table of what was tried; `make soak SOAK=5 TESTS=tests/trust/test_crash.py`.
 SOAK ?= 30

@@ -157,11 +157,11 @@ class Metrics:
             ["size"],
             registry=r,
         )
-        self.fetched_bytes = Gauge(
-            "outrider_prefetch_fetched_bytes", "Bytes that came before anybody asked, since the start.", registry=r
+        self.fetched_bytes = Counter(
+            "outrider_prefetch_fetched_bytes", "Bytes on disk that came before anybody asked for them.", registry=r
         )
-        self.wasted_bytes = Gauge(
-            "outrider_prefetch_wasted_bytes", "Of these, bytes that were evicted unread, since the start.", registry=r
+        self.wasted_bytes = Counter(
+            "outrider_prefetch_wasted_bytes", "Of these, bytes that were evicted before anybody did.", registry=r
         )
         self.info = Gauge("outrider_info", "1, with the version as a label.", ["version"], registry=r)
         self.started_at = Gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.", registry=r)

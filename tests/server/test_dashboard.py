@@ -25,7 +25,7 @@ pytestmark = needs_chromium
 NAME = "dashboard"
 TOKEN = "open-sesame-9"
 SHARD = bytes(range(250)) * 400
-HOSTILE = '<img src=x onerror=alert(1)>"\'&<script>alert(2)</script>' + "w" * 120
+HOSTILE = "<img src=x onerror=alert(1)>\"'&<script>alert(2)</script>" + "w" * 120
 WAIT_MS = 30_000
 
 
@@ -159,7 +159,9 @@ def test_it_fits_and_has_two_themes(
     page = opened(proxy, width, color_scheme=scheme)
     page.locator(".dataset h3").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate("[...document.querySelectorAll('section, .tiles > div')].every(one => one.scrollWidth <= one.clientWidth)")
+    assert page.evaluate(
+        "[...document.querySelectorAll('section, .tiles > div')].every(one => one.scrollWidth <= one.clientWidth)"
+    )
     ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     lightness = sum(int(part) for part in re.findall(r"\d+", ground)[:3])
     assert (lightness < 150) == (scheme == "dark")

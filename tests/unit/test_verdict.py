@@ -21,7 +21,12 @@ def reads(*, stall: float, disk: float, time_s: float = 100.0) -> Sums:
         (reads(stall=0.02, disk=0.1), None, "readers", "GPU-bound: the readers are the slow part (waited 2 % of"),
         (reads(stall=0.02, disk=0.1), Larger(GB, 0.5), "readers", "GPU-bound"),
         (reads(stall=0.5, disk=0.4), None, "bucket", "bucket-bound: 60 % of the bytes came from the bucket"),
-        (reads(stall=0.5, disk=0.4), Larger(40 * GB, 0.31), "cache", "cache too small: 40.0 GB more would save 31 % of"),
+        (
+            reads(stall=0.5, disk=0.4),
+            Larger(40 * GB, 0.31),
+            "cache",
+            "cache too small: 40.0 GB more would save 31 % of",
+        ),
         (reads(stall=0.5, disk=1.0), Larger(40 * GB, 0.31), "machine", "served from disk: as fast as this machine"),
         (reads(stall=0.5, disk=0.4, time_s=0.5), None, "unknown", "too early to say"),
         (Sums(2, 0, 0, 0, 9, 50.0, 0.0), None, "unknown", "too early to say"),

@@ -56,14 +56,17 @@ class Overview:
         self._last = clock() - STEP_S
         # So that what is read before the first tick is not from long ago.
         ledger.passed(clock())
+        self._told_fetched = self._told_wasted = 0
         metrics.before_telling.append(self._tell_gauges)
 
     def _tell_gauges(self) -> None:
         ratios = self._ghost.epoch(self._planner.library.outlook())
         for factor in FACTORS:
             self._metrics.ghost_hit_ratio.labels(f"{factor:g}").set(ratios[factor] if ratios else float("nan"))
-        self._metrics.fetched_bytes.set(self._planner.fetched_bytes)
-        self._metrics.wasted_bytes.set(self._planner.wasted_bytes)
+        fetched, wasted = self._planner.fetched_bytes, self._planner.wasted_bytes
+        self._metrics.fetched_bytes.inc(fetched - self._told_fetched)
+        self._metrics.wasted_bytes.inc(wasted - self._told_wasted)
+        self._told_fetched, self._told_wasted = fetched, wasted
 
     def tick(self) -> None:
         """As often as one likes: acts about once in `STEP_S`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
-
 from importlib.resources import files
 
 from aiohttp import web
@@ -50,8 +49,7 @@ def admin_app(
         return web.json_response(status(), headers={"Cache-Control": "no-store"})
 
     pages = {
-        path: ((files("outrider.http") / "dashboard" / name).read_bytes(), kind)
-        for path, (name, kind) in _PAGE.items()
+        path: ((files("outrider.http") / "dashboard" / name).read_bytes(), kind) for path, (name, kind) in _PAGE.items()
     }
 
     async def show_page(request: web.Request) -> web.Response:
