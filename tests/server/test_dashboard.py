@@ -16,7 +16,7 @@ from tests.support.rawhttp import ask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Dialog, Page
 
     from tests.support.bucket import Bucket
 
@@ -69,13 +69,18 @@ def opened(chromium: Browser, complaints: list[str]) -> Iterator[Callable[..., P
         page.set_default_timeout(WAIT_MS)
         page.on("console", lambda said: complaints.append(said.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))  # type: ignore[func-returns-value]
+        page.on("dialog", lambda dialog: dismissed(dialog, complaints))
         page.goto(f"{proxy.admin}/")
         return page
 
     yield open_page
     for context in contexts:
         context.close()
+
+
+def dismissed(dialog: Dialog, complaints: list[str]) -> None:
+    complaints.append(dialog.message)
+    dialog.dismiss()
 
 
 def read(proxy: Proxy, *keys: str) -> None:

@@ -1,33 +1,20 @@
-"""The admin port: health, readiness, metrics and status. Loopback, or behind a token."""
+"""The admin port: health, readiness, metrics, status and the dashboard. Loopback, or behind a token."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
 
 from aiohttp import web
 
 from outrider.core import browsers
 from outrider.core.errors import AccessDenied
+from outrider.http import page
 from outrider.metrics import Metrics
 
 Status = dict[str, object]
 
-# The dashboard: static, the same for all, and without a word about this proxy; what it shows, it asks of `/status`.
-_PAGE = {
-    "/": ("index.html", "text/html"),
-    "/dashboard.css": ("dashboard.css", "text/css"),
-    "/dashboard.js": ("dashboard.js", "text/javascript"),
-}
 _OPEN_TO_ALL = frozenset(("/healthz", "/readyz"))
-_PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
 
 
 def admin_app(
@@ -48,19 +35,11 @@ def admin_app(
     async def show_status(_: web.Request) -> web.Response:
         return web.json_response(status(), headers={"Cache-Control": "no-store"})
 
-    pages = {
-        path: ((files("outrider.http") / "dashboard" / name).read_bytes(), kind) for path, (name, kind) in _PAGE.items()
-    }
-
-    async def show_page(request: web.Request) -> web.Response:
-        body, kind = pages[request.path]
-        return web.Response(body=body, content_type=kind, charset="utf-8", headers=_PAGE_HEADERS)
-
     @web.middleware
     async def guard(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if request.path in _OPEN_TO_ALL or (token is not None and request.path in _PAGE):
+        if request.path in _OPEN_TO_ALL or (token is not None and request.path in page.PATHS):
             return await handler(request)
         if token is None:
             # It is loopback then, and what a browser on this machine shows must not read along.
@@ -80,6 +59,5 @@ def admin_app(
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", show_metrics)
     app.router.add_get("/status", show_status)
-    for path in _PAGE:
-        app.router.add_get(path, show_page)
+    page.add_page(app.router)
     return app
