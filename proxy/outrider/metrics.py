@@ -4,11 +4,11 @@ one (see `LedgerMetrics`)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from outrider.core.ledger import OTHERS, DatasetName, Ledger, Sums
+from outrider.core.ledger import OTHERS, DatasetAccount, DatasetName, Ledger, Sums
 from outrider.core.troubles import Troubles
 
 SOURCES = ("disk", "flight", "origin")
@@ -28,6 +28,16 @@ _LABEL_FROM_BYTES = 10**9
 _LABELS_MAX = 20
 
 
+@dataclass(slots=True)
+class _Told:
+    """What the counters have of an account already."""
+
+    account: DatasetAccount
+    sums: Sums = field(default_factory=Sums)
+    asked: int = 0
+    came_bytes: int = 0
+
+
 class LedgerMetrics:
     """What the ledger says, as counters by dataset; small ones, and those beyond the first twenty, are `other`."""
 
@@ -35,7 +45,7 @@ class LedgerMetrics:
         self._ledger = ledger
         self._from_bytes = from_bytes
         self._labels: dict[DatasetName, str] = {}
-        self._told: dict[DatasetName, tuple[Sums, int, int]] = {}
+        self._told: dict[DatasetName, _Told] = {}
         self.served_bytes = Counter(
             "outrider_dataset_served_bytes", "Body bytes of reads sent to clients.", ["dataset", "source"],
             registry=registry,
@@ -63,29 +73,33 @@ class LedgerMetrics:
 
     def tell(self) -> None:
         accounts = self._ledger.datasets()
-        for gone in [name for name in self._told if name not in accounts]:
-            # What was told of it has moved to the others, and is not told again.
-            its, asked, came = self._told.pop(gone)
-            sums, other_asked, other_came = self._told.get(OTHERS, (Sums(), 0, 0))
-            sums.add(its)
-            self._told[OTHERS] = (sums, other_asked + asked, other_came + came)
+        for gone in [name for name, told in self._told.items() if accounts.get(name) is not told.account]:
+            # What was told of it has moved to the others, and is not told again; it may have come back since, anew.
+            its = self._told.pop(gone)
+            others = self._told.setdefault(OTHERS, _Told(accounts[OTHERS]))
+            others.sums.add(its.sums)
+            others.asked += its.asked
+            others.came_bytes += its.came_bytes
         for name, account in accounts.items():
-            sums, asked, came = self._told.get(name, (Sums(), 0, 0))
+            told = self._told.setdefault(name, _Told(account))
+            sums, asked, came = told.sums, told.asked, told.came_bytes
             now = account.sums
             label = self._label(name, now.served_bytes)
-            for source, more in (
-                ("disk", now.disk_bytes - sums.disk_bytes), ("flight", now.flight_bytes - sums.flight_bytes),
-                ("origin", now.origin_bytes - sums.origin_bytes),
-            ):  # fmt: skip
-                self.served_bytes.labels(label, source).inc(max(0, more))
             hits = now.hits - sums.hits
-            self.requests.labels(label, "yes").inc(max(0, hits))
-            self.requests.labels(label, "no").inc(max(0, now.requests - sums.requests - hits))
-            self.bucket_requests.labels(label).inc(max(0, account.asked - asked))
-            self.bucket_bytes.labels(label).inc(max(0, account.came_bytes - came))
-            self.wait_s.labels(label).inc(max(0.0, now.wait_s - sums.wait_s))
-            self.away_s.labels(label).inc(max(0.0, now.away_s - sums.away_s))
-            self._told[name] = (replace(now), account.asked, account.came_bytes)
+            for metric, labels, more in (
+                (self.served_bytes, (label, "disk"), now.disk_bytes - sums.disk_bytes),
+                (self.served_bytes, (label, "flight"), now.flight_bytes - sums.flight_bytes),
+                (self.served_bytes, (label, "origin"), now.origin_bytes - sums.origin_bytes),
+                (self.requests, (label, "yes"), hits),
+                (self.requests, (label, "no"), now.requests - sums.requests - hits),
+                (self.bucket_requests, (label,), account.asked - asked),
+                (self.bucket_bytes, (label,), account.came_bytes - came),
+                (self.wait_s, (label,), now.wait_s - sums.wait_s),
+                (self.away_s, (label,), now.away_s - sums.away_s),
+            ):
+                if more > 0:
+                    metric.labels(*labels).inc(more)
+            told.sums, told.asked, told.came_bytes = replace(now), account.asked, account.came_bytes
 
     def _label(self, name: DatasetName, served_bytes: int) -> str:
         label = self._labels.get(name)
@@ -165,8 +179,8 @@ class Metrics:
         )
         self.info = Gauge("outrider_info", "1, with the version as a label.", ["version"], registry=r)
         self.started_at = Gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.", registry=r)
-        for source in SOURCES:
-            self.served_bytes.labels(source)
+        self._traffic = {source: self.served_bytes.labels(source) for source in SOURCES}
+        self._traffic["bucket"] = self.origin_bytes
         self.ledger = Ledger()
         self.ledger_metrics = LedgerMetrics(self.ledger, r)
         self.before_telling: list[Callable[[], None]] = [self.ledger_metrics.tell]
@@ -190,11 +204,13 @@ class Metrics:
     def value(self, name: str, **labels: str) -> float:
         """One sample's value, 0 if it has not happened: for the summary of `run` and for tests."""
         self.add_up()
-        return self.counted(name, **labels)
-
-    def counted(self, name: str, **labels: str) -> float:
-        """The same as of the last time that the numbers were added up."""
         return self.registry.get_sample_value(name, labels) or 0.0
+
+    def traffic(self) -> dict[str, float]:
+        """Bytes served by source, and `bucket`: bytes that came from the origin. Asked each second: by way of `value`,
+        which collects all there is, that would be a thousand calls."""
+        self.add_up()
+        return {name: counter._value.get() for name, counter in self._traffic.items()}
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of all samples called `name` whose labels include `labels`."""

@@ -107,8 +107,7 @@ class ReaderAccount:
     def bytes_s(self) -> float:
         return self.recent.served_bytes / self.recent_s if self.recent_s > 0 else 0.0
 
-    def fade(self, seconds: float) -> None:
-        part = 0.5 ** (seconds / _HALF_LIFE_S)
+    def fade(self, part: float, seconds: float) -> None:
         recent, fresh = self.recent, self.fresh
         for name in ("disk_bytes", "flight_bytes", "origin_bytes", "requests", "hits"):
             setattr(recent, name, int(getattr(recent, name) * part) + getattr(fresh, name))
@@ -163,8 +162,9 @@ class Ledger:
         first, self._now = self._now == 0.0, now
         if first or seconds <= 0:
             return
+        part = 0.5 ** (seconds / _HALF_LIFE_S)
         for account in self._readers.values():
-            account.fade(seconds)
+            account.fade(part, seconds)
 
     # -- for the eye ----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from outrider.core.shardmap import data_bytes, shard_map
 from outrider.core.timeline import STEP_S, Timeline
 from outrider.core.troubles import Troubles
 from outrider.core.verdict import Larger, larger_cache, verdict_of
-from outrider.metrics import SOURCES, Metrics
+from outrider.metrics import Metrics
 from outrider.ports import Clock
 
 # Told in full: those that were read last. A map of 512 letters each is what makes the document long.
@@ -74,12 +74,9 @@ class Overview:
         if now - self._last < STEP_S:
             return
         self._last = now
-        self._metrics.add_up()
+        traffic = self._metrics.traffic()
         self._ledger.passed(now)
-        self._metrics.ledger_metrics.tell()
-        value = self._metrics.counted
-        totals = {source: value("outrider_served_bytes_total", source=source) for source in SOURCES}
-        self._timeline.note(now, {**totals, "bucket": value("outrider_origin_bytes_total")})
+        self._timeline.note(now, traffic)
 
     def document(self) -> dict[str, Any]:
         self._metrics.add_up()

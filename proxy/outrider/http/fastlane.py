@@ -129,6 +129,7 @@ class FastLane:
         self._second = 0
         self._date = b""
         self._first_byte_s = {op: metrics.first_byte_s.labels(op) for op in ("get", "head")}
+        self._served_from_disk = metrics.served_bytes.labels("disk")
         # Requests by kind and status, and bytes from disk; what `metrics` was told of them. Another thread may read the
         # first two while they grow.
         self._answered: dict[tuple[str, int], int] = {}
@@ -342,13 +343,13 @@ class FastLane:
 
     def _tell_metrics(self) -> None:
         for kind, number in list(self._answered.items()):
-            method, status = kind
-            self._metrics.requests.labels(method.lower(), str(status), "HIT").inc(
-                number - self._told_answered.get(kind, 0)
-            )
-            self._told_answered[kind] = number
+            more = number - self._told_answered.get(kind, 0)
+            if more:
+                method, status = kind
+                self._metrics.requests.labels(method.lower(), str(status), "HIT").inc(more)
+                self._told_answered[kind] = number
         served = self._served_bytes
-        self._metrics.served_bytes.labels("disk").inc(served - self._told_bytes)
+        self._served_from_disk.inc(served - self._told_bytes)
         self._told_bytes = served
         self._tell_ledger(self._tallies)
         while self._old_tallies:
@@ -357,7 +358,8 @@ class FastLane:
     def _tell_ledger(self, tallies: dict[DatasetName, dict[str, HitTally]]) -> None:
         for dataset, readers in list(tallies.items()):
             for reader, tally in list(readers.items()):
-                self._metrics.ledger.served(reader, dataset, tally.news())
+                if tally.requests != tally.told.requests:
+                    self._metrics.ledger.served(reader, dataset, tally.news())
 
 
 def _are_in_memory(pieces: Sequence[Piece]) -> bool:
