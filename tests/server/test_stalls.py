@@ -127,7 +127,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_a_full_socket_is_the_readers(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch, full: threading.Event, *, warm: bool
 ) -> None:
-    before = {"away_s": 0.0, "wait_s": 0.0, "requests": 0}
+    before: dict[str, Any] = {"away_s": 0.0, "wait_s": 0.0, "requests": 0}
     with RawConnection(proxy.address) as connection:
         # With a worker, the connection is his after these.
         for _ in range(12):
