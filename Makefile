@@ -9,10 +9,12 @@ EXTRAS := bucket,clients,dev$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
 
 # What the benchmarks need and no wheel brings; nginx from here because the wheel's has no slice module.
 BENCH_TOOLS := curl nginx-light s3fs wrk
+# What some tests drive: the dashboard's browser, and Prometheus with promtool. Without them these tests are skipped.
+TEST_TOOLS := chromium prometheus
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test soak audit lock chart-readme bench bench-ahead bench-tools demo demo-short lint clean
+.PHONY: install test test-tools soak audit lock chart-readme bench bench-ahead bench-tools demo demo-short lint clean
 
 install: $(VENV)/installed
 
@@ -27,6 +29,13 @@ $(VENV)/installed: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt
 PYTEST ?=
 test: install
 	$(BIN)/python -m pytest $(PYTEST)
+
+# On Debian and its kin, as root, what is missing of them; anywhere else it says so, and nothing fails.
+test-tools:
+	@for tool in $(TEST_TOOLS); do command -v $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
+	test -z "$$missing" || { command -v apt-get >/dev/null 2>&1 && test "$$(id -u)" = 0 && apt-get update --quiet=2 \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $$missing; } \
+		|| echo "not installed:$$missing; the tests that need them are skipped"
 
 # The tests of trust, SOAK times longer, and the table of what was tried; `make soak SOAK=5 TESTS=tests/trust/test_crash.py`.
 SOAK ?= 30
@@ -79,7 +88,7 @@ bench-tools:
 	test -z "$$missing" || { apt-get update && apt-get install --yes --no-install-recommends $$missing; }
 
 # What the documentation needs.
-.PHONY: playground playground-stop chart docs settings-page sizing-page
+.PHONY: playground playground-stop chart docs metrics-page settings-page sizing-page
 
 # A real S3 server on loopback with a small dataset, for whoever has no bucket at hand; then `. ./playground.env`.
 playground: install
@@ -93,9 +102,12 @@ chart: install
 	@$(BIN)/python -m tests.support.rendered
 
 # The pages that the code writes.
-docs: settings-page sizing-page
+docs: metrics-page settings-page sizing-page
 
 # docs/settings.md, from proxy/outrider/settings.py.
+metrics-page: install
+	$(BIN)/python -m tests.support.metrics_page > docs/metrics.md
+
 settings-page: install
 	$(BIN)/python -m tests.support.settings_page > docs/settings.md
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.origin import HttpOrigin
 from outrider.adapters.recovery import Recovery
 from outrider.adapters.system import new_event_loop, raise_open_files_limit
+from outrider.adapters.troubles import kept_troubles
 from outrider.core import blockfile
 from outrider.core.buffers import Buffers, Shares
 from outrider.core.concurrency import Concurrency
@@ -31,6 +33,7 @@ from outrider.core.courtesy import Courtesy
 from outrider.core.eviction import POLICIES
 from outrider.core.ghost import Ghost
 from outrider.core.hedging import Hedging
+from outrider.core.ledger import Prices
 from outrider.core.planner import Planner
 from outrider.core.scrubbing import ROUND_S, Pace
 from outrider.engine.asking import Asking, Patience
@@ -40,6 +43,7 @@ from outrider.engine.forwards import Forwards
 from outrider.engine.hits import Hits
 from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
+from outrider.engine.overview import Overview
 from outrider.engine.prefetch import Budget, Mode, Prefetch
 from outrider.engine.reads import Reads
 from outrider.engine.survey import Survey
@@ -59,6 +63,8 @@ log = logging.getLogger(__name__)
 _INDEX_WAIT_S = 0.25
 # Longer ones are not waited for at all: 100,000 blocks take two seconds.
 _INDEX_WAIT_BYTES_MAX = 1024 * 1024
+# Settings that the status tells.
+_TOLD = ("auth", "policy", "prefetch", "freshness", "verify", "block_size", "workers", "cache_dir")
 DEFAULT_REGION = "us-east-1"
 _BACKLOG = 1024
 # How late the planner hears of hits: far less than a shard takes to be read.
@@ -85,10 +91,12 @@ class Outrider:
     server: S3Server
     steering: Steering
     credentials: AwsCredentials
+    overview: Overview
     listen: str = ""
     admin: str = ""
     ready: bool = False
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    began: float = field(default_factory=time.monotonic)
     indexed: asyncio.Event = field(default_factory=asyncio.Event)
     """What the cache directory held at the start is known; until then it may be a miss."""
 
@@ -101,10 +109,19 @@ class Outrider:
         """What the admin port's /status tells."""
         return {
             "version": __version__,
+            "uptime_s": round(time.monotonic() - self.began, 1),
             "ready": self.ready,
             "indexed": self.indexed.is_set(),
             "listen": self.listen,
             "origin": self.settings.origin,
+            "settings": {
+                name: str(value) if isinstance(value := getattr(self.settings, name), Path) else value for name in _TOLD
+            },
+            "disk": {
+                "used_bytes": self.store.used_bytes,
+                "budget_bytes": self.store.capacity_bytes,
+                "room_bytes": self.store.room_bytes,
+            },
             "blocks": len(self.store),
             "bytes": self.store.used_bytes,
             "objects": len(self.catalog),
@@ -123,11 +140,15 @@ class Outrider:
                 "blocks": self.metrics.value("outrider_prefetched_blocks_total"),
                 "fetched_bytes": self.planner.fetched_bytes,
                 "wasted_bytes": self.planner.wasted_bytes,
+                "window_bytes": self.planner.bytes_coming,
+                "window_blocks": self.planner.blocks_coming,
+                "window_bytes_max": self.settings.prefetch_bytes,
             },
             "hit_ratio_by_size": {
                 f"{factor:g}": round(ratio, 4)
                 for factor, ratio in (self.ghost.epoch(self.planner.library.outlook()) or {}).items()
             },
+            **self.overview.document(),
         }
 
 
@@ -153,6 +174,9 @@ async def running(
     open_files = raise_open_files_limit()
     async with AsyncExitStack() as stack:
         metrics = Metrics()
+        stack.enter_context(kept_troubles(metrics.troubles))
+        metrics.info.labels(__version__).set(1)
+        metrics.started_at.set(wall_clock())
         directory = stack.enter_context(_directory(settings.cache_dir))
         tasks = await stack.enter_async_context(_background())
         credentials = AwsCredentials()
@@ -169,7 +193,7 @@ async def running(
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
         endless = {
             tasks.spawn(_recover(outrider, recovery), "recovery"),
-            tasks.spawn(_tick(outrider.prefetch), "prefetch"),
+            tasks.spawn(_tick(outrider.prefetch, outrider.overview), "prefetch"),
         }
         if waits:
             with suppress(TimeoutError):
@@ -241,8 +265,13 @@ def _rooms(
         client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
     )  # fmt: skip
     stack.push_async_callback(server.stop)
+    overview = Overview(
+        metrics, metrics.ledger, planner, ghost, metrics.troubles,
+        Prices(settings.price_per_gb, settings.price_per_1000_gets), time.monotonic,
+        capacity_bytes=limits.capacity_bytes, name_of=partial(_reader_shown, _names_of_keys(settings)),
+    )  # fmt: skip
     outrider = Outrider(
-        settings, metrics, store, catalog, flights, planner, ghost, prefetch, server, steering, credentials
+        settings, metrics, store, catalog, flights, planner, ghost, prefetch, server, steering, credentials, overview
     )
     return outrider, Recovery(store, catalog)
 
@@ -258,6 +287,16 @@ def _access(settings: Settings) -> Access:
     )
 
 
+def _names_of_keys(settings: Settings) -> dict[str, str]:
+    known = settings.known_clients if settings.auth == "sigv4" else ()
+    return {client.access_key: client.name for client, _ in known}
+
+
+def _reader_shown(names: dict[str, str], reader: str) -> str:
+    host, _, access_key = reader.partition(" ")
+    return f"{host} {names.get(access_key, '')}".rstrip()
+
+
 async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     await recovery.index()
     outrider.indexed.set()
@@ -265,10 +304,11 @@ async def _recover(outrider: Outrider, recovery: Recovery) -> None:
         await recovery.scrub(Pace(outrider.settings.scrub_bandwidth, ROUND_S))
 
 
-async def _tick(prefetch: Prefetch) -> None:
+async def _tick(prefetch: Prefetch, overview: Overview) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
         prefetch.tick()
+        overview.tick()
 
 
 async def _serve(outrider: Outrider, stack: AsyncExitStack) -> web.ServerRunner:

@@ -1,10 +1,15 @@
-"""The numbers: Prometheus names, units and labels, all in one place. No label is an object's key."""
+"""The numbers: Prometheus names, units and labels, all in one place. No label is an object's key; a key template may be
+one (see `LedgerMetrics`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from outrider.core.ledger import OTHERS, DatasetAccount, DatasetName, Ledger, Sums
+from outrider.core.troubles import Troubles
 
 SOURCES = ("disk", "flight", "origin")
 """Where a served byte came from: a block on disk, a block still arriving, or relayed past the cache."""
@@ -15,6 +20,94 @@ _METHODS = frozenset(("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"))
 def method_label(method: str) -> str:
     """The method, if it is one of S3's; else `other`, so that no client can make up labels."""
     return method if method in _METHODS else "other"
+
+
+# A dataset has a label of its own from here on, if there are not as many already: a label stands for as long as the
+# process, since a counter that changed its name would look like one that began anew.
+_LABEL_FROM_BYTES = 10**9
+_LABELS_MAX = 20
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the counters have of an account already."""
+
+    account: DatasetAccount
+    sums: Sums = field(default_factory=Sums)
+    asked: int = 0
+    came_bytes: int = 0
+
+
+class LedgerMetrics:
+    """What the ledger says, as counters by dataset; small ones, and those beyond the first twenty, are `other`."""
+
+    def __init__(self, ledger: Ledger, registry: CollectorRegistry, *, from_bytes: int = _LABEL_FROM_BYTES) -> None:
+        self._ledger = ledger
+        self._from_bytes = from_bytes
+        self._labels: dict[DatasetName, str] = {}
+        self._told: dict[DatasetName, _Told] = {}
+        self.served_bytes = Counter(
+            "outrider_dataset_served_bytes", "Body bytes of reads sent to clients.", ["dataset", "source"],
+            registry=registry,
+        )  # fmt: skip
+        self.requests = Counter(
+            "outrider_dataset_requests", "Reads answered; `hit`: from the disk alone.", ["dataset", "hit"],
+            registry=registry,
+        )  # fmt: skip
+        self.bucket_bytes = Counter(
+            "outrider_dataset_origin_bytes", "Body bytes of it that came from the origin.", ["dataset"],
+            registry=registry,
+        )  # fmt: skip
+        self.bucket_requests = Counter(
+            "outrider_dataset_origin_requests", "Reads of it sent to the origin.", ["dataset"], registry=registry
+        )
+        self.wait_s = Counter(
+            "outrider_dataset_wait_seconds", "Time that readers waited for us, over all their connections.",
+            ["dataset"], registry=registry,
+        )  # fmt: skip
+        self.away_s = Counter(
+            "outrider_dataset_away_seconds",
+            "Time that we waited for readers: their sockets were full, or they asked for nothing.",
+            ["dataset"], registry=registry,
+        )  # fmt: skip
+
+    def tell(self) -> None:
+        accounts = self._ledger.datasets()
+        for gone in [name for name, told in self._told.items() if accounts.get(name) is not told.account]:
+            # What was told of it has moved to the others, and is not told again; it may have come back since, anew.
+            its = self._told.pop(gone)
+            others = self._told.setdefault(OTHERS, _Told(accounts[OTHERS]))
+            others.sums.add(its.sums)
+            others.asked += its.asked
+            others.came_bytes += its.came_bytes
+        for name, account in accounts.items():
+            told = self._told.setdefault(name, _Told(account))
+            sums, asked, came = told.sums, told.asked, told.came_bytes
+            now = account.sums
+            label = self._label(name, now.served_bytes)
+            hits = now.hits - sums.hits
+            for metric, labels, more in (
+                (self.served_bytes, (label, "disk"), now.disk_bytes - sums.disk_bytes),
+                (self.served_bytes, (label, "flight"), now.flight_bytes - sums.flight_bytes),
+                (self.served_bytes, (label, "origin"), now.origin_bytes - sums.origin_bytes),
+                (self.requests, (label, "yes"), hits),
+                (self.requests, (label, "no"), now.requests - sums.requests - hits),
+                (self.bucket_requests, (label,), account.asked - asked),
+                (self.bucket_bytes, (label,), account.came_bytes - came),
+                (self.wait_s, (label,), now.wait_s - sums.wait_s),
+                (self.away_s, (label,), now.away_s - sums.away_s),
+            ):
+                if more > 0:
+                    metric.labels(*labels).inc(more)
+            told.sums, told.asked, told.came_bytes = replace(now), account.asked, account.came_bytes
+
+    def _label(self, name: DatasetName, served_bytes: int) -> str:
+        label = self._labels.get(name)
+        if label is None and name[0] and served_bytes >= self._from_bytes and len(self._labels) < _LABELS_MAX:
+            # What the exposition cannot hold (half a surrogate) is shown as such.
+            label = f"{name[0]}/{name[1]}".encode("utf-8", "backslashreplace").decode()
+            self._labels[name] = label
+        return label or "other"
 
 
 class Metrics:
@@ -72,28 +165,56 @@ class Metrics:
         self.job_compute_s = Counter(
             "outrider_job_compute_seconds", "Time between these waits, as StallMeters told.", registry=r
         )
-        for source in SOURCES:
-            self.served_bytes.labels(source)
+        self.ghost_hit_ratio = Gauge(
+            "outrider_hit_ratio_by_size",
+            "Part of the reads that a cache of so many times this size would hit, estimated; NaN: nothing was read.",
+            ["size"],
+            registry=r,
+        )
+        self.fetched_bytes = Counter(
+            "outrider_prefetch_fetched_bytes", "Bytes on disk that came before anybody asked for them.", registry=r
+        )
+        self.wasted_bytes = Counter(
+            "outrider_prefetch_wasted_bytes", "Of these, bytes that were evicted before anybody did.", registry=r
+        )
+        self.info = Gauge("outrider_info", "1, with the version as a label.", ["version"], registry=r)
+        self.started_at = Gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.", registry=r)
+        self._traffic = {source: self.served_bytes.labels(source) for source in SOURCES}
+        self._traffic["bucket"] = self.origin_bytes
+        self.ledger = Ledger()
+        self.ledger_metrics = LedgerMetrics(self.ledger, r)
+        self.before_telling: list[Callable[[], None]] = [self.ledger_metrics.tell]
+        """Called, after these, before a scrape is answered: gauges that are looked up."""
+        self.troubles = Troubles()
         self.before_reading: list[Callable[[], None]] = []
         """Called before the numbers are read: a hit is counted in plain integers, which are added up here."""
 
     def text(self) -> bytes:
         """The exposition for a scrape, in Prometheus' text format 0.0.4."""
-        self._add_up()
+        self.add_up()
+        for look in self.before_telling:
+            look()
         return generate_latest(self.registry)
 
-    def _add_up(self) -> None:
+    def add_up(self) -> None:
+        """For who reads `ledger`, or many values at once."""
         for add in self.before_reading:
             add()
 
     def value(self, name: str, **labels: str) -> float:
         """One sample's value, 0 if it has not happened: for the summary of `run` and for tests."""
-        self._add_up()
+        self.add_up()
         return self.registry.get_sample_value(name, labels) or 0.0
+
+    def traffic(self) -> dict[str, float]:
+        """Bytes served by source, and `bucket`: bytes that came from the origin. Asked each second: by way of `value`,
+        which collects all there is, that would be a thousand calls."""
+        self.add_up()
+        return {name: counter._value.get() for name, counter in self._traffic.items()}
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of all samples called `name` whose labels include `labels`."""
-        self._add_up()
+        self.add_up()
         wanted = labels.items()
         return sum(
             sample.value

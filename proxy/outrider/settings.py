@@ -216,6 +216,12 @@ class Settings(BaseModel):
     catalog_entries: int = Field(1_000_000, ge=1, description="Objects remembered at most.")
     workers: int = Field(1, ge=1, le=64, description="Event loops that answer hits, each in a thread of its own.")
     drain_s: float = Field(30.0, ge=0, le=3600, description="How long a stop waits for requests under way.")
+    price_per_gb: float = Field(
+        0.0, ge=0, description="Dollars for 10**9 bytes out of the bucket, to tell what was saved; 0: not told."
+    )
+    price_per_1000_gets: float = Field(
+        0.0, ge=0, description="Dollars for 1,000 GETs of the bucket, to tell what was saved; 0: not told."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
     log_format: Literal["json", "text"] | None = Field(None, description="Default: text on a terminal, else json.")
 

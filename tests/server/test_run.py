@@ -17,7 +17,8 @@ import pytest
 
 from outrider.cli.child import Signals, ended, start, status_of
 from outrider.cli.environment import endpoint_in, for_child
-from outrider.cli.summary import Summary, in_words
+from outrider.cli.summary import Summary
+from outrider.core.verdict import in_words
 from tests.support.child import free_ports
 from tests.support.command import DEADLINE_S, Command, Process, python
 from tests.support.proxy import ServedProxy

@@ -107,6 +107,10 @@ class DiskStore:
         return self._used_bytes
 
     @property
+    def capacity_bytes(self) -> int:
+        return self._limits.capacity_bytes
+
+    @property
     def room_bytes(self) -> int:
         return max(0, self._limits.capacity_bytes - self._used_bytes)
 

@@ -117,6 +117,8 @@ class HttpOrigin:
             finally:
                 # A body that was read whole has given its connection back already; of any other nothing more is wanted.
                 reply.close()
+                if reply.came_bytes and request.bucket is not None and request.key:
+                    self._metrics.ledger.came(request.bucket, request.key, reply.came_bytes)
 
     async def _connection(self) -> _Connection:
         if not self._free.locked():
@@ -198,6 +200,8 @@ class HttpOrigin:
             self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
             raise OriginBroke(_words(error.why)) from error.why
         self._metrics.origin_requests.labels(method_label(request.method), str(response.status)).inc()
+        if read and request.bucket is not None and request.key:
+            self._metrics.ledger.asked(request.bucket, request.key)
         return response
 
     def _timeout(self, *, read: bool) -> aiohttp.ClientTimeout:
@@ -323,6 +327,7 @@ class HttpReply:
         self.ended: Callable[[], None] | None = None
         """Called when the body was read whole: its connection is free for others."""
         self._read: bytes | None = None
+        self.came_bytes = 0
         self.status = response.status
         self.headers: Headers = tuple(
             (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
@@ -357,6 +362,7 @@ class HttpReply:
                     self.ended()
                 if chunk:
                     self._metrics.origin_bytes.inc(len(chunk))
+                    self.came_bytes += len(chunk)
                     yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise OriginBroke(_words(error)) from error

@@ -17,6 +17,8 @@ _EXAMPLES = """Examples:
 outrider run -- python train.py           a cache for this one command
 outrider serve --cache-dir /data/cache    a cache for many; tell each of them:
 export AWS_ENDPOINT_URL=http://127.0.0.1:9480
+outrider stats                            what it does now, who waits for whom, what was saved
+outrider ls                               the datasets, and how much of each is here
 outrider doctor                           what is wrong, and what to do
 outrider simulate --cache 10%,25%,50%     how large a cache a job needs
 outrider bench s3://my-bucket/train/      what it makes of reads of that bucket
@@ -37,6 +39,8 @@ _COMMANDS: dict[str, dict[str, Any]] = {
     "doctor": {},
     "simulate": {},
     "bench": {},
+    "ls": {},
+    "stats": {},
 }
 
 

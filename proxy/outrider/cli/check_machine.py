@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.cli import environment
 from outrider.cli.findings import Finding, fail, ok, warn
-from outrider.cli.summary import in_words
+from outrider.core.verdict import in_words
 from outrider.settings import Settings
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - where `--cache-dir memory` lives
@@ -34,6 +34,8 @@ _FILES_COUNTED_MAX = 200_000
 _ROOM_LITTLE_BYTES = 2**30
 _FILES_FEW = 4096
 _ADMIN_TIMEOUT_S = 2.0
+# A dozen maps of datasets, some dozens of readers and errors.
+_STATUS_BYTES_MAX = 1024 * 1024
 
 
 def cache_findings(settings: Settings, running_here: bool) -> Iterator[Finding]:
@@ -160,7 +162,7 @@ def running_outrider(settings: Settings) -> dict[str, object] | None:
         request.add_header("Authorization", f"Bearer {settings.admin_token.get_secret_value()}")
     try:
         with direct().open(request, timeout=_ADMIN_TIMEOUT_S) as reply:
-            status = json.loads(reply.read(65536))
+            status = json.loads(reply.read(_STATUS_BYTES_MAX))
     except (OSError, ValueError):
         return None
     return status if isinstance(status, dict) and "version" in status and "listen" in status else None

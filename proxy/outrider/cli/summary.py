@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from outrider.core.verdict import in_words
 from outrider.metrics import SOURCES, Metrics
-
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +50,3 @@ class Summary:
 
     def json(self) -> str:
         return json.dumps({**asdict(self), "hit_ratio": self.hit_ratio, "saved_bytes": self.saved_bytes})
-
-
-def in_words(count_bytes: int) -> str:
-    """For people: 1.9 GB, by powers of 1,000."""
-    amount = float(count_bytes)
-    for unit in _UNITS:
-        if amount < 999.5 or unit == _UNITS[-1]:
-            break
-        amount /= 1000
-    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 99.5 else f"{amount:.1f} {unit}"

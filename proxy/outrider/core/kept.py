@@ -64,6 +64,8 @@ class Dataset:
         self.listed_at = 0.0
         self.reads_since_list = 0
         self.kept: dict[int, Kept] = {}
+        # On disk, outdated versions included.
+        self.kept_bytes = 0
         # By expected next use on the dataset's own clock, which goes 1.0 forward in each pass of its jobs.
         self._ranked: SortedList[tuple[float, int]] = SortedList()
         self._recent: OrderedDict[int, None] = OrderedDict()

@@ -248,6 +248,7 @@ class Planner:
                 self._outdated[old.version_id] = old
             dataset.keep(kept, self._now)
         kept.present |= 1 << block.index
+        dataset.kept_bytes += kept.block_bytes
         if kept.ahead:
             self.fetched_bytes += kept.block_bytes
         self._landed(item, 1 << block.index)
@@ -300,6 +301,7 @@ class Planner:
             return
         kept.present &= ~(1 << block.index)
         dataset = kept.dataset
+        dataset.kept_bytes -= kept.block_bytes
         if kept.ahead:
             self.wasted_bytes += kept.block_bytes
             self._owing[dataset] = self._owing.get(dataset, 0.0) + kept.block_bytes
@@ -368,6 +370,13 @@ class Planner:
     def blocks_coming(self) -> int:
         """Handed out to be fetched, and not here yet."""
         return self._handed_blocks
+
+    @property
+    def bytes_coming(self) -> int:
+        return self._handed_bytes
+
+    def is_coming(self, dataset: Dataset, key: int) -> bool:
+        return (dataset, key) in self._handed
 
     def _may_fetch(self, dataset: Dataset) -> bool:
         return self._owing.get(dataset, 0.0) <= _WASTE * self._capacity_bytes + 2 * self._block_bytes

@@ -1,4 +1,4 @@
-"""The admin port: health, readiness, metrics and status. Loopback, or behind a token."""
+"""The admin port: health, readiness, metrics, status and the dashboard. Loopback, or behind a token."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from aiohttp import web
 
 from outrider.core import browsers
 from outrider.core.errors import AccessDenied
+from outrider.http import page
 from outrider.metrics import Metrics
 
 Status = dict[str, object]
+
+_OPEN_TO_ALL = frozenset(("/healthz", "/readyz"))
 
 
 def admin_app(
     metrics: Metrics, ready: Callable[[], bool], status: Callable[[], Status], token: str | None
 ) -> web.Application:
-    """`token` None: nothing is asked for. `/healthz` and `/readyz` never ask: the kubelet has no token."""
+    """`token` None: nothing is asked for. `/healthz` and `/readyz` never ask: the kubelet has no token; nor does the
+    dashboard's page, which asks its reader for it."""
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -29,13 +33,13 @@ def admin_app(
         return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def show_status(_: web.Request) -> web.Response:
-        return web.json_response(status())
+        return web.json_response(status(), headers={"Cache-Control": "no-store"})
 
     @web.middleware
     async def guard(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if request.path in ("/healthz", "/readyz"):
+        if request.path in _OPEN_TO_ALL or (token is not None and request.path in page.PATHS):
             return await handler(request)
         if token is None:
             # It is loopback then, and what a browser on this machine shows must not read along.
@@ -55,4 +59,5 @@ def admin_app(
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", show_metrics)
     app.router.add_get("/status", show_status)
+    page.add_page(app.router)
     return app

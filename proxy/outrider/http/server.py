@@ -32,6 +32,7 @@ from outrider.core.errors import (
     S3Error,
     SlowDown,
 )
+from outrider.core.ledger import AWAY_S_MAX
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.postform import is_form
 from outrider.core.s3wire import Forgets, Kind, Operation
@@ -96,6 +97,11 @@ class _Asked:
     started: float = field(default_factory=time.perf_counter)
     operation: Operation | None = None
     client: str = "-"
+    who: str | None = None
+    """Who asks to read (see `access.reader_name`); None: nobody does, or it is not known yet."""
+    away_s: float = 0.0
+    full_s: float = 0.0
+    """See `Ended`; of `full_s`, what the connection had seen before."""
     reader: str | None = None
     """Who reads, once it is known that and what (see `access.reader_name`)."""
     cache: CacheStatus = CacheStatus.BYPASS
@@ -216,7 +222,7 @@ class S3Server(web.Server):
         self._tally.ended(
             Ended(
                 begun.request_id, operation.kind.value, operation.method, operation, begun.asked_range, begun.client,
-                begun.status, CacheStatus.HIT.value, sent, begun.started, cut,
+                begun.status, CacheStatus.HIT.value, sent, begun.started, cut, begun.reader, begun.away_s, begun.full_s,
             )
         )  # fmt: skip
 
@@ -253,7 +259,9 @@ class S3Server(web.Server):
             (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape").strip())
             for name, value in request.raw_headers
         )
-        asked = _Asked(request, protocol.wire, headers)
+        wire = protocol.wire
+        asked = _Asked(request, wire, headers, full_s=wire.full_s)
+        asked.away_s = min(max(0.0, asked.started - wire.ended), AWAY_S_MAX)
         self._tally.began()
         if (begun := protocol.begun) is not None:
             protocol.begun = None
@@ -305,13 +313,12 @@ class S3Server(web.Server):
         self._access.check(who, operation, None)
         if operation.kind is Kind.FORWARD:
             return await self._forward(asked, operation, who)
+        asked.who = reader_name(who, request.get_extra_info("peername"))
         plain = dict(asked.headers)
         try:
             if operation.kind is Kind.HEAD:
                 return self._read_reply(asked, await self._reads.head(operation.ref, plain))
-            return self._read_reply(
-                asked, await self._reads.get(operation.ref, plain, self._on_asked(asked, who, plain))
-            )
+            return self._read_reply(asked, await self._reads.get(operation.ref, plain, self._on_asked(asked, plain)))
         except (NotCacheable, InvalidRange, PreconditionFailed):
             # A refusal is the origin's to give, in its own words: it may know of a newer version, and its readings of
             # a Range past the end differ from store to store.
@@ -332,8 +339,9 @@ class S3Server(web.Server):
         answer = await self._steering.answer(Steered(operation, asked.headers, who, client, read_body))
         return self._reply(asked, answer.status, answer.headers, answer.body, None)
 
-    def _on_asked(self, asked: _Asked, who: Who, headers: dict[str, str]) -> OnAsked:
-        reader = reader_name(who, asked.request.get_extra_info("peername"))
+    def _on_asked(self, asked: _Asked, headers: dict[str, str]) -> OnAsked:
+        reader = asked.who
+        assert reader is not None
 
         def tell(version: ObjectVersion, extent: Extent) -> None:
             asked.reader = reader
@@ -346,7 +354,8 @@ class S3Server(web.Server):
         asked.operation, asked.cache = begun.operation, CacheStatus.HIT
         asked.id, asked.started, asked.client = begun.request_id, begun.started, begun.client
         self._begun_again(begun)
-        asked.reader = begun.reader
+        asked.reader = asked.who = begun.reader
+        asked.away_s = begun.away_s
         body = self._reads.resume(begun.version, begun.rest) if begun.rest.length else None
         return Reply(begun.status, (), wire=asked.wire, body=body, length=begun.rest.length, on_end=self._on_end(asked),
                      head=begun.head, sent=Counter(disk=begun.sent))  # fmt: skip
@@ -447,10 +456,12 @@ class S3Server(web.Server):
     def _ended(self, asked: _Asked, status: int | None, sent: Sent, cut: str | None) -> None:
         if asked.reader is not None and asked.operation is not None:
             self._prefetch.sent(asked.reader, asked.operation.ref)
+        asked.wire.ended = time.perf_counter()
         self._tally.ended(
             Ended(
                 asked.id, asked.op, asked.request.method, asked.operation, dict(asked.headers).get("range"),
-                asked.client, status, asked.cache.value, sent, asked.started, cut,
+                asked.client, status, asked.cache.value, sent, asked.started, cut, asked.who, asked.away_s,
+                asked.wire.full_s - asked.full_s,
             )
         )  # fmt: skip
 

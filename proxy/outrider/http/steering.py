@@ -41,7 +41,12 @@ _REFS_AT_ONCE = 1000
 # Of `/status`. Addresses inside the cluster, and where the bucket is, are no client's business.
 _FOR_CLIENTS = (
     "version", "ready", "indexed", "blocks", "bytes", "objects", "fills", "requests", "served_bytes", "origin_bytes",
-    "origin_requests", "prefetch", "hit_ratio_by_size",
+    "origin_requests", "prefetch", "hit_ratio_by_size", "uptime_s", "disk",
+)  # fmt: skip
+# Where nobody is asked who he is, there is nobody to keep them from.
+_FOR_EVERYBODY = (
+    "verdict", "larger_cache", "throughput", "saved", "prices", "reads", "datasets", "datasets_known", "readers",
+    "errors", "warmups", "pins",
 )  # fmt: skip
 
 
@@ -210,7 +215,8 @@ class Steering:
     # -- the bucket itself ------------------------------------------------------------------------------------------
 
     def _status_json(self) -> bytes:
-        told = {name: value for name, value in self._status().items() if name in _FOR_CLIENTS}
+        names = _FOR_CLIENTS + (_FOR_EVERYBODY if self._access.is_open else ())
+        told = {name: value for name, value in self._status().items() if name in names}
         return json.dumps(told, indent=2).encode() + b"\n"
 
     def _bucket(self, asked: Asked, names: set[str]) -> Answer:

@@ -7,7 +7,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from outrider.core.s3wire import Operation
+from outrider.core.ledger import Sums, dataset_of
+from outrider.core.s3wire import Kind, Operation
 from outrider.http.accesslog import AccessLog
 from outrider.metrics import Metrics
 
@@ -31,6 +32,12 @@ class Ended:
     sent: Sent
     started: float
     cut: str | None
+    reader: str | None = None
+    """Who read an object (see `access.reader_name`); None: nobody did."""
+    away_s: float = 0.0
+    """For how long his connection had asked for nothing before."""
+    full_s: float = 0.0
+    """For how long his socket was full meanwhile."""
 
 
 class Tally:
@@ -60,9 +67,16 @@ class Tally:
         self._metrics.requests.labels(end.op, str(end.status or 0), end.cache).inc()
         for source, count in end.sent.items():
             self._metrics.served_bytes.labels(source).inc(count)
+        seconds = time.perf_counter() - end.started
+        if end.reader is not None and end.operation is not None:
+            self._tell_ledger(end, end.reader, end.operation, seconds)
+        if (end.status is not None and end.status >= 500) or end.cut not in (None, "client left", "stopped"):
+            where = "" if end.operation is None else f"{end.method} /{end.operation.bucket or ''}/{end.operation.key}"
+            what = f"answered {end.status}" if end.cut is None else f"cut: {end.cut}"
+            self._metrics.troubles.add(what, where, "error", time.time())
         facts: dict[str, object] = {
             "request": end.request_id, "op": end.op, "method": end.method, "status": end.status, "cache": end.cache,
-            "bytes": end.sent.total(), "seconds": round(time.perf_counter() - end.started, 6), "client": end.client,
+            "bytes": end.sent.total(), "seconds": round(seconds, 6), "client": end.client,
         }  # fmt: skip
         if end.operation is not None:
             facts["bucket"], facts["key"] = end.operation.bucket, end.operation.key
@@ -71,3 +85,14 @@ class Tally:
         if end.cut is not None:
             facts["cut"] = end.cut
         self._access_log.request(facts)
+
+    def _tell_ledger(self, end: Ended, reader: str, operation: Operation, seconds: float) -> None:
+        if operation.kind is Kind.FORWARD or end.status is None or end.status >= 400:
+            return
+        sent = end.sent
+        self._metrics.ledger.served(
+            reader,
+            dataset_of(*operation.ref),
+            Sums(1, int(end.cache == "HIT"), sent["disk"], sent["flight"], sent["origin"],
+                 max(0.0, seconds - end.full_s), end.away_s + end.full_s),
+        )  # fmt: skip

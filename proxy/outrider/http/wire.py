@@ -15,6 +15,7 @@ import os
 import socket
 import ssl
 import struct
+import time
 from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Protocol
@@ -38,6 +39,11 @@ _probe = [bytearray(1)]
 
 class Wire(Protocol):
     """Writes in order; both raise ConnectionError when the client is gone."""
+
+    ended: float
+    """When its last reply was sent, or the connection began, on `time.perf_counter`. Kept by who replies."""
+    full_s: float
+    """For how long, in all, somebody waited for the client to take what was sent."""
 
     async def send(self, data: Buffer, *, more: bool = False) -> None:
         """`more`: a file follows at once, so the kernel may wait and send both in one segment."""
@@ -73,6 +79,8 @@ class SocketWire:
         self._socket.setblocking(False)
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
+        self.ended = time.perf_counter()
+        self.full_s = 0.0
 
     def _alive(self) -> socket.socket:
         # Asked before every call on the descriptor: its number may belong to another connection once it is closed.
@@ -144,9 +152,11 @@ class SocketWire:
         self._waiter = self._loop.create_future()
         self._loop.add_writer(descriptor, self._wake)
         timeout = self._loop.call_later(SEND_TIMEOUT_S, self._fail, ConnectionResetError("the client takes nothing"))
+        began = time.perf_counter()
         try:
             await self._waiter
         finally:
+            self.full_s += time.perf_counter() - began
             timeout.cancel()
             self._waiter = None
             if self._socket is not None:
@@ -185,6 +195,8 @@ class TlsWire:
         transport.set_write_buffer_limits(high=_TLS_BUFFER_BYTES)
         self._room = asyncio.Event()
         self._room.set()
+        self.ended = time.perf_counter()
+        self.full_s = 0.0
 
     def paused(self, paused: bool) -> None:
         """The transport's flow control, passed on by the protocol."""
@@ -194,8 +206,13 @@ class TlsWire:
             self._room.set()
 
     async def send(self, data: Buffer, *, more: bool = False) -> None:
-        async with asyncio.timeout(SEND_TIMEOUT_S):
-            await self._room.wait()
+        if not self._room.is_set():
+            began = time.perf_counter()
+            try:
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    await self._room.wait()
+            finally:
+                self.full_s += time.perf_counter() - began
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the client is gone")
         self._transport.write(data)

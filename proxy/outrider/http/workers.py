@@ -186,6 +186,7 @@ class _Connection(asyncio.Protocol):
         sent: Sent = Counter(disk=begun.sent)
         cut: str | None = "stopped"
         body: _Lent | None = None
+        full_s = self._wire.full_s
         try:
             body = await _Lent.ask(self._worker, begun)
             await self._wire.send(begun.head, more=begun.rest.length > 0)
@@ -202,6 +203,8 @@ class _Connection(asyncio.Protocol):
         finally:
             if cut is not None:
                 self.abort()
+            begun.full_s = self._wire.full_s - full_s
+            self._wire.ended = time.perf_counter()
             if body is not None:
                 await asyncio.shield(body.close(begun, sent, cut))
         self._resume()

@@ -1,0 +1,36 @@
+"""Warnings and errors of the log, kept for the eye."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from outrider.core.troubles import Troubles
+
+# What every record has; the rest are the facts of the event.
+_OF_RECORDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class _Keeper(logging.Handler):
+    def __init__(self, troubles: Troubles) -> None:
+        super().__init__(logging.WARNING)
+        self._troubles = troubles
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts = [f"{name}: {value}" for name, value in vars(record).items() if name not in _OF_RECORDS]
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            # Not its words: they may be anybody's.
+            facts.append(type(record.exc_info[1]).__name__)
+        self._troubles.add(record.getMessage(), ", ".join(facts), record.levelname.lower(), record.created)
+
+
+@contextmanager
+def kept_troubles(troubles: Troubles) -> Iterator[None]:
+    """What the package logs from here to the end as a warning or worse stands in `troubles` too."""
+    logger, keeper = logging.getLogger("outrider"), _Keeper(troubles)
+    logger.addHandler(keeper)
+    try:
+        yield
+    finally:
+        logger.removeHandler(keeper)

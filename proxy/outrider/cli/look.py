@@ -1,0 +1,95 @@
+"""What `ls` and `stats` share: the status of the proxy that runs here, or words on why there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+from rich.console import Console
+
+from outrider.cli import environment, options
+from outrider.cli.check_machine import direct, loopback_of
+from outrider.settings import Settings
+
+_TIMEOUT_S = 5.0
+_WIDE = 1000
+_BYTES_MAX = 4 * 1024 * 1024
+
+Status = dict[str, Any]
+AsJson = Annotated[bool, typer.Option("--json", help="What the proxy told, as JSON.")]
+
+
+class NoStatus(Exception):
+    """It cannot be had; the words say why, and what to do."""
+
+
+def place_of(admin: str | None, config: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[str, Settings]:
+    """The URL of the admin port, and the settings with its token. Exits with 2 where the settings are wrong."""
+    settings = options.load({"admin": admin}, config)
+    told = environ.get(environment.STATUS_URL)
+    if admin is None and told:
+        return told.rstrip("/"), settings
+    host, _, port = settings.admin.rpartition(":")
+    return f"http://{loopback_of(host)}:{port}", settings
+
+
+def status_at(url: str, settings: Settings) -> Status:
+    """Raises NoStatus."""
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise NoStatus(f"{url} is no URL of an admin port: write http://HOST:PORT.")
+    request = urllib.request.Request(f"{url}/status")  # noqa: S310 - looked at above
+    if settings.admin_token is not None:
+        request.add_header("Authorization", f"Bearer {settings.admin_token.get_secret_value()}")
+    try:
+        with direct().open(request, timeout=_TIMEOUT_S) as reply:
+            status = json.loads(reply.read(_BYTES_MAX))
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 401:
+            raise NoStatus(f"{url} wants a token, or another one: set OUTRIDER_ADMIN_TOKEN.") from error
+        raise NoStatus(f"{url} answered {error.code}: that is no admin port of outrider. Is --admin right?") from error
+    except OSError as error:
+        raise NoStatus(
+            f"No outrider answers at {url}. Start one with `outrider serve`, or say where it is: --admin HOST:PORT."
+        ) from error
+    except ValueError as error:
+        raise NoStatus(f"{url} is no admin port of outrider. Is --admin right?") from error
+    if not isinstance(status, dict) or "verdict" not in status:
+        raise NoStatus(f"{url} is no admin port of outrider, or of an older one. Is --admin right?")
+    return status
+
+
+def status_or_exit(url: str, settings: Settings) -> Status:
+    """Says on stderr why there is none, and exits with 1."""
+    try:
+        return status_at(url, settings)
+    except NoStatus as error:
+        typer.echo(f"outrider: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def console() -> Console:
+    """Into a file or a pipe lines go as long as they are."""
+    return Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
+
+
+def shown(text: str) -> str:
+    """A name as it may stand on a terminal: what would steer it is escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def ago(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

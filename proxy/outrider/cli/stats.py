@@ -1,0 +1,134 @@
+"""`outrider stats`: what the proxy does now, who waits for whom, and what was saved."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from outrider.cli import look, options
+from outrider.core.verdict import in_words
+
+_SOURCES = (("disk", "disk: hits"), ("flight", "still arriving"), ("origin", "past the cache"))
+_COLOURS = {"readers": "green", "cache": "yellow", "bucket": "yellow", "machine": "cyan"}
+_READERS_MAX = 12
+_SILENT_S = 20.0
+
+
+def stats(
+    admin: options.Admin = None,
+    config: options.Config = None,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and exit.")] = False,
+    as_json: look.AsJson = False,
+    every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Show what the proxy at --admin does: live on a terminal, until Ctrl-C; else once.
+
+    \b
+    outrider stats
+    outrider stats --once
+    outrider stats --json | jq .verdict.text
+    """
+    url, settings = look.place_of(admin, config)
+    status = look.status_or_exit(url, settings)
+    if as_json:
+        typer.echo(json.dumps(status, indent=2))
+        return
+    console = look.console()
+    if once or not sys.stdout.isatty():
+        console.print(view(status))
+        return
+    try:
+        with Live(view(status), console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                time.sleep(every)
+                try:
+                    live.update(view(look.status_at(url, settings)), refresh=True)
+                except look.NoStatus as error:
+                    live.update(Text(str(error)), refresh=True)
+    except KeyboardInterrupt:
+        pass
+
+
+def view(status: look.Status) -> RenderableType:
+    colour = _COLOURS.get(status["verdict"]["slow"])
+    parts: list[RenderableType] = [
+        Text(f"outrider {status['version']} in front of {look.shown(status['origin'] or 'AWS S3')}, "
+             f"up {look.ago(status['uptime_s'])}", style="dim"),
+        Text(look.shown(status["verdict"]["text"]), style=f"bold {colour}" if colour else "dim"),
+        Text(),
+        _bandwidth(status),
+        Text(),
+        _facts(status),
+        Text(),
+        _readers(status["readers"]),
+    ]  # fmt: skip
+    if status["errors"]:
+        last = status["errors"][0]
+        times = f" ({last['times']} times)" if last["times"] > 1 else ""
+        parts += [
+            Text(),
+            Text(f"last error: {look.shown(last['what'])}{times} {look.shown(last['detail'])}", style="red"),
+        ]
+    return Group(*parts)
+
+
+def _bandwidth(status: look.Status) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name, justify in (("source", "left"), ("now", "right"), ("since start", "right")):
+        table.add_column(name, justify=justify, min_width=14)  # type: ignore[arg-type]
+    throughput, served = status["throughput"], status["served_bytes"]
+    rows = [(label, throughput.get(name), served[name]) for name, label in _SOURCES]
+    rows.append(("out of the bucket", throughput.get("bucket"), status["origin_bytes"]))
+    for label, rates, total in rows:
+        table.add_row(label, f"{in_words(rates[-1] if rates else 0)}/s", in_words(total))
+    return table
+
+
+def _facts(status: look.Status) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    total = sum(status["served_bytes"].values())
+    hits = f"{100 * status['served_bytes']['disk'] / total:.1f} % of the bytes" if total else "nothing served yet"
+    saved, prices = status["saved"], status["prices"]
+    dollars = saved["egress_dollars"] + saved["request_dollars"]
+    money = f", ${dollars:,.2f}" if prices["per_gb"] or prices["per_1000_gets"] else ""
+    ahead, disk = status["prefetch"], status["disk"]
+    sizes = "  ".join(f"{size}x {100 * ratio:.0f} %" for size, ratio in status["hit_ratio_by_size"].items())
+    table.add_row("hits", hits)
+    table.add_row("saved", f"{in_words(saved['egress_bytes'])}, {saved['gets']:,} GETs{money}")
+    table.add_row("disk", f"{in_words(disk['used_bytes'])} of {in_words(disk['budget_bytes'])}")
+    table.add_row(
+        "ahead",
+        f"{in_words(ahead['window_bytes'])} coming, {in_words(ahead['fetched_bytes'])} so far, "
+        f"{in_words(ahead['wasted_bytes'])} in vain",
+    )
+    table.add_row("cache size", f"would hit: {sizes}" if sizes else "too few reads to tell")
+    return table
+
+
+def _readers(readers: list[look.Status]) -> RenderableType:
+    active = [one for one in readers if one["silent_s"] <= _SILENT_S]
+    if not active:
+        return Text("nobody reads", style="dim")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("reader", overflow="fold")
+    table.add_column("rate", justify="right", no_wrap=True)
+    table.add_column("stall", justify="right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
+    for one in active[:_READERS_MAX]:
+        table.add_row(
+            Text(look.shown(f"{one['name']} s3://{one['bucket']}/{one['dataset']}")),
+            f"{in_words(one['bytes_s'])}/s",
+            "-" if one["stall"] is None else f"{100 * one['stall']:.0f} %",
+            Text(look.shown(one["verdict"])),
+        )
+    return table

@@ -1,0 +1,77 @@
+"""What is the slow part, in words: the readers, the bucket, the size of the cache, or this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outrider.core.ledger import Sums
+
+# Less time, all connections together, tells nothing yet.
+_TIME_S_MIN = 1.0
+_REQUESTS_MIN = 4
+# Who waits for less than this part of his time is not held up.
+_STALL_LITTLE = 0.1
+# Nearly all came from the disk here: the bucket has no part in the wait.
+_MOSTLY_DISK = 0.95
+# A larger cache that saves less than this part of the GETs is not worth a word.
+_GAIN_MIN = 0.1
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`slow`: `unknown`, `readers`, `cache`, `bucket` or `machine`."""
+
+    slow: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Larger:
+    """So many bytes more of cache would save this part of the GETs that go to the bucket now."""
+
+    more_bytes: int
+    saves: float
+
+
+def larger_cache(hit_ratios: Mapping[float, float] | None, capacity_bytes: int, data_bytes: int) -> Larger | None:
+    """`hit_ratios`: by size, as a multiple of `capacity_bytes` (see `ghost`). `data_bytes`: of all that is read again
+    and again, 0: not known. None: more would not help, or nothing is known."""
+    if hit_ratios is None or (now := hit_ratios.get(1.0, 1.0)) >= 1:
+        return None
+    for factor, ratio in sorted(hit_ratios.items()):
+        gain = (ratio - now) / (1 - now)
+        if factor > 1 and gain >= _GAIN_MIN:
+            more = int((factor - 1) * capacity_bytes)
+            whole = data_bytes - capacity_bytes
+            return Larger(min(more, whole) if whole > 0 else more, min(1.0, gain))
+    return None
+
+
+def verdict_of(sums: Sums, larger: Larger | None) -> Verdict:
+    """Of one reader, or of all together."""
+    stall = sums.stall
+    if stall is None or sums.wait_s + sums.away_s < _TIME_S_MIN or sums.requests < _REQUESTS_MIN:
+        return Verdict("unknown", "too early to say")
+    waited = f"waited {100 * stall:.0f} % of the time"
+    if stall < _STALL_LITTLE:
+        return Verdict("readers", f"GPU-bound: the readers are the slow part ({waited})")
+    served = sums.served_bytes
+    here = sums.disk_bytes / served if served else 0.0
+    if here >= _MOSTLY_DISK:
+        return Verdict("machine", f"served from disk: as fast as this machine and its disk go ({waited})")
+    if larger is not None:
+        more = f"{in_words(larger.more_bytes)} more would save {100 * larger.saves:.0f} % of GETs"
+        return Verdict("cache", f"cache too small: {more} ({waited})")
+    return Verdict("bucket", f"bucket-bound: {100 * (1 - here):.0f} % of the bytes came from the bucket ({waited})")
+
+
+def in_words(count_bytes: float) -> str:
+    """For people: 1.9 GB, by powers of 1,000."""
+    amount = float(count_bytes)
+    for unit in _UNITS:
+        if amount < 999.5 or unit == _UNITS[-1]:
+            break
+        amount /= 1000
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 99.5 else f"{amount:.1f} {unit}"

@@ -1,0 +1,374 @@
+// Asks /status once a second and shows it. Everything is put in as text, never as markup: names of objects are anybody's.
+"use strict";
+
+const EVERY_MS = 1000;
+const SOURCES = [["disk", "Disk: hits"], ["flight", "Still arriving"], ["origin", "Past the cache"]];
+const STATES = {c: "cached", R: "cached and read this epoch", o: "coming", r: "read and gone", a: "absent"};
+const TOKEN = "outrider-admin-token";
+const $ = (id) => document.getElementById(id);
+let paused = false, timer = 0, rates = null, cursorAt = -1;
+
+// -- words -------------------------------------------------------------------------------------------------------
+
+function bytes(count) {
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  let unit = 0, amount = Number(count) || 0;
+  while (amount >= 999.5 && unit < units.length - 1) { amount /= 1000; unit += 1; }
+  return `${amount.toFixed(unit === 0 || amount >= 99.5 ? 0 : 1)} ${units[unit]}`;
+}
+const whole = (count) => Math.round(Number(count) || 0).toLocaleString("en-US");
+const percent = (part) => part > 0 && part < 0.1 ? `${(100 * part).toFixed(1)} %` : `${Math.round(100 * part)} %`;
+const dollars = (amount) => `$${amount.toFixed(amount < 10 ? 2 : 0)}`;
+const many = (count, word) => `${whole(count)} ${word}${Number(count) === 1 ? "" : "s"}`;
+function span(seconds) {
+  const s = Math.round(seconds);
+  if (s < 120) return `${s} s`;
+  if (s < 7200) return `${Math.round(s / 60)} min`;
+  return s < 172800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} days`;
+}
+
+// -- pieces of the page ------------------------------------------------------------------------------------------
+
+function put(id, text, raw) {
+  const element = typeof id === "string" ? $(id) : id;
+  if (element.textContent !== text) element.textContent = text;
+  if (raw !== undefined) element.dataset.raw = String(raw);
+}
+function make(tag, className, text) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+function fill(bar, part) {
+  const width = Math.max(0, Math.min(1, part || 0));
+  bar.firstElementChild.style.width = `${(100 * width).toFixed(1)}%`;
+  bar.setAttribute("aria-valuenow", String(Math.round(100 * width)));
+}
+function meter(label) {
+  const bar = make("span", "bar");
+  bar.append(make("i"));
+  bar.setAttribute("role", "meter");
+  bar.setAttribute("aria-label", label);
+  bar.setAttribute("aria-valuemin", "0");
+  bar.setAttribute("aria-valuemax", "100");
+  return bar;
+}
+// The children of `parent`, one for each item; what is there already stays, so that focus and selection do too.
+function rows(parent, items, create, update) {
+  while (parent.children.length > items.length) parent.lastElementChild.remove();
+  items.forEach((item, index) => {
+    if (!parent.children[index]) parent.append(create());
+    update(parent.children[index], item);
+  });
+}
+
+// -- the numbers -------------------------------------------------------------------------------------------------
+
+function show(status) {
+  const served = status.served_bytes, total = SOURCES.reduce((sum, [name]) => sum + served[name], 0);
+  const told = status.settings || {};
+  put("facts", [`${status.version}`, `in front of ${status.origin || "AWS S3"}`, `up ${span(status.uptime_s)}`,
+    `policy ${told.policy}`, `freshness ${told.freshness}`].join(" · "));
+  const verdict = $("verdict");
+  put(verdict, status.verdict.text === "too early to say" ? "Nothing to say yet: too few reads of late." : `${status.verdict.text[0].toUpperCase()}${status.verdict.text.slice(1)}.`);
+  verdict.className = `verdict ${status.verdict.slow}`;
+  put("hit", total ? percent(served.disk / total) : "–", total ? served.disk / total : 0);
+  put("hit-note", `${bytes(served.disk)} of ${bytes(total)}`);
+  const now = latest(status.throughput);
+  put("now", `${bytes(now.disk + now.flight + now.origin)}/s`);
+  put("now-note", `${bytes(now.bucket)}/s from the bucket`);
+  const saved = status.saved, money = saved.egress_dollars + saved.request_dollars;
+  const priced = status.prices.per_gb > 0 || status.prices.per_1000_gets > 0;
+  put("saved", priced ? dollars(money) : bytes(saved.egress_bytes), saved.egress_bytes);
+  put("saved-note", `${priced ? `${bytes(saved.egress_bytes)}, ` : ""}${whole(saved.gets)} GETs not asked of the bucket`);
+  const disk = status.disk;
+  put("disk", bytes(disk.used_bytes), disk.used_bytes);
+  put("disk-note", `of ${bytes(disk.budget_bytes)}, ${many(status.blocks, "block")}`);
+  fill($("disk-bar"), disk.used_bytes / disk.budget_bytes);
+  const ahead = status.prefetch;
+  put("window", bytes(ahead.window_bytes), ahead.window_bytes);
+  put("window-note", `coming; so far ${bytes(ahead.fetched_bytes)}, in vain ${bytes(ahead.wasted_bytes)}`);
+  fill($("window-bar"), ahead.window_bytes / ahead.window_bytes_max);
+  showSources(status, now);
+  rates = status.throughput;
+  drawChart();
+  put("datasets-sub", status.datasets_known > status.datasets.length
+    ? `${status.datasets.length} of ${whole(status.datasets_known)}, the latest read first` : "the latest read first");
+  showDatasets(status.datasets);
+  showReaders(status.readers);
+  showSizes(status);
+  showWarm(status.warmups || [], status.pins || []);
+  showErrors(status.errors);
+}
+
+function latest(throughput) {
+  const last = (name) => (throughput[name] || []).at(-1) || 0;
+  return {disk: last("disk"), flight: last("flight"), origin: last("origin"), bucket: last("bucket")};
+}
+
+function showSources(status, now) {
+  const items = SOURCES.map(([name, label]) => [name, label, now[name], status.served_bytes[name]]);
+  items.push(["bucket", "Out of the bucket", now.bucket, status.origin_bytes]);
+  rows($("sources"), items, () => {
+    const row = make("tr"), head = make("th");
+    head.scope = "row";
+    head.append(make("i", "key"), make("span"));
+    row.append(head, make("td"), make("td"));
+    return row;
+  }, (row, [name, label, rate, total]) => {
+    const [head, rateCell, totalCell] = row.children;
+    head.firstElementChild.className = `key ${name}`;
+    put(head.lastElementChild, label);
+    put(rateCell, `${bytes(rate)}/s`);
+    put(totalCell, bytes(total), total);
+    totalCell.id = `total-${name}`;
+  });
+}
+
+function showDatasets(datasets) {
+  rows($("datasets"), datasets.length ? datasets : [null], () => {
+    const one = make("article", "dataset"), map = make("div", "map");
+    map.setAttribute("role", "img");
+    one.append(make("h3"), make("p"), map);
+    return one;
+  }, (one, dataset) => {
+    const [title, facts, map] = one.children;
+    if (dataset === null) {
+      put(title, "");
+      put(facts, "Nothing was read yet. Point a job here: AWS_ENDPOINT_URL.");
+      map.replaceChildren();
+      map.removeAttribute("aria-label");
+      return;
+    }
+    put(title, dataset.bucket ? `${dataset.bucket}/${dataset.name}` : dataset.name);
+    const words = [];
+    if (dataset.objects !== undefined) {
+      words.push(`${many(dataset.objects, "object")}, ${bytes(dataset.bytes)}`, `${percent(dataset.cached)} cached`);
+      if (dataset.epoch !== null) words.push(`epoch ${dataset.epoch + 1}: ${whole(dataset.read_this_epoch)} of ${whole(dataset.epoch_objects)} read${dataset.order_known ? ", order known" : ""}`);
+    }
+    words.push(`${many(dataset.requests, "read")}, ${many(dataset.bucket_gets, "GET")} of the bucket`);
+    put(facts, words.join(" · "));
+    const cells = [...(dataset.shards || "")];
+    map.classList.toggle("many", cells.length > 200);
+    rows(map, cells, () => make("i"), (cell, state) => {
+      const name = `cell ${state}`;
+      if (cell.className !== name) cell.className = name;
+    });
+    map.setAttribute("aria-label", `${title.textContent}: ${Object.entries(STATES).map(([letter, state]) =>
+      [cells.filter((cell) => cell === letter).length, state]).filter(([count]) => count).map(([count, state]) => `${count} ${state}`).join(", ")}`);
+  });
+}
+
+function showReaders(readers) {
+  rows($("readers"), readers.length ? readers : [null], () => {
+    const row = make("tr"), stall = make("div", "stall");
+    stall.append(make("span"), meter("Stall"));
+    row.append(make("td"), make("td"), make("td", "n"), make("td"), make("td"));
+    row.children[3].append(stall);
+    return row;
+  }, (row, reader) => {
+    const [name, dataset, rate, stall, verdict] = row.children, [part, bar] = stall.firstElementChild.children;
+    stall.firstElementChild.hidden = reader === null || reader.stall === null;
+    row.className = reader === null || reader.silent_s > 20 ? "quiet" : "";
+    if (reader === null) {
+      put(name, "Nobody has read of late.");
+      [dataset, rate, verdict].forEach((cell) => put(cell, ""));
+      return;
+    }
+    put(name, reader.name);
+    put(dataset, `${reader.bucket}/${reader.dataset}`);
+    put(rate, `${bytes(reader.bytes_s)}/s`);
+    put(part, reader.stall === null ? "" : percent(reader.stall));
+    bar.classList.toggle("much", reader.stall >= 0.1);
+    fill(bar, reader.stall);
+    put(verdict, reader.silent_s > 20 ? `silent for ${span(reader.silent_s)}` : reader.verdict);
+  });
+}
+
+function showSizes(status) {
+  const sizes = Object.entries(status.hit_ratio_by_size).sort((one, other) => one[0] - other[0]);
+  rows($("sizes"), sizes.length ? sizes : [null], () => {
+    const row = make("tr"), head = make("th"), middle = make("td");
+    head.scope = "row";
+    middle.append(meter("Hit ratio"));
+    row.append(head, middle, make("td"));
+    return row;
+  }, (row, item) => {
+    const [head, middle, part] = row.children;
+    middle.hidden = part.hidden = item === null;
+    if (item === null) { put(head, "Not enough reads yet."); return; }
+    put(head, `${item[0]}×`);
+    head.title = bytes(item[0] * status.disk.budget_bytes);
+    row.className = item[0] === "1" ? "now" : "";
+    fill(middle.firstElementChild, item[1]);
+    put(part, percent(item[1]));
+  });
+}
+
+function showWarm(warmups, pins) {
+  $("warm-section").hidden = !(warmups.length || pins.length);
+  const jobs = [
+    ...warmups.map((one) => ({
+      name: one.name, part: one.bytes.wanted ? one.bytes.done / one.bytes.wanted : (one.state === "done" ? 1 : 0),
+      words: `${one.state}: ${whole(one.objects.done)} of ${whole(one.objects.wanted)} objects, ${bytes(one.bytes.done)} of ${bytes(one.bytes.wanted)}`
+        + (one.objects.failed ? `, ${whole(one.objects.failed)} failed` : "")
+        + (one.state !== "done" && one.rate_bytes_s ? `, ${bytes(one.rate_bytes_s)}/s` : "")
+        + (one.state !== "done" && one.eta_s !== null && one.eta_s !== undefined ? `, ${span(one.eta_s)} left` : ""),
+    })),
+    ...pins.map((one) => ({
+      name: `pin ${one.name}`, part: one.reserved_bytes ? one.disk_bytes / one.reserved_bytes : 0,
+      words: `${bytes(one.disk_bytes)} here of ${bytes(one.reserved_bytes)} reserved`,
+    })),
+  ];
+  rows($("warmups"), jobs, () => {
+    const job = make("div", "job"), head = make("p");
+    head.append(make("strong"), make("span", "quiet"));
+    const bar = meter("");
+    bar.setAttribute("role", "progressbar");
+    job.append(head, bar);
+    return job;
+  }, (job, {name, part, words}) => {
+    const [head, bar] = job.children;
+    put(head.firstElementChild, name);
+    put(head.lastElementChild, words);
+    bar.setAttribute("aria-label", name);
+    fill(bar, part);
+  });
+}
+
+function showErrors(errors) {
+  rows($("errors"), errors.length ? errors : [null], () => {
+    const item = make("li");
+    item.append(make("span"), make("small"));
+    return item;
+  }, (item, error) => {
+    const [what, detail] = item.children;
+    what.className = error === null ? "quiet" : error.level;
+    put(what, error === null ? "None." : `${error.what}${error.times > 1 ? ` (${whole(error.times)} times)` : ""}`);
+    put(detail, error === null ? "" : `${new Date(1000 * error.at).toLocaleTimeString()} ${error.detail}`);
+  });
+}
+
+// -- the chart ---------------------------------------------------------------------------------------------------
+
+const WIDE = 1000, HIGH = 220, STEPS = 120;
+
+function nice(most) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(most, 1)));
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((step) => step * power).find((step) => step >= most) || most;
+}
+
+function drawChart() {
+  const at = (name) => rates[name] || [];
+  const count = at("disk").length;
+  const stacked = (names, index) => names.reduce((sum, name) => sum + (at(name)[index] || 0), 0);
+  let most = 1;
+  for (let i = 0; i < count; i += 1) most = Math.max(most, stacked(["disk", "flight", "origin"], i), at("bucket")[i]);
+  const top = nice(most), x = (index) => WIDE - (count - 1 - index) * WIDE / (STEPS - 1), y = (value) => HIGH - value / top * (HIGH - 4);
+  const line = (names) => Array.from({length: count}, (_, i) => `${x(i).toFixed(1)} ${y(stacked(names, i)).toFixed(1)}`);
+  const area = (names) => count > 1 ? `M${x(0).toFixed(1)} ${HIGH}L${line(names).join("L")}L${WIDE} ${HIGH}Z` : "";
+  $("p-disk").setAttribute("d", area(["disk"]));
+  $("p-flight").setAttribute("d", area(["disk", "flight"]));
+  $("p-origin").setAttribute("d", area(["disk", "flight", "origin"]));
+  $("p-bucket").setAttribute("d", count > 1 ? `M${line(["bucket"]).join("L")}` : "");
+  rows2($("grid"), [0, 0.25, 0.5, 0.75, 1], (element, part) => {
+    element.setAttribute("x1", "0");
+    element.setAttribute("x2", String(WIDE));
+    element.setAttribute("y1", String(y(part * top)));
+    element.setAttribute("y2", String(y(part * top)));
+  });
+  put("chart-top", `${bytes(top)}/s`);
+  put("chart-middle", `${bytes(top / 2)}/s`);
+  const last = Math.max(0, count - 1);
+  $("chart").setAttribute("aria-label", `Throughput of the last two minutes. Now ${bytes(stacked(["disk", "flight", "origin"], last))} a second served, ${bytes(at("bucket")[last])} a second out of the bucket. Arrow keys move through time.`);
+  showCursor();
+}
+function rows2(parent, items, update) {
+  while (parent.children.length < items.length) parent.append(document.createElementNS("http://www.w3.org/2000/svg", "line"));
+  items.forEach((item, index) => update(parent.children[index], item));
+}
+
+// `cursorAt`: so many seconds ago; -1: no cursor.
+function showCursor() {
+  const cursor = $("cursor"), count = rates && rates.disk ? rates.disk.length : 0, index = count - 1 - cursorAt;
+  const on = cursorAt >= 0 && index >= 0;
+  cursor.classList.toggle("on", on);
+  if (!on) { put("readout", ""); return; }
+  const x = WIDE - cursorAt * WIDE / (STEPS - 1);
+  cursor.setAttribute("x1", String(x));
+  cursor.setAttribute("x2", String(x));
+  put("readout", `${cursorAt} s ago: ${SOURCES.map(([name, label]) => `${label.toLowerCase()} ${bytes(rates[name][index])}/s`).join(", ")}, out of the bucket ${bytes(rates.bucket[index])}/s`);
+}
+function moveCursor(to) {
+  const count = rates && rates.disk ? rates.disk.length : 0;
+  cursorAt = to < 0 ? -1 : Math.min(to, count - 1);
+  showCursor();
+}
+$("chart").addEventListener("keydown", (event) => {
+  const moves = {ArrowLeft: 1, ArrowRight: -1, PageUp: 10, PageDown: -10};
+  if (event.key in moves) moveCursor(Math.max(0, cursorAt + moves[event.key]));
+  else if (event.key === "Home") moveCursor(STEPS);
+  else if (event.key === "End") moveCursor(0);
+  else if (event.key === "Escape") moveCursor(-1);
+  else return;
+  event.preventDefault();
+});
+$("chart").addEventListener("pointermove", (event) => {
+  const box = $("chart").getBoundingClientRect();
+  moveCursor(Math.round((1 - (event.clientX - box.left) / box.width) * (STEPS - 1)));
+});
+$("chart").addEventListener("pointerleave", () => moveCursor(-1));
+$("chart").addEventListener("blur", () => moveCursor(-1));
+
+// -- asking ------------------------------------------------------------------------------------------------------
+
+function tell(text, className) {
+  put("state", text);
+  $("state").className = className;
+}
+
+async function ask() {
+  const token = sessionStorage.getItem(TOKEN);
+  let reply;
+  try {
+    reply = await fetch("status", {headers: token ? {Authorization: `Bearer ${token}`} : {}, cache: "no-store"});
+    if (reply.status === 401) { login(token); return; }
+    if (!reply.ok) throw new Error(`answered ${reply.status}`);
+    const status = await reply.json();
+    $("login").hidden = true;
+    $("board").hidden = false;
+    show(status);
+    tell(status.ready ? "live" : "stopping", status.ready ? "live" : "lost");
+  } catch (error) {
+    console.error(error);
+    tell(reply && reply.ok ? "cannot show what it answered" : "not reachable", "lost");
+  }
+  again();
+}
+function again() {
+  clearTimeout(timer);
+  if (!paused && !document.hidden) timer = setTimeout(ask, EVERY_MS);
+}
+function login(refused) {
+  sessionStorage.removeItem(TOKEN);
+  $("board").hidden = true;
+  $("login").hidden = false;
+  put("login-note", refused ? "That is not the token of this proxy." : "");
+  tell("locked", "");
+  $("token").focus();
+}
+$("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(TOKEN, $("token").value);
+  $("token").value = "";
+  ask();
+});
+$("pause").addEventListener("click", () => {
+  paused = !paused;
+  $("pause").setAttribute("aria-pressed", String(paused));
+  put("pause", paused ? "Resume" : "Pause");
+  if (paused) { clearTimeout(timer); tell("paused", ""); } else ask();
+});
+document.addEventListener("visibilitychange", () => { if (!document.hidden && !paused && $("login").hidden) ask(); });
+ask();

@@ -1,0 +1,278 @@
+"""The dashboard in a real browser: its numbers are those of /metrics, and nothing that a client sent becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.support.browser import browser, needs_chromium
+from tests.support.proxy import Proxy
+from tests.support.rawhttp import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from playwright.sync_api import Browser, Dialog, Page
+
+    from tests.support.bucket import Bucket
+
+pytestmark = needs_chromium
+
+NAME = "dashboard"
+TOKEN = "open-sesame-9"
+SHARD = bytes(range(250)) * 400
+HOSTILE = "<img src=x onerror=alert(1)>\"'&<script>alert(2)</script>" + "w" * 120
+WAIT_MS = 30_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    for number in range(8):
+        client.put_object(Bucket=NAME, Key=f"train-{number:06d}.tar", Body=SHARD)
+    client.put_object(Bucket=NAME, Key=f"{HOSTILE}/a.tar", Body=SHARD)
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    pytest.importorskip("playwright", reason="playwright is not installed: `make install` does it")
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
+    with Proxy(bucket, price_per_gb="0.09", price_per_1000_gets="0.0004") as running:
+        yield running
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    """What the browser said on its console, errors that nobody caught, and dialogs: to be empty."""
+    return []
+
+
+@pytest.fixture
+def opened(chromium: Browser, complaints: list[str]) -> Iterator[Callable[..., Page]]:
+    contexts = []
+
+    def open_page(proxy: Proxy, width: int = 1280, **options: Any) -> Page:
+        context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.on("console", lambda said: complaints.append(said.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: dismissed(dialog, complaints))
+        page.goto(f"{proxy.admin}/")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def dismissed(dialog: Dialog, complaints: list[str]) -> None:
+    complaints.append(dialog.message)
+    dialog.dismiss()
+
+
+def read(proxy: Proxy, *keys: str) -> None:
+    for key in keys:
+        assert ask(proxy.address, "GET", f"/{NAME}/{quote(key)}").status == 200
+        proxy.settle()
+
+
+def shards(count: int) -> list[str]:
+    return [f"train-{number:06d}.tar" for number in range(count)]
+
+
+def raw(page: Page, selector: str, value: float) -> None:
+    """Waits until the page shows this number."""
+    page.locator(f'{selector}[data-raw="{value:g}"]').wait_for()
+
+
+def test_the_numbers_are_those_of_the_metrics_and_follow_them(
+    proxy: Proxy, opened: Callable[..., Page], complaints: list[str]
+) -> None:
+    read(proxy, *shards(3))
+    page = opened(proxy)
+    for keys in ((), shards(3), shards(5)):
+        read(proxy, *keys)
+        for source in ("disk", "flight", "origin"):
+            raw(page, f"#total-{source}", proxy.metric("outrider_served_bytes_total", source=source))
+        raw(page, "#total-bucket", proxy.metric("outrider_origin_bytes_total"))
+        raw(page, "#disk", proxy.metric("outrider_store_bytes"))
+    saved = 6 * len(SHARD)
+    raw(page, "#saved", saved)
+    assert page.locator("#saved").inner_text().startswith("$")
+    assert page.locator("#state").inner_text() == "live"
+    assert page.locator("#board").is_visible()
+    dataset = page.locator(".dataset", has_text=f"{NAME}/train-{{}}.tar")
+    assert "11 reads, 5 GETs of the bucket" in dataset.inner_text()
+    assert len(dataset.locator(".map > i.c").all()) == 5
+    assert "5 cached" in (dataset.locator(".map").get_attribute("aria-label") or "")
+    assert complaints == []
+
+
+def test_a_page_that_is_paused_stands_still(proxy: Proxy, opened: Callable[..., Page]) -> None:
+    page = opened(proxy)
+    raw(page, "#total-flight", 0)
+    # By keyboard alone: past the skip link, to the button.
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    assert page.locator("#pause").get_attribute("aria-pressed") == "true"
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    read(proxy, *shards(1))
+    assert page.locator("#total-flight").get_attribute("data-raw") == "0"
+    page.keyboard.press("Space")
+    raw(page, "#total-flight", len(SHARD))
+    assert len(asked) >= 1
+
+
+def test_all_can_be_reached_by_keyboard(proxy: Proxy, opened: Callable[..., Page]) -> None:
+    page = opened(proxy)
+    page.locator("#board").wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the numbers"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "chart"
+    page.locator("#chart[aria-label*='a second served']").wait_for()
+    page.locator("#p-disk[d^=M]").wait_for(state="attached")
+    page.keyboard.press("ArrowLeft")
+    readout = page.locator("#readout", has_text=re.compile(r"\d s ago: disk: hits .*B/s"))
+    readout.wait_for()
+    page.keyboard.press("Escape")
+    page.locator("#readout:empty").wait_for(state="attached")
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_and_has_two_themes(
+    proxy: Proxy, opened: Callable[..., Page], complaints: list[str], width: int, scheme: str
+) -> None:
+    read(proxy, *shards(8), *shards(8), f"{HOSTILE}/a.tar")
+    page = opened(proxy, width, color_scheme=scheme)
+    page.locator(".dataset h3").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(
+        "[...document.querySelectorAll('section, .tiles > div')].every(one => one.scrollWidth <= one.clientWidth)"
+    )
+    ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    lightness = sum(int(part) for part in re.findall(r"\d+", ground)[:3])
+    assert (lightness < 150) == (scheme == "dark")
+    for selector in ("body", ".sub", ".verdict", ".tiles dt", ".dataset p"):
+        assert contrast(page, selector) >= 4.5, selector
+    assert complaints == []
+
+
+def contrast(page: Page, selector: str) -> float:
+    """Of text and ground. Source: WCAG 2.1, 1.4.3."""
+    pair = page.evaluate(
+        """selector => {
+            const element = document.querySelector(selector);
+            let ground = element;
+            while (getComputedStyle(ground).backgroundColor === 'rgba(0, 0, 0, 0)') ground = ground.parentElement;
+            return [getComputedStyle(element).color, getComputedStyle(ground).backgroundColor];
+        }""",
+        selector,
+    )
+    light, dark = sorted((luminance(color) for color in pair), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(color: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_hostile_key_is_shown_as_text(proxy: Proxy, opened: Callable[..., Page], complaints: list[str]) -> None:
+    read(proxy, f"{HOSTILE}/a.tar")
+    page = opened(proxy)
+    page.locator(".dataset h3", has_text=f"{NAME}/{HOSTILE}/*.tar").wait_for()
+    page.locator("#readers td", has_text=HOSTILE).wait_for()
+    assert page.locator("main img, main script").count() == 0
+    assert complaints == []
+
+
+def test_nothing_comes_from_elsewhere_and_no_inline_code_would_run(
+    proxy: Proxy, opened: Callable[..., Page], complaints: list[str]
+) -> None:
+    for path in ("/", "/dashboard.css", "/dashboard.js"):
+        host, _, port = proxy.outrider.admin.rpartition(":")
+        policy = ask((host, int(port)), "GET", path).headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+    asked: list[str] = []
+    page = opened(proxy)
+    page.on("request", lambda request: asked.append(request.url))
+    page.reload()
+    page.locator("#board").wait_for()
+    assert len(asked) >= 4
+    assert {url.partition("/")[0] for url in asked if not url.startswith(f"{proxy.admin}/")} <= {"data:,"}
+    assert complaints == []
+    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: 'alert(3)'}))")
+    assert any("Content Security Policy" in said for said in complaints)
+
+
+def test_with_a_token_the_page_asks_for_it_and_keeps_it_for_the_tab(
+    bucket: Bucket, opened: Callable[..., Page]
+) -> None:
+    with Proxy(bucket, admin_token=TOKEN) as proxy:
+        page = opened(proxy)
+        page.locator("#token").wait_for()
+        assert not page.locator("#board").is_visible()
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        page.locator("#login-note", has_text="not the token").wait_for()
+        page.keyboard.type(TOKEN)
+        page.keyboard.press("Enter")
+        page.locator("#state", has_text="live").wait_for()
+        page.reload()
+        page.locator("#state", has_text="live").wait_for()
+        assert TOKEN not in page.content()
+        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+        host, _, port = proxy.outrider.admin.rpartition(":")
+        assert ask((host, int(port)), "GET", "/status").status == 401
+        assert ask((host, int(port)), "GET", "/").status == 200
+        assert TOKEN.encode() not in ask((host, int(port)), "GET", "/dashboard.js").body
+
+
+WARMUP = {
+    "name": "<b>val</b>", "state": "running", "objects": {"wanted": 50, "done": 20, "failed": 1},
+    "bytes": {"wanted": 1000, "done": 400}, "rate_bytes_s": 100, "eta_s": 6.0,
+}  # fmt: skip
+PIN = {"name": "base", "reserved_bytes": 2000, "disk_bytes": 500}
+
+
+def test_warmups_and_pins_are_shown_when_there_are_any(
+    proxy: Proxy, opened: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = opened(proxy)
+    page.locator("#board").wait_for()
+    assert not page.locator("#warm-section").is_visible()
+    told = {**proxy.outrider.status(), "warmups": [WARMUP], "pins": [PIN]}
+    page.route("**/status", lambda route: route.fulfill(json=json.loads(json.dumps(told))))
+    job = page.locator(".job", has_text="<b>val</b>")
+    job.wait_for()
+    assert "20 of 50 objects, 400 B of 1.0 kB, 1 failed, 100 B/s, 6 s left" in job.inner_text()
+    assert job.locator("[role=progressbar]").get_attribute("aria-valuenow") == "40"
+    assert "500 B here of 2.0 kB reserved" in page.locator(".job", has_text="pin base").inner_text()
+    assert complaints == []
+
+
+def test_it_says_when_the_proxy_is_gone(bucket: Bucket, opened: Callable[..., Page]) -> None:
+    with Proxy(bucket) as proxy:
+        page = opened(proxy)
+        page.locator("#state", has_text="live").wait_for()
+    page.locator("#state", has_text="not reachable").wait_for()

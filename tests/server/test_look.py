@@ -1,0 +1,167 @@
+"""`outrider ls` and `outrider stats` before a proxy that runs, one with a token, and none."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+
+from tests.support.child import free_ports
+from tests.support.command import Command
+from tests.support.proxy import Proxy
+from tests.support.rawhttp import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+
+NAME = "look"
+TOKEN = "open-sesame-7"
+SHARD = bytes(range(250)) * 400
+HOSTILE = "red\x1b[31m[bold]/a.tar"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    for number in range(4):
+        client.put_object(Bucket=NAME, Key=f"train-{number:06d}.tar", Body=SHARD)
+    client.put_object(Bucket=NAME, Key=HOSTILE, Body=SHARD)
+    client.close()
+
+
+@pytest.fixture
+def command(bucket: Bucket, tmp_path: Path) -> Command:
+    return Command(bucket, tmp_path)
+
+
+@pytest.fixture
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
+    with Proxy(bucket, price_per_gb="100") as running:
+        for key in [f"train-{number:06d}.tar" for number in range(4)] * 2 + [HOSTILE]:
+            assert ask(running.address, "GET", f"/{NAME}/{quote(key)}").status == 200
+            running.settle()
+        yield running
+
+
+def test_ls_tells_what_is_here_of_each_dataset(proxy: Proxy, command: Command) -> None:
+    done = command.run("ls", "--admin", proxy.outrider.admin)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "train" in line]
+    assert line.split()[:6] == [f"s3://{NAME}/train-{{}}.tar", "4", "400", "kB", "100", "%"]
+    assert "50 %" in line
+    assert r"s3://look/red\x1b[31m[bold]/*.tar" in done.stdout, "what steers a terminal is shown, not sent to it"
+    assert "\x1b" not in done.stdout
+    told = json.loads(command.run("ls", "--json", "--admin", proxy.outrider.admin, "train").stdout)
+    (dataset,) = told["datasets"]
+    assert (dataset["requests"], dataset["bucket_gets"], dataset["cached"], dataset["shards"]) == (8, 4, 1.0, "cccc")
+    assert "has 'nothing'" in command.run("ls", "--admin", proxy.outrider.admin, "nothing").stdout
+
+
+def test_stats_tells_who_waits_for_whom_and_what_was_saved(proxy: Proxy, command: Command) -> None:
+    done = command.run("stats", "--once", "--admin", proxy.outrider.admin)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert any(re.match(r"disk: hits .*/s +400 kB", line) for line in lines), done.stdout
+    assert any(re.match(r"out of the bucket .*/s +500 kB", line) for line in lines), done.stdout
+    assert any("saved" in line and "400 kB, 4 GETs, $0.04" in line for line in lines)
+    assert any("would hit: 0.5x" in line for line in lines) or "too few reads" in done.stdout
+    assert "s3://look/train-{}.tar" in done.stdout
+    assert "\x1b" not in done.stdout
+    told = json.loads(command.run("stats", "--json", "--admin", proxy.outrider.admin).stdout)
+    assert told["saved"]["gets"] == 4
+    assert {reader["dataset"] for reader in told["readers"]} == {"train-{}.tar", "red\x1b[31m[bold]/*.tar"}
+
+
+def test_stats_is_live_on_a_terminal_until_it_is_interrupted(proxy: Proxy, command: Command) -> None:
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-m", "outrider", "stats", "--admin", proxy.outrider.admin, "--every", "0.2"]
+    environ = {**command.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    with subprocess.Popen(argv, env=environ, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        try:
+            seen = read_until(ours, b"400 kB")
+            ask(proxy.address, "GET", f"/{NAME}/train-000000.tar")
+            seen = read_until(ours, b"500 kB, 5 GETs")
+            process.send_signal(signal.SIGINT)
+            drained = threading.Thread(target=drain, args=(ours,), daemon=True)
+            drained.start()
+            assert process.wait(60) == 0, seen
+        finally:
+            process.kill()
+    drained.join(60)
+    os.close(ours)
+
+
+def read_until(terminal: int, words: bytes) -> bytes:
+    seen = b""
+    while words not in seen:
+        seen += os.read(terminal, 65536)
+    return seen
+
+
+def drain(terminal: int) -> None:
+    try:
+        while os.read(terminal, 65536):
+            pass
+    except OSError:
+        pass  # how the end of a terminal is told
+
+
+@pytest.mark.parametrize("name", ["ls", "stats"])
+def test_without_a_proxy_it_says_what_to_do(command: Command, name: str) -> None:
+    (port,) = free_ports(1)
+    done = command.run(name, "--admin", f"127.0.0.1:{port}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "outrider serve" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert command.run(name, "--admin", "nonsense").returncode == 2
+
+
+def test_a_token_is_taken_from_the_environment(bucket: Bucket, command: Command) -> None:
+    with Proxy(bucket, admin_token=TOKEN) as proxy:
+        refused = command.run("stats", "--once", "--admin", proxy.outrider.admin)
+        assert refused.returncode == 1
+        assert "OUTRIDER_ADMIN_TOKEN" in refused.stderr
+        command.environ["OUTRIDER_ADMIN_TOKEN"] = TOKEN
+        done = command.run("stats", "--once", "--admin", proxy.outrider.admin)
+        assert done.returncode == 0, done.stderr
+        assert TOKEN not in done.stdout
+
+
+def test_inside_outrider_run_it_finds_the_proxy_by_itself(proxy: Proxy, command: Command) -> None:
+    command.environ["OUTRIDER_STATUS_URL"] = proxy.admin
+    assert "train-{}.tar" in command.run("ls").stdout
+
+
+class _Stranger(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b"<html>"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_another_server_is_told_from_a_proxy(command: Command) -> None:
+    with HTTPServer(("127.0.0.1", 0), _Stranger) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = command.run("ls", "--admin", f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert done.returncode == 1
+    assert "no admin port of outrider" in done.stderr

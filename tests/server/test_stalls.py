@@ -1,0 +1,242 @@
+"""Who waited for whom, over real sockets; and that each byte is told once, whichever way it went."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outrider.http.wire import SocketWire
+from outrider.metrics import SOURCES
+from tests.support.proxy import Proxy
+from tests.support.rawhttp import RawConnection, ask, request
+from tests.support.weather import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+    from tests.support.certificate import Certificate
+    from tests.support.simulator import Simulator
+
+NAME = "stalls"
+# Far more than the sockets of both sides take at once.
+LARGE = bytes(range(250)) * (64 * 4000)
+SMALL = LARGE[:10_000]
+CLIENTS = """
+[[client]]
+name = "alice"
+access_key = "ALICEKEY"
+secret_key = "alice/secret"
+grants = [{bucket = "stalls", access = "read"}]
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    client.put_object(Bucket=NAME, Key="large-001.tar", Body=LARGE)
+    for number in range(4):
+        client.put_object(Bucket=NAME, Key=f"small-{number:03d}.tar", Body=SMALL)
+    client.close()
+
+
+@pytest.fixture(params=["1", "2"])
+def proxy(bucket: Bucket, request: pytest.FixtureRequest) -> Iterator[Proxy]:
+    """With one loop, and with one more."""
+    with Proxy(bucket, freshness="immutable", workers=request.param) as running:
+        yield running
+
+
+def status(proxy: Proxy) -> dict[str, Any]:
+    async def look() -> str:
+        return json.dumps(proxy.outrider.status())
+
+    told: dict[str, Any] = json.loads(proxy.on_loop(look))
+    return told
+
+
+def reader(proxy: Proxy, dataset: str) -> dict[str, Any]:
+    found = [one for one in status(proxy)["readers"] if one["dataset"] == dataset]
+    return dict(found[0]) if found else {"requests": 0}
+
+
+def counted(proxy: Proxy, dataset: str, requests: int) -> dict[str, Any]:
+    """Its reader, once so many requests of it are: an answer is counted after it was sent, in a thread of its own."""
+    give_up_at = time.monotonic() + 30
+    while (found := reader(proxy, dataset))["requests"] < requests:
+        assert time.monotonic() < give_up_at
+    assert found["requests"] == requests
+    return found
+
+
+class Hand:
+    """A clock in the hands of the test: `time.perf_counter`, pushed on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._real = time.perf_counter
+        self._more = 0.0
+        monkeypatch.setattr(time, "perf_counter", self)
+
+    def __call__(self) -> float:
+        return self._real() + self._more
+
+    def push(self, seconds: float) -> None:
+        self._more += seconds
+
+
+def test_a_pause_between_requests_is_the_readers(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = Hand(monkeypatch)
+    with RawConnection(proxy.address) as connection:
+
+        def after(pause_s: float, requests: int) -> dict[str, Any]:
+            proxy.settle()
+            hand.push(pause_s)
+            connection.ask("GET", f"/{NAME}/small-000.tar")
+            return counted(proxy, "small-{}.tar", requests)
+
+        after(0.0, 1)
+        before = after(20.0, 2)
+        found = after(30.0, 3)
+        assert 30 <= found["away_s"] - before["away_s"] < 45
+        assert found["wait_s"] - before["wait_s"] < 15
+        assert after(5000.0, 4)["away_s"] - found["away_s"] < 61, "a spare connection tells little"
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a socket has been found full, and is waited for."""
+    seen, wait = threading.Event(), SocketWire._writable
+
+    async def waited_for(wire: SocketWire) -> None:
+        # Called once the wait below has begun.
+        asyncio.get_running_loop().call_soon(seen.set)
+        await wait(wire)
+
+    monkeypatch.setattr(SocketWire, "_writable", waited_for)
+    return seen
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_full_socket_is_the_readers(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, full: threading.Event, *, warm: bool
+) -> None:
+    before: dict[str, Any] = {"away_s": 0.0, "wait_s": 0.0, "requests": 0}
+    with RawConnection(proxy.address) as connection:
+        # With a worker, the connection is his after these.
+        for _ in range(12):
+            connection.ask("GET", f"/{NAME}/small-000.tar")
+            proxy.settle()
+        if warm:
+            ask(proxy.address, "GET", f"/{NAME}/large-001.tar")
+            before = counted(proxy, "large-{}.tar", 1)
+        hand = Hand(monkeypatch)
+        full.clear()
+        connection.send(request("GET", f"/{NAME}/large-001.tar"))
+        answer = connection.read_head()
+        assert full.wait(60)
+        hand.push(40.0)
+        assert len(answer.read()) == len(LARGE)
+    after = counted(proxy, "large-{}.tar", before["requests"] + 1)
+    assert 40 <= after["away_s"] - before["away_s"] < 80
+    assert after["wait_s"] - before["wait_s"] < 40
+
+
+def test_a_slow_bucket_is_the_readers_wait(
+    bucket: Bucket, simulator: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand = Hand(monkeypatch)
+    with Proxy(bucket, origin=simulator.endpoint) as proxy, RawConnection(proxy.address) as connection:
+        simulator.weather.faults.append(Fault(FaultKind.ACT, after_bytes=100, act=lambda: hand.push(40.0)))
+        connection.send(request("GET", f"/{NAME}/small-001.tar"))
+        assert connection.read_answer().body == SMALL
+        found = counted(proxy, "small-{}.tar", 1)
+    assert 40 <= found["wait_s"] < 80
+    assert found["away_s"] < 40
+
+
+def test_every_byte_is_told_once_by_dataset_and_by_reader(proxy: Proxy) -> None:
+    with RawConnection(proxy.address) as connection:
+        for _ in range(3):
+            for number in range(4):
+                assert connection.ask("GET", f"/{NAME}/small-{number:03d}.tar").status == 200
+                connection.ask("GET", f"/{NAME}/small-{number:03d}.tar", [("range", "bytes=5-104")])
+                connection.ask("HEAD", f"/{NAME}/small-{number:03d}.tar")
+                proxy.settle()
+    for _ in range(2):
+        assert len(ask(proxy.address, "GET", f"/{NAME}/large-001.tar").body) == len(LARGE)
+        proxy.settle()
+    counted(proxy, "small-{}.tar", 36)
+    counted(proxy, "large-{}.tar", 2)
+    told = status(proxy)
+    by_source = {source: proxy.metric("outrider_served_bytes_total", source=source) for source in SOURCES}
+    assert sum(by_source.values()) == 12 * (len(SMALL) + 100) + 2 * len(LARGE)
+    datasets = {one["name"]: one for one in told["datasets"]}
+    assert datasets["small-{}.tar"]["requests"] == 36
+    for rows in (told["datasets"], told["readers"], [told["reads"]]):
+        assert {source: sum(row["served_bytes"][source] for row in rows) for source in SOURCES} == by_source
+    assert sum(one["bucket_bytes"] for one in told["datasets"]) == proxy.metric("outrider_origin_bytes_total")
+    assert sum(one["bucket_gets"] for one in told["datasets"]) == proxy.metric("outrider_origin_requests_total")
+    assert told["saved"]["egress_bytes"] == sum(by_source.values()) - proxy.metric("outrider_origin_bytes_total")
+    look_twice = status(proxy)
+    assert look_twice["reads"] == told["reads"]
+
+
+def test_tls_is_counted_too(bucket: Bucket, certificate: Certificate) -> None:
+    with Proxy(bucket, tls_cert=certificate.chain, tls_key=certificate.key) as proxy:
+        client = proxy.client(verify=str(certificate.authority))
+        for _ in range(2):
+            assert client.get_object(Bucket=NAME, Key="small-002.tar")["Body"].read() == SMALL
+            proxy.settle()
+        found = counted(proxy, "small-{}.tar", 2)
+    assert found["hits"] == 1
+
+
+def test_a_reader_is_shown_by_name_and_tenants_see_no_other(bucket: Bucket, tmp_path: Path) -> None:
+    clients = tmp_path / "clients.toml"
+    clients.write_text(CLIENTS)
+    with Proxy(bucket, auth="sigv4", clients=clients) as proxy:
+        client = proxy.client(("ALICEKEY", "alice/secret"))
+        for _ in range(3):
+            client.get_object(Bucket=NAME, Key="small-003.tar")["Body"].read()
+            proxy.settle()
+        assert counted(proxy, "small-{}.tar", 3)["name"] == "127.0.0.1 alice"
+        told = json.loads(client.get_object(Bucket="_outrider", Key="status.json")["Body"].read())
+        assert not told.keys() & {"readers", "datasets", "errors", "throughput", "settings", "origin"}
+        assert told["uptime_s"] > 0
+
+
+def test_what_cannot_be_answered_is_among_the_last_errors(bucket: Bucket) -> None:
+    with Proxy(bucket, origin="http://127.0.0.1:1") as proxy:
+        assert ask(proxy.address, "GET", f"/{NAME}/small-000.tar").status == 503
+        proxy.settle()
+        errors = status(proxy)["errors"]
+    assert any(one["what"] == "answered 503" and one["detail"].endswith("small-000.tar") for one in errors)
+
+
+def test_many_readers_take_bounded_room_and_lose_no_byte(bucket: Bucket) -> None:
+    key = "small-000.tar"
+    with Proxy(bucket, freshness="immutable") as proxy:
+        lane = proxy.outrider.server.fast_lane
+        for _ in range(2):
+            ask(proxy.address, "GET", f"/{NAME}/{key}")
+            proxy.settle()
+        before = status(proxy)["reads"]["requests"]
+        asked = 0
+        for number in range(3000):
+            # As hits of other clients would be, who cannot all be made up on loopback.
+            while not lane._subjects:
+                ask(proxy.address, "GET", f"/{NAME}/{key}")
+                asked += 1
+            tally = lane._new_tally(next(iter(lane._subjects.values())), f"10.0.{number // 256}.{number % 256}")
+            tally.requests = 1
+        after = status(proxy)
+        assert lane._tallied <= 1024
+        assert len(after["readers"]) <= 64
+        assert after["reads"]["requests"] == before + asked + 3000

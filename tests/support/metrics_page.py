@@ -1,0 +1,73 @@
+"""docs/metrics.md, from the code: `make docs` writes it, and a test holds it to what it says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client.metrics import MetricWrapperBase
+
+from outrider.metrics import LedgerMetrics, Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HEAD = """# Metrics
+
+`/metrics` on the admin port, in Prometheus' text format. This page is written by `make docs` from the code; a test
+holds it to that. [Rules](../charts/outrider/files/rules.yaml) (recording and alerts) and a [Grafana
+dashboard](../charts/outrider/files/dashboard.json) are in the chart.
+
+Labels are bounded. No label is an object's key. `dataset` is a bucket and a key template, such as
+`data/train-{}.tar`: the first twenty datasets of which a gigabyte was read have one of their own, all others together
+are `other`. `op` is `get`, `head`, `forward` and a method, or `bad`; `cache` is what `x-cache` said; a `status` of
+`0` is a request that had no answer. Each counter has a companion `_created`, a gauge: when it began.
+
+Two of them tell whom training waits for. `outrider_dataset_wait_seconds_total` is how long readers waited for the
+proxy: from a request's head to its last byte, but for the time for which the client's socket was full.
+`outrider_dataset_away_seconds_total` is the rest: the socket was full, or the connection asked for nothing (of one
+such pause, a minute counts at most). Their ratio is the stall of the dashboard and of `outrider stats`.
+
+| metric | type | unit | labels | meaning |
+| --- | --- | --- | --- | --- |
+"""
+_UNITS = {"bytes": "bytes", "seconds": "seconds", "blocks": "blocks", "requests": "requests"}
+
+
+def all_metrics() -> dict[str, MetricWrapperBase]:
+    """By the name that PromQL has for them; of a histogram, the name before `_bucket`, `_count` and `_sum`."""
+    metrics = Metrics()
+    found = {}
+    for holder in (metrics, metrics.ledger_metrics):
+        assert isinstance(holder, Metrics | LedgerMetrics)
+        for metric in vars(holder).values():
+            if isinstance(metric, MetricWrapperBase):
+                (family,) = metric.describe()
+                found[family.name + ("_total" if family.type == "counter" else "")] = metric
+    return found
+
+
+def sample_names() -> set[str]:
+    """All names that a query may use."""
+    names = set()
+    for name, metric in all_metrics().items():
+        (family,) = metric.describe()
+        endings = ("_bucket", "_count", "_sum") if family.type == "histogram" else ("",)
+        names |= {name + ending for ending in endings}
+    return names
+
+
+def page() -> str:
+    return _HEAD + "".join(f"{row}\n" for row in _rows())
+
+
+def _rows() -> Iterator[str]:
+    for name, metric in sorted(all_metrics().items()):
+        (family,) = metric.describe()
+        labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+        stem = name.removesuffix("_total")
+        unit = "ratio" if "ratio" in stem else _UNITS.get(stem.rpartition("_")[2], "")
+        yield f"| `{name}` | {family.type} | {unit} | {labels} | {family.documentation} |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

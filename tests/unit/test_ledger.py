@@ -1,0 +1,129 @@
+"""Who waited for whom, and what the bucket was spared."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from outrider.core.ledger import OTHERS, DatasetAccount, HitTally, Ledger, Prices, Saved, Sums, dataset_of
+from outrider.metrics import LedgerMetrics
+
+TRAIN = ("bucket", "train-{}.tar")
+
+
+def sums(requests: int = 1, disk: int = 0, origin: int = 0, wait_s: float = 0.0, away_s: float = 0.0) -> Sums:
+    return Sums(requests, requests, disk, 0, origin, wait_s, away_s)
+
+
+def test_a_dataset_is_named_by_its_template_and_never_by_a_key() -> None:
+    assert dataset_of("bucket", "train-000123.tar") == TRAIN
+    assert dataset_of("bucket", "cats/tom.jpg") == ("bucket", "cats/*.jpg")
+
+
+def test_a_stall_is_the_part_of_the_time_that_a_reader_waited() -> None:
+    assert sums(wait_s=1.0, away_s=3.0).stall == 0.25
+    assert sums().stall is None
+
+
+def test_reads_are_summed_by_dataset_and_by_reader() -> None:
+    ledger = Ledger()
+    ledger.served("a", TRAIN, sums(disk=10, wait_s=1.0))
+    ledger.served("b", TRAIN, sums(2, origin=5))
+    ledger.served("a", ("bucket", "val-{}.tar"), sums(disk=7))
+    ledger.asked("bucket", "train-7.tar")
+    ledger.came("bucket", "train-7.tar", 5)
+    account = ledger.datasets()[TRAIN]
+    assert (account.sums.requests, account.sums.served_bytes, account.asked, account.came_bytes) == (3, 15, 1, 5)
+    assert ledger.total.sums.served_bytes == 22
+    by_reader = {(reader, dataset[1]): account.sums.served_bytes for reader, dataset, account, _ in ledger.readers()}
+    assert by_reader == {("a", "train-{}.tar"): 10, ("b", "train-{}.tar"): 5, ("a", "val-{}.tar"): 7}
+
+
+def test_what_was_long_ago_does_not_count_for_now() -> None:
+    ledger = Ledger()
+    ledger.passed(100.0)
+    ledger.served("a", TRAIN, sums(10, disk=1000, wait_s=10.0))
+    ledger.passed(110.0)
+    ((_, _, account, _),) = ledger.readers()
+    assert (account.bytes_s, account.recent.stall) == (100.0, 1.0)
+    for second in range(1, 301):
+        if second > 200:
+            ledger.served("a", TRAIN, sums(disk=10, away_s=1.0))
+        ledger.passed(110.0 + second)
+    assert abs(account.bytes_s - 10) < 1
+    assert account.recent.stall is not None
+    assert account.recent.stall < 0.01
+    assert account.sums.stall is not None
+    assert account.sums.stall > 0.09, "the sums forget nothing"
+
+
+def test_the_reader_that_was_silent_for_longest_is_forgotten_first_and_no_sum_is_lost() -> None:
+    ledger = Ledger(datasets_max=3, readers_max=2)
+    for number in range(10):
+        ledger.served(f"reader-{number}", ("bucket", f"set-{number}"), sums(disk=10))
+        ledger.asked("bucket", f"set-{number}")
+        ledger.came("bucket", f"set-{number}", 1)
+    assert [reader for reader, *_ in ledger.readers()] == ["reader-9", "reader-8"]
+    assert len(ledger.datasets()) <= 4
+    assert sum(account.sums.disk_bytes for account in ledger.datasets().values()) == 100
+    assert sum(account.asked for account in ledger.datasets().values()) == 10
+    assert OTHERS in ledger.datasets()
+
+
+def test_a_hit_is_told_once_however_often_it_is_asked_for() -> None:
+    tally = HitTally()
+    tally.requests, tally.sent_bytes, tally.wait_s = 3, 30, 0.5
+    assert tally.news() == Sums(3, 3, 30, 0, 0, 0.5, 0.0)
+    assert tally.news() == Sums()
+
+
+def test_money_is_what_the_bucket_was_not_asked_for() -> None:
+    account = DatasetAccount(sums(5000, disk=8 * 10**9), asked=1000, came_bytes=3 * 10**9)
+    saved = Saved.of(account, Prices(per_gb=0.09, per_1000_gets=0.0004))
+    assert (saved.gets, saved.egress_bytes) == (4000, 5 * 10**9)
+    assert round(saved.egress_dollars, 9) == 0.45
+    assert round(saved.request_dollars, 9) == 0.0016
+    wasteful = Saved.of(DatasetAccount(sums(1, disk=1), asked=9, came_bytes=9), Prices(1.0, 1.0))
+    assert (wasteful.gets, wasteful.egress_bytes, wasteful.egress_dollars) == (0, 0, 0.0)
+
+
+def totals(registry: CollectorRegistry, name: str) -> dict[str, float]:
+    told: Counter[str] = Counter()
+    for family in registry.collect():
+        for sample in family.samples:
+            if sample.name == name:
+                told[sample.labels["dataset"]] += sample.value  # type: ignore[assignment]
+    return dict(told)
+
+
+def test_large_datasets_have_labels_of_their_own_and_the_rest_is_other() -> None:
+    ledger, registry = Ledger(), CollectorRegistry()
+    metrics = LedgerMetrics(ledger, registry, from_bytes=100)
+    for _ in range(2):
+        for number in range(30):
+            ledger.served("a", ("bucket", f"large-{number}"), sums(disk=60))
+        ledger.served("a", ("bucket", "small"), sums(disk=1))
+        metrics.tell()
+    told = totals(registry, "outrider_dataset_served_bytes_total")
+    assert len(told) == 21
+    assert sum(told.values()) == 30 * 120 + 2
+    assert told["bucket/large-0"] == 60, "what came before it had a label stays where it was told"
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 200), st.booleans()), max_size=60))
+def test_no_byte_is_told_twice_or_lost_however_datasets_come_and_go(reads: list[tuple[int, int, bool]]) -> None:
+    ledger, registry = Ledger(datasets_max=2), CollectorRegistry()
+    metrics = LedgerMetrics(ledger, registry, from_bytes=100)
+    last: dict[str, float] = {}
+    for number, count, scraped in [*reads, (0, 0, True)]:
+        ledger.served("a", ("bucket", f"set-{number}"), sums(disk=count))
+        if not scraped:
+            continue
+        metrics.tell()
+        told = totals(registry, "outrider_dataset_served_bytes_total")
+        assert all(told[label] >= value for label, value in last.items()), "a counter never falls"
+        last = told
+    assert sum(last.values()) == sum(count for _, count, _ in reads)

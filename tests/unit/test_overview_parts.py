@@ -1,0 +1,105 @@
+"""The map of a dataset, the time line, and the last troubles: small however much there is."""
+
+from __future__ import annotations
+
+import logging
+
+from outrider.adapters.troubles import kept_troubles
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.planner import Planner
+from outrider.core.shardmap import CELLS_MAX, data_bytes, shard_map
+from outrider.core.timeline import Timeline
+from outrider.core.troubles import Troubles
+
+BLOCK, SIZE = 100, 200
+
+
+def ref(number: int) -> ObjectRef:
+    return ObjectRef("bucket", f"train-{number:06d}.tar")
+
+
+def version(number: int) -> ObjectVersion:
+    return ObjectVersion(ref(number), f'"{number}"', SIZE)
+
+
+def block(number: int, index: int) -> BlockKey:
+    return BlockKey(b"%d" % number, index)
+
+
+def a_planner(objects: int) -> Planner:
+    planner = Planner(10**9, BLOCK)
+    planner.listed("bucket", [(ref(number).key, SIZE) for number in range(objects)], 1.0)
+    return planner
+
+
+def test_each_object_has_a_letter_in_the_order_of_the_names() -> None:
+    planner = a_planner(6)
+    for number in (1, 2):
+        planner.asked("job", ref(number), SIZE, Extent(0, SIZE), 2.0)
+    for number in (2, 4):
+        for index in (0, 1):
+            planner.added(block(number, index), version(number))
+    planner.added(block(3, 0), version(3))
+    (dataset,) = planner.library.datasets()
+    coming = dataset.number(ref(5).key)
+    assert shard_map(dataset, lambda key: key == coming) == "arRoco"
+    assert data_bytes(dataset) == 6 * SIZE
+    assert dataset.kept_bytes == 5 * BLOCK
+
+
+def test_what_is_kept_is_counted_out_again() -> None:
+    planner = a_planner(2)
+    for index in (0, 1):
+        planner.added(block(1, index), version(1))
+    (dataset,) = planner.library.datasets()
+    for index in (0, 1):
+        planner.removed(block(1, index))
+    assert dataset.kept_bytes == 0
+
+
+def test_a_map_of_many_objects_is_as_short_as_one_of_some() -> None:
+    planner = a_planner(20_000)
+    for number in range(10_000):
+        for index in (0, 1):
+            planner.added(block(number, index), version(number))
+    (dataset,) = planner.library.datasets()
+    cells = shard_map(dataset, lambda _: False)
+    assert cells == "c" * (CELLS_MAX // 2) + "a" * (CELLS_MAX // 2)
+    assert data_bytes(dataset) == 20_000 * SIZE
+
+
+def test_a_time_line_has_rates_of_the_last_two_minutes() -> None:
+    line = Timeline()
+    assert line.rates() == {}
+    for second in range(200):
+        line.note(float(second), {"disk": second * 10.0, "origin": 5.0})
+    rates = line.rates()
+    assert rates == {"disk": [10] * 120, "origin": [0] * 120}
+
+
+def test_the_same_trouble_again_is_counted() -> None:
+    troubles = Troubles()
+    for at in range(3):
+        troubles.add("disk failed", "x" * 1000, "warning", float(at))
+    troubles.add("other", "", "error", 9.0)
+    last = troubles.last()
+    assert [(one.what, one.times, one.at) for one in last] == [("other", 1, 9.0), ("disk failed", 3, 2.0)]
+    assert len(last[1].detail) == 300
+    for at in range(200):
+        troubles.add(f"trouble {at}", "", "error", float(at))
+    assert len(troubles.last()) == 50
+
+
+def test_warnings_of_the_log_are_kept_with_their_facts_and_nothing_less() -> None:
+    troubles, log = Troubles(), logging.getLogger("outrider.test")
+    with kept_troubles(troubles):
+        log.info("nothing")
+        log.warning("store failed", extra={"act": "write"})
+        try:
+            raise ValueError("a secret")
+        except ValueError:
+            log.exception("request failed", extra={"request": "7"})
+    log.warning("too late")
+    assert [(one.what, one.detail, one.level) for one in reversed(troubles.last())] == [
+        ("store failed", "act: write", "warning"), ("request failed", "request: 7, ValueError", "error"),
+    ]  # fmt: skip

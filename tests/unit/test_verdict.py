@@ -1,0 +1,55 @@
+"""What is the slow part, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.core.ledger import Sums
+from outrider.core.verdict import Larger, larger_cache, verdict_of
+
+GB = 10**9
+
+
+def reads(*, stall: float, disk: float, time_s: float = 100.0) -> Sums:
+    """A reader that waited for this part of its time, and had this part of its bytes from the disk."""
+    return Sums(100, 50, int(disk * GB), 0, GB - int(disk * GB), stall * time_s, (1 - stall) * time_s)
+
+
+@pytest.mark.parametrize(
+    ("sums", "larger", "slow", "words"),
+    [
+        (reads(stall=0.02, disk=0.1), None, "readers", "GPU-bound: the readers are the slow part (waited 2 % of"),
+        (reads(stall=0.02, disk=0.1), Larger(GB, 0.5), "readers", "GPU-bound"),
+        (reads(stall=0.5, disk=0.4), None, "bucket", "bucket-bound: 60 % of the bytes came from the bucket"),
+        (
+            reads(stall=0.5, disk=0.4),
+            Larger(40 * GB, 0.31),
+            "cache",
+            "cache too small: 40.0 GB more would save 31 % of",
+        ),
+        (reads(stall=0.5, disk=1.0), Larger(40 * GB, 0.31), "machine", "served from disk: as fast as this machine"),
+        (reads(stall=0.5, disk=0.4, time_s=0.5), None, "unknown", "too early to say"),
+        (Sums(2, 0, 0, 0, 9, 50.0, 0.0), None, "unknown", "too early to say"),
+        (Sums(), None, "unknown", "too early to say"),
+    ],
+)
+def test_the_verdict_names_the_slow_part(sums: Sums, larger: Larger | None, slow: str, words: str) -> None:
+    verdict = verdict_of(sums, larger)
+    assert verdict.slow == slow
+    assert verdict.text.startswith(words)
+
+
+def test_more_cache_is_advised_where_it_would_save_gets() -> None:
+    ratios = {0.5: 0.2, 1.0: 0.5, 2.0: 0.655, 4.0: 1.0}
+    double = larger_cache(ratios, 40 * GB, 0)
+    assert double is not None
+    assert (double.more_bytes, round(double.saves, 9)) == (40 * GB, 0.31)
+    some = larger_cache(ratios, 40 * GB, 60 * GB)
+    assert some is not None
+    assert some.more_bytes == 20 * GB, "no more than there is"
+    assert larger_cache({1.0: 0.5, 2.0: 0.52, 4.0: 1.0}, 40 * GB, 0) == Larger(120 * GB, 1.0)
+
+
+@pytest.mark.parametrize("ratios", [None, {1.0: 1.0, 2.0: 1.0}, {1.0: 0.5, 2.0: 0.5, 4.0: 0.54}])
+def test_no_advice_where_it_would_not(ratios: dict[float, float] | None) -> None:
+    assert larger_cache(ratios, GB, 0) is None
