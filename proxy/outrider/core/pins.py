@@ -1,7 +1,7 @@
 """What is pinned: reservations that must fit side by side, and which versions may not go.
 
-An object that several pins name is reserved once. A pin is of names: when a newer version of a pinned object comes in, the
-pin moves to it, so that what was overwritten can go.
+An object that several pins name is reserved once. A pin is of names: when a newer version of a pinned object comes in,
+the pin moves to it, so that what was overwritten can go.
 """
 
 from __future__ import annotations
@@ -14,6 +14,19 @@ from outrider.core.model import ObjectRef, ObjectVersion
 
 PinKey = tuple[str, str]
 """Whose pin it is, and its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPin:
+    """A pin as it outlives a stop. `body`: the list as it came; `at`: seconds since 1970; `objects`: those that it
+    held, with their ETags and sizes."""
+
+    owner: str
+    client: str
+    name: str
+    body: str
+    at: float
+    objects: tuple[tuple[ObjectRef, str, int], ...]
 
 
 @dataclass(slots=True)
@@ -63,8 +76,8 @@ class Pins:
         )
         if others + need > room_bytes:
             raise NoRoom(
-                f"{others + need - room_bytes} bytes are missing: these {len(new)} objects need {need} bytes of the cache, "
-                f"other pins hold {others}, and {room_bytes} can be pinned in all."
+                f"{others + need - room_bytes} bytes are missing: these {len(new)} objects need {need} bytes of the "
+                f"cache, other pins hold {others}, and {room_bytes} can be pinned in all."
             )
         self.unpin(pin)
         for ref, version in new.items():

@@ -1,9 +1,9 @@
 """A list of what to warm, pin, evict or verify: one name a line, as a person or a script writes it.
 
-    # a comment
-    s3://bucket/key
-    s3://bucket/prefix/                      all that begins so; s3://bucket/ is the whole bucket
-    s3://bucket/shard-{000000..000099}.tar   counts; {a,b} lists
+# a comment
+s3://bucket/key
+s3://bucket/prefix/                      all that begins so; s3://bucket/ is the whole bucket
+s3://bucket/shard-{000000..000099}.tar   counts; {a,b} lists
 """
 
 from __future__ import annotations
@@ -34,12 +34,6 @@ class WarmList:
     refs: tuple[ObjectRef, ...]
     prefixes: tuple[ObjectRef, ...]
 
-    def covers(self, ref: ObjectRef) -> bool:
-        """For few names; for many, make a set of `refs`."""
-        return ref in self.refs or any(
-            prefix.bucket == ref.bucket and ref.key.startswith(prefix.key) for prefix in self.prefixes
-        )
-
 
 def parse_list(body: bytes, *, objects_max: int = OBJECTS_MAX) -> WarmList:
     """Raises InvalidArgument: a line is none, and which; there is nothing in it, or too much."""
@@ -65,8 +59,9 @@ def parse_list(body: bytes, *, objects_max: int = OBJECTS_MAX) -> WarmList:
             elif (ref := ref_of(name)) is not None:
                 refs[ref] = None
             else:
-                raise InvalidArgument(f"Line {number} is not s3://BUCKET/KEY, s3://BUCKET/PREFIX/ or a template of such:"
-                                      f" {name[:200]!r}")  # fmt: skip
+                raise InvalidArgument(
+                    f"Line {number} is not s3://BUCKET/KEY, s3://BUCKET/PREFIX/ or a template of such: {name[:200]!r}"
+                )
     if not refs and not prefixes:
         raise InvalidArgument("The list names nothing: one s3://BUCKET/KEY or s3://BUCKET/PREFIX/ a line.")
     if len(prefixes) > PREFIXES_MAX:
@@ -88,7 +83,9 @@ def _expanded(template: str, number: int) -> tuple[int, Iterator[str]]:
     pieces = _BRACES.split(template)
     texts, braces = pieces[::2], pieces[1::2]
     if any("{" in text or "}" in text for text in texts):
-        raise InvalidArgument(f"Line {number}: a brace without its other, or braces in braces. A prefix covers such keys.")
+        raise InvalidArgument(
+            f"Line {number}: a brace without its other, or braces in braces. A prefix covers such keys."
+        )
     choices = [_choices(inner, number) for inner in braces]
     count = prod(map(len, choices))
     return count, _names(texts, choices)

@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ from outrider.core.errors import (
     S3Error,
     SlowDown,
 )
-from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.postform import is_form
 from outrider.core.s3wire import Forgets, Kind, Operation
 from outrider.core.sigv4 import SignedRequest
@@ -48,8 +48,8 @@ from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog
 from outrider.http.connection import Connection
 from outrider.http.fastlane import Begun, FastLane
+from outrider.http.notes import Asked as Steered
 from outrider.http.reply import OnEnd, Reply
-from outrider.http.steering import Asked as Steered
 from outrider.http.steering import Steering
 from outrider.http.tally import Ended, Sent, Tally
 from outrider.http.wire import Wire
@@ -82,6 +82,8 @@ _END_TO_END = frozenset(
      "content-md5", "content-type", "date", "expect", "expires", "host", "if-match", "if-modified-since",
      "if-none-match", "if-range", "if-unmodified-since", "origin", "range")
 )  # fmt: skip
+# On a HEAD: no client asks so for its own sake, and other caches are warmed by it as well.
+_WARMS = "bytes=0-0"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -121,10 +123,10 @@ class S3Server(web.Server):
 
     def __init__(
         self, reads: Reads, hits: Hits, forwards: Forwards, prefetch: Prefetch, access: Access, steering: Steering,
-        metrics: Metrics, buffers: Buffers, *, domains: tuple[str, ...] = (), requests_max: int, connections_max: int,
-        heads_bytes: int, client_timeout_s: float, client_idle_s: float,
+        metrics: Metrics, buffers: Buffers, warm: Callable[[ObjectRef], None], *, domains: tuple[str, ...] = (),
+        requests_max: int, connections_max: int, heads_bytes: int, client_timeout_s: float, client_idle_s: float,
     ) -> None:  # fmt: skip
-        """`heads_bytes`: what each loop may keep of reply heads."""
+        """`warm`: bring an object, some time soon. `heads_bytes`: what each loop may keep of reply heads."""
         super().__init__(self._handle)
         self._buffers = buffers
         self._connections_max = connections_max
@@ -143,6 +145,7 @@ class S3Server(web.Server):
         self._prefetch = prefetch
         self._access = access
         self._steering = steering
+        self._warm = warm
         self._metrics = metrics
         self._domains = domains
         self._requests_max = requests_max
@@ -308,7 +311,10 @@ class S3Server(web.Server):
         plain = dict(asked.headers)
         try:
             if operation.kind is Kind.HEAD:
-                return self._read_reply(asked, await self._reads.head(operation.ref, plain))
+                answer = await self._reads.head(operation.ref, plain)
+                if plain.get("range") == _WARMS:
+                    self._warm(operation.ref)
+                return self._read_reply(asked, answer)
             return self._read_reply(
                 asked, await self._reads.get(operation.ref, plain, self._on_asked(asked, who, plain))
             )
