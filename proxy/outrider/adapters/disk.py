@@ -71,7 +71,7 @@ class DiskStore:
     ) -> None:  # fmt: skip
         """`pins` None: nothing is pinned."""
         self.directory = directory
-        self._pins = pins or Pins(int, lambda version: b"")
+        self._pins = Pins(int, lambda version: b"") if pins is None else pins
         self._policy = policy
         self._limits = limits
         self._metrics = metrics

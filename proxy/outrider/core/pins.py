@@ -49,9 +49,6 @@ class Pins:
         self.reserved_bytes = 0
         """Of the cache, for all pins together."""
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def holds(self, version_id: bytes) -> bool:
         """Blocks of this version may not go."""
         return version_id in self._versions

@@ -206,8 +206,9 @@ class Warming:
 
     async def _bring_once(self, warmup: Warmup | None, item: Item, room_bytes: int | None) -> None:
         version = self._prefetch.known(item.ref)
-        opened = version is None
+        brought = False
         if version is None:
+            brought = not self._begins_here(item.ref)
             if warmup is not None:
                 await self._wait_for_allowance(warmup)
             async with self._blocks:
@@ -222,7 +223,12 @@ class Warming:
             warmup.found(item, version, vid)
         if self.pins.is_pinned(item.ref):
             self.pins.came(version, vid)
-        await self._bring_blocks(warmup, item, version, opened)
+        await self._bring_blocks(warmup, item, version, brought)
+
+    def _begins_here(self, ref: ObjectRef) -> bool:
+        """As far as is known: the question which version there is then brings nothing."""
+        version = self._catalog.stale(ref)
+        return version is not None and self.store.has(BlockKey(self.version_id(version), 0))
 
     def _check_room(self, warmup: Warmup, item: Item, version: ObjectVersion, room_bytes: int | None) -> None:
         """Rather than to evict for its end what it brought at its beginning, it stops taking more."""
@@ -233,14 +239,14 @@ class Warming:
             raise _NoRoomError(f"no room: {warmup.need_bytes + need - room_bytes} bytes are missing in the cache")
         warmup.need_bytes += need
 
-    async def _bring_blocks(self, warmup: Warmup | None, item: Item, version: ObjectVersion, opened: bool) -> None:
+    async def _bring_blocks(self, warmup: Warmup | None, item: Item, version: ObjectVersion, brought: bool) -> None:
         passed = 0
         try:
             async with asyncio.TaskGroup() as group:
                 for key, length in blocks_of(item, self._block_bytes):
                     if self.store.is_verified(key) or (self.store.has(key) and warmup is not None and warmup.trusting):
                         # The first one may have come a moment ago, with the answer to which version it is.
-                        _count(warmup, item, length, self.clock(), fetched=opened and key.index == 0)
+                        _count(warmup, item, length, self.clock(), fetched=brought and key.index == 0)
                         passed += 1
                         if passed % _TURN_AFTER == 0:
                             await asyncio.sleep(0)

@@ -82,8 +82,6 @@ _END_TO_END = frozenset(
      "content-md5", "content-type", "date", "expect", "expires", "host", "if-match", "if-modified-since",
      "if-none-match", "if-range", "if-unmodified-since", "origin", "range")
 )  # fmt: skip
-# On a HEAD: no client asks so for its own sake, and other caches are warmed by it as well.
-_WARMS = "bytes=0-0"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -307,14 +305,13 @@ class S3Server(web.Server):
             return await self._delete_objects(asked, operation, who)
         self._access.check(who, operation, None)
         if operation.kind is Kind.FORWARD:
+            if s3wire.is_warming_head(operation, asked.headers):
+                self._warm(operation.ref)
             return await self._forward(asked, operation, who)
         plain = dict(asked.headers)
         try:
             if operation.kind is Kind.HEAD:
-                answer = await self._reads.head(operation.ref, plain)
-                if plain.get("range") == _WARMS:
-                    self._warm(operation.ref)
-                return self._read_reply(asked, answer)
+                return self._read_reply(asked, await self._reads.head(operation.ref, plain))
             return self._read_reply(
                 asked, await self._reads.get(operation.ref, plain, self._on_asked(asked, who, plain))
             )
