@@ -17,6 +17,7 @@ _EXAMPLES = """Examples:
 outrider run -- python train.py           a cache for this one command
 outrider serve --cache-dir /data/cache    a cache for many; tell each of them:
 export AWS_ENDPOINT_URL=http://127.0.0.1:9480
+outrider warm s3://my-bucket/train/       bring it before it is read
 outrider doctor                           what is wrong, and what to do
 outrider simulate --cache 10%,25%,50%     how large a cache a job needs
 outrider bench s3://my-bucket/train/      what it makes of reads of that bucket
@@ -34,6 +35,11 @@ app = typer.Typer(
 _COMMANDS: dict[str, dict[str, Any]] = {
     "serve": {},
     "run": {"context_settings": {"allow_interspersed_args": False}},
+    "warm": {},
+    "pin": {},
+    "unpin": {},
+    "evict": {},
+    "verify": {},
     "doctor": {},
     "simulate": {},
     "bench": {},

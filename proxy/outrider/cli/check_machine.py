@@ -34,6 +34,7 @@ _FILES_COUNTED_MAX = 200_000
 _ROOM_LITTLE_BYTES = 2**30
 _FILES_FEW = 4096
 _ADMIN_TIMEOUT_S = 2.0
+_STATUS_BYTES_MAX = 16 * 2**20
 
 
 def cache_findings(settings: Settings, running_here: bool) -> Iterator[Finding]:
@@ -156,7 +157,7 @@ def running_outrider(settings: Settings) -> dict[str, object] | None:
         request.add_header("Authorization", f"Bearer {settings.admin_token.get_secret_value()}")
     try:
         with direct().open(request, timeout=_ADMIN_TIMEOUT_S) as reply:
-            status = json.loads(reply.read(65536))
+            status = json.loads(reply.read(_STATUS_BYTES_MAX))
     except (OSError, ValueError):
         return None
     return status if isinstance(status, dict) and "version" in status and "listen" in status else None
