@@ -369,7 +369,7 @@ def test_verify_finds_rot_and_drops_it(proxy: Proxy) -> None:
     path = max((proxy.cache_dir / "v1").rglob("*"), key=lambda path: path.stat().st_size)
     with path.open("r+b") as file:
         file.seek(-1, 2)
-        file.write(b"\xff")
+        file.write(b"\xff")  # no byte of a ramp
     put(s3, "verify/all", "")
     check = ended(s3, "verify/all")
     assert (check["state"], check["blocks"]) == ("failed", {"wanted": 8, "verified": 8, "bad": 1})

@@ -114,7 +114,9 @@ def rotten(directory: Path) -> None:
     path = max((directory / "v1").rglob("*"), key=lambda path: path.stat().st_size)
     with path.open("r+b") as file:
         file.seek(-1, 2)
-        file.write(bytes([file.read(1) == b"\0" or 255]))
+        last = file.read(1)[0]
+        file.seek(-1, 2)
+        file.write(bytes([last ^ 1]))
 
 
 def test_verify_asks_the_proxy_and_without_one_looks_itself(bucket: Bucket, tmp_path: Path) -> None:
