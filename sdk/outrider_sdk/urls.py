@@ -121,8 +121,8 @@ def _choices(inner: str, template: str) -> _Choices:
         first, last = int(match[1]), int(match[2])
         step = 1 if last >= first else -1
         # As shells and WebDataset do: only a leading zero asks for a width.
-        padded = match[1].startswith("0") or match[2].startswith("0")
-        width = max(len(match[1]), len(match[2])) if padded and len(match[1]) + len(match[2]) > 2 else 0
+        padded = any(told.startswith("0") and len(told) > 1 for told in match.groups())
+        width = max(map(len, match.groups())) if padded else 0
         return _Choices(range(first, last + step, step), width)
     if "," in inner:
         return _Choices(inner.split(","), 0)
