@@ -6,7 +6,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)", re.ASCII)
@@ -25,18 +25,6 @@ def expand(urls: str | Iterable[str]) -> Iterator[str]:
             raise ValueError(f"{template}: a brace without its other, or braces in braces")
         for chosen in _product([_choices(inner, template) for inner in braces]):
             yield "".join(itertools.chain.from_iterable(itertools.zip_longest(texts, chosen, fillvalue="")))
-
-
-def path_of(url: str) -> str:
-    """The path of s3://BUCKET/KEY on an S3 server.
-
-    Raises:
-        ValueError: it is no such URL.
-    """
-    bucket, _, key = url.removeprefix("s3://").partition("/")
-    if not url.startswith("s3://") or not bucket or not key or key.endswith("/"):
-        raise ValueError(f"{url}: must be s3://BUCKET/KEY of one object, or a template of such")
-    return f"/{bucket}/{quote(key, safe='/')}"
 
 
 # What a signature adds to a URL (SigV4, SigV2), and what says nothing; all else asks for more than the object.
