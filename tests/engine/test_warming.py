@@ -116,6 +116,24 @@ async def test_the_rate_holds(making: Making) -> None:
         assert clock() - 1000.0 >= COUNT * SIZE / BLOCK - COUNT - 2
 
 
+async def test_a_slow_one_does_not_hold_up_another(making: Making) -> None:
+    never = asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        await never.wait()
+
+    with making(sleep=sleep, budget=Budget(1)) as room:
+        slow = begun(room, REFS[:3], rate=1.0)
+        other = begun(room, REFS[3:])
+        async with asyncio.timeout(10):
+            while other.running:
+                room.clock.advance(0.001)
+                await asyncio.sleep(0)
+        assert (other.progress.state, slow.running) == (State.DONE, True)
+        room.warming.cancel(slow)
+        await room.tasks.settle()
+
+
 async def test_an_object_that_is_overwritten_meanwhile_is_warmed_as_it_is_now(making: Making) -> None:
     with making() as room:
         await room.reads.head(REFS[0], {})

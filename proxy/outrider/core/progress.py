@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 # Failures that are told by name; beyond these they are counted.
@@ -81,7 +82,7 @@ class Progress:
         expected = self.wanted_bytes + self.unsized * self.wanted_bytes / sized
         return max(0.0, expected - self.bytes) / rate
 
-    def told(self, now: float) -> dict[str, Any]:
+    def told(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         eta_s = self.eta_s(now)
         return {
             "state": self.state.value,
@@ -92,5 +93,5 @@ class Progress:
             "rate_bytes_per_s": round(self.rate_bytes_s(now)),
             "eta_s": None if eta_s is None else round(eta_s, 1),
             "elapsed_s": round((now if self.ended is None else self.ended) - self.started, 3),
-            "failures": [{"object": name, "error": why} for name, why in self.failures.items()],
+            "failures": [{"object": name, "error": why} for name, why in islice(self.failures.items(), failures_max)],
         }  # fmt: skip

@@ -11,7 +11,7 @@ from outrider.core.allowance import Allowance
 from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
 from outrider.core.model import ObjectVersion
 from outrider.core.pins import SavedPin
-from outrider.core.progress import Progress, State
+from outrider.core.progress import FAILURES_TOLD_MAX, Progress, State
 from outrider.core.warmlists import parse_list
 from outrider.engine.asking import OriginRefused
 from outrider.engine.openings import NotCacheable, Openings
@@ -87,9 +87,9 @@ class Pinning:
         except OSError as error:
             raise ServiceUnavailable(f"The cache directory cannot be written: {error}.") from error
 
-    def told(self, pin: Warmup) -> dict[str, Any]:
+    def told(self, pin: Warmup, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         now = self._warming.clock()
-        return {**self._warming.counted(pin).told(now), "reserved_bytes": pin.need_bytes}
+        return {**self._warming.counted(pin).told(now, failures_max), "reserved_bytes": pin.need_bytes}
 
     # -- from a stop to the next start --------------------------------------------------------------------------------
 

@@ -205,6 +205,8 @@ class Warming:
                 await self._sleep(pause_s)
 
     async def _bring_once(self, warmup: Warmup | None, item: Item, room_bytes: int | None) -> None:
+        if item.size >= 0:
+            self._check_room(warmup, item, item.size, room_bytes)
         version = self._prefetch.known(item.ref)
         brought = False
         if version is None:
@@ -219,7 +221,7 @@ class Warming:
         if warmup is None:
             item.is_now(version, vid)
         else:
-            self._check_room(warmup, item, version, room_bytes)
+            self._check_room(warmup, item, version.size, room_bytes)
             warmup.found(item, version, vid)
         if self.pins.is_pinned(item.ref):
             self.pins.came(version, vid)
@@ -230,13 +232,14 @@ class Warming:
         version = self._catalog.stale(ref)
         return version is not None and self.store.has(BlockKey(self.version_id(version), 0))
 
-    def _check_room(self, warmup: Warmup, item: Item, version: ObjectVersion, room_bytes: int | None) -> None:
+    def _check_room(self, warmup: Warmup | None, item: Item, size: int, room_bytes: int | None) -> None:
         """Rather than to evict for its end what it brought at its beginning, it stops taking more."""
-        if item.version_id or room_bytes is None or self.pins.is_pinned(item.ref):
+        if warmup is None or room_bytes is None or item.has_room or self.pins.is_pinned(item.ref):
             return
-        need = self.disk_bytes(version.size)
+        need = self.disk_bytes(size)
         if warmup.need_bytes + need > room_bytes:
             raise _NoRoomError(f"no room: {warmup.need_bytes + need - room_bytes} bytes are missing in the cache")
+        item.has_room = True
         warmup.need_bytes += need
 
     async def _bring_blocks(self, warmup: Warmup | None, item: Item, version: ObjectVersion, brought: bool) -> None:
@@ -251,6 +254,10 @@ class Warming:
                         if passed % _TURN_AFTER == 0:
                             await asyncio.sleep(0)
                         continue
+                    if warmup is not None and not self.store.has(key):
+                        # Before it takes a place: one that is to be slow must not hold up the others.
+                        await self._wait_for_allowance(warmup)
+                        self._spend(warmup, length)
                     await self._blocks.acquire()
                     task = group.create_task(self._bring_block(warmup, item, version, key, length))
                     # Not a `finally` in the task: one that is cancelled before its first step never gets there.
@@ -265,9 +272,6 @@ class Warming:
             await self.store.verify(key, again=False)
         fetched = not self.store.has(key)
         if fetched:
-            if warmup is not None:
-                await self._wait_for_allowance(warmup)
-                self._spend(warmup, length)
             for flight in self._prefetch.fill(version, [key.index]):
                 if not await flight.ended():
                     raise flight.failure or StoreUnavailable("the fill was given up")

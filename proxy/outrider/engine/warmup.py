@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.allowance import Allowance
 from outrider.core.errors import InvalidRequest
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, block_extent
-from outrider.core.progress import Progress, State
+from outrider.core.progress import FAILURES_TOLD_MAX, Progress, State
 from outrider.core.warmlists import WarmList
 
 May = Callable[[ObjectRef], bool]
@@ -32,6 +32,7 @@ class Item:
     here: int = 0
     whole: bool = False
     failed: bool = False
+    has_room: bool = False
 
     def is_now(self, version: ObjectVersion, version_id: bytes) -> None:
         self.size, self.etag, self.version_id = version.size, version.etag, version_id
@@ -114,8 +115,8 @@ class Warmup:
                 item.here, item.whole = here, here == item.size
         self._count_after = clock() + (clock() - began) / _COUNTING
 
-    def told(self, now: float) -> dict[str, Any]:
-        return {"name": self.name, "client": self.client, **self.progress.told(now)}
+    def told(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+        return {"name": self.name, "client": self.client, **self.progress.told(now, failures_max)}
 
 
 def blocks_of(item: Item, block_bytes: int) -> Iterator[tuple[BlockKey, int]]:

@@ -86,8 +86,8 @@ class Orders:
         """For the status document; `owner` None: of all. A pin tells what it reserves and what of that is on disk."""
         of: Callable[[Book], list[Warmup]] = lambda book: book.all() if owner is None else book.of(owner)  # noqa: E731
         now = self._warming.clock()
-        warmups = [_brief(self._warming.counted(one).told(now)) for one in of(self._warmups)]
-        return {"warmups": warmups, "pins": [_brief(self.pinning.told(one)) for one in of(self.pinning.book)]}
+        warmups = [self._warming.counted(one).told(now, _FAILURES_SHOWN) for one in of(self._warmups)]
+        return {"warmups": warmups, "pins": [self.pinning.told(one, _FAILURES_SHOWN) for one in of(self.pinning.book)]}
 
     # -- PUT ----------------------------------------------------------------------------------------------------------
 
@@ -190,10 +190,6 @@ def _rate(headers: Mapping[str, str]) -> float:
         return 0.0 if told is None else float(parse_bytes(told))
     except ValueError as error:
         raise InvalidArgument(f"x-amz-meta-rate is a number of bytes a second, like 200MB: {error}") from error
-
-
-def _brief(told: dict[str, Any]) -> dict[str, Any]:
-    return {**told, "failures": told["failures"][:_FAILURES_SHOWN]}
 
 
 def _json(told: object) -> bytes:
