@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from outrider.cli import options, steering
+from outrider.cli.summary import in_words
 
 
 def unpin(
@@ -28,4 +29,4 @@ def unpin(
     if as_json:
         steering.show_json(told)
     else:
-        typer.echo(f"unpinned {name}: {told['reserved_bytes']} bytes are no longer reserved")
+        typer.echo(f"unpinned {name}: {in_words(told['reserved_bytes'])} are no longer reserved")
