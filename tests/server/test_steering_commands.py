@@ -71,7 +71,7 @@ def test_what_failed_is_listed_and_the_exit_code_is_1(command: Command, tmp_path
 
 def test_interrupted_it_goes_on_and_the_same_command_finds_it(command: Command, proxy: Proxy) -> None:
     command.run("evict", SHARDS)
-    with command.start("warm", SHARDS, "--rate", "100kB", "--name", "slow") as process:
+    with command.start("warm", SHARDS, "--rate", "1kB", "--name", "slow") as process:
         s3 = proxy.client()
         until(lambda: "slow" in [one["name"] for one in told(s3, "status.json")["warmups"]])
         # It polls, now that the proxy has its list.

@@ -32,12 +32,12 @@ def pin(
         steering.show_all(proxy.get("status.json")["pins"], as_json)
         return
     key = f"pin/{(name := steering.name_of(name, body))}"
-    if body:
-        proxy.put(key, body)
-    if not wait:
-        steering.show(proxy.get(key), as_json)
-        return
     try:
+        if body:
+            proxy.put(key, body)
+        if not wait:
+            steering.show(proxy.get(key), as_json)
+            return
         told = steering.follow(proxy, key, quiet=as_json)
     except KeyboardInterrupt:
         typer.echo(f"outrider: the room is reserved, and filled in the proxy; `outrider unpin --name {name}` ends it",

@@ -44,12 +44,12 @@ def warm(
     if cancel:
         proxy.delete(key)
         return
-    if body:
-        proxy.put(key, body, rate=rate)
-    if not wait:
-        steering.show(proxy.get(key), as_json)
-        return
     try:
+        if body:
+            proxy.put(key, body, rate=rate)
+        if not wait:
+            steering.show(proxy.get(key), as_json)
+            return
         told = steering.follow(proxy, key, quiet=as_json)
     except KeyboardInterrupt:
         typer.echo(
