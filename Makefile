@@ -104,7 +104,7 @@ chart: install
 # The pages that the code writes.
 docs: metrics-page settings-page sizing-page
 
-# docs/settings.md, from proxy/outrider/settings.py.
+# docs/metrics.md and docs/settings.md, from the code.
 metrics-page: install
 	$(BIN)/python -m tests.support.metrics_page > docs/metrics.md
 

@@ -7,7 +7,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver
 
 from outrider import __version__
-from outrider.adapters import blockdir, orders
+from outrider.adapters import blockdir, orders, pinfile
 from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.disk import DiskStore, Limits
@@ -34,6 +34,8 @@ from outrider.core.eviction import POLICIES
 from outrider.core.ghost import Ghost
 from outrider.core.hedging import Hedging
 from outrider.core.ledger import Prices
+from outrider.core.model import version_id
+from outrider.core.pins import Pins, SavedPin, disk_bytes_of
 from outrider.core.planner import Planner
 from outrider.core.scrubbing import ROUND_S, Pace
 from outrider.engine.asking import Asking, Patience
@@ -44,12 +46,16 @@ from outrider.engine.hits import Hits
 from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
 from outrider.engine.overview import Overview
+from outrider.engine.pinning import Pinning
 from outrider.engine.prefetch import Budget, Mode, Prefetch
 from outrider.engine.reads import Reads
 from outrider.engine.survey import Survey
 from outrider.engine.turns import Turns
+from outrider.engine.verifying import Verifying
+from outrider.engine.warming import Warming
 from outrider.http.access import Access, Loopback, SigV4
 from outrider.http.admin import admin_app
+from outrider.http.orders import Orders
 from outrider.http.server import S3Server
 from outrider.http.steering import Steering
 from outrider.metrics import Metrics
@@ -69,6 +75,8 @@ DEFAULT_REGION = "us-east-1"
 _BACKLOG = 1024
 # How late the planner hears of hits: far less than a shard takes to be read.
 _TICK_S = 0.05
+# How soon a block goes that was read when it was to go.
+_UPKEEP_S = 0.25
 # A block whose last byte was just sent may lack only its name on disk. A fill that takes longer is not waited for.
 _LAST_FILLS_S = 0.5
 # What is left to do after the drain takes far less where the disk answers; and then the snapshot, for each block.
@@ -149,6 +157,7 @@ class Outrider:
                 for factor, ratio in (self.ghost.epoch(self.planner.library.outlook()) or {}).items()
             },
             **self.overview.document(),
+            **self.steering.orders.status(),
         }
 
 
@@ -194,6 +203,7 @@ async def running(
         endless = {
             tasks.spawn(_recover(outrider, recovery), "recovery"),
             tasks.spawn(_tick(outrider.prefetch, outrider.overview), "prefetch"),
+            tasks.spawn(_upkeep(outrider), "upkeep"),
         }
         if waits:
             with suppress(TimeoutError):
@@ -224,17 +234,22 @@ def _rooms(
     total = directory.total_bytes()
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
     ghost = Ghost(limits.capacity_bytes)
+    pins = Pins(
+        lambda size: disk_bytes_of(size, settings.block_size, blockfile.usual_disk_bytes),
+        lambda version: version_id(origin.endpoint, version, settings.block_size),
+    )
     planner = Planner(
         limits.capacity_bytes,
         settings.block_size,
         disk_bytes=blockfile.usual_disk_bytes,
         opened=ghost.opened,
         believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
+        pinned=pins.holds,
     )
     orders.load(directory.orders, planner.library)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
     always = settings.verify == "always"
-    store = DiskStore(directory, policy, limits, metrics, time.monotonic, verify_always=always)
+    store = DiskStore(directory, policy, limits, metrics, time.monotonic, verify_always=always, pins=pins)
     stack.callback(store.close)
     catalog = Catalog(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
     turns = Turns(Concurrency(settings.fills), Courtesy(settings.fills), time.monotonic)
@@ -249,16 +264,27 @@ def _rooms(
     listings = Listings(settings.list_ttl_of, time.monotonic, shares.listings_bytes, buffers)
     hits = Hits(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
     access = _access(settings)
+    survey = Survey(asking, buffers, catalog)
+    budget = Budget(max(1, settings.prefetch_bytes // settings.block_size), settings.prefetch_bandwidth)
     prefetch = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking, buffers, catalog), turns,
+        planner, origin.endpoint, catalog, store, flights, openings, survey, turns,
         tasks.spawn, time.monotonic, metrics, block_bytes=settings.block_size,
-        mode_of=lambda ref: Mode(settings.prefetch_of(ref)),
-        budget=Budget(max(1, settings.prefetch_bytes // settings.block_size), settings.prefetch_bandwidth),
+        mode_of=lambda ref: Mode(settings.prefetch_of(ref)), budget=budget,
     )  # fmt: skip
-    steering = Steering(lambda: outrider.status(), prefetch, access, metrics, time.time)
+    warming = Warming(
+        origin.endpoint, catalog, store, prefetch, survey, pins, tasks.spawn, time.monotonic,
+        block_bytes=settings.block_size, blocks_at_once=budget.blocks, disk_bytes=blockfile.usual_disk_bytes,
+    )  # fmt: skip
+    pinning = Pinning(warming, prefetch, openings, lambda saved: _save_pins(store, saved))
+    pinning.restore(pinfile.load(directory.pins), limits.capacity_bytes)
+    steering = Steering(
+        lambda: outrider.status(), prefetch,
+        Orders(warming, pinning, Verifying(store, tasks.spawn, time.time), access, time.time), access, metrics,
+        time.time,
+    )  # fmt: skip
     server = S3Server(
         reads, hits, Forwards(origin, asking, catalog, listings), prefetch, access, steering, metrics, buffers,
-        domains=settings.domain, requests_max=settings.requests,
+        warming.hint, domains=settings.domain, requests_max=settings.requests,
         # Each takes two descriptors, and block files a quarter of them all.
         connections_max=min(settings.max_connections, max(16, open_files // 4)),
         heads_bytes=shares.heads_bytes // settings.workers,
@@ -300,6 +326,7 @@ def _reader_shown(names: dict[str, str], reader: str) -> str:
 async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     await recovery.index()
     outrider.indexed.set()
+    outrider.steering.orders.pinning.resume()
     if outrider.settings.scrub_bandwidth:
         await recovery.scrub(Pace(outrider.settings.scrub_bandwidth, ROUND_S))
 
@@ -309,6 +336,17 @@ async def _tick(prefetch: Prefetch, overview: Overview) -> None:
         await asyncio.sleep(_TICK_S)
         prefetch.tick()
         overview.tick()
+
+
+async def _upkeep(outrider: Outrider) -> None:
+    while True:
+        await asyncio.sleep(_UPKEEP_S)
+        await outrider.store.sweep()
+        outrider.steering.orders.pinning.look_again()
+
+
+async def _save_pins(store: DiskStore, saved: Sequence[SavedPin]) -> None:
+    await store.run(pinfile.save, store.directory.pins, saved)
 
 
 async def _serve(outrider: Outrider, stack: AsyncExitStack) -> web.ServerRunner:

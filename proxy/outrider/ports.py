@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.blockfile import BlockMeta
-from outrider.core.model import BlockKey, Headers, ObjectVersion
+from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
 from outrider.core.postform import PostForm
 from outrider.core.s3wire import Query
 
@@ -154,6 +154,49 @@ class BlockStore(Protocol):
         Raises:
             StoreUnavailable: no room can be made, or the disk is sick.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """What was dropped: blocks, and bytes on disk. `later`: blocks that go once nobody reads them; `pinned`: blocks
+    that stay."""
+
+    blocks: int
+    bytes: int
+    later: int
+    pinned: int
+
+
+class SteeredStore(BlockStore, Protocol):
+    """What those need of the store who are asked to warm, pin, evict and verify."""
+
+    removals: int
+    """How many blocks have left so far, for whatever reason."""
+    on_bad: list[Callable[[BlockMeta, str], None]]
+    """Called with each block that is found damaged, and what is wrong with it."""
+
+    async def most_bytes(self) -> int:
+        """How much of the cache could be filled, as far as budget and file system go now. Raises OSError."""
+        ...
+
+    def blocks_of(self, wanted: Callable[[ObjectRef], bool]) -> list[BlockKey]: ...
+
+    def is_verified(self, block: BlockKey) -> bool:
+        """It is here, and its checksum held when it was written or first read."""
+        ...
+
+    async def verify(self, block: BlockKey, *, again: bool = True) -> int:
+        """Read it and compare its checksum; a bad one is gone afterwards. `again` False: unless that was done before.
+        How many bytes it has; 0: it is gone, or was verified before."""
+        ...
+
+    async def drop(self, blocks: Iterable[BlockKey]) -> Evicted:
+        """Raises StoreUnavailable: the disk would not let one go."""
+        ...
+
+    async def sweep(self) -> None:
+        """Drop what was being read when it was to be dropped."""
         ...
 
 

@@ -5,23 +5,27 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from outrider_sdk.s3port import NotOutrider, S3Port
 from outrider_sdk.urls import expand, object_of
-from outrider_sdk.warming import Warmed
+from outrider_sdk.warming import Warmed, list_of, name_of
 
 _S3_PORT, _ADMIN_PORT = 9480, 9481
 _TIMEOUT_S = 5.0
-_STATUS_BYTES_MAX = 1024 * 1024
+# A pin is answered once all of its objects were asked about.
+_ORDER_TIMEOUT_S = 600.0
+_STATUS_BYTES_MAX = 16 * 1024 * 1024
 # A plan longer than this goes in parts: the proxy takes 16 MiB at once.
 _READS_MAX = 10_000
+
+
+_T = TypeVar("_T")
 
 
 class ProxyRefused(Exception):
@@ -37,7 +41,7 @@ class Status:
     """What the proxy is doing. Bytes and counts are since its start, but `blocks` and `bytes`, which are on disk now.
 
     `served_bytes` is by source (disk: a hit; flight: while it was filled; origin: past the cache). `origin` None: AWS,
-    or not told, as `listen` is not told, where only the S3 port can be reached.
+    or not told, as `listen` is not told, where only the S3 port can be reached. `warmups` and `pins`: how far each is.
     """
 
     version: str
@@ -52,6 +56,8 @@ class Status:
     served_bytes: Mapping[str, int] | None = None
     origin_bytes: int = 0
     origin_requests: int = 0
+    warmups: Sequence[Mapping[str, Any]] = ()
+    pins: Sequence[Mapping[str, Any]] = ()
 
 
 class Client:
@@ -141,29 +147,70 @@ class Client:
 
     def warm(
         self, urls: str | Iterable[str], wait: bool = True, progress: Callable[[Warmed], None] | None = None,
-        *, parallel: int = 8,
+        *, rate: str | None = None,
     ) -> Warmed:  # fmt: skip
-        """Read each object once through the proxy, so that it is in the cache, as far as that has room.
+        """Have the proxy bring objects, so that they are in its cache, as far as that has room.
 
-        `urls`: s3://BUCKET/KEY, with templates like {000000..001281}, or many of them. An object that cannot be read
-        is in `failures` of what is returned, with the reason. `wait` False: returns at once, and the work goes on
-        in the background while the process lives. `progress` is called after each object, never twice at a time.
+        `urls`: s3://BUCKET/KEY, s3://BUCKET/PREFIX/, templates like {000000..001281}, or many of them. What cannot be
+        brought is in `failures` of what is returned, with the reason. `wait` False: returns at once; the work goes on
+        in the proxy. `progress` is called, while it is waited for, whenever more is on disk. `rate`: bytes a second at
+        most, like 200MB.
 
         Raises:
-            ProxyNotFound: nothing listens at `endpoint`.
-            ValueError: a template makes no sense; `parallel` is less than 1.
+            ProxyNotFound: no Outrider answers.
+            ProxyRefused: it does not take the list.
+            ValueError: a template makes no sense.
         """
-        self._check_listening()
-        warmed = Warmed(self.endpoint, urls, parallel, progress)
+        return self._brought("warm", urls, wait, progress, {} if rate is None else {"x-amz-meta-rate": rate})
+
+    def pin(
+        self, urls: str | Iterable[str], wait: bool = True, progress: Callable[[Warmed], None] | None = None
+    ) -> Warmed:
+        """As `warm`, with room reserved for all of it first, and nothing of it is evicted until `unpin`.
+
+        Raises what `warm` raises; ProxyRefused, with the numbers: it does not fit next to the other pins.
+        """
+        return self._brought("pin", urls, wait, progress, {})
+
+    def unpin(self, urls: str | Iterable[str]) -> None:
+        """End the pin of just this list. Raises ProxyNotFound, ValueError."""
+        body = list_of(urls)
+        self._asked(lambda port: port.delete(f"pin/{name_of(body)}"))
+
+    def evict(self, urls: str | Iterable[str]) -> Mapping[str, Any]:
+        """Drop what the cache has of these objects: how many `blocks` and `bytes` that were, how many are being read
+        and go later (`in_use_blocks`), and how many stay (`pinned_blocks`). Raises what `warm` raises."""
+        body = list_of(urls)
+        key = f"evict/{name_of(body)}"
+        self._put(key, body, {})
+        return self._asked(lambda port: port.get(key)) or {}
+
+    def _brought(
+        self, folder: str, urls: str | Iterable[str], wait: bool, progress: Callable[[Warmed], None] | None,
+        more: Mapping[str, str],
+    ) -> Warmed:  # fmt: skip
+        body = list_of(urls)
+        key = f"{folder}/{name_of(body)}"
+        self._put(key, body, more)
+        warmed = Warmed(self.endpoint, key, progress)
         return warmed.wait() if wait else warmed
 
-    def _check_listening(self) -> None:
-        parts = urlsplit(self.endpoint)
-        address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+    def _put(self, key: str, body: bytes, more: Mapping[str, str]) -> None:
+        if (why := self._asked(lambda port: port.put(key, body, more))) is not None:
+            raise ProxyRefused(f"the proxy refused it: {why}")
+
+    def _asked(self, ask: Callable[[S3Port], _T]) -> _T:
+        """What a proxy answers, after a look whether it is one."""
+        port = S3Port(self.endpoint, _ORDER_TIMEOUT_S)
         try:
-            socket.create_connection(address, timeout=_TIMEOUT_S).close()
-        except OSError as error:
+            port.status()
+            return ask(port)
+        except NotOutrider as error:
+            raise ProxyNotFound(f"at {self.endpoint} there is {error}") from error
+        except (OSError, http.client.HTTPException) as error:
             raise ProxyNotFound(_nothing_at(self.endpoint, error)) from error
+        finally:
+            port.close()
 
     def _status_by_s3(self) -> Status | None:
         port = S3Port(self.endpoint, _TIMEOUT_S)

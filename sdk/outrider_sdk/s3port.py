@@ -36,7 +36,9 @@ class S3Port:
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
 
-    def send(self, method: str, path: str, body: bytes = b"") -> http.client.HTTPResponse:
+    def send(
+        self, method: str, path: str, body: bytes = b"", more: Mapping[str, str] | None = None
+    ) -> http.client.HTTPResponse:
         """The answer, its body still to be read; to be closed by `close` if that is not read to the end.
 
         Raises OSError, http.client.HTTPException: there is none.
@@ -44,7 +46,9 @@ class S3Port:
         path = self._parts.path + path
         host = self._parts.netloc.rpartition("@")[2]
         keys = keys_of(os.environ)
-        headers = {"host": host} if keys is None else signed_headers(keys, method, host, path, body, time.time())
+        headers = {"host": host, **(more or {})}
+        if keys is not None:
+            headers = signed_headers(keys, method, host, path, body, time.time(), more)
         idled = self._connection is not None
         try:
             return self._exchange(method, path, body, headers)
@@ -91,14 +95,35 @@ class S3Port:
             raise NotOutrider("something whose status tells no version")
         return told
 
-    def put(self, key: str, body: bytes) -> str | None:
-        """Put an object into the reserved bucket; None: done, else what the proxy has against it.
+    def put(self, key: str, body: bytes, more: Mapping[str, str] | None = None) -> str | None:
+        """Put an object into the reserved bucket; None: done, else what the proxy has against it. `more`: headers.
 
         Raises OSError, http.client.HTTPException: it does not answer.
         """
-        reply = self.send("PUT", f"/_outrider/{quote(key, safe='/')}", body)
+        reply = self.send("PUT", _path(key), body, more)
         said = reply.read(_ERROR_BYTES_MAX)
         return None if reply.status == 200 else _reason(reply.status, said)
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """An object of the reserved bucket; None: there is none.
+
+        Raises OSError, http.client.HTTPException: it does not answer, or not with that.
+        """
+        reply = self.send("GET", _path(key))
+        said = reply.read(_BODY_BYTES_MAX)
+        if reply.status == 404:
+            return None
+        if reply.status != 200:
+            raise OSError(_reason(reply.status, said))
+        told: dict[str, Any] = json.loads(said)
+        return told
+
+    def delete(self, key: str) -> None:
+        """Raises OSError, http.client.HTTPException."""
+        reply = self.send("DELETE", _path(key))
+        said = reply.read(_ERROR_BYTES_MAX)
+        if reply.status not in (204, 404):
+            raise OSError(_reason(reply.status, said))
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -107,6 +132,10 @@ class S3Port:
             context = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
             return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+
+
+def _path(key: str) -> str:
+    return f"/_outrider/{quote(key, safe='/')}"
 
 
 def code_in(body: bytes) -> str:

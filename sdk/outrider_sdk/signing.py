@@ -34,10 +34,13 @@ def keys_of(environ: Mapping[str, str]) -> Keys | None:
     return Keys(access_key, secret_key, environ.get("AWS_SESSION_TOKEN") or None, region)
 
 
-def signed_headers(keys: Keys, method: str, host: str, path: str, body: bytes, now: float) -> dict[str, str]:
-    """What a request without a query needs beside its `Host`. `path` is as it goes out, `now` in seconds since 1970."""
+def signed_headers(
+    keys: Keys, method: str, host: str, path: str, body: bytes, now: float, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """All headers of a request without a query. `path` is as it goes out, `now` in seconds since 1970; `more`: others,
+    names in lower case."""
     at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-    headers = {"host": host, "x-amz-content-sha256": hashlib.sha256(body).hexdigest(), "x-amz-date": at}
+    headers = {**(more or {}), "host": host, "x-amz-content-sha256": hashlib.sha256(body).hexdigest(), "x-amz-date": at}
     if keys.token is not None:
         headers["x-amz-security-token"] = keys.token
     names = ";".join(sorted(headers))

@@ -6,7 +6,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)", re.ASCII)
@@ -25,18 +25,6 @@ def expand(urls: str | Iterable[str]) -> Iterator[str]:
             raise ValueError(f"{template}: a brace without its other, or braces in braces")
         for chosen in _product([_choices(inner, template) for inner in braces]):
             yield "".join(itertools.chain.from_iterable(itertools.zip_longest(texts, chosen, fillvalue="")))
-
-
-def path_of(url: str) -> str:
-    """The path of s3://BUCKET/KEY on an S3 server.
-
-    Raises:
-        ValueError: it is no such URL.
-    """
-    bucket, _, key = url.removeprefix("s3://").partition("/")
-    if not url.startswith("s3://") or not bucket or not key or key.endswith("/"):
-        raise ValueError(f"{url}: must be s3://BUCKET/KEY of one object, or a template of such")
-    return f"/{bucket}/{quote(key, safe='/')}"
 
 
 # What a signature adds to a URL (SigV4, SigV2), and what says nothing; all else asks for more than the object.
@@ -121,8 +109,8 @@ def _choices(inner: str, template: str) -> _Choices:
         first, last = int(match[1]), int(match[2])
         step = 1 if last >= first else -1
         # As shells and WebDataset do: only a leading zero asks for a width.
-        padded = match[1].startswith("0") or match[2].startswith("0")
-        width = max(len(match[1]), len(match[2])) if padded and len(match[1]) + len(match[2]) > 2 else 0
+        padded = any(told.startswith("0") and len(told) > 1 for told in match.groups())
+        width = max(map(len, match.groups())) if padded else 0
         return _Choices(range(first, last + step, step), width)
     if "," in inner:
         return _Choices(inner.split(","), 0)

@@ -18,7 +18,8 @@ from outrider.core.courtesy import Courtesy
 from outrider.core.eviction import POLICIES
 from outrider.core.freshness import Freshness
 from outrider.core.hedging import Hedging
-from outrider.core.model import ObjectRef
+from outrider.core.model import ObjectRef, version_id
+from outrider.core.pins import Pins, disk_bytes_of
 from outrider.core.planner import Planner
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.catalog import Catalog
@@ -30,6 +31,7 @@ from outrider.engine.prefetch import Budget, Mode, Prefetch
 from outrider.engine.reads import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
 from outrider.engine.survey import Survey
 from outrider.engine.turns import Turns
+from outrider.engine.warming import Warming
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock, FakeOrigin, FakeTasks, no_wait_patience
 
@@ -54,6 +56,9 @@ class Engine:
     """Rides ahead of nothing, unless the policy is `epoch` and it is told of reads."""
     planner: Planner
     turns: Turns
+    pins: Pins
+    warming: Warming
+    openings: Openings
 
     async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
         """The body of a GET; `headers` with `_` for `-`."""
@@ -109,11 +114,17 @@ def engine(
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
     mode = Freshness.parse(freshness)
-    planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s)
+    pins = Pins(
+        lambda size: disk_bytes_of(size, BLOCK, usual_disk_bytes),
+        lambda version: version_id(origin.endpoint, version, BLOCK),
+    )
+    planner = Planner(
+        capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s, pinned=pins.holds
+    )
     its_policy = planner if policy == "epoch" else POLICIES[policy]()
     store = DiskStore(
         directory or BlockDir.open(root), its_policy, Limits(capacity_bytes, min_free_bytes), metrics, clock,
-        verify_always=verify_always,
+        verify_always=verify_always, pins=pins,
     )  # fmt: skip
     catalog = Catalog(origin.endpoint, lambda _: mode, clock, catalog_entries)
     turns = Turns(Concurrency(fills_max), Courtesy(fills_max), clock)
@@ -126,11 +137,19 @@ def engine(
     reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
     buffers = Buffers(64 * 1024 * 1024)
     forwards = Forwards(origin, asking, catalog, Listings(lambda prefix: None, clock, 1 << 20, buffers))
+    survey, budget = Survey(asking, buffers, catalog), budget or Budget(64)
     ahead = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, openings, Survey(asking, buffers, catalog), turns,
-        tasks.spawn, clock, metrics, block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget or Budget(64),
+        planner, origin.endpoint, catalog, store, flights, openings, survey, turns,
+        tasks.spawn, clock, metrics, block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget,
+    )  # fmt: skip
+    warming = Warming(
+        origin.endpoint, catalog, store, ahead, survey, pins, tasks.spawn, clock, block_bytes=BLOCK,
+        blocks_at_once=budget.blocks, disk_bytes=usual_disk_bytes, sleep=sleep,
     )  # fmt: skip
     try:
-        yield Engine(origin, clock, tasks, metrics, store, catalog, flights, reads, forwards, ahead, planner, turns)
+        yield Engine(
+            origin, clock, tasks, metrics, store, catalog, flights, reads, forwards, ahead, planner, turns, pins,
+            warming, openings,
+        )  # fmt: skip
     finally:
         store.close()

@@ -5,6 +5,7 @@
     <dir>/tmp/              blocks on their way in
     <dir>/index             snapshot of the index, there only between a clean stop and the next start
     <dir>/orders            what the planner had learned at the last clean stop
+    <dir>/pins              what is pinned
 
 Nothing outside this layout is ever touched.
 """
@@ -71,6 +72,7 @@ class BlockDir:
         self.snapshot = root / "index"
         self.orders = root / "orders"
         self._marker = root / "outrider-cache"
+        self.pins = root / "pins"
         self._lock_fd = -1
         self._holding = threading.Lock()
 
@@ -164,7 +166,7 @@ class BlockDir:
         for path in self.tmp.iterdir():
             if _TMP_NAME.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-        for path in (self.snapshot, self.orders):
+        for path in (self.snapshot, self.orders, self.pins):
             path.with_name(f"{path.name}.part").unlink(missing_ok=True)
 
     def drop_snapshot(self) -> None:

@@ -26,9 +26,10 @@ from outrider.core import blockfile
 from outrider.core.blockfile import BadBlock, BlockMeta
 from outrider.core.errors import StoreUnavailable
 from outrider.core.eviction import Policy
-from outrider.core.model import BlockKey
+from outrider.core.model import BlockKey, ObjectRef
+from outrider.core.pins import Pins
 from outrider.metrics import Metrics
-from outrider.ports import Clock
+from outrider.ports import Clock, Evicted
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +67,11 @@ class DiskStore:
 
     def __init__(
         self, directory: BlockDir, policy: Policy, limits: Limits, metrics: Metrics, clock: Clock,
-        *, verify_always: bool = False,
+        *, verify_always: bool = False, pins: Pins | None = None,
     ) -> None:  # fmt: skip
+        """`pins` None: nothing is pinned."""
         self.directory = directory
+        self._pins = Pins(int, lambda version: b"") if pins is None else pins
         self._policy = policy
         self._limits = limits
         self._metrics = metrics
@@ -97,6 +100,10 @@ class DiskStore:
         # False: a file lies there that the next start would not know of without a scan.
         self.whole = True
         self._making_room = asyncio.Lock()
+        # To be dropped once nobody reads them.
+        self._doomed: dict[BlockKey, None] = {}
+        self.removals = 0
+        self.on_bad: list[Callable[[BlockMeta, str], None]] = []
         self._leaving: set[asyncio.Future[list[int | OSError]]] = set()
         self._cleaning: set[asyncio.Task[None]] = set()
         metrics.store_capacity_bytes.set(limits.capacity_bytes)
@@ -133,6 +140,22 @@ class DiskStore:
 
     def present(self) -> list[BlockKey]:
         return list(self._slots)
+
+    def blocks_of(self, wanted: Callable[[ObjectRef], bool]) -> list[BlockKey]:
+        """All blocks of the objects that are `wanted`, whatever their version."""
+        judged: dict[ObjectRef, bool] = {}
+        found = []
+        for block, slot in self._slots.items():
+            ref = slot.edition.version.ref
+            if (its := judged.get(ref)) is None:
+                its = judged[ref] = wanted(ref)
+            if its:
+                found.append(block)
+        return found
+
+    def is_verified(self, block: BlockKey) -> bool:
+        slot = self._slots.get(block)
+        return slot is not None and slot.verified
 
     def unverified(self) -> list[BlockKey]:
         return [block for block, slot in self._slots.items() if not slot.verified]
@@ -266,6 +289,8 @@ class DiskStore:
         self._metrics.bad_blocks.inc()
         log.warning("bad block dropped", extra={"object": str(slot.edition.version.ref), "block": block.index,
                                                 "error": str(error)})  # fmt: skip
+        for told in self.on_bad:
+            told(slot.meta(block), str(error))
         self._forget(block, slot)
         with suppress(StoreUnavailable):  # counted and logged; the caller has its miss either way
             await self._unlink([(block, slot)])
@@ -277,6 +302,7 @@ class DiskStore:
             if slot.edition.blocks == 0 and self._editions.get(block.version_id) is slot.edition:
                 del self._editions[block.version_id]
             self._policy.removed(block)
+            self.removals += 1
             self._close(block, slot)
             self._metrics.store_blocks.set(len(self._slots))
 
@@ -309,6 +335,9 @@ class DiskStore:
         self._note_reads()
         incoming = (None, None) if meta is None else (meta.key, meta.version)
         victims, enough = self._victims(over, self._policy.victims(*incoming))
+        if not enough and meta is not None and self._pins.holds(meta.key.version_id):
+            # Its room is reserved: what the policy would keep goes as well.
+            victims, enough = self._victims(over, self._all())
         if not enough:
             raise StoreUnavailable("no block may go")
         await self._evict(victims)
@@ -345,10 +374,46 @@ class DiskStore:
             if over <= 0:
                 break
             slot = self._slots[block]
-            if not slot.in_use:
+            if not slot.in_use and not self._pins.holds(block.version_id):
                 chosen.append((block, slot))
                 over -= slot.disk_bytes
         return chosen, over <= 0
+
+    async def most_bytes(self) -> int:
+        """How much of the cache could be filled, as far as budget and file system go now."""
+        free = await self.run(self.directory.free_bytes)
+        on_disk = self._used_bytes - self._pending_bytes
+        return max(0, min(self._limits.capacity_bytes, on_disk + free - self._limits.min_free_bytes))
+
+    async def drop(self, blocks: Iterable[BlockKey]) -> Evicted:
+        """Evict these now; those that are being read go once they are released, as `sweep` finds out.
+
+        Raises StoreUnavailable: a file would not go.
+        """
+        going: list[tuple[BlockKey, Slot]] = []
+        held = later = 0
+        for block in blocks:
+            slot = self._slots.get(block)
+            if slot is None:
+                continue
+            if self._pins.holds(block.version_id):
+                held += 1
+            elif slot.in_use:
+                later += 1
+                self._doomed[block] = None
+            else:
+                going.append((block, slot))
+        for block, slot in going:
+            self._forget(block, slot)
+        await self._unlink(going)
+        return Evicted(len(going), sum(slot.disk_bytes for _, slot in going), later, held)
+
+    async def sweep(self) -> None:
+        """Drop what was being read when it was to be dropped."""
+        if self._doomed:
+            doomed, self._doomed = self._doomed, {}
+            with suppress(StoreUnavailable):  # counted and logged
+                await self.drop(doomed)
 
     async def _evict(self, victims: Sequence[tuple[BlockKey, Slot]]) -> None:
         # No await between the choice and these lines: nobody has begun to read a victim.
@@ -442,6 +507,7 @@ class DiskStore:
             # The rename replaced its file.
             self._forget(block, old)
             self._release_bytes(old.disk_bytes)
+        self._pins.came(meta.version, block.version_id)
         self._keep_open(*self._enter(block, meta, disk_bytes, verified=True), file)
 
     def _enter(self, block: BlockKey, meta: BlockMeta, disk_bytes: int, *, verified: bool) -> tuple[BlockKey, Slot]:
@@ -481,10 +547,13 @@ class DiskStore:
         if over <= 0:
             return
         # The budget is hard: what the policy would keep goes as well, after all that it would not.
-        order = list(dict.fromkeys([*self._policy.victims(), *self._slots]))
-        victims, _ = self._victims(over, order)
+        victims, _ = self._victims(over, self._all())
         with suppress(StoreUnavailable):  # counted and logged
             await self._evict(victims)
+
+    def _all(self) -> list[BlockKey]:
+        """First those that the policy lets go."""
+        return list(dict.fromkeys([*self._policy.victims(), *self._slots]))
 
     # -- the disk's troubles ------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ _EXAMPLES = """Examples:
 outrider run -- python train.py           a cache for this one command
 outrider serve --cache-dir /data/cache    a cache for many; tell each of them:
 export AWS_ENDPOINT_URL=http://127.0.0.1:9480
+outrider warm s3://my-bucket/train/       bring it before it is read
 outrider stats                            what it does now, who waits for whom, what was saved
 outrider ls                               the datasets, and how much of each is here
 outrider doctor                           what is wrong, and what to do
@@ -36,6 +37,11 @@ app = typer.Typer(
 _COMMANDS: dict[str, dict[str, Any]] = {
     "serve": {},
     "run": {"context_settings": {"allow_interspersed_args": False}},
+    "warm": {},
+    "pin": {},
+    "unpin": {},
+    "evict": {},
+    "verify": {},
     "doctor": {},
     "simulate": {},
     "bench": {},

@@ -34,8 +34,7 @@ _FILES_COUNTED_MAX = 200_000
 _ROOM_LITTLE_BYTES = 2**30
 _FILES_FEW = 4096
 _ADMIN_TIMEOUT_S = 2.0
-# A dozen maps of datasets, some dozens of readers and errors.
-_STATUS_BYTES_MAX = 1024 * 1024
+_STATUS_BYTES_MAX = 16 * 2**20
 
 
 def cache_findings(settings: Settings, running_here: bool) -> Iterator[Finding]:

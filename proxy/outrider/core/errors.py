@@ -124,6 +124,12 @@ class NoSuchKey(S3Error):
     code, status, message = "NoSuchKey", 404, "The specified key does not exist."
 
 
+class NoRoom(S3Error):
+    """Not 503: no client is to try this again and again."""
+
+    code, status, message = "InsufficientStorage", 507, "There is not enough room in the cache."
+
+
 class PreconditionFailed(S3Error):
     code, status = "PreconditionFailed", 412
     message = "At least one of the preconditions that you specified did not hold."

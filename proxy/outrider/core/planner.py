@@ -69,14 +69,17 @@ class Planner:
         self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000,
         disk_bytes: Callable[[int], int] = int, opened: Callable[[ObjectRef, int], None] = lambda ref, size: None,
         believed_s: Callable[[ObjectRef], float] = lambda ref: _FAREST,
+        pinned: Callable[[bytes], bool] = lambda version_id: False,
     ) -> None:  # fmt: skip
         """`disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` hears of each pass over an
-        object (see `ghost`). `believed_s`: for how long a name is believed without asking the origin again.
+        object (see `ghost`). `believed_s`: for how long a name is believed without asking the origin again. `pinned`:
+        versions whose blocks never go.
 
         `keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
         """
         self._on_opened = opened
         self._believed_s = believed_s
+        self._pinned = pinned
         self._capacity_bytes = capacity_bytes
         self._block_bytes = block_bytes
         self._disk_bytes = disk_bytes
@@ -333,12 +336,13 @@ class Planner:
 
     def _farthest(self, later_than_s: float) -> Iterator[Kept]:
         """What is needed later than that, about the farthest first."""
-        yield from self._outdated.values()
+        yield from (kept for kept in self._outdated.values() if not self._pinned(kept.version_id))
         ranked = [dataset.farthest(self._now) for dataset in self.library.datasets() if dataset.kept]
         for seconds, kept in ranked[0] if len(ranked) == 1 else merge(*ranked, key=lambda pair: -pair[0]):
             if seconds <= later_than_s:
                 return
-            yield kept
+            if not self._pinned(kept.version_id):
+                yield kept
 
     # -- decisions: what to fetch -------------------------------------------------------------------------------
 

@@ -189,6 +189,16 @@ def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
     return Kind.GET if method == "GET" else Kind.HEAD
 
 
+def is_warming_head(operation: Operation, headers: Headers) -> bool:
+    """A HEAD of an object's first byte: other caches are warmed by it, too, and no client asks so for its own sake."""
+    return (
+        operation.method == "HEAD"
+        and operation.key != ""
+        and not {name for name, _ in operation.query} - MEANINGLESS_QUERY
+        and dict(headers).get("range") == "bytes=0-0"
+    )
+
+
 def is_bucket_name(name: str) -> bool:
     return _BUCKET.fullmatch(name) is not None
 

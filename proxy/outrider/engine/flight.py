@@ -86,6 +86,11 @@ class Flight:
         await self._end.wait()
         return self._has_landed
 
+    @property
+    def failure(self) -> Exception | None:
+        """Why it ended without a block; None: it did not."""
+        return self._error
+
     def _wake(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():

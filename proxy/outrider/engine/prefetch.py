@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 
+from outrider.core.allowance import Allowance
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
 from outrider.core.planner import Planner, Want
@@ -97,8 +98,7 @@ class Prefetch:
         # reader a question to the origin.
         self._checksums: LRUCache[tuple[str, str], bool] = LRUCache(_FOLDERS_MAX)
         self._pause_s = self._paused_until = 0.0
-        self._allowed_bytes = 0.0
-        self._allowed_at = clock()
+        self.allowance = Allowance(budget.bytes_per_s, clock())
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -172,21 +172,14 @@ class Prefetch:
         if self._budget.bytes_per_s == 0:
             yield from self._planner.wants(now, room_bytes, blocks)
             return
-        while self._may_spend(now):
+        while self.allowance.may_spend(now):
             wants = self._planner.wants(now, room_bytes, min(blocks, self._planner.blocks_coming + 1))
             if not wants:
                 return
             for want in wants:
                 size = want.size if want.size >= 0 else self._block_bytes
-                self._allowed_bytes -= min(size, len(want.blocks) * self._block_bytes)
+                self.allowance.spend(min(size, len(want.blocks) * self._block_bytes))
                 yield want
-
-    def _may_spend(self, now: float) -> bool:
-        rate = self._budget.bytes_per_s
-        # What was not spent for a second is lost: a pause must not end in a storm.
-        self._allowed_bytes = min(rate, self._allowed_bytes + (now - self._allowed_at) * rate)
-        self._allowed_at = now
-        return self._allowed_bytes > 0
 
     async def _look_around(self, bucket: str, prefix: str) -> None:
         objects = await self._survey.objects(bucket, prefix)
@@ -198,7 +191,7 @@ class Prefetch:
         """One object's missing blocks; the planner hears of each by the store, or here that they will not come."""
         again = False
         try:
-            version = self._known(want.ref)
+            version = self.known(want.ref)
             flights = await self._begin_unknown(want) if version is None else self._begin(want, version)
             ended = [await flight.ended() for flight in flights]
             again = not all(ended)
@@ -216,7 +209,7 @@ class Prefetch:
         if failed:
             self._paused_until = self._clock() + self._pause_s
 
-    def _known(self, ref: ObjectRef) -> ObjectVersion | None:
+    def known(self, ref: ObjectRef) -> ObjectVersion | None:
         """None: the origin must be asked."""
         version = self._catalog.fresh(ref)
         asks = self._checksums.get(_folder(ref), False)
@@ -227,28 +220,43 @@ class Prefetch:
             self._planner.found(want.ref, version.size)
         count = -(-version.size // self._block_bytes)
         blocks = range(count) if want.size < 0 else [index for index in want.blocks if index < count]
-        return self._fill(version, blocks)
+        return self.fill(version, blocks)
 
     async def _begin_unknown(self, want: Want) -> list[Flight]:
-        """The question brings the first block: it waits for its turn as every other fill does."""
+        flights: list[Flight] = []
+
+        def begin(version: ObjectVersion) -> None:
+            if version.size == 0:
+                raise NotCacheable("nothing to bring")
+            flights.extend(self._begin(want, version))
+
+        await self.opened(want.ref, begin)
+        return flights
+
+    async def opened(
+        self, ref: ObjectRef, begin: Callable[[ObjectVersion], None] = lambda version: None
+    ) -> ObjectVersion:
+        """The version that the origin has, for who is in no hurry. The question brings the first block, if there is
+        one: it waits for its turn as every other fill does. `begin` is called before that block is waited for.
+
+        Raises Signal, S3Error.
+        """
         turn = self._turns.turn(demand=False)
         async with turn:
             # A reader may have come first.
-            version = self._known(want.ref)
+            version = self.known(ref)
             if version is None:
-                asks = self._checksums.get(_folder(want.ref), False)
-                version = await self._openings.ask(want.ref, 0, whole_headers=asks)
-            if version.size == 0:
-                raise NotCacheable("nothing to bring")
+                asks = self._checksums.get(_folder(ref), False)
+                version = await self._openings.ask(ref, 0, whole_headers=asks)
             opened = self._flights.get(BlockKey(version_id(self._origin, version, self._block_bytes), 0))
-            flights = self._begin(want, version)
+            begin(version)
             if opened is not None and opened.turn is None:
                 opened.turn = turn
                 self._metrics.prefetched_blocks.inc()
                 await opened.ended()
-            return flights
+            return version
 
-    def _fill(self, version: ObjectVersion, blocks: Iterable[int]) -> list[Flight]:
+    def fill(self, version: ObjectVersion, blocks: Iterable[int]) -> list[Flight]:
         """Begin to fill those that are neither here nor coming; the flights of all that are not here."""
         vid = version_id(self._origin, version, self._block_bytes)
         flights: list[Flight] = []
@@ -266,7 +274,7 @@ class Prefetch:
 
     def _bring_ahead(self, version: ObjectVersion, extent: Extent) -> None:
         first, last = extent.start // self._block_bytes, (extent.stop - 1) // self._block_bytes
-        self._fill(version, range(first, last + 1))
+        self.fill(version, range(first, last + 1))
 
 
 def _joined(notes: deque[Note]) -> list[Note]:

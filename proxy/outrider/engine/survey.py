@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from outrider.core.buffers import Buffers
-from outrider.core.errors import Signal
-from outrider.core.listing import PAGE_BYTES_MAX, Page, parse_page
-from outrider.engine.asking import Asking
+from outrider.core.errors import OriginBroke, Signal
+from outrider.core.listing import PAGE_BYTES_MAX, Listed, Page, parse_page
+from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.ports import OriginRequest
 
@@ -30,22 +31,32 @@ class Survey:
     async def objects(self, bucket: str, prefix: str) -> list[tuple[str, int]]:
         """Keys under `prefix` and their sizes in bytes, in order; empty when the origin does not tell."""
         found: list[tuple[str, int]] = []
-        token: str | None = None
         try:
-            for _ in range(_PAGES_MAX):
-                mark = self._catalog.mark() if self._catalog is not None else None
-                page = await self._page(bucket, prefix, token)
-                if page is None:
-                    break
-                if self._catalog is not None and mark is not None:
-                    self._catalog.listed(bucket, page.objects, mark)
-                found += [(one.key, one.size) for one in page.objects]
-                token = page.next_token
-                if token is None:
-                    break
+            async with aclosing(self.pages(bucket, prefix)) as pages:
+                async for page in pages:
+                    found += [(one.key, one.size) for one in page]
         except Signal as error:
             log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": str(error)})
         return found
+
+    async def pages(self, bucket: str, prefix: str) -> AsyncGenerator[Sequence[Listed], None]:
+        """The objects under `prefix`, a page at a time.
+
+        Raises:
+            Signal: the origin does not tell, and what it says instead (OriginRefused).
+        """
+        token: str | None = None
+        for _ in range(_PAGES_MAX):
+            mark = self._catalog.mark() if self._catalog is not None else None
+            page = await self._page(bucket, prefix, token)
+            if page is None:
+                raise OriginBroke("what came is no LIST")
+            if self._catalog is not None and mark is not None:
+                self._catalog.listed(bucket, page.objects, mark)
+            yield page.objects
+            token = page.next_token
+            if token is None:
+                return
 
     async def _page(self, bucket: str, prefix: str, token: str | None) -> Page | None:
         query = [("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix)]
@@ -53,8 +64,7 @@ class Survey:
             query.append(("continuation-token", token))
         async with self._asking.reply(OriginRequest("GET", bucket, "", query=tuple(query))) as reply:
             if reply.status != 200:
-                log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "status": reply.status})
-                return None
+                raise OriginRefused(reply.status, reply.headers, b"")
             body = bytearray()
             try:
                 async with aclosing(reply.chunks()) as chunks:

@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,7 @@ from outrider.core.errors import (
     SlowDown,
 )
 from outrider.core.ledger import AWAY_S_MAX
-from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.postform import is_form
 from outrider.core.s3wire import Forgets, Kind, Operation
 from outrider.core.sigv4 import SignedRequest
@@ -49,8 +49,8 @@ from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog
 from outrider.http.connection import Connection
 from outrider.http.fastlane import Begun, FastLane
+from outrider.http.notes import Asked as Steered
 from outrider.http.reply import OnEnd, Reply
-from outrider.http.steering import Asked as Steered
 from outrider.http.steering import Steering
 from outrider.http.tally import Ended, Sent, Tally
 from outrider.http.wire import Wire
@@ -127,10 +127,10 @@ class S3Server(web.Server):
 
     def __init__(
         self, reads: Reads, hits: Hits, forwards: Forwards, prefetch: Prefetch, access: Access, steering: Steering,
-        metrics: Metrics, buffers: Buffers, *, domains: tuple[str, ...] = (), requests_max: int, connections_max: int,
-        heads_bytes: int, client_timeout_s: float, client_idle_s: float,
+        metrics: Metrics, buffers: Buffers, warm: Callable[[ObjectRef], None], *, domains: tuple[str, ...] = (),
+        requests_max: int, connections_max: int, heads_bytes: int, client_timeout_s: float, client_idle_s: float,
     ) -> None:  # fmt: skip
-        """`heads_bytes`: what each loop may keep of reply heads."""
+        """`warm`: bring an object, some time soon. `heads_bytes`: what each loop may keep of reply heads."""
         super().__init__(self._handle)
         self._buffers = buffers
         self._connections_max = connections_max
@@ -149,6 +149,7 @@ class S3Server(web.Server):
         self._prefetch = prefetch
         self._access = access
         self._steering = steering
+        self._warm = warm
         self._metrics = metrics
         self._domains = domains
         self._requests_max = requests_max
@@ -312,6 +313,8 @@ class S3Server(web.Server):
             return await self._delete_objects(asked, operation, who)
         self._access.check(who, operation, None)
         if operation.kind is Kind.FORWARD:
+            if s3wire.is_warming_head(operation, asked.headers):
+                self._warm(operation.ref)
             return await self._forward(asked, operation, who)
         asked.who = reader_name(who, request.get_extra_info("peername"))
         plain = dict(asked.headers)

@@ -1,0 +1,241 @@
+"""The commands' way to a running proxy: plain S3 calls of its reserved bucket, as `aws s3` would make them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from botocore import UNSIGNED
+from botocore.config import Config as ClientConfig
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import ConnectionError as NoConnectionError
+from botocore.session import Session
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from outrider.cli import environment
+from outrider.core.s3wire import STEERING_BUCKET
+from outrider.core.verdict import in_words
+
+# A pin is answered once all of its objects were asked about.
+_ANSWER_TIMEOUT_S = 600
+_CONNECT_TIMEOUT_S = 5
+_POLL_S = 0.25
+_FAILURES_SHOWN = 50
+_DENIED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed")
+
+Urls = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="s3://BUCKET/KEY, s3://BUCKET/PREFIX/, or a template like s3://BUCKET/train-{000000..001281}.tar",
+        metavar="[URL]...",
+    ),
+]
+FromFile = Annotated[
+    Path | None, typer.Option("--from-file", help="Such a list, one a line, # for comments; - is stdin.")
+]
+Name = Annotated[str | None, typer.Option(help="What it is called in the proxy; default: made from the list.")]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(help="The proxy's S3 port; default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, --listen.", metavar="URL"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="What the proxy says, as JSON, instead of words.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all is on disk, and show how far it is.")]
+
+
+class NobodyThereError(Exception):
+    """Nothing listens at that address."""
+
+
+class Proxy:
+    """The running proxy. What it refuses, or that it is not there, is said on stderr, and ends the command with 1."""
+
+    def __init__(self, endpoint: str | None, config: Path | None) -> None:
+        self.endpoint = endpoint or _endpoint(config)
+        session = Session()
+        signs = environment.names_credentials(os.environ)
+        credentials = session.get_credentials() if signs else None
+        self._keys = "no keys" if credentials is None else f"{credentials.access_key} ({credentials.method})"
+        try:
+            self._client = session.create_client(
+                "s3", endpoint_url=self.endpoint, region_name=session.get_config_variable("region") or "us-east-1",
+                config=ClientConfig(
+                    s3={"addressing_style": "path"}, retries={"max_attempts": 0}, proxies={},
+                    connect_timeout=_CONNECT_TIMEOUT_S, read_timeout=_ANSWER_TIMEOUT_S,
+                    signature_version=UNSIGNED if credentials is None else None,
+                ),
+            )  # fmt: skip
+        except ValueError as error:
+            typer.echo(f"outrider: --endpoint {self.endpoint}: {error}", err=True)
+            raise typer.Exit(2) from error
+
+    def put(self, key: str, body: bytes, *, rate: str | None = None) -> None:
+        more = {} if rate is None else {"Metadata": {"rate": rate}}
+        self._said(lambda: self._client.put_object(Bucket=STEERING_BUCKET, Key=key, Body=body, **more))
+
+    def get(self, key: str, *, missing: str = "it is gone: was the proxy restarted?") -> dict[str, Any]:
+        """`missing`: what to say when there is none."""
+        answer = self._said(lambda: self._client.get_object(Bucket=STEERING_BUCKET, Key=key), missing)
+        told: dict[str, Any] = json.loads(answer["Body"].read())
+        return told
+
+    def delete(self, key: str) -> None:
+        self._said(lambda: self._client.delete_object(Bucket=STEERING_BUCKET, Key=key))
+
+    def is_there(self) -> bool:
+        """False: nothing listens."""
+        try:
+            self._call(lambda: self._client.get_object(Bucket=STEERING_BUCKET, Key="status.json"))
+        except NobodyThereError:
+            return False
+        return True
+
+    def _said(self, call: Callable[[], Any], missing: str = "") -> Any:
+        try:
+            return self._call(call, missing)
+        except NobodyThereError as error:
+            failed(
+                f"no Outrider at {self.endpoint}: {error}. Start one with `outrider serve`, run this under "
+                "`outrider run --`, or give --endpoint or AWS_ENDPOINT_URL."
+            )
+
+    def _call(self, call: Callable[[], Any], missing: str = "") -> Any:
+        try:
+            answer = call()
+            self._check(answer)
+        except ClientError as error:
+            self._check(error.response)
+            told = error.response["Error"]
+            code, message = told.get("Code", "?"), told.get("Message", "")
+            if missing and code == "NoSuchKey":
+                failed(missing)
+            keys = f" Signed with {self._keys}; the proxy's clients file has the keys and their grants."
+            failed(f"{code}: {message}{keys if code in _DENIED else ''}")
+        except (HTTPClientError, NoConnectionError, OSError) as error:
+            raise NobodyThereError(str(error)) from error
+        except BotoCoreError as error:
+            failed(str(error))
+        return answer
+
+    def _check(self, answer: dict[str, Any]) -> None:
+        if answer["ResponseMetadata"].get("HTTPHeaders", {}).get("server") != "outrider":
+            failed(f"at {self.endpoint} there is a server, but no Outrider: give --endpoint, or set AWS_ENDPOINT_URL.")
+
+
+def _endpoint(config: Path | None) -> str:
+    if (named := environment.endpoint_in(os.environ)) is not None:
+        return named[1]
+    settings = environment.load({}, config, {})
+    return f"{'http' if settings.tls_cert is None else 'https'}://{settings.listen}"
+
+
+def failed(text: str) -> NoReturn:
+    typer.echo(f"outrider: {text}", err=True)
+    raise typer.Exit(1)
+
+
+def list_of(urls: Sequence[str] | None, from_file: Path | None) -> bytes:
+    """The list that is meant; empty: none was given."""
+    lines = list(urls or ())
+    if from_file is not None:
+        try:
+            lines.append(sys.stdin.read() if str(from_file) == "-" else from_file.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            typer.echo(f"outrider: --from-file {from_file}: {error}", err=True)
+            raise typer.Exit(2) from error
+    return "\n".join(lines).encode("utf-8", "surrogateescape")
+
+
+def name_of(name: str | None, body: bytes) -> str:
+    """The same list has the same name: told again, it is the same warm-up or pin."""
+    if not name and not body:
+        typer.echo("outrider: name something: a URL, --from-file or --name.", err=True)
+        raise typer.Exit(2)
+    return name or f"cli-{hashlib.sha256(body).hexdigest()[:12]}"
+
+
+def show_json(told: object) -> None:
+    typer.echo(json.dumps(told, indent=2))
+
+
+def show_all(told: Sequence[dict[str, Any]], as_json: bool) -> None:
+    """A line each."""
+    if as_json:
+        show_json(told)
+        return
+    for one in told:
+        show(one, False)
+
+
+def show(one: dict[str, Any], as_json: bool) -> None:
+    """How far one warm-up or pin is."""
+    if as_json:
+        show_json(one)
+        return
+    objects, size = one["objects"], one["bytes"]
+    reserved = f", {in_words(one['reserved_bytes'])} reserved" if "reserved_bytes" in one else ""
+    typer.echo(
+        f"{one['name']}  {one['state']}  {objects['on_disk']} of {objects['wanted']} objects, "
+        f"{in_words(size['on_disk'])} of {in_words(size['wanted'])}{reserved}"
+    )
+
+
+def follow(proxy: Proxy, key: str, *, quiet: bool) -> dict[str, Any]:
+    """Wait until it has ended, with a bar of what is on disk; what it said last."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"))
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
+        line = bar.add_task(key.partition("/")[0], total=None, told="")
+        while (told := proxy.get(key))["state"] == "running":
+            bar.update(line, total=_expected(told) or None, completed=told["bytes"]["on_disk"], told=_in_words(told))
+            time.sleep(_POLL_S)
+    return told
+
+
+def followed(proxy: Proxy, key: str) -> dict[str, Any]:
+    """As `follow`, of what has no objects to show."""
+    with Console(stderr=True).status(key.partition("/")[0]):
+        while (told := proxy.get(key))["state"] == "running":
+            time.sleep(_POLL_S)
+    return told
+
+
+def _expected(told: dict[str, Any]) -> float:
+    """Bytes in all, if objects of unknown size are like the others."""
+    objects, wanted = told["objects"], told["bytes"]["wanted"]
+    sized = objects["wanted"] - objects["unsized"]
+    return float(wanted + objects["unsized"] * wanted / sized) if sized else 0.0
+
+
+def _in_words(told: dict[str, Any]) -> str:
+    objects, eta_s = told["objects"], told["eta_s"]
+    eta = "" if eta_s is None else f", {int(eta_s) // 60}:{int(eta_s) % 60:02} to go"
+    return (
+        f"{objects['on_disk']}/{objects['wanted']}{'+' if told['listing'] else ''} objects, "
+        f"{in_words(told['bytes']['on_disk'])}, {in_words(told['rate_bytes_per_s'])}/s{eta}"
+    )
+
+
+def conclude(told: dict[str, Any], as_json: bool) -> NoReturn:
+    """Say how it ended; what failed stands on stderr, and makes it 1."""
+    if as_json:
+        show_json(told)
+    else:
+        objects, size = told["objects"], told["bytes"]
+        here = size["on_disk"] - size["fetched"]
+        typer.echo(
+            f"{told['state']}: {objects['on_disk']} of {objects['wanted']} objects on disk, "
+            f"{in_words(size['on_disk'])} ({in_words(max(0, here))} were here), in {told['elapsed_s']:.1f} s"
+        )
+    for one in told["failures"][:_FAILURES_SHOWN]:
+        typer.echo(f"outrider: {one['object'] or told['name']}: {one['error']}", err=True)
+    if (more := told["objects"]["failed"] - _FAILURES_SHOWN) > 0:
+        typer.echo(f"outrider: and {more} more", err=True)
+    raise typer.Exit(0 if told["state"] == "done" else 1)

@@ -1,0 +1,59 @@
+"""`outrider warm`: bring objects before they are asked for, and show how far that is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outrider.cli import options, steering
+
+
+def warm(
+    urls: steering.Urls = None,
+    from_file: steering.FromFile = None,
+    wait: steering.Wait = True,
+    rate: Annotated[
+        str | None, typer.Option(help="Bytes a second from the bucket at most, like 200MB.", metavar="BYTES")
+    ] = None,
+    name: steering.Name = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End the warm-up of this list, or of --name.")] = False,
+    endpoint: steering.Endpoint = None,
+    as_json: steering.AsJson = False,
+    config: options.Config = None,
+) -> None:
+    """Bring objects into the cache of the running proxy; without a list, show the warm-ups.
+
+    What is on disk is not fetched again, so the same command continues what was interrupted.
+
+    Ctrl-C leaves the warm-up running in the proxy; --cancel ends it.
+
+    Exits with 1, and the list of what failed, unless all is on disk.
+
+    \b
+    outrider warm s3://bucket/train/
+    outrider warm 's3://bucket/train-{000000..001281}.tar' --rate 200MB --no-wait
+    outrider warm --from-file shards.txt
+    """
+    body = steering.list_of(urls, from_file)
+    proxy = steering.Proxy(endpoint, config)
+    if not body and not name:
+        steering.show_all(proxy.get("status.json")["warmups"], as_json)
+        return
+    key = f"warm/{(name := steering.name_of(name, body))}"
+    if cancel:
+        proxy.delete(key)
+        return
+    try:
+        if body:
+            proxy.put(key, body, rate=rate)
+        if not wait:
+            steering.show(proxy.get(key), as_json)
+            return
+        told = steering.follow(proxy, key, quiet=as_json)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"outrider: the warm-up goes on in the proxy; `outrider warm --cancel --name {name}` ends it", err=True
+        )
+        raise typer.Exit(130) from None
+    steering.conclude(told, as_json)

@@ -1,0 +1,120 @@
+"""What is pinned: reservations that must fit side by side, and which versions may not go.
+
+An object that several pins name is reserved once. A pin is of names: when a newer version of a pinned object comes in,
+the pin moves to it, so that what was overwritten can go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from outrider.core.errors import NoRoom
+from outrider.core.model import ObjectRef, ObjectVersion
+
+PinKey = tuple[str, str]
+"""Whose pin it is, and its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPin:
+    """A pin as it outlives a stop. `body`: the list as it came; `at`: seconds since 1970; `objects`: those that it
+    held, with their ETags and sizes."""
+
+    owner: str
+    client: str
+    name: str
+    body: str
+    at: float
+    objects: tuple[tuple[ObjectRef, str, int], ...]
+
+
+@dataclass(slots=True)
+class _Held:
+    version_id: bytes
+    disk_bytes: int
+    by: set[PinKey] = field(default_factory=set)
+
+
+class Pins:
+    """Called from one thread. `disk_bytes`: what of the cache an object of so many bytes takes; `identify`: the name of
+    a version's blocks."""
+
+    def __init__(self, disk_bytes: Callable[[int], int], identify: Callable[[ObjectVersion], bytes]) -> None:
+        self._disk_bytes = disk_bytes
+        self._identify = identify
+        self._held: dict[ObjectRef, _Held] = {}
+        self._pins: dict[PinKey, frozenset[ObjectRef]] = {}
+        self._versions: set[bytes] = set()
+        self.reserved_bytes = 0
+        """Of the cache, for all pins together."""
+
+    def holds(self, version_id: bytes) -> bool:
+        """Blocks of this version may not go."""
+        return version_id in self._versions
+
+    def is_pinned(self, ref: ObjectRef) -> bool:
+        return ref in self._held
+
+    def bytes_of(self, pin: PinKey) -> int:
+        """What is reserved for one pin, were it alone."""
+        return sum(self._held[ref].disk_bytes for ref in self._pins.get(pin, ()))
+
+    def pin(self, pin: PinKey, versions: Iterable[ObjectVersion], room_bytes: int) -> None:
+        """Reserve room for all of `versions`, in the place of what `pin` held before. `room_bytes`: for all pins.
+
+        Raises:
+            NoRoom: they do not fit next to the other pins, and by how much; nothing has changed.
+        """
+        new = {version.ref: version for version in versions}
+        need = sum(self._disk_bytes(version.size) for ref, version in new.items() if not self._others_hold(ref, pin))
+        others = self.reserved_bytes - sum(
+            self._held[ref].disk_bytes for ref in self._pins.get(pin, ()) if not self._others_hold(ref, pin)
+        )
+        if others + need > room_bytes:
+            raise NoRoom(
+                f"{others + need - room_bytes} bytes are missing: these {len(new)} objects need {need} bytes of the "
+                f"cache, other pins hold {others}, and {room_bytes} can be pinned in all."
+            )
+        self.unpin(pin)
+        for ref, version in new.items():
+            self._hold(pin, ref, version)
+        self._pins[pin] = frozenset(new)
+
+    def unpin(self, pin: PinKey) -> None:
+        for ref in self._pins.pop(pin, ()):
+            held = self._held[ref]
+            held.by.discard(pin)
+            if not held.by:
+                del self._held[ref]
+                self._versions.discard(held.version_id)
+                self.reserved_bytes -= held.disk_bytes
+
+    def came(self, version: ObjectVersion, version_id: bytes) -> None:
+        """A block of `version` came in: the object's newest, as far as we know."""
+        held = self._held.get(version.ref)
+        if held is not None and held.version_id != version_id:
+            self._versions.discard(held.version_id)
+            self._versions.add(version_id)
+            self.reserved_bytes += (disk_bytes := self._disk_bytes(version.size)) - held.disk_bytes
+            held.version_id, held.disk_bytes = version_id, disk_bytes
+
+    def _others_hold(self, ref: ObjectRef, pin: PinKey) -> bool:
+        held = self._held.get(ref)
+        return held is not None and not held.by <= {pin}
+
+    def _hold(self, pin: PinKey, ref: ObjectRef, version: ObjectVersion) -> None:
+        held = self._held.get(ref)
+        if held is None:
+            held = self._held[ref] = _Held(self._identify(version), self._disk_bytes(version.size))
+            self._versions.add(held.version_id)
+            self.reserved_bytes += held.disk_bytes
+        else:
+            self.came(version, self._identify(version))
+        held.by.add(pin)
+
+
+def disk_bytes_of(size: int, block_bytes: int, of_block: Callable[[int], int]) -> int:
+    """What the blocks of an object of `size` bytes take; `of_block`: what one of so many bytes does."""
+    whole, rest = divmod(size, block_bytes)
+    return whole * of_block(block_bytes) + (of_block(rest) if rest else 0)

@@ -1,0 +1,97 @@
+"""How far a warm-up is: what is wanted, what of it is on disk, how fast it comes, what failed and why."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from typing import Any
+
+# Failures that are told by name; beyond these they are counted.
+FAILURES_TOLD_MAX = 1000
+_RATE_S = 10.0
+_BIN_S = 0.25
+
+
+class State(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts of objects and of their bytes (not of the room that they take). Of `unsized` objects the size is not known
+    yet, so it is not in `wanted_bytes`. Times are seconds of one clock."""
+
+    started: float
+    state: State = State.RUNNING
+    listing: bool = False
+    """More objects may come yet."""
+    wanted_objects: int = 0
+    wanted_bytes: int = 0
+    unsized: int = 0
+    objects: int = 0
+    """Whole on disk."""
+    bytes: int = 0
+    """On disk, and verified there."""
+    fetched_bytes: int = 0
+    """Brought for this warm-up; the rest was here."""
+    failed: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+    ended: float | None = None
+    _bins: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def fetched(self, count: int, now: float) -> None:
+        self.fetched_bytes += count
+        if self._bins and now - self._bins[-1][0] < _BIN_S:
+            count += self._bins.pop()[1]
+        self._bins.append((now, count))
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        while self._bins and now - self._bins[0][0] > _RATE_S:
+            self._bins.popleft()
+
+    def fail(self, name: str, why: str) -> None:
+        self.failed += 1
+        if len(self.failures) < FAILURES_TOLD_MAX:
+            self.failures[name] = why
+
+    def end(self, now: float, state: State | None = None) -> None:
+        """`state` None: as the failures tell."""
+        self.state = state or (State.FAILED if self.failed else State.DONE)
+        self.listing = False
+        self.ended = now
+
+    def rate_bytes_s(self, now: float) -> float:
+        """Of the last ten seconds; 0 once it has ended."""
+        if self.ended is not None:
+            return 0.0
+        self._forget(now)
+        return sum(count for _, count in self._bins) / max(_BIN_S, min(_RATE_S, now - self.started))
+
+    def eta_s(self, now: float) -> float | None:
+        """Seconds until all is here, if the objects of unknown size are like the others; None: nobody can tell."""
+        sized = self.wanted_objects - self.unsized
+        rate = self.rate_bytes_s(now)
+        if self.state is not State.RUNNING or self.listing or not rate or not sized:
+            return None
+        expected = self.wanted_bytes + self.unsized * self.wanted_bytes / sized
+        return max(0.0, expected - self.bytes) / rate
+
+    def told(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+        eta_s = self.eta_s(now)
+        return {
+            "state": self.state.value,
+            "listing": self.listing,
+            "objects": {"wanted": self.wanted_objects, "on_disk": self.objects, "failed": self.failed,
+                        "unsized": self.unsized},
+            "bytes": {"wanted": self.wanted_bytes, "on_disk": self.bytes, "fetched": self.fetched_bytes},
+            "rate_bytes_per_s": round(self.rate_bytes_s(now)),
+            "eta_s": None if eta_s is None else round(eta_s, 1),
+            "elapsed_s": round((now if self.ended is None else self.ended) - self.started, 3),
+            "failures": [{"object": name, "error": why} for name, why in islice(self.failures.items(), failures_max)],
+        }  # fmt: skip

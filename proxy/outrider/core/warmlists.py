@@ -1,0 +1,126 @@
+"""A list of what to warm, pin, evict or verify: one name a line, as a person or a script writes it.
+
+# a comment
+s3://bucket/key
+s3://bucket/prefix/                      all that begins so; s3://bucket/ is the whole bucket
+s3://bucket/shard-{000000..000099}.tar   counts; {a,b} lists
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product, zip_longest
+from math import prod
+
+from outrider.core.errors import InvalidArgument
+from outrider.core.model import ObjectRef
+from outrider.core.s3wire import is_bucket_name, ref_of
+
+BODY_BYTES_MAX = 4 * 1024 * 1024
+# Names and prefixes of one list. Each name takes some 200 bytes while it is being warmed.
+OBJECTS_MAX = 200_000
+PREFIXES_MAX = 1000
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmList:
+    """`refs` in the order of the list, each once. Of `prefixes` the key is what all keys begin with; empty: the whole
+    bucket."""
+
+    refs: tuple[ObjectRef, ...]
+    prefixes: tuple[ObjectRef, ...]
+
+
+def parse_list(body: bytes, *, objects_max: int = OBJECTS_MAX) -> WarmList:
+    """Raises InvalidArgument: a line is none, and which; there is nothing in it, or too much."""
+    try:
+        lines = body.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"The list is not UTF-8: {error.reason} at byte {error.start}.") from error
+    refs: dict[ObjectRef, None] = {}
+    prefixes: dict[ObjectRef, None] = {}
+    expanded = 0
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        count, names = _expanded(text, number)
+        expanded += count
+        if expanded > objects_max:
+            raise InvalidArgument(f"Line {number}: the list names more than {objects_max} objects; use a prefix.")
+        for name in names:
+            ref = _prefix(name)
+            if ref is not None:
+                prefixes[ref] = None
+            elif (ref := ref_of(name)) is not None:
+                refs[ref] = None
+            else:
+                raise InvalidArgument(
+                    f"Line {number} is not s3://BUCKET/KEY, s3://BUCKET/PREFIX/ or a template of such: {name[:200]!r}"
+                )
+    if not refs and not prefixes:
+        raise InvalidArgument("The list names nothing: one s3://BUCKET/KEY or s3://BUCKET/PREFIX/ a line.")
+    if len(prefixes) > PREFIXES_MAX:
+        raise InvalidArgument(f"The list has {len(prefixes)} prefixes; {PREFIXES_MAX} at most.")
+    return WarmList(tuple(refs), tuple(prefixes))
+
+
+def _prefix(name: str) -> ObjectRef | None:
+    if not name.startswith("s3://"):
+        return None
+    bucket, slash, key = name.removeprefix("s3://").partition("/")
+    if (slash and key and not key.endswith("/")) or not is_bucket_name(bucket):
+        return None
+    return ObjectRef(bucket, key) if len(key.encode()) <= 1024 else None
+
+
+def _expanded(template: str, number: int) -> tuple[int, Iterator[str]]:
+    """How many names `template` stands for, and these. Nothing is expanded before it is asked for."""
+    pieces = _BRACES.split(template)
+    texts, braces = pieces[::2], pieces[1::2]
+    if any("{" in text or "}" in text for text in texts):
+        raise InvalidArgument(
+            f"Line {number}: a brace without its other, or braces in braces. A prefix covers such keys."
+        )
+    choices = [_choices(inner, number) for inner in braces]
+    count = prod(map(len, choices))
+    return count, _names(texts, choices)
+
+
+def _names(texts: Sequence[str], choices: Sequence[Sequence[str]]) -> Iterator[str]:
+    # A generator: `product` copies what it is given, which must not happen before the count was looked at.
+    for chosen in product(*choices):
+        yield "".join(map("".join, zip_longest(texts, chosen, fillvalue="")))
+
+
+class _Counted(Sequence[str]):
+    """The words of `{000..123}`, made when they are asked for."""
+
+    def __init__(self, numbers: range, width: int) -> None:
+        self._numbers = numbers
+        self._width = width
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices
+        return str(self._numbers[index]).zfill(self._width)
+
+
+def _choices(inner: str, number: int) -> Sequence[str]:
+    match = _RANGE.fullmatch(inner)
+    if match is not None:
+        first, last = int(match[1]), int(match[2])
+        step = 1 if last >= first else -1
+        # As shells and WebDataset do: only a leading zero asks for a width.
+        padded = any(len(told) > 1 and told.startswith("0") for told in match.groups())
+        return _Counted(range(first, last + step, step), max(map(len, match.groups())) if padded else 0)
+    if "," in inner:
+        return inner.split(",")
+    raise InvalidArgument(
+        f"Line {number}: {{{inner[:100]}}} is neither a range like {{000000..000099}} nor a list like {{a,b}}."
+    )

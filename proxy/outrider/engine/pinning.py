@@ -1,0 +1,177 @@
+"""Pins: objects that are brought, and then stay. Room is reserved for all of them before the first one is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from outrider.core.allowance import Allowance
+from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
+from outrider.core.model import ObjectVersion
+from outrider.core.pins import SavedPin
+from outrider.core.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.warmlists import parse_list
+from outrider.engine.asking import OriginRefused
+from outrider.engine.openings import NotCacheable, Openings
+from outrider.engine.prefetch import Prefetch
+from outrider.engine.warming import Warming, reason_of
+from outrider.engine.warmup import Book, Item, Warmup
+
+log = logging.getLogger(__name__)
+
+_QUESTIONS_AT_ONCE = 32
+# How often it is looked whether a pinned block was lost (damaged, or by somebody else's hand), to bring it again.
+_LOOK_AGAIN_S = 60.0
+
+
+class Pinning:
+    """Owns the pins. `save` writes them down, and returns when they outlive a crash; it raises OSError."""
+
+    def __init__(
+        self, warming: Warming, prefetch: Prefetch, openings: Openings,
+        save: Callable[[Sequence[SavedPin]], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._warming = warming
+        self._prefetch = prefetch
+        self._openings = openings
+        self._save = save
+        self._saving = asyncio.Lock()
+        self.book = Book(kept=True)
+        self._refused: set[tuple[str, str]] = set()
+        self._look_again_at = 0.0
+
+    async def pin(self, pin: Warmup) -> None:
+        """Reserve room for all that its list names, write that down, and begin to bring it.
+
+        Raises:
+            NoRoom: it does not fit next to the other pins; nothing has changed.
+            S3Error: the origin does not know all of it, or the disk did not take the note.
+        """
+        warming = self._warming
+        await warming.expand(pin)
+        if pin.progress.failed:
+            name, why = next(iter(pin.progress.failures.items()))
+            raise InvalidRequest(f"Nothing was pinned: {name}: {why}")
+        await warming.each(list(pin.items.values()), _QUESTIONS_AT_ONCE, lambda item: self._ask(pin, item))
+        room_bytes = await warming.store.most_bytes()
+        # No await from here to the reservation: another pin may be on its way.
+        before = self.book.get(pin.owner, pin.name)
+        self.book.put(pin)
+        try:
+            self._reserve(pin, room_bytes)
+        except NoRoom:
+            if before is not None:
+                self.book.put(before)
+            else:
+                self.book.pop(pin.owner, pin.name)
+            raise
+        if before is not None:
+            warming.cancel(before)
+        try:
+            await self._write()
+        except OSError as error:
+            self._release(pin)
+            raise ServiceUnavailable(f"The pin cannot be written to the cache directory: {error}.") from error
+        warming.begin(pin, expand=False)
+
+    async def unpin(self, owner: str, name: str) -> None:
+        """What it held stays until room is needed."""
+        pin = self.book.get(owner, name)
+        if pin is None:
+            return
+        self._release(pin)
+        try:
+            await self._write()
+        except OSError as error:
+            raise ServiceUnavailable(f"The cache directory cannot be written: {error}.") from error
+
+    def told(self, pin: Warmup, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+        now = self._warming.clock()
+        return {**self._warming.counted(pin).told(now, failures_max), "reserved_bytes": pin.need_bytes}
+
+    # -- from a stop to the next start --------------------------------------------------------------------------------
+
+    def restore(self, saved: Sequence[SavedPin], room_bytes: int) -> None:
+        """Before the store is told what lies in its directory."""
+        for one in saved:
+            now = self._warming.clock()
+            body = one.body.encode("utf-8", "surrogateescape")
+            pin = Warmup(one.owner, one.client, one.name, body, one.at, parse_list(body), lambda ref: True,
+                         Progress(now), Allowance(0.0, now), trusting=True)  # fmt: skip
+            pin.add((ref, size) for ref, _, size in one.objects)
+            for ref, etag, _ in one.objects:
+                pin.items[ref].etag = etag
+            self.book.put(pin)
+            try:
+                self._reserve(pin, room_bytes)
+            except NoRoom as error:
+                # Kept, for a start with a larger cache.
+                self._refused.add((one.owner, one.name))
+                pin.progress.fail("", error.text)
+                pin.progress.end(now)
+                log.error("pin does not fit any more", extra={"pin": one.name, "error": error.text})
+
+    def resume(self) -> None:
+        """Once it is known what lies in the directory: bring what is missing."""
+        for pin in self.book.all():
+            if (pin.owner, pin.name) not in self._refused:
+                pin.again(self._warming.clock())
+                self._warming.begin(pin, expand=False)
+
+    def look_again(self) -> None:
+        """Called now and then."""
+        now = self._warming.clock()
+        if now < self._look_again_at:
+            return
+        self._look_again_at = now + _LOOK_AGAIN_S
+        for pin in self.book.all():
+            if pin.progress.state in (State.DONE, State.FAILED) and (pin.owner, pin.name) not in self._refused:
+                self._warming.counted(pin, at_once=True)
+                if pin.progress.objects < pin.progress.wanted_objects:
+                    pin.again(now)
+                    self._warming.begin(pin, expand=False)
+
+    # -- within -------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, pin: Warmup, item: Item) -> None:
+        """Its size and ETag, if nobody told them."""
+        if item.size >= 0 and item.etag:
+            return
+        try:
+            version = self._prefetch.known(item.ref) or await self._openings.ask(item.ref, None)
+        except OriginRefused as refused:
+            text = f"Nothing was pinned: {item.ref}: {reason_of(refused)}."
+            raise {404: NoSuchKey, 403: AccessDenied}.get(refused.status, ServiceUnavailable)(text) from refused
+        except NotCacheable as error:
+            raise InvalidRequest(f"Nothing was pinned: {error}.") from error
+        pin.found(item, version, self._warming.version_id(version))
+
+    def _reserve(self, pin: Warmup, room_bytes: int) -> None:
+        versions = [_version(item) for item in pin.items.values()]
+        self._warming.pins.pin((pin.owner, pin.name), versions, room_bytes)
+        pin.need_bytes = self._warming.pins.bytes_of((pin.owner, pin.name))
+        for item, version in zip(pin.items.values(), versions, strict=True):
+            item.version_id = self._warming.version_id(version)
+
+    def _release(self, pin: Warmup) -> None:
+        self._warming.cancel(pin)
+        self._warming.pins.unpin((pin.owner, pin.name))
+        self._refused.discard((pin.owner, pin.name))
+        self.book.pop(pin.owner, pin.name)
+
+    async def _write(self) -> None:
+        # One after the other, each with what holds by then: the last one written tells all.
+        async with self._saving:
+            await self._save([_saved(pin) for pin in self.book.all()])
+
+
+def _version(item: Item) -> ObjectVersion:
+    # A LIST may tell an ETag without its quotes.
+    return ObjectVersion(item.ref, '"' + item.etag.strip('"') + '"', item.size)
+
+
+def _saved(pin: Warmup) -> SavedPin:
+    objects = tuple((item.ref, item.etag, item.size) for item in pin.items.values())
+    return SavedPin(pin.owner, pin.client, pin.name, pin.body.decode("utf-8", "surrogateescape"), pin.at, objects)

@@ -1,0 +1,105 @@
+"""Verifying on request: blocks are read and their checksums compared; a bad one is dropped, and told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.core.blockfile import BlockMeta
+from outrider.core.model import BlockKey, ObjectRef
+from outrider.core.progress import State
+from outrider.engine.flights import Spawn
+from outrider.ports import Clock, SteeredStore
+
+# Of one owner; the oldest is given up for a new one.
+NAMES_MAX = 15
+_BAD_TOLD_MAX = 1000
+_AT_ONCE = 4
+
+
+@dataclass(slots=True)
+class Check:
+    """One such request. `bad`: object, block and what is wrong with it."""
+
+    owner: str
+    name: str
+    at: float
+    state: State = State.RUNNING
+    blocks: int = 0
+    verified: int = 0
+    bytes: int = 0
+    bad_blocks: int = 0
+    bad: list[dict[str, object]] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "name": self.name, "state": self.state.value,
+            "blocks": {"wanted": self.blocks, "verified": self.verified, "bad": self.bad_blocks},
+            "bytes": {"verified": self.bytes}, "bad": self.bad,
+        }  # fmt: skip
+
+
+class Verifying:
+    """Called on the engine's thread."""
+
+    def __init__(self, store: SteeredStore, spawn: Spawn, clock: Clock) -> None:
+        """`clock`: seconds since 1970."""
+        self._store = store
+        self._spawn = spawn
+        self._clock = clock
+        self._checks: dict[tuple[str, str], Check] = {}
+
+    def get(self, owner: str, name: str) -> Check | None:
+        return self._checks.get((owner, name))
+
+    def of(self, owner: str) -> list[Check]:
+        return [check for check in self._checks.values() if check.owner == owner]
+
+    def begin(self, owner: str, name: str, wanted: Callable[[ObjectRef], bool]) -> Check:
+        self.cancel(owner, name)
+        while len(those := self.of(owner)) >= NAMES_MAX:
+            self.cancel(owner, those[0].name)
+        check = self._checks[owner, name] = Check(owner, name, self._clock())
+        check.task = self._spawn(self._run(check, wanted), f"verify {name}")
+        check.task.add_done_callback(lambda _: _stopped(check))
+        return check
+
+    def cancel(self, owner: str, name: str) -> None:
+        check = self._checks.pop((owner, name), None)
+        if check is not None and check.task is not None:
+            check.task.cancel()
+
+    async def _run(self, check: Check, wanted: Callable[[ObjectRef], bool]) -> None:
+        blocks = self._store.blocks_of(wanted)
+        check.blocks = len(blocks)
+        waiting = iter(blocks)
+
+        def note(meta: BlockMeta, error: str) -> None:
+            # Also those that a reader meets meanwhile.
+            if wanted(meta.version.ref):
+                check.bad_blocks += 1
+                if len(check.bad) < _BAD_TOLD_MAX:
+                    check.bad.append({"object": str(meta.version.ref), "block": meta.index, "error": error})
+
+        self._store.on_bad.append(note)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_AT_ONCE):
+                    group.create_task(self._work(check, waiting))
+        finally:
+            self._store.on_bad.remove(note)
+        check.state = State.FAILED if check.bad_blocks else State.DONE
+
+    async def _work(self, check: Check, waiting: Iterator[BlockKey]) -> None:
+        for block in waiting:
+            size = await self._store.verify(block)
+            check.verified += 1
+            check.bytes += size
+
+
+def _stopped(check: Check) -> None:
+    if check.state is State.RUNNING:
+        check.state = State.CANCELLED

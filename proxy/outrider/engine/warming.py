@@ -1,0 +1,319 @@
+"""Warming: objects are brought because somebody asked for that, and counted once they are on disk and verified there.
+
+Behind all demand, beside prefetch and by its means: a block that is here, or on its way, is not brought again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
+from itertools import chain
+
+from outrider.core.allowance import Allowance
+from outrider.core.errors import S3Error, ServiceUnavailable, Signal, StoreUnavailable, VersionChanged
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
+from outrider.core.pins import Pins, disk_bytes_of
+from outrider.core.progress import State
+from outrider.core.warmlists import OBJECTS_MAX
+from outrider.engine.asking import OriginRefused
+from outrider.engine.catalog import Catalog
+from outrider.engine.flights import Spawn
+from outrider.engine.openings import NotCacheable
+from outrider.engine.prefetch import Prefetch
+from outrider.engine.survey import Survey
+from outrider.engine.warmup import Item, Warmup, blocks_of
+from outrider.ports import Clock, SteeredStore
+
+log = logging.getLogger(__name__)
+
+# Of one warm-up: enough for small objects to hide their round trips; large ones are bounded by the blocks.
+_OBJECTS_AT_ONCE = 16
+# Before an object is tried again whose bytes did not come, or for which there was no room just then.
+_PAUSES_S = (0.5, 2.0, 5.0)
+# Objects of HEADs that are waited for; a HEAD beyond them warms nothing.
+_HINTS_MAX = 1000
+# Blocks that are here are passed over so many at a time.
+_TURN_AFTER = 256
+_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
+
+Act = Callable[[Item], Awaitable[None]]
+
+
+class Warming:
+    """Called on the engine's thread. Owns no warm-up: it carries them out."""
+
+    def __init__(
+        self, origin: str, catalog: Catalog, store: SteeredStore, prefetch: Prefetch, survey: Survey, pins: Pins,
+        spawn: Spawn, clock: Clock, *, block_bytes: int, blocks_at_once: int, disk_bytes: Callable[[int], int],
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:  # fmt: skip
+        """`disk_bytes`: what a block of so many bytes takes of the cache."""
+        self._origin = origin
+        self._catalog = catalog
+        self.store = store
+        self._prefetch = prefetch
+        self._survey = survey
+        self.pins = pins
+        self.spawn = spawn
+        self.clock = clock
+        self._block_bytes = block_bytes
+        self._disk_bytes = disk_bytes
+        self._sleep = sleep
+        # Blocks on their way for warm-ups, all together.
+        self._blocks = asyncio.Semaphore(blocks_at_once)
+        self._hinted: dict[ObjectRef, None] = {}
+        self._hints = asyncio.Semaphore(_OBJECTS_AT_ONCE)
+
+    # -- for those who own warm-ups -----------------------------------------------------------------------------------
+
+    def begin(self, warmup: Warmup, *, expand: bool = True) -> None:
+        """`expand` False: it knows its objects already."""
+        warmup.progress.state, warmup.progress.listing = State.RUNNING, expand
+        warmup.task = self.spawn(self._run(warmup, expand), f"warm {warmup.name}")
+        # Not a `finally` in the task: one that is cancelled before its first step never gets there.
+        warmup.task.add_done_callback(lambda _: self._stopped(warmup))
+
+    def cancel(self, warmup: Warmup) -> None:
+        """What is on its way comes yet, and stays."""
+        if warmup.running and warmup.task is not None:
+            warmup.progress.end(self.clock(), State.CANCELLED)
+            warmup.task.cancel()
+
+    def counted(self, warmup: Warmup, *, at_once: bool = False) -> Warmup:
+        warmup.recount(self.store.has, self._block_bytes, self.store.removals, self.clock, at_once=at_once)
+        return warmup
+
+    def hint(self, ref: ObjectRef) -> None:
+        """Bring this one object, some time soon."""
+        if ref not in self._hinted and len(self._hinted) < _HINTS_MAX:
+            self._hinted[ref] = None
+            task = self.spawn(self._bring_hinted(ref), f"warm {ref}")
+            task.add_done_callback(lambda _: self._hinted.pop(ref, None))
+
+    async def _bring_hinted(self, ref: ObjectRef) -> None:
+        async with self._hints:
+            try:
+                await self._bring(None, Item(ref))
+            except (Signal, S3Error) as error:
+                log.info("not warmed", extra={"object": str(ref), "error": reason_of(error)})
+
+    async def expand(self, warmup: Warmup) -> None:
+        """Find out what its list names. Prefixes that cannot be listed are failures."""
+        warmup.add((ref, -1) for ref in warmup.wanted.refs)
+        for prefix in warmup.wanted.prefixes:
+            try:
+                await self._list(warmup, prefix)
+            except (Signal, S3Error) as error:
+                warmup.progress.fail(str(prefix), reason_of(error))
+        warmup.progress.listing = False
+
+    async def _list(self, warmup: Warmup, prefix: ObjectRef) -> None:
+        count = 0
+        async with aclosing(self._survey.pages(prefix.bucket, prefix.key)) as pages:
+            async for page in pages:
+                for one in page:
+                    ref = ObjectRef(prefix.bucket, one.key)
+                    if len(warmup.items) >= OBJECTS_MAX:
+                        warmup.progress.fail(str(prefix), f"more than {OBJECTS_MAX} objects: the rest was left out")
+                        return
+                    if not one.key.startswith(prefix.key) or not warmup.may(ref):
+                        warmup.progress.fail(str(ref), "AccessDenied: no grant of this client key covers it")
+                        continue
+                    count += 1
+                    warmup.add([(ref, one.size)])
+                    warmup.items[ref].etag = one.etag
+        if not count:
+            warmup.progress.fail(str(prefix), "there is no object whose key begins so")
+
+    async def each(self, items: Iterable[Item], at_once: int, act: Act) -> None:
+        """Do `act` to all, some at a time. Raises what the first failure was."""
+        waiting = iter(items)
+
+        async def work() -> None:
+            for item in waiting:
+                await act(item)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(at_once):
+                    group.create_task(work())
+        except BaseExceptionGroup as several:
+            raise _first(several) from None
+
+    def version_id(self, version: ObjectVersion) -> bytes:
+        return version_id(self._origin, version, self._block_bytes)
+
+    def disk_bytes(self, size: int) -> int:
+        """What an object of `size` bytes takes of the cache."""
+        return disk_bytes_of(size, self._block_bytes, self._disk_bytes)
+
+    # -- one warm-up --------------------------------------------------------------------------------------------------
+
+    async def _run(self, warmup: Warmup, expand: bool) -> None:
+        progress = warmup.progress
+        log.info("warm-up begins", extra={"warmup": warmup.name})
+        try:
+            if expand:
+                await self.expand(warmup)
+            room_bytes = await self.store.most_bytes() - self.pins.reserved_bytes
+            await self.each(
+                list(warmup.items.values()),
+                _OBJECTS_AT_ONCE,
+                lambda item: self._bring_or_note(warmup, item, room_bytes),
+            )
+            self._look_back(warmup)
+        except OSError as error:
+            progress.fail("", f"the cache disk: {error}")
+        progress.end(self.clock())
+        log.info("warm-up ended", extra={"warmup": warmup.name, "state": progress.state.value,
+                                         "objects": progress.objects, "failed": progress.failed})  # fmt: skip
+
+    def _stopped(self, warmup: Warmup) -> None:
+        if warmup.running:
+            warmup.progress.end(self.clock(), State.CANCELLED)
+
+    def _look_back(self, warmup: Warmup) -> None:
+        """It is done when all is here at the same time."""
+        self.counted(warmup, at_once=True)
+        for item in warmup.items.values():
+            if not item.whole and not item.failed:
+                why = "evicted before the warm-up ended: the cache is too small for it and what else is read"
+                warmup.progress.fail(str(item.ref), why)
+
+    async def _bring_or_note(self, warmup: Warmup, item: Item, room_bytes: int) -> None:
+        try:
+            await self._bring(warmup, item, room_bytes)
+            warmup.completed(item)
+        except (Signal, S3Error) as error:
+            item.failed = True
+            warmup.progress.fail(str(item.ref), reason_of(error))
+
+    async def _bring(self, warmup: Warmup | None, item: Item, room_bytes: int | None = None) -> None:
+        """Raises Signal, S3Error: it is not here as a whole, and why."""
+        for pause_s in chain(_PAUSES_S, [None]):
+            try:
+                await self._bring_once(warmup, item, room_bytes)
+                return
+            except (VersionChanged, StoreUnavailable, ServiceUnavailable) as error:
+                if isinstance(error, VersionChanged):
+                    self._catalog.forget(item.ref)
+                if pause_s is None or isinstance(error, _NoRoomError):
+                    raise
+                await self._sleep(pause_s)
+
+    async def _bring_once(self, warmup: Warmup | None, item: Item, room_bytes: int | None) -> None:
+        if item.size >= 0:
+            self._check_room(warmup, item, item.size, room_bytes)
+        version = self._prefetch.known(item.ref)
+        brought = False
+        if version is None:
+            brought = not self._begins_here(item.ref)
+            if warmup is not None:
+                await self._wait_for_allowance(warmup)
+            async with self._blocks:
+                version = await self._prefetch.opened(item.ref)
+            if warmup is not None:
+                self._spend(warmup, min(version.size, self._block_bytes))
+        vid = self.version_id(version)
+        if warmup is None:
+            item.is_now(version, vid)
+        else:
+            self._check_room(warmup, item, version.size, room_bytes)
+            warmup.found(item, version, vid)
+        if self.pins.is_pinned(item.ref):
+            self.pins.came(version, vid)
+        await self._bring_blocks(warmup, item, version, brought)
+
+    def _begins_here(self, ref: ObjectRef) -> bool:
+        """As far as is known: the question which version there is then brings nothing."""
+        version = self._catalog.stale(ref)
+        return version is not None and self.store.has(BlockKey(self.version_id(version), 0))
+
+    def _check_room(self, warmup: Warmup | None, item: Item, size: int, room_bytes: int | None) -> None:
+        """Rather than to evict for its end what it brought at its beginning, it stops taking more."""
+        if warmup is None or room_bytes is None or item.has_room or self.pins.is_pinned(item.ref):
+            return
+        need = self.disk_bytes(size)
+        if warmup.need_bytes + need > room_bytes:
+            raise _NoRoomError(f"no room: {warmup.need_bytes + need - room_bytes} bytes are missing in the cache")
+        item.has_room = True
+        warmup.need_bytes += need
+
+    async def _bring_blocks(self, warmup: Warmup | None, item: Item, version: ObjectVersion, brought: bool) -> None:
+        passed = 0
+        try:
+            async with asyncio.TaskGroup() as group:
+                for key, length in blocks_of(item, self._block_bytes):
+                    if self.store.is_verified(key) or (self.store.has(key) and warmup is not None and warmup.trusting):
+                        # The first one may have come a moment ago, with the answer to which version it is.
+                        _count(warmup, item, length, self.clock(), fetched=brought and key.index == 0)
+                        passed += 1
+                        if passed % _TURN_AFTER == 0:
+                            await asyncio.sleep(0)
+                        continue
+                    if warmup is not None and not self.store.has(key):
+                        # Before it takes a place: one that is to be slow must not hold up the others.
+                        await self._wait_for_allowance(warmup)
+                        self._spend(warmup, length)
+                    await self._blocks.acquire()
+                    task = group.create_task(self._bring_block(warmup, item, version, key, length))
+                    # Not a `finally` in the task: one that is cancelled before its first step never gets there.
+                    task.add_done_callback(lambda _: self._blocks.release())
+        except BaseExceptionGroup as several:
+            raise _first(several) from None
+
+    async def _bring_block(
+        self, warmup: Warmup | None, item: Item, version: ObjectVersion, key: BlockKey, length: int
+    ) -> None:
+        if self.store.has(key):
+            await self.store.verify(key, again=False)
+        fetched = not self.store.has(key)
+        if fetched:
+            for flight in self._prefetch.fill(version, [key.index]):
+                if not await flight.ended():
+                    raise flight.failure or StoreUnavailable("the fill was given up")
+        _count(warmup, item, length, self.clock(), fetched=fetched)
+
+    async def _wait_for_allowance(self, warmup: Warmup) -> None:
+        while (wait_s := max(one.wait_s(self.clock()) for one in self._allowances(warmup))) > 0:
+            await self._sleep(wait_s)
+
+    def _spend(self, warmup: Warmup, count: int) -> None:
+        for allowance in self._allowances(warmup):
+            allowance.spend(count)
+
+    def _allowances(self, warmup: Warmup) -> tuple[Allowance, Allowance]:
+        """Its own, and that of all that nobody waits for."""
+        return warmup.allowance, self._prefetch.allowance
+
+
+class _NoRoomError(StoreUnavailable):
+    """It does not fit, and will not when it is tried again."""
+
+
+def _count(warmup: Warmup | None, item: Item, length: int, now: float, *, fetched: bool) -> None:
+    if warmup is not None:
+        warmup.confirm(item, length)
+        if fetched:
+            warmup.progress.fetched(length, now)
+
+
+def _first(several: BaseException) -> BaseException:
+    while isinstance(several, BaseExceptionGroup):
+        several = several.exceptions[0]
+    return several
+
+
+def reason_of(error: Exception) -> str:
+    """Why an object was not warmed, for a person."""
+    if isinstance(error, OriginRefused):
+        match = _CODE.search(error.body)
+        return f"{error.status} {match[1].decode()}" if match else f"the origin answered {error.status}"
+    if isinstance(error, VersionChanged):
+        return "it is overwritten again and again"
+    if isinstance(error, NotCacheable):
+        return f"it cannot be cached: {error}"
+    return error.text if isinstance(error, S3Error) else str(error)

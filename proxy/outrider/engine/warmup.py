@@ -1,0 +1,172 @@
+"""One warm-up: the objects that are wanted, and how far each of them is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.core.allowance import Allowance
+from outrider.core.errors import InvalidRequest
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, block_extent
+from outrider.core.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.warmlists import WarmList
+
+May = Callable[[ObjectRef], bool]
+"""Whether the one who wants it may read it."""
+
+# Counting again what is on disk takes at most this part of the time.
+_COUNTING = 0.05
+
+
+@dataclass(slots=True)
+class Item:
+    """One object. `size` -1: not known. `version_id` empty: its blocks have no name yet. `here`: bytes of it that were
+    seen on disk."""
+
+    ref: ObjectRef
+    size: int = -1
+    etag: str = ""
+    version_id: bytes = b""
+    here: int = 0
+    whole: bool = False
+    failed: bool = False
+    has_room: bool = False
+
+    def is_now(self, version: ObjectVersion, version_id: bytes) -> None:
+        self.size, self.etag, self.version_id = version.size, version.etag, version_id
+        self.here, self.whole = 0, False
+
+
+@dataclass(slots=True)
+class Warmup:
+    """`owner`: the access key of whoever asked, `client` the name of that (both empty: nobody in particular). `body`:
+    the list as it came. `at`: seconds since 1970."""
+
+    owner: str
+    client: str
+    name: str
+    body: bytes
+    at: float
+    wanted: WarmList
+    may: May
+    progress: Progress
+    allowance: Allowance
+    items: dict[ObjectRef, Item] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+    need_bytes: int = 0
+    """Of the cache, for what is known of it."""
+    trusting: bool = False
+    """What a start found on disk counts as it is: it is verified before it is read."""
+    _removals: int = -1
+    _count_after: float = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self.progress.state is State.RUNNING
+
+    def add(self, refs: Iterable[tuple[ObjectRef, int]]) -> None:
+        """Names and sizes (-1: not known); what is here already is not wanted twice."""
+        for ref, size in refs:
+            if ref not in self.items:
+                self.items[ref] = Item(ref, size)
+                self.progress.wanted_objects += 1
+                self.progress.wanted_bytes += max(0, size)
+                self.progress.unsized += size < 0
+
+    def again(self, now: float) -> None:
+        """Begin once more with the same objects."""
+        self.progress = Progress(now)
+        items, self.items = list(self.items.values()), {}
+        self.add((item.ref, item.size) for item in items)
+        for item in items:
+            self.items[item.ref].etag = item.etag
+
+    def found(self, item: Item, version: ObjectVersion, version_id: bytes) -> None:
+        """Which version it is that is brought."""
+        self.progress.wanted_bytes += version.size - max(0, item.size)
+        self.progress.unsized -= item.size < 0
+        self.progress.bytes -= item.here
+        item.is_now(version, version_id)
+
+    def confirm(self, item: Item, count: int) -> None:
+        """So many bytes more were seen on disk."""
+        item.here += count
+        self.progress.bytes += count
+
+    def completed(self, item: Item) -> None:
+        if not item.whole:
+            item.whole = True
+            self.progress.objects += 1
+
+    def recount(self, has: Callable[[BlockKey], bool], block_bytes: int, removals: int, clock: Callable[[], float],
+                *, at_once: bool = False) -> None:  # fmt: skip
+        """Blocks may have left since they were seen: look again at all objects that were whole, unless that was done a
+        moment ago."""
+        if removals == self._removals or (clock() < self._count_after and not at_once):
+            return
+        began, self._removals = clock(), removals
+        for item in self.items.values():
+            if item.version_id and (item.whole or not self.running):
+                here = sum(length for key, length in blocks_of(item, block_bytes) if has(key))
+                self.progress.bytes += here - item.here
+                self.progress.objects += (here == item.size) - item.whole
+                item.here, item.whole = here, here == item.size
+        self._count_after = clock() + (clock() - began) / _COUNTING
+
+    def told(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+        return {"name": self.name, "client": self.client, **self.progress.told(now, failures_max)}
+
+
+def blocks_of(item: Item, block_bytes: int) -> Iterator[tuple[BlockKey, int]]:
+    """Each block of an object whose size is known, and how many bytes it has."""
+    for index in range(-(-item.size // block_bytes)):
+        yield BlockKey(item.version_id, index), block_extent(index, item.size, block_bytes).length
+
+
+# Of one owner. With plans and stalls they fit on one page of a LIST.
+NAMES_MAX = 60
+# Of all owners together: some 250 bytes each.
+_OBJECTS_HELD_MAX = 500_000
+
+
+class Book:
+    """Warm-ups by owner and name. Those that have ended make room for new ones, unless they are `kept`."""
+
+    def __init__(self, *, kept: bool = False) -> None:
+        self._kept = kept
+        self._entries: dict[tuple[str, str], Warmup] = {}
+
+    def get(self, owner: str, name: str) -> Warmup | None:
+        return self._entries.get((owner, name))
+
+    def of(self, owner: str) -> list[Warmup]:
+        return [one for one in self._entries.values() if one.owner == owner]
+
+    def all(self) -> list[Warmup]:
+        return list(self._entries.values())
+
+    def put(self, warmup: Warmup) -> None:
+        """In the place of one of the same name. Raises InvalidRequest: there are too many, and none has ended."""
+        key = warmup.owner, warmup.name
+        self._make_room([one for one in self.of(warmup.owner) if one.name != warmup.name], NAMES_MAX - 1, len)
+        others = [one for one in self.all() if (one.owner, one.name) != key]
+        self._make_room(others, _OBJECTS_HELD_MAX - len(warmup.items) - len(warmup.wanted.refs), _objects)
+        self._entries.pop(key, None)
+        self._entries[key] = warmup
+
+    def _make_room(self, those: list[Warmup], most: int, measure: Callable[[list[Warmup]], int]) -> None:
+        while measure(those) > most:
+            over = None if self._kept else next((one for one in those if not one.running), None)
+            if over is None:
+                raise InvalidRequest("There are too many here, or they name too many objects: delete some of them.")
+            those.remove(over)
+            self.pop(over.owner, over.name)
+
+    def pop(self, owner: str, name: str) -> Warmup | None:
+        return self._entries.pop((owner, name), None)
+
+
+def _objects(those: list[Warmup]) -> int:
+    return sum(len(one.items) for one in those)

@@ -1,0 +1,196 @@
+"""What the reserved bucket takes as orders: a list of names under warm/, pin/, evict/ or verify/ (`core.warmlists`).
+
+    PUT     warm/<name>     bring all of it; `x-amz-meta-rate: 200MB` bounds the bytes a second
+    PUT     pin/<name>      the same, and nothing of it goes again; refused when it does not fit next to the other pins
+    PUT     evict/<name>    drop what is here of it
+    PUT     verify/<name>   read what is here of it and compare checksums; an empty list: all
+    GET     each of these   how far that is, as JSON
+    DELETE  warm/<name>     cancels it; of one that has ended, forgets it. pin/<name>: unpins
+
+A client key may name what it may read, and sees its own orders alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from outrider.core.allowance import Allowance
+from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey, ServiceUnavailable, StoreUnavailable
+from outrider.core.grants import may_read
+from outrider.core.model import ObjectRef
+from outrider.core.progress import Progress
+from outrider.core.warmlists import BODY_BYTES_MAX, WarmList, parse_list
+from outrider.engine.pinning import Pinning
+from outrider.engine.verifying import Verifying
+from outrider.engine.warming import Warming
+from outrider.engine.warmup import Book, May, Warmup
+from outrider.http.access import Access, Who
+from outrider.http.notes import Answer, Asked, Note, Notes, etag_of, note_of, object_of
+from outrider.ports import Clock
+from outrider.settings import parse_bytes
+
+FOLDERS = ("warm", "pin", "evict", "verify")
+_EVICTIONS_MAX = 30
+_EVICTIONS_BYTES_MAX = 64 * 1024
+# Of the failures of each warm-up, what the status document repeats.
+_FAILURES_SHOWN = 20
+
+
+class Orders:
+    """Answers for these folders. `clock`: seconds since 1970."""
+
+    def __init__(self, warming: Warming, pinning: Pinning, verifying: Verifying, access: Access, clock: Clock) -> None:
+        self._warming = warming
+        self.pinning = pinning
+        self._verifying = verifying
+        self._access = access
+        self._clock = clock
+        self._warmups = Book()
+        self._evictions = Notes(_EVICTIONS_MAX, _EVICTIONS_BYTES_MAX)
+
+    async def answer(self, asked: Asked, folder: str, name: str) -> Answer:
+        """Raises S3Error."""
+        method = asked.operation.method
+        if method == "PUT":
+            body = await asked.body(BODY_BYTES_MAX)
+            await self._take(asked, folder, name, body)
+            return Answer(200, (("etag", etag_of(body)),))
+        if method == "DELETE":
+            await self._delete(asked.owner, folder, name)
+            return Answer(204)
+        if method not in ("GET", "HEAD"):
+            raise MethodNotAllowed
+        if folder == "evict":
+            return note_of(asked, self._evictions.get(asked.owner, name))
+        told = self._told(asked.owner, folder, name)
+        if told is None:
+            raise NoSuchKey
+        return object_of(asked, _json(told), self._clock())
+
+    def entries(self, owner: str) -> Iterator[tuple[str, Note]]:
+        """All that `owner` sees, by key."""
+        for folder, names in (
+            ("warm", [one.name for one in self._warmups.of(owner)]),
+            ("pin", [one.name for one in self.pinning.book.of(owner)]),
+            ("verify", [one.name for one in self._verifying.of(owner)]),
+        ):
+            for name in names:
+                yield f"{folder}/{name}", Note(_json(self._told(owner, folder, name)), "", self._clock())
+        for name, note in self._evictions.of(owner):
+            yield f"evict/{name}", note
+
+    def status(self, owner: str | None = None) -> dict[str, list[dict[str, Any]]]:
+        """For the status document; `owner` None: of all. A pin tells what it reserves and what of that is on disk."""
+        of: Callable[[Book], list[Warmup]] = lambda book: book.all() if owner is None else book.of(owner)  # noqa: E731
+        now = self._warming.clock()
+        warmups = [self._warming.counted(one).told(now, _FAILURES_SHOWN) for one in of(self._warmups)]
+        return {"warmups": warmups, "pins": [self.pinning.told(one, _FAILURES_SHOWN) for one in of(self.pinning.book)]}
+
+    # -- PUT ----------------------------------------------------------------------------------------------------------
+
+    async def _take(self, asked: Asked, folder: str, name: str, body: bytes) -> None:
+        if folder == "verify":
+            wanted = await self._readable(body, asked.who) if body.strip() else None
+            self._verifying.begin(asked.owner, name, _covered(wanted, _may(asked.who)))
+            return
+        wanted = await self._readable(body, asked.who)
+        if folder == "evict":
+            await self._evict(asked, name, wanted)
+        elif folder == "pin":
+            await self.pinning.pin(self._warmup(asked, name, body, wanted))
+        else:
+            self._warm(self._warmup(asked, name, body, wanted))
+
+    async def _readable(self, body: bytes, who: Who) -> WarmList:
+        def readable() -> WarmList:
+            wanted = parse_list(body)
+            self._access.check_reads(who, wanted.refs)
+            # As for a LIST: with a grant on the prefix, every key under it is covered.
+            self._access.check_reads(who, wanted.prefixes)
+            return wanted
+
+        # A long one takes a while, and the hits of others are not to wait for it.
+        return await asyncio.to_thread(readable)
+
+    def _warmup(self, asked: Asked, name: str, body: bytes, wanted: WarmList) -> Warmup:
+        now = self._warming.clock()
+        client = asked.who.client.name if asked.who.client else ""
+        return Warmup(asked.owner, client, name, body, self._clock(), wanted, _may(asked.who), Progress(now),
+                      Allowance(_rate(dict(asked.headers)), now))  # fmt: skip
+
+    def _warm(self, warmup: Warmup) -> None:
+        before = self._warmups.get(warmup.owner, warmup.name)
+        if before is not None and before.running:
+            if before.body == warmup.body and before.allowance.bytes_per_s == warmup.allowance.bytes_per_s:
+                return  # it is what is being done
+            self._warming.cancel(before)
+        self._warmups.put(warmup)
+        self._warming.begin(warmup)
+
+    async def _evict(self, asked: Asked, name: str, wanted: WarmList) -> None:
+        store = self._warming.store
+        try:
+            gone = await store.drop(store.blocks_of(_covered(wanted, _may(asked.who))))
+        except StoreUnavailable as error:
+            raise ServiceUnavailable(f"The cache disk does not let them go: {error}.") from error
+        told = {"name": name, "blocks": gone.blocks, "bytes": gone.bytes, "in_use_blocks": gone.later,
+                "pinned_blocks": gone.pinned}  # fmt: skip
+        self._evictions.put(asked.owner, name, Note(_json(told), asked.client, self._clock()))
+
+    # -- GET, DELETE --------------------------------------------------------------------------------------------------
+
+    def _told(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
+        if folder == "verify":
+            check = self._verifying.get(owner, name)
+            return None if check is None else check.told()
+        if folder == "pin":
+            pin = self.pinning.book.get(owner, name)
+            return None if pin is None else self.pinning.told(pin)
+        warmup = self._warmups.get(owner, name)
+        return None if warmup is None else self._warming.counted(warmup).told(self._warming.clock())
+
+    async def _delete(self, owner: str, folder: str, name: str) -> None:
+        if folder == "pin":
+            await self.pinning.unpin(owner, name)
+        elif folder == "verify":
+            self._verifying.cancel(owner, name)
+        elif folder == "evict":
+            self._evictions.pop(owner, name)
+        elif (warmup := self._warmups.get(owner, name)) is not None:
+            if warmup.running:
+                self._warming.cancel(warmup)
+            else:
+                self._warmups.pop(owner, name)
+
+
+def _may(who: Who) -> May:
+    client = who.client
+    return (lambda ref: True) if client is None else (lambda ref: may_read(client, ref))
+
+
+def _covered(wanted: WarmList | None, may: May) -> Callable[[ObjectRef], bool]:
+    """`wanted` None: all."""
+    if wanted is None:
+        return may
+    refs, prefixes = frozenset(wanted.refs), wanted.prefixes
+
+    def covered(ref: ObjectRef) -> bool:
+        named = ref in refs or any(one.bucket == ref.bucket and ref.key.startswith(one.key) for one in prefixes)
+        return named and may(ref)
+
+    return covered
+
+
+def _rate(headers: Mapping[str, str]) -> float:
+    told = headers.get("x-amz-meta-rate")
+    try:
+        return 0.0 if told is None else float(parse_bytes(told))
+    except ValueError as error:
+        raise InvalidArgument(f"x-amz-meta-rate is a number of bytes a second, like 200MB: {error}") from error
+
+
+def _json(told: object) -> bytes:
+    return json.dumps(told, indent=2).encode() + b"\n"

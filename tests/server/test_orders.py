@@ -1,0 +1,434 @@
+"""Warm, pin, evict and verify by plain S3 calls, before a real bucket."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.support.child import program
+from tests.support.door import Door, run
+from tests.support.fakes import ramp
+from tests.support.orders import ended, put, told, until
+from tests.support.proxy import ANY_KEYS, Proxy
+from tests.support.rawhttp import ask
+from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+
+BLOCK = 64 * 1024
+SIZES = [3 * BLOCK + 7, 1, BLOCK, 2 * BLOCK]
+KEYS = [f"set/shard-{number:03}.tar" for number in range(len(SIZES))]
+BUCKET = "orders"
+ALL = f"s3://{BUCKET}/set/"
+TEMPLATE = f"s3://{BUCKET}/set/shard-{{000..003}}.tar"
+
+
+@pytest.fixture(scope="module")
+def shards(bucket: Bucket) -> None:
+    s3 = bucket.client()
+    bucket.make_bucket(BUCKET)
+    for number, (key, size) in enumerate(zip(KEYS, SIZES, strict=True)):
+        s3.put_object(Bucket=BUCKET, Key=key, Body=ramp(size, number))
+    s3.put_object(Bucket=BUCKET, Key="big/one", Body=ramp(20 * BLOCK))
+    s3.put_object(Bucket=BUCKET, Key="big/two", Body=ramp(20 * BLOCK, 9))
+    s3.put_object(Bucket=BUCKET, Key="empty", Body=b"")
+    s3.close()
+
+
+@pytest.fixture
+def proxy(bucket: Bucket, shards: None) -> Iterator[Proxy]:
+    with Proxy(bucket, block_size=str(BLOCK)) as running:
+        yield running
+
+
+def small(bucket: Bucket, blocks: int, **settings: Any) -> Proxy:
+    """Room for so many blocks."""
+    return Proxy(bucket, block_size=str(BLOCK), cache_size=str(blocks * (BLOCK + 4096)), **settings)
+
+
+def code_of(error: pytest.ExceptionInfo[ClientError]) -> tuple[int, str, str]:
+    answer = error.value.response
+    return answer["ResponseMetadata"]["HTTPStatusCode"], answer["Error"]["Code"], answer["Error"].get("Message", "")
+
+
+def cache_of(s3: Any, key: str) -> str:
+    reply = s3.get_object(Bucket=BUCKET, Key=key)
+    reply["Body"].read()
+    return str(reply["ResponseMetadata"]["HTTPHeaders"]["x-cache"])
+
+
+@pytest.mark.parametrize("lines", [[ALL], [TEMPLATE], ["# all", "", *(f"s3://{BUCKET}/{key}" for key in KEYS)]])
+def test_what_was_warmed_is_on_disk_and_counted(proxy: Proxy, lines: list[str]) -> None:
+    s3 = proxy.client()
+    put(s3, "warm/set", *lines)
+    state = ended(s3, "warm/set")
+    assert state["state"] == "done"
+    assert state["objects"] == {"wanted": 4, "on_disk": 4, "failed": 0, "unsized": 0}
+    assert state["bytes"] == {"wanted": sum(SIZES), "on_disk": sum(SIZES), "fetched": sum(SIZES)}
+    before = proxy.metric("outrider_origin_bytes_total")
+    assert [cache_of(s3, key) for key in KEYS] == ["HIT"] * 4
+    assert proxy.metric("outrider_origin_bytes_total") == before
+
+
+@pytest.fixture
+def unscrubbed(bucket: Bucket, shards: None) -> Iterator[Proxy]:
+    with Proxy(bucket, block_size=str(BLOCK), scrub_bandwidth="0") as running:
+        yield running
+
+
+def test_what_is_on_disk_is_not_fetched_again(unscrubbed: Proxy) -> None:
+    proxy = unscrubbed
+    s3 = proxy.client()
+    cache_of(s3, KEYS[0])
+    proxy.settle()
+    put(s3, "warm/set", ALL)
+    assert ended(s3, "warm/set")["bytes"] == {
+        "wanted": sum(SIZES), "on_disk": sum(SIZES), "fetched": sum(SIZES) - SIZES[0],
+    }  # fmt: skip
+    proxy.restart()
+    s3 = proxy.client()
+    put(s3, "warm/set", ALL)
+    state = ended(s3, "warm/set")
+    assert (state["state"], state["bytes"]["on_disk"], state["bytes"]["fetched"]) == ("done", sum(SIZES), 0)
+    assert proxy.outrider.store.unverified() == [], "what a start found was verified before it was counted"
+
+
+def test_what_cannot_be_warmed_is_told_by_name(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    put(s3, "warm/x", f"s3://{BUCKET}/none", TEMPLATE, f"s3://{BUCKET}/nothing/", "s3://no-such-bucket/a/",
+        f"s3://{BUCKET}/empty")  # fmt: skip
+    state = ended(s3, "warm/x")
+    assert state["state"] == "failed"
+    assert (state["objects"]["on_disk"], state["objects"]["failed"]) == (5, 3)
+    failures = {one["object"]: one["error"] for one in state["failures"]}
+    assert failures[f"s3://{BUCKET}/none"] == "404 NoSuchKey"
+    assert failures[f"s3://{BUCKET}/nothing/"] == "there is no object whose key begins so"
+    assert "404" in failures["s3://no-such-bucket/a/"]
+
+
+def test_what_does_not_fit_is_told_and_nothing_evicts_its_own_beginning(bucket: Bucket, shards: None) -> None:
+    with small(bucket, 25) as proxy:
+        s3 = proxy.client()
+        put(s3, "warm/big", f"s3://{BUCKET}/big/")
+        state = ended(s3, "warm/big")
+        assert state["state"] == "failed"
+        assert state["objects"] == {"wanted": 2, "on_disk": 1, "failed": 1, "unsized": 0}
+        assert "bytes are missing in the cache" in state["failures"][0]["error"]
+        assert proxy.metric("outrider_evicted_blocks_total") == 0
+
+
+def test_a_warm_up_that_was_evicted_does_not_say_that_it_is_here(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    put(s3, "warm/set", ALL)
+    ended(s3, "warm/set")
+    put(s3, "evict/first", f"s3://{BUCKET}/{KEYS[0]}")
+    assert told(s3, "evict/first")["blocks"] == 4
+    state = told(s3, "warm/set")
+    assert (state["objects"]["on_disk"], state["bytes"]["on_disk"]) == (3, sum(SIZES[1:]))
+    assert cache_of(s3, KEYS[0]) == "MISS"
+
+
+def test_the_aws_command_is_all_that_it_takes(proxy: Proxy, tmp_path: Path) -> None:
+    door, aws = Door(proxy.endpoint, ANY_KEYS, tmp_path), program("aws")
+    run(door, "sh", "-c", f"echo {ALL} | {aws} s3 cp - s3://_outrider/warm/x")
+    s3 = proxy.client()
+    assert ended(s3, "warm/x")["state"] == "done"
+    assert json.loads(run(door, aws, "s3", "cp", "s3://_outrider/warm/x", "-"))["objects"]["on_disk"] == 4
+    assert run(door, aws, "s3", "ls", "s3://_outrider/warm/").decode().split()[-1] == "x"
+    (tmp_path / "list").write_text(ALL)
+    run(door, aws, "s3api", "put-object", "--bucket", "_outrider", "--key", "pin/x", "--body", str(tmp_path / "list"))
+    assert ended(s3, "pin/x")["reserved_bytes"] > sum(SIZES)
+    run(door, aws, "s3", "rm", "s3://_outrider/pin/x")
+    assert ask(proxy.address, "GET", "/_outrider/pin/x").status == 404
+
+
+def test_orders_are_listed_and_shown_in_the_status(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    for folder in ("warm", "pin", "evict", "verify"):
+        put(s3, f"{folder}/of mine", f"s3://{BUCKET}/{KEYS[1]}")
+    keys = [one["Key"] for one in s3.list_objects_v2(Bucket="_outrider")["Contents"]]
+    assert keys == ["evict/of mine", "pin/of mine", "status.json", "verify/of mine", "warm/of mine"]
+    ended(s3, "warm/of mine")
+    ended(s3, "pin/of mine")
+    status = told(s3, "status.json")
+    assert [one["name"] for one in status["warmups"]] == ["of mine"]
+    assert [(one["reserved_bytes"], one["bytes"]["on_disk"]) for one in status["pins"]] == [(8192, 1)]
+    assert proxy.outrider.status()["warmups"] == status["warmups"]
+
+
+def test_a_warm_up_can_be_cancelled_and_then_forgotten(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    put(s3, "warm/slow", f"s3://{BUCKET}/big/", rate="100kB")
+    until(lambda: told(s3, "warm/slow")["bytes"]["on_disk"] > 0)
+    s3.delete_object(Bucket="_outrider", Key="warm/slow")
+    state = told(s3, "warm/slow")
+    assert state["state"] == "cancelled"
+    assert state["bytes"]["on_disk"] < 40 * BLOCK
+    s3.delete_object(Bucket="_outrider", Key="warm/slow")
+    assert ask(proxy.address, "GET", "/_outrider/warm/slow").status == 404
+
+
+def test_the_same_list_again_is_the_warm_up_that_runs(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    put(s3, "warm/slow", f"s3://{BUCKET}/big/", rate="100kB")
+    until(lambda: told(s3, "warm/slow")["bytes"]["fetched"] > 0)
+    put(s3, "warm/slow", f"s3://{BUCKET}/big/", rate="100kB")
+    assert told(s3, "warm/slow")["bytes"]["fetched"] > 0, "it goes on"
+    put(s3, "warm/slow", ALL)
+    assert ended(s3, "warm/slow")["objects"]["wanted"] == 4
+
+
+def test_a_head_of_the_first_byte_warms(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    s3.head_object(Bucket=BUCKET, Key=KEYS[0], Range="bytes=0-0")
+    until(lambda: proxy.outrider.status()["blocks"] == 4)
+    proxy.settle()
+    assert cache_of(s3, KEYS[0]) == "HIT"
+    s3.head_object(Bucket=BUCKET, Key=KEYS[3])
+    s3.head_object(Bucket=BUCKET, Key=KEYS[3], Range="bytes=0-1")
+    proxy.settle()
+    assert proxy.outrider.status()["blocks"] == 4
+
+
+BAD_LISTS = {
+    b"": "names nothing",
+    b"# no more": "names nothing",
+    b"s3://b-1/k\n/b/k": "Line 2 is not",
+    b"http://169.254.169.254/latest/": "Line 1 is not",
+    b"s3://127.0.0.1:80/k": "Line 1 is not",
+    b"s3://_outrider/status.json": "Line 1 is not",
+    b"s3://../k": "Line 1 is not",
+    b"s3://bkt/{1..2": "a brace without its other",
+    b"s3://bkt/{x}": "neither a range",
+    b"s3://bkt/{0..99999999999999999}": "more than",
+    b"s3://bkt/{0..9999}{0..9999}": "more than",
+    b"s3://bkt/\xff": "not UTF-8",
+    b"s3://bkt/" + b"k" * 1025: "Line 1 is not",
+}
+
+
+@pytest.mark.parametrize("body", BAD_LISTS, ids=lambda body: body[:30].decode("latin-1"))
+@pytest.mark.parametrize("folder", ["warm", "pin", "evict"])
+def test_a_list_that_is_none_is_refused_and_told_why(proxy: Proxy, folder: str, body: bytes) -> None:
+    answer = ask(proxy.address, "PUT", f"/_outrider/{folder}/bad", (("content-length", str(len(body))),), body)
+    assert (answer.status, answer.code) == (400, "InvalidArgument")
+    assert BAD_LISTS[body] in answer.error["Message"]
+    assert proxy.metric("outrider_origin_requests_total") == 0
+
+
+def test_a_rate_that_is_none_is_refused(proxy: Proxy) -> None:
+    with pytest.raises(ClientError) as error:
+        put(proxy.client(), "warm/x", ALL, rate="fast")
+    assert code_of(error)[1] == "InvalidArgument"
+
+
+# -- pins ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_pin_that_does_not_fit_is_refused_with_the_numbers(bucket: Bucket, shards: None) -> None:
+    with small(bucket, 30) as proxy:
+        s3 = proxy.client()
+        put(s3, "pin/one", f"s3://{BUCKET}/big/one")
+        assert ended(s3, "pin/one")["state"] == "done"
+        with pytest.raises(ClientError) as error:
+            put(s3, "pin/two", f"s3://{BUCKET}/big/two")
+        size = 20 * (BLOCK + 4096)
+        status, code, message = code_of(error)
+        assert (status, code) == (507, "InsufficientStorage")
+        assert f"{10 * (BLOCK + 4096)} bytes are missing" in message
+        assert f"need {size} bytes" in message
+        assert f"other pins hold {size}" in message
+        assert ask(proxy.address, "GET", "/_outrider/pin/two").status == 404
+        assert told(s3, "pin/one")["bytes"]["on_disk"] == 20 * BLOCK
+        # In the place of the other, it fits.
+        put(s3, "pin/one", f"s3://{BUCKET}/big/two")
+        assert ended(s3, "pin/one")["state"] == "done"
+
+
+@pytest.mark.parametrize("policy", ["epoch", "lru", "fifo", "none"])
+def test_under_pressure_nothing_that_is_pinned_goes(bucket: Bucket, shards: None, policy: str) -> None:
+    with small(bucket, 26, policy=policy) as proxy:
+        s3 = proxy.client()
+        put(s3, "warm/other", f"s3://{BUCKET}/big/two")
+        ended(s3, "warm/other")
+        put(s3, "pin/one", f"s3://{BUCKET}/big/one")
+        assert ended(s3, "pin/one")["state"] == "done", "what the policy would keep makes room for it"
+        for key in ["big/two", *KEYS, "big/two", *KEYS]:
+            cache_of(s3, key)
+        proxy.settle()
+        assert told(s3, "pin/one")["bytes"]["on_disk"] == 20 * BLOCK
+        assert cache_of(s3, "big/one") == "HIT"
+        assert proxy.outrider.store.used_bytes <= 26 * (BLOCK + 4096)
+        s3.delete_object(Bucket="_outrider", Key="pin/one")
+        if policy == "lru":
+            cache_of(s3, "big/two")
+            proxy.settle()
+            assert cache_of(s3, "big/one") != "HIT", "unpinned, it may go"
+
+
+@pytest.mark.parametrize("crashed", [False, True], ids=["stopped", "crashed"])
+def test_pins_outlive_a_restart(bucket: Bucket, shards: None, crashed: bool) -> None:
+    with small(bucket, 26, policy="lru") as proxy:
+        s3 = proxy.client()
+        put(s3, "pin/one", f"s3://{BUCKET}/big/one", rate="1GB")
+        ended(s3, "pin/one")
+        pins = proxy.cache_dir / "pins"
+        assert pins.stat().st_mode & 0o777 == 0o600
+        proxy.restart(crashed=crashed)
+        s3 = proxy.client()
+        for key in ["big/two", *KEYS, "big/two", *KEYS]:
+            cache_of(s3, key)
+        proxy.settle()
+        state = ended(s3, "pin/one")
+        assert (state["state"], state["bytes"]["on_disk"], state["bytes"]["fetched"]) == ("done", 20 * BLOCK, 0)
+        s3.delete_object(Bucket="_outrider", Key="pin/one")
+        proxy.restart()
+        assert ask(proxy.address, "GET", "/_outrider/pin/one").status == 404
+
+
+def test_a_pin_that_no_longer_fits_is_told_and_the_budget_holds(bucket: Bucket, shards: None) -> None:
+    with small(bucket, 26) as proxy:
+        s3 = proxy.client()
+        put(s3, "pin/one", f"s3://{BUCKET}/big/one")
+        ended(s3, "pin/one")
+        proxy.stop()
+        proxy.settings["cache_size"] = str(10 * (BLOCK + 4096))
+        proxy.start()
+        s3 = proxy.client()
+        state = told(s3, "pin/one")
+        assert state["state"] == "failed"
+        assert "are missing" in state["failures"][0]["error"]
+        assert proxy.outrider.store.used_bytes <= 10 * (BLOCK + 4096)
+
+
+def test_a_pin_is_of_names_and_follows_what_is_written(bucket: Bucket, shards: None) -> None:
+    origin = bucket.client()
+    origin.put_object(Bucket=BUCKET, Key="moving", Body=ramp(4 * BLOCK))
+    with small(bucket, 12, policy="lru", freshness="always") as proxy:
+        s3 = proxy.client()
+        put(s3, "pin/m", f"s3://{BUCKET}/moving")
+        ended(s3, "pin/m")
+        origin.put_object(Bucket=BUCKET, Key="moving", Body=ramp(4 * BLOCK, 77))
+        cache_of(s3, "moving")
+        proxy.settle()
+        for key in [KEYS[0], "big/one", KEYS[3]]:
+            cache_of(s3, key)
+        proxy.settle()
+        assert cache_of(s3, "moving") == "HIT"
+    origin.close()
+
+
+def test_what_is_pinned_is_not_evicted_by_hand(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    put(s3, "pin/p", f"s3://{BUCKET}/{KEYS[0]}")
+    put(s3, "warm/set", ALL)
+    ended(s3, "pin/p")
+    ended(s3, "warm/set")
+    put(s3, "evict/e", ALL)
+    gone = told(s3, "evict/e")
+    assert (gone["blocks"], gone["pinned_blocks"], gone["in_use_blocks"]) == (4, 4, 0)
+    assert cache_of(s3, KEYS[0]) == "HIT"
+
+
+def test_a_pin_of_what_is_not_there_pins_nothing(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    for lines, code in (([ALL, f"s3://{BUCKET}/none"], "NoSuchKey"), ([f"s3://{BUCKET}/nothing/"], "InvalidRequest")):
+        with pytest.raises(ClientError) as error:
+            put(s3, "pin/p", *lines)
+        assert code_of(error)[1] == code
+        assert "Nothing was pinned" in code_of(error)[2]
+    assert told(s3, "status.json")["pins"] == []
+
+
+# -- evict, verify ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_being_read_goes_when_it_is_released(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    put(s3, "warm/set", ALL)
+    ended(s3, "warm/set")
+    store = proxy.outrider.store
+
+    async def taken() -> Any:
+        return [await store.lease(block) for block in store.blocks_of(lambda ref: ref.key == KEYS[0])]
+
+    leases = proxy.on_loop(taken)
+    put(s3, "evict/e", ALL)
+    gone = told(s3, "evict/e")
+    assert (gone["blocks"], gone["in_use_blocks"]) == (4, 4)
+    assert len(store) == 4
+    for lease in leases:
+        lease.release()
+    until(lambda: len(store) == 0)
+
+
+def test_verify_finds_rot_and_drops_it(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    put(s3, "warm/set", ALL)
+    ended(s3, "warm/set")
+    path = max((proxy.cache_dir / "v1").rglob("*"), key=lambda path: path.stat().st_size)
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\xff")  # no byte of a ramp
+    put(s3, "verify/all", "")
+    check = ended(s3, "verify/all")
+    assert (check["state"], check["blocks"]) == ("failed", {"wanted": 8, "verified": 8, "bad": 1})
+    assert check["bad"][0]["error"] == "payload checksum does not match"
+    assert check["bad"][0]["object"].startswith(ALL)
+    put(s3, "verify/all", ALL)
+    assert ended(s3, "verify/all")["blocks"] == {"wanted": 7, "verified": 7, "bad": 0}
+
+
+# -- tenants ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    s3 = bucket.client()
+    bucket.make_bucket(NAME)
+    for tenant in ("team", "other"):
+        s3.put_object(Bucket=NAME, Key=f"{tenant}/secret-name", Body=b"x" * 100)
+    s3.close()
+    clients = tmp_path_factory.mktemp("orders") / "clients.toml"
+    clients.write_text(CLIENTS)
+    with Proxy(bucket, auth="sigv4", clients=clients) as running:
+        yield running
+
+
+@pytest.mark.parametrize("folder", ["warm", "pin", "evict", "verify"])
+def test_nobody_orders_what_he_may_not_read(guarded: Proxy, folder: str) -> None:
+    team = guarded.client(TEAM)
+    for url in (f"s3://{NAME}/other/secret-name", f"s3://{NAME}/other/", f"s3://{NAME}/", f"s3://{NAME}",
+                f"s3://{NAME}/team/../other/", f"s3://{NAME}/tea{{m,}}/secret-name", "s3://elsewhere/"):  # fmt: skip
+        with pytest.raises(ClientError) as error:
+            put(team, f"{folder}/x", f"s3://{NAME}/team/secret-name", url)
+        assert code_of(error)[:2] == (403, "AccessDenied"), url
+    put(team, f"{folder}/x", f"s3://{NAME}/team/")
+    assert ask(guarded.address, "PUT", f"/_outrider/{folder}/y", (("content-length", "0"),)).code == "AccessDenied"
+
+
+def test_nobody_sees_or_ends_the_orders_of_others(guarded: Proxy) -> None:
+    team, other = guarded.client(TEAM), guarded.client(OTHER)
+    for folder in ("warm", "pin", "evict", "verify"):
+        put(team, f"{folder}/mine", f"s3://{NAME}/team/")
+        with pytest.raises(ClientError) as error:
+            told(other, f"{folder}/mine")
+        assert code_of(error)[1] == "NoSuchKey"
+        other.delete_object(Bucket="_outrider", Key=f"{folder}/mine")
+        told(team, f"{folder}/mine")
+    ended(team, "pin/mine")
+    assert [one["Key"] for one in other.list_objects_v2(Bucket="_outrider")["Contents"]] == ["status.json"]
+    status = told(other, "status.json")
+    assert (status["warmups"], status["pins"]) == ([], [])
+    assert "secret-name" not in json.dumps(status)
+    assert {one["client"] for one in told(team, "status.json")["pins"]} == {"team"}
+    # Another's verify of all is of what he may read.
+    put(other, "verify/all", "")
+    assert ended(other, "verify/all")["blocks"]["wanted"] == 0

@@ -1,0 +1,195 @@
+"""`outrider warm`, `pin`, `unpin`, `evict` and `verify`, as a shell starts them, before a running proxy."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.child import free_ports
+from tests.support.command import Command, python
+from tests.support.fakes import ramp
+from tests.support.orders import told, until
+from tests.support.proxy import Proxy
+from tests.support.tenants import CLIENTS, NAME, TEAM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+
+BLOCK = 64 * 1024
+COUNT = 6
+BUCKET = "commands"
+SHARDS = f"s3://{BUCKET}/shard-{{000..005}}.tar"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shards(bucket: Bucket) -> None:
+    s3 = bucket.client()
+    bucket.make_bucket(BUCKET)
+    for number in range(COUNT):
+        s3.put_object(Bucket=BUCKET, Key=f"shard-{number:03}.tar", Body=ramp(2 * BLOCK, number))
+    s3.close()
+
+
+@pytest.fixture(scope="module")
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
+    with Proxy(bucket, block_size=str(BLOCK), cache_size=str(20 * (BLOCK + 4096))) as running:
+        yield running
+
+
+@pytest.fixture
+def command(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> Command:
+    made = Command(bucket, tmp_path)
+    made.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
+    return made
+
+
+def test_all_that_was_named_is_warm_and_said_to_be(command: Command, proxy: Proxy) -> None:
+    done = command.run("warm", SHARDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"done: {COUNT} of {COUNT} objects on disk, 786 kB (0 B were here)"), done.stdout
+    again = command.run("warm", f"s3://{BUCKET}/", "--json")
+    state = json.loads(again.stdout)
+    assert (state["state"], state["bytes"]["fetched"]) == ("done", 0)
+    names = [line.split()[:2] for line in command.run("warm").stdout.splitlines()]
+    assert [state for _, state in names] == ["done", "done"]
+
+
+def test_what_failed_is_listed_and_the_exit_code_is_1(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "list").write_text(f"# mine\ns3://{BUCKET}/shard-000.tar\ns3://{BUCKET}/none\n")
+    done = command.run("warm", "--from-file", tmp_path / "list")
+    assert done.returncode == 1
+    assert "failed: 1 of 2 objects on disk" in done.stdout
+    assert f"s3://{BUCKET}/none: 404 NoSuchKey" in done.stderr
+
+
+def test_interrupted_it_goes_on_and_the_same_command_finds_it(command: Command, proxy: Proxy) -> None:
+    command.run("evict", SHARDS)
+    with command.start("warm", SHARDS, "--rate", "1kB", "--name", "slow") as process:
+        s3 = proxy.client()
+        until(lambda: "slow" in [one["name"] for one in told(s3, "status.json")["warmups"]])
+        # It polls, now that the proxy has its list.
+        until(lambda: told(s3, "warm/slow")["bytes"]["on_disk"] > 0)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "goes on in the proxy" in err
+    assert told(s3, "warm/slow")["state"] == "running"
+    assert command.run("warm", "--cancel", "--name", "slow").returncode == 0
+    assert told(s3, "warm/slow")["state"] == "cancelled"
+    left = json.loads(command.run("warm", SHARDS, "--no-wait", "--json").stdout)
+    assert left["state"] in ("running", "done")
+
+
+def test_a_pin_is_refused_with_the_numbers_and_unpinned_by_its_list(command: Command) -> None:
+    done = command.run("pin", SHARDS)
+    assert done.returncode == 0, done.stderr
+    more = command.run("pin", f"s3://{BUCKET}/shard-00", f"s3://{BUCKET}/")
+    assert (more.returncode, "NoSuchKey" in more.stderr) == (1, True)
+    assert "cli-" in command.run("pin").stdout
+    kept = json.loads(command.run("evict", SHARDS, "--json").stdout)
+    assert (kept["blocks"], kept["pinned_blocks"]) == (0, 2 * COUNT)
+    assert command.run("unpin", SHARDS).returncode == 0
+    assert command.run("pin").stdout == ""
+    missing = command.run("unpin", SHARDS)
+    assert (missing.returncode, "there is no pin called" in missing.stderr) == (1, True)
+    gone = command.run("evict", SHARDS)
+    assert gone.stdout.startswith(f"evicted {2 * COUNT} blocks, ")
+
+
+def test_a_pin_that_does_not_fit_says_by_how_much(bucket: Bucket, tmp_path: Path) -> None:
+    with Proxy(bucket, block_size=str(BLOCK), cache_size=str(5 * (BLOCK + 4096))) as proxy:
+        done = Command(bucket, tmp_path).run("pin", SHARDS, "--endpoint", proxy.endpoint)
+    assert done.returncode == 1
+    assert f"InsufficientStorage: {7 * (BLOCK + 4096)} bytes are missing" in done.stderr
+
+
+def rotten(directory: Path) -> None:
+    path = max((directory / "v1").rglob("*"), key=lambda path: path.stat().st_size)
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)[0]
+        file.seek(-1, 2)
+        file.write(bytes([last ^ 1]))
+
+
+def test_verify_asks_the_proxy_and_without_one_looks_itself(bucket: Bucket, tmp_path: Path) -> None:
+    command = Command(bucket, tmp_path)
+    command.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{free_ports(1)[0]}"
+    none = command.run("verify")
+    assert (none.returncode, "there is no cache in" in none.stderr) == (1, True)
+    with Proxy(bucket, block_size=str(BLOCK), cache_dir=str(command.cache_dir)) as proxy:
+        command.run("warm", SHARDS, "--endpoint", proxy.endpoint)
+        good = command.run("verify", "--endpoint", proxy.endpoint)
+        assert (good.returncode, good.stdout) == (0, "verified 12 blocks, 836 kB: 0 bad\n"), good.stderr
+        rotten(command.cache_dir)
+        bad = command.run("verify", "--endpoint", proxy.endpoint)
+        assert bad.returncode == 1
+        assert f"s3://{BUCKET}/shard-" in bad.stderr
+        locked = command.run("verify", "--cache-dir", command.cache_dir)
+        assert (locked.returncode, "another process uses it" in locked.stderr) == (1, True)
+    rotten(command.cache_dir)
+    offline = command.run("verify", "--json")
+    assert offline.returncode == 1, offline.stderr
+    found = json.loads(offline.stdout)
+    assert found["blocks"] == {"wanted": 11, "verified": 11, "bad": 1}
+    assert found["bad"][0]["object"].startswith(f"s3://{BUCKET}/")
+    assert json.loads(command.run("verify", "--json").stdout)["blocks"]["bad"] == 0
+
+
+@pytest.mark.parametrize("words", [["warm", SHARDS], ["unpin", "--name", "x"]])
+def test_without_a_proxy_it_says_how_to_start_one(bucket: Bucket, tmp_path: Path, words: list[str]) -> None:
+    command = Command(bucket, tmp_path)
+    done = command.run(*words, "--endpoint", f"http://127.0.0.1:{free_ports(1)[0]}")
+    assert done.returncode == 1
+    assert "Start one with `outrider serve`" in done.stderr
+    wrong = command.run(*words, "--endpoint", bucket.endpoint)
+    assert (wrong.returncode, "but no Outrider" in wrong.stderr) == (1, True)
+
+
+def test_who_is_refused_is_told_which_keys_were_used(bucket: Bucket, tmp_path: Path) -> None:
+    clients = tmp_path / "clients.toml"
+    clients.write_text(CLIENTS)
+    bucket.make_bucket(NAME)
+    command = Command(bucket, tmp_path)
+    with Proxy(bucket, auth="sigv4", clients=str(clients)) as proxy:
+        command.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
+        command.environ.update(AWS_ACCESS_KEY_ID=TEAM[0], AWS_SECRET_ACCESS_KEY=TEAM[1])
+        done = command.run("warm", f"s3://{NAME}/other/")
+        assert done.returncode == 1
+        assert f"AccessDenied: No grant of this client key covers s3://{NAME}/other/" in done.stderr
+        assert f"Signed with {TEAM[0]} (env)" in done.stderr
+        assert TEAM[1] not in done.stderr
+        command.without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        assert "Signed with no keys" in command.run("warm", f"s3://{NAME}/team/").stderr
+
+
+@pytest.mark.parametrize("words", [["pin", "s3://b/{1..2"], ["evict", "http://x/y"]])
+def test_a_list_that_is_none_is_refused(command: Command, words: list[str]) -> None:
+    done = command.run(*words)
+    assert (done.returncode, "Line 1" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("words", [["evict"], ["unpin"], ["warm", "--from-file", "/no/such/file"]])
+def test_wrong_use_is_2(command: Command, words: list[str]) -> None:
+    assert command.run(*words).returncode == 2
+
+
+def test_the_shell_completes_commands_and_their_options(command: Command) -> None:
+    def completed(*words: str) -> Any:
+        command.environ.update(
+            _OUTRIDER_COMPLETE="complete_bash", COMP_WORDS=" ".join(["outrider", *words]), COMP_CWORD=str(len(words))
+        )
+        # As the installed script calls it; `python -m` has another name.
+        program = "import sys; sys.argv = ['outrider']; from outrider.cli import main; main()"
+        done = subprocess.run(python(program), env=command.environ, capture_output=True, text=True, timeout=30)
+        return done.stdout.split()
+
+    assert {"warm", "pin", "unpin", "evict", "verify", "serve"} <= set(completed(""))
+    assert "--from-file" in completed("warm", "--")

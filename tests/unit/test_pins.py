@@ -1,0 +1,79 @@
+"""Reservations against a model too simple to be wrong: the sizes of all objects that any pin names, each once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.errors import NoRoom
+from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.pins import Pins, disk_bytes_of
+
+ROOM = 100
+
+
+def version(key: int, size: int, edition: int = 0) -> ObjectVersion:
+    return ObjectVersion(ObjectRef("bkt", str(key)), f'"{key}-{edition}"', size)
+
+
+def identity(of: ObjectVersion) -> bytes:
+    return of.etag.encode()
+
+
+SIZES = [1, 7, 20, 33, 50, 101]
+ACTS = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "c"]), st.one_of(st.none(), st.sets(st.integers(0, len(SIZES) - 1)))),
+    max_size=30,
+)
+
+
+@settings(deadline=None)
+@given(ACTS)
+def test_no_two_pins_are_promised_the_same_room(acts: list[tuple[str, set[int] | None]]) -> None:
+    pins, model = Pins(int, identity), dict[str, set[int]]()
+    for name, keys in acts:
+        if keys is None:
+            pins.unpin(("", name))
+            model.pop(name, None)
+        else:
+            after = set().union(*(held for other, held in model.items() if other != name), keys)
+            fits = sum(SIZES[key] for key in after) <= ROOM
+            try:
+                pins.pin(("", name), [version(key, SIZES[key]) for key in keys], ROOM)
+            except NoRoom:
+                assert not fits
+            else:
+                assert fits
+                model[name] = keys
+        held = set().union(*model.values())
+        assert pins.reserved_bytes == sum(SIZES[key] for key in held)
+        assert {key for key in range(len(SIZES)) if pins.holds(identity(version(key, 1)))} == held
+        assert all(pins.bytes_of(("", one)) == sum(SIZES[key] for key in keys) for one, keys in model.items())
+
+
+def test_a_refusal_has_the_numbers() -> None:
+    pins = Pins(int, identity)
+    pins.pin(("", "a"), [version(1, 60)], ROOM)
+    with pytest.raises(NoRoom, match=r"20 bytes are missing: these 2 objects need 60 bytes .* hold 60, and 100 can"):
+        pins.pin(("x", "a"), [version(2, 30), version(3, 30)], ROOM)
+    pins.pin(("x", "a"), [version(2, 30), version(1, 60)], ROOM)
+
+
+def test_a_pin_follows_its_name_to_the_newer_version() -> None:
+    pins = Pins(int, identity)
+    pins.pin(("", "a"), [version(1, 60)], ROOM)
+    new = version(1, 40, edition=1)
+    pins.came(new, identity(new))
+    assert (pins.holds(identity(new)), pins.holds(identity(version(1, 60)))) == (True, False)
+    assert pins.reserved_bytes == 40
+    pins.came(version(2, 9), b"other")
+    pins.unpin(("", "a"))
+    assert (pins.reserved_bytes, pins.holds(identity(new))) == (0, False)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**4), st.integers(1, 5000))
+def test_what_an_object_takes_is_what_its_blocks_take(size: int, block: int) -> None:
+    lengths = [min(block, size - start) for start in range(0, size, block)]
+    assert disk_bytes_of(size, block, lambda length: length + 13) == sum(length + 13 for length in lengths)

@@ -1,0 +1,56 @@
+"""How far a warm-up is, and the bandwidth that it may take."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.allowance import Allowance
+from outrider.core.progress import FAILURES_TOLD_MAX, Progress, State
+
+
+def test_the_rest_takes_as_long_as_the_rate_of_late_says() -> None:
+    progress = Progress(0.0, wanted_objects=4, wanted_bytes=300, unsized=1)
+    assert progress.eta_s(1.0) is None, "nothing came yet"
+    for second in range(1, 31):
+        progress.fetched(5, float(second))
+        progress.bytes += 5
+    assert progress.rate_bytes_s(30.0) == pytest.approx(5, rel=0.15)
+    assert progress.eta_s(30.0) == pytest.approx((400 - 150) / 5, rel=0.15)
+    assert progress.rate_bytes_s(60.0) == 0
+    progress.end(60.0)
+    assert (progress.state, progress.eta_s(60.0)) == (State.DONE, None)
+
+
+def test_failures_are_told_by_name_up_to_a_limit_and_counted_beyond() -> None:
+    progress = Progress(0.0)
+    for number in range(FAILURES_TOLD_MAX + 5):
+        progress.fail(f"s3://bkt/{number}", "gone")
+    progress.end(1.0)
+    told = progress.told(2.0)
+    assert (told["state"], told["objects"]["failed"]) == ("failed", FAILURES_TOLD_MAX + 5)
+    assert len(told["failures"]) <= FAILURES_TOLD_MAX
+
+
+@settings(deadline=None)
+@given(
+    st.floats(1, 1e9), st.lists(st.tuples(st.floats(0, 3), st.floats(1, 1e6)), max_size=60),
+)  # fmt: skip
+def test_no_more_is_spent_than_the_rate_gives(rate: float, wishes: list[tuple[float, float]]) -> None:
+    allowance, now, spent = Allowance(rate, 0.0), 0.0, 0.0
+    for pause_s, count in wishes:
+        now += pause_s
+        if allowance.may_spend(now):
+            # Before the last one, which may be larger than what is left, all had their time.
+            assert spent <= rate * now * (1 + 1e-9) + 1
+            allowance.spend(count)
+            spent += count
+        else:
+            assert allowance.may_spend(now + allowance.wait_s(now) * 1.001 + 1e-6)
+
+
+def test_without_a_rate_all_may_go() -> None:
+    allowance = Allowance(0, 0.0)
+    allowance.spend(1e12)
+    assert (allowance.may_spend(0.0), allowance.wait_s(0.0)) == (True, 0.0)

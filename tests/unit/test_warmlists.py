@@ -1,0 +1,64 @@
+"""Lists of names: what a person writes is what is meant, or is refused with the line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.errors import InvalidArgument
+from outrider.core.model import ObjectRef
+from outrider.core.warmlists import PREFIXES_MAX, WarmList, parse_list
+from outrider_sdk import expand
+
+KEYS = st.text(
+    st.characters(exclude_categories=("C", "Zl", "Zp", "Zs"), exclude_characters="{}"), min_size=1, max_size=30
+)
+
+
+def urls_of(told: WarmList) -> list[str]:
+    return [str(ref) for ref in told.refs]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["b-1", "other.bucket"]), KEYS), min_size=1))
+def test_what_is_listed_is_meant_each_once_and_in_its_order(names: list[tuple[str, str]]) -> None:
+    told = parse_list("\n".join(f"  s3://{bucket}/{key}\r" for bucket, key in names).encode())
+    refs = [ObjectRef(*name) for name in dict.fromkeys(names)]
+    assert told.refs == tuple(ref for ref in refs if not ref.key.endswith("/"))
+    assert told.prefixes == tuple(ref for ref in refs if ref.key.endswith("/"))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(1, 4)).map(
+                lambda told: f"{{{told[0]:0{told[2]}}..{told[1]:0{told[2]}}}}"
+            ),
+            st.lists(st.sampled_from(["a", "", "07"]), min_size=2, max_size=3).map(lambda of: f"{{{','.join(of)}}}"),
+            st.sampled_from(["x", "-", ".tar"]),
+        ),
+        min_size=1, max_size=3,
+    )
+)  # fmt: skip
+def test_a_template_stands_for_what_the_sdk_makes_of_it(parts: list[str]) -> None:
+    template = "s3://bkt/k" + "".join(parts)
+    assert urls_of(parse_list(template.encode(), objects_max=10**7)) == list(dict.fromkeys(expand(template)))
+
+
+def test_a_bucket_and_a_prefix_are_all_that_begins_so() -> None:
+    told = parse_list("﻿s3://one\ns3://two/\n\n  # no\ns3://three/a b/{x,y}/\n".encode())
+    assert told.prefixes == (
+        ObjectRef("one", ""), ObjectRef("two", ""), ObjectRef("three", "a b/x/"), ObjectRef("three", "a b/y/"),
+    )  # fmt: skip
+    assert told.refs == ()
+
+
+def test_no_more_is_expanded_than_may_be() -> None:
+    assert len(parse_list(b"s3://bkt/{000..999}", objects_max=1000).refs) == 1000
+    for body in (b"s3://bkt/{000..999}\ns3://bkt/k", b"s3://bkt/{0..999999999999999999}", b"s3://bkt/" + b"{a,b}" * 60):
+        with pytest.raises(InvalidArgument, match="more than 1000 objects"):
+            parse_list(body, objects_max=1000)
+    with pytest.raises(InvalidArgument, match="prefixes"):
+        parse_list(b"\n".join(b"s3://bkt/%d/" % number for number in range(PREFIXES_MAX + 1)))
