@@ -90,7 +90,8 @@ def _line_writer() -> Callable[[str], None] | None:
     handlers: list[logging.Handler] = []
     logger: logging.Logger | None = log
     while logger is not None:
-        handlers += logger.handlers
+        # The keeper of troubles hears of none of these.
+        handlers += [one for one in logger.handlers if one.level <= logging.INFO]
         logger = logger.parent if logger.propagate else None
     if len(handlers) != 1 or not log.isEnabledFor(logging.INFO):
         return None
