@@ -244,13 +244,14 @@ def test_a_flight_is_not_followed_over_a_gap(
         recovered(proxy, shelf)
 
 
+@pytest.mark.parametrize("act", ["send", "read"])
 def test_a_block_that_could_not_be_read_is_verified_before_it_is_used_again(
-    bucket: Bucket, shelf: Shelf, trials: Trials
+    bucket: Bucket, shelf: Shelf, act: str, trials: Trials
 ) -> None:
     with proxy_of(bucket) as proxy, SickDisk(proxy.cache_dir) as sick:
         recovered(proxy, shelf)
         sick.after_bytes, sick.times = PAGE_BYTES, 1
-        sick.fail(["read"], errno.EIO)
+        sick.fail([act], errno.EIO)
         for file in block_files(proxy.cache_dir):
             flip(file, PAGE_BYTES + 10)
             header = file.read_bytes()[:PAGE_BYTES]

@@ -16,6 +16,7 @@ from email.utils import formatdate
 from itertools import count
 
 from outrider.core import ranges, s3wire
+from outrider.core.blockfile import PAGE_BYTES
 from outrider.core.canonical import parse_query
 from outrider.core.errors import InvalidRange, S3Error
 from outrider.core.ledger import AWAY_S_MAX, DatasetName, HitTally, dataset_of
@@ -39,8 +40,10 @@ _GRANTED_MAX = 8192
 _TALLIES_MAX = 1024
 # Sent before the loop turns to others.
 _BYTES_AT_ONCE = 1024 * 1024
-# Up to here two copies by the kernel, through a buffer that stays in the processor's cache, cost less than `sendfile`'s
-# work for each page. One call then reads, and tells whether all was in memory; another sends the head, too.
+# Where a body begins within a page, `sendfile` hands the socket one page more than its bytes fill, and a segment has no
+# room for that. Up to here two copies by the kernel cost less, by a buffer that stays in the processor's cache: 0.95
+# against 1.13 s of CPU a GB for 64 KiB. One call then reads and tells whether all was in memory, another sends the
+# head, too. Where it begins with a page, it is 0.95 against 0.60.
 _COPIED_BYTES = 64 * 1024
 
 
@@ -274,14 +277,18 @@ class FastLane:
 
     def _bring(self, extent: Extent, pieces: Sequence[Piece]) -> _Brought | None:
         """None: not all of it is in memory."""
-        if extent.length > _COPIED_BYTES:
-            return pieces if _are_in_memory(pieces) else None
-        copy, start = self._copied[: extent.length], 0
+        length = extent.stop - extent.start
         try:
-            for _, fd, offset, length in pieces:
-                if not read_in_memory(fd, offset, copy[start : start + length]):
+            if length > _COPIED_BYTES or pieces[0][2] % PAGE_BYTES == 0:
+                for _, fd, offset, count in pieces:
+                    if not in_memory(fd, offset, count):
+                        return None
+                return pieces
+            copy, start = self._copied[:length], 0
+            for _, fd, offset, count in pieces:
+                if not read_in_memory(fd, offset, copy[start : start + count]):
                     return None
-                start += length
+                start += count
         except OSError as error:
             return error
         return copy
@@ -391,16 +398,6 @@ def _written(wire: SocketWire, head: bytes, brought: _Brought) -> tuple[int, int
     except OSError:
         return taken, sent, True
     return taken, sent, False
-
-
-def _are_in_memory(pieces: Sequence[Piece]) -> bool:
-    try:
-        for _, fd, offset, length in pieces:
-            if not in_memory(fd, offset, length):
-                return False
-    except OSError:  # the disk's own troubles: the long way deals with them
-        return False
-    return True
 
 
 def _operation(read: PlainRead, domains: tuple[str, ...]) -> Operation | None:
