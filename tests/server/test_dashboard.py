@@ -248,27 +248,36 @@ def test_with_a_token_the_page_asks_for_it_and_keeps_it_for_the_tab(
         assert TOKEN.encode() not in ask((host, int(port)), "GET", "/dashboard.js").body
 
 
-WARMUP = {
-    "name": "<b>val</b>", "state": "running", "objects": {"wanted": 50, "done": 20, "failed": 1},
-    "bytes": {"wanted": 1000, "done": 400}, "rate_bytes_s": 100, "eta_s": 6.0,
-}  # fmt: skip
-PIN = {"name": "base", "reserved_bytes": 2000, "disk_bytes": 500}
-
-
-def test_warmups_and_pins_are_shown_when_there_are_any(
-    proxy: Proxy, opened: Callable[..., Page], complaints: list[str]
+def test_a_warmup_and_a_pin_are_shown(
+    proxy: Proxy, opened: Callable[..., Page], bucket: Bucket, complaints: list[str]
 ) -> None:
     page = opened(proxy)
     page.locator("#board").wait_for()
     assert not page.locator("#warm-section").is_visible()
-    told = {**proxy.outrider.status(), "warmups": [WARMUP], "pins": [PIN]}
-    page.route("**/status", lambda route: route.fulfill(json=json.loads(json.dumps(told))))
-    job = page.locator(".job", has_text="<b>val</b>")
-    job.wait_for()
-    assert "20 of 50 objects, 400 B of 1.0 kB, 1 failed, 100 B/s, 6 s left" in job.inner_text()
-    assert job.locator("[role=progressbar]").get_attribute("aria-valuenow") == "40"
-    assert "500 B here of 2.0 kB reserved" in page.locator(".job", has_text="pin base").inner_text()
+    bucket.make_bucket("to-warm")
+    direct, client = bucket.client(), proxy.client()
+    for number in range(4):
+        direct.put_object(Bucket="to-warm", Key=f"{number}.bin", Body=bytes(100_000))
+    direct.close()
+    client.put_object(Bucket="_outrider", Key="warm/<b>val<b>", Body=b"s3://to-warm/\ns3://to-warm/no-such-key\n")
+    client.put_object(Bucket="_outrider", Key="pin/base", Body=b"s3://to-warm/{0..1}.bin")
+    warmed = page.locator(".job", has_text="4 of 5 objects, 400 kB of 400 kB, 1 failed")
+    warmed.wait_for()
+    assert "<b>val<b>" in warmed.inner_text()
+    assert warmed.locator("[role=progressbar]").get_attribute("aria-valuenow") == "100"
+    page.locator(".job", has_text="200 kB of 200 kB here, 2").wait_for()
     assert complaints == []
+
+
+def test_a_warmup_that_runs_tells_its_rate_and_its_end(proxy: Proxy, opened: Callable[..., Page]) -> None:
+    told = proxy.outrider.status()
+    told["warmups"] = [{
+        "name": "val", "state": "running", "objects": {"wanted": 50, "on_disk": 20, "failed": 1},
+        "bytes": {"wanted": 1000, "on_disk": 400}, "rate_bytes_per_s": 100, "eta_s": 6.0,
+    }]  # fmt: skip
+    page = opened(proxy)
+    page.route("**/status", lambda route: route.fulfill(json=json.loads(json.dumps(told))))
+    page.locator(".job", has_text="20 of 50 objects, 400 B of 1.0 kB, 1 failed, 100 B/s, 6 s left").wait_for()
 
 
 def test_it_says_when_the_proxy_is_gone(bucket: Bucket, opened: Callable[..., Page]) -> None:

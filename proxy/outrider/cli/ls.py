@@ -39,7 +39,7 @@ def ls(
     if hidden > 0:
         typer.echo(f"And {hidden:,} more that were read longer ago.")
     for pin in status.get("pins", []):
-        here, reserved = in_words(pin["disk_bytes"]), in_words(pin["reserved_bytes"])
+        here, reserved = in_words(pin["bytes"]["on_disk"]), in_words(pin["reserved_bytes"])
         typer.echo(f"pin {look.shown(pin['name'])}: {here} here of {reserved} reserved")
 
 

@@ -210,15 +210,15 @@ function showWarm(warmups, pins) {
   $("warm-section").hidden = !(warmups.length || pins.length);
   const jobs = [
     ...warmups.map((one) => ({
-      name: one.name, part: one.bytes.wanted ? one.bytes.done / one.bytes.wanted : (one.state === "done" ? 1 : 0),
-      words: `${one.state}: ${whole(one.objects.done)} of ${whole(one.objects.wanted)} objects, ${bytes(one.bytes.done)} of ${bytes(one.bytes.wanted)}`
+      name: one.name, part: one.bytes.wanted ? one.bytes.on_disk / one.bytes.wanted : (one.state === "done" ? 1 : 0),
+      words: `${one.state}: ${whole(one.objects.on_disk)} of ${whole(one.objects.wanted)} objects, ${bytes(one.bytes.on_disk)} of ${bytes(one.bytes.wanted)}`
         + (one.objects.failed ? `, ${whole(one.objects.failed)} failed` : "")
-        + (one.state !== "done" && one.rate_bytes_s ? `, ${bytes(one.rate_bytes_s)}/s` : "")
+        + (one.state !== "done" && one.rate_bytes_per_s ? `, ${bytes(one.rate_bytes_per_s)}/s` : "")
         + (one.state !== "done" && one.eta_s !== null && one.eta_s !== undefined ? `, ${span(one.eta_s)} left` : ""),
     })),
     ...pins.map((one) => ({
-      name: `pin ${one.name}`, part: one.reserved_bytes ? one.disk_bytes / one.reserved_bytes : 0,
-      words: `${bytes(one.disk_bytes)} here of ${bytes(one.reserved_bytes)} reserved`,
+      name: `pin ${one.name}`, part: one.bytes.wanted ? one.bytes.on_disk / one.bytes.wanted : 0,
+      words: `${bytes(one.bytes.on_disk)} of ${bytes(one.bytes.wanted)} here, ${bytes(one.reserved_bytes)} reserved`,
     })),
   ];
   rows($("warmups"), jobs, () => {
