@@ -1,0 +1,35 @@
+"""Lines of hits go to the log in bundles: a record for each would cost more than the hit itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from outrider.adapters.system import LineHandler
+from outrider.adapters.troubles import kept_troubles
+from outrider.core.troubles import Troubles
+from outrider.http.accesslog import AccessLog, subject_of
+
+if TYPE_CHECKING:
+    import pytest
+
+
+async def test_lines_of_hits_are_bundled_beside_the_keeper_of_troubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    outrider = logging.getLogger("outrider")
+    monkeypatch.setattr(outrider, "handlers", [LineHandler(stream)])
+    monkeypatch.setattr(outrider, "propagate", False)
+    monkeypatch.setattr(outrider, "level", logging.INFO)
+    logging.getLogger("outrider.access").manager._clear_cache()  # type: ignore[attr-defined]
+    records: list[logging.LogRecord] = []
+    monkeypatch.setattr(outrider.handlers[0], "emit", records.append)
+    with kept_troubles(Troubles()):
+        access_log = AccessLog()
+        for number in range(3):
+            access_log.hit(subject_of("b", "k"), 0.001, "GET", 206, number, "0F", "-", "bytes=0-1")
+        assert stream.getvalue() == ""
+        access_log.flush()
+    assert [json.loads(line)["bytes"] for line in stream.getvalue().splitlines()] == [0, 1, 2]
+    assert records == []
