@@ -209,7 +209,7 @@ def test_a_reader_is_shown_by_name_and_tenants_see_no_other(bucket: Bucket, tmp_
         assert counted(proxy, "small-{}.tar", 3)["name"] == "127.0.0.1 alice"
         told = json.loads(client.get_object(Bucket="_outrider", Key="status.json")["Body"].read())
         assert not told.keys() & {"readers", "datasets", "errors", "throughput", "settings", "origin"}
-        assert told["uptime_s"] > 0
+        assert told["uptime_s"] >= 0
 
 
 def test_what_cannot_be_answered_is_among_the_last_errors(bucket: Bucket) -> None:
