@@ -70,6 +70,7 @@ class Pass:
         self.began = self.last = now
         # period_s: how long the last pass took, 0: not known.
         self.gap_s = self.pause_s = self.period_s = 0.0
+        self._gaps = 0
         # Reads that other passes of the same job took since this one's last.
         self.passed_over = 0
         # How far fetching has got in the agenda and, past its end, in the log, which is the next agenda.
@@ -186,10 +187,15 @@ class Pass:
         for follower in self.followers:
             follower.hear(key, len(self.log) - 1)
         gap = now - self.last
-        self.gap_s += (gap - self.gap_s) * (1.0 if len(self.log) <= 2 else 0.1)
+        self._gaps += 1
+        self.gap_s += (gap - self.gap_s) * (1.0 if self._gaps <= 2 else 0.1)
         self.pause_s = max(gap, self.pause_s * _PAUSE_KEPT)
         self.last = now
         self.passed_over = 0
+
+    def go_on_like(self, other: Pass) -> None:
+        """Of the same job: its readers will most likely be as fast."""
+        self.gap_s, self.pause_s, self._gaps = other.gap_s, other.pause_s, other._gaps
 
     def learned(self) -> Learned:
         return Learned(

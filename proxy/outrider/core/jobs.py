@@ -132,7 +132,7 @@ class Job:
         one = Pass(keys, key_count, now, order=order, trusted=trusted)
         one.number = leader.number + 1
         one.period_s = now - leader.began if trusted else 0.0
-        one.pause_s = leader.pause_s
+        one.go_on_like(leader)
         if not trusted:
             leader.followers.append(one)
         self.passes.append(one)
@@ -228,8 +228,11 @@ class Job:
         one = self.passes[-1] if self.passes else None
         if one is None or 2 * sum(one.unread(key) for key in keys) < len(keys):
             period_s = one.seconds(now) if one is not None and one.log else 0.0
-            one = Pass((), key_count, now, order=1.0)
-            one.period_s = period_s
+            new = Pass((), key_count, now, order=1.0)
+            new.period_s = period_s
+            if one is not None:
+                new.go_on_like(one)
+            one = new
             self.passes = [*self.passes[1 - _PASSES_MAX :], one]
         if start == 0:
             # Plans that repeat are as good for the next pass as an order that was learned.

@@ -91,6 +91,11 @@ class Dataset:
             self._passes = [one for job in self.jobs.values() for one in job.predicting]
         return self._passes
 
+    @property
+    def is_told(self) -> bool:
+        """A job has told what it reads, or may be about to: its pass has just begun."""
+        return any(one.told or not one.log for one in self.passes())
+
     def orders(self) -> list[Order]:
         return [*self.passes(), *self.learned]
 

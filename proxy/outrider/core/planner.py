@@ -33,6 +33,8 @@ _WASTE = 0.02
 # How fast that is forgiven: so much of it with each object read.
 _FORGIVEN = 1 / 16
 _FAREST = float("inf")
+# Times the pace of the readers at which a set of unknown order is fetched.
+_PACE = 2
 # An order so likely that what lies far behind the readers is given up.
 _SURE = 0.8
 
@@ -172,12 +174,12 @@ class Planner:
     # -- facts: sets and orders ---------------------------------------------------------------------------------
 
     def _think_of_listing(self, dataset: Dataset) -> None:
-        if not dataset.list_wanted and len(dataset.names.keys) >= 3 and not dataset.names.listed:
+        if not dataset.list_wanted and not dataset.names.listed and not dataset.is_told and len(dataset.names.keys) >= 3:
             dataset.list_wanted = True
             self._lists.append((dataset.bucket, prefix_of(dataset.template)))
 
     def _think_of_listing_again(self, dataset: Dataset, key: int) -> None:
-        if not dataset.names.listed:
+        if not dataset.names.listed and (dataset.list_wanted or not dataset.is_told):
             return
         dataset.reads_since_list += 1
         believed_s = self._believed_s(ObjectRef(dataset.bucket, dataset.names.keys[key]))
@@ -217,7 +219,10 @@ class Planner:
             keys.setdefault(dataset, []).append(key)
         for dataset, its in keys.items():
             dataset.told(client, its, start, total or start + len(refs), now)
-            self._think_of_listing(dataset)
+            if not dataset.list_wanted and not dataset.names.listed:
+                # It would cost the first reads their bandwidth: 300 bytes a name, where samples may have a thousand.
+                dataset.listed_at = dataset.listed_at or now
+                dataset.list_pages = 1 + len(dataset.names.keys) // _NAMES_PER_PAGE
 
     def found(self, ref: ObjectRef, size: int) -> tuple[int, ...]:
         """The size of a wanted object is known now: the blocks of it that are wanted, too."""
@@ -431,8 +436,15 @@ class Planner:
         them opens next, and what they open while a fill takes its time, with room for its spread."""
         beside = self.readers + self.readers // 4 + 2
         if one.gap_s <= 0:
-            return beside
+            # How fast they read is not known yet; what they read is, where it was told.
+            return one.size if one.told else beside
         return beside + int((self._fill_s + 4 * self._spread_s) / one.gap_s)
+
+    def _pace(self, one: Pass) -> int:
+        """How many objects may be on their way where the next reads are anybody's: as many as bring twice what is read
+        (Little's law). More would come no sooner to be of use, and what a reader waits for would queue behind it."""
+        each_s = one.seconds(self._now) / one.size
+        return 1 + int(_PACE * self._fill_s / each_s)
 
     def _want(self, dataset: Dataset, one: Pass, key: int, due_s: float, free_bytes: int) -> Want | None:
         size = dataset.names.sizes[key]
@@ -451,6 +463,8 @@ class Planner:
         reserve = 0 if known else min(self._capacity_bytes // 4, int(self.readers * object_bytes * _RESERVE))
         need = self._handed_bytes + missing.bit_count() * each_bytes + reserve
         in_next_pass = not known and not one.to_come(key)
+        if not known and free_bytes < need and len(self._handed) >= self._pace(one):
+            return None
         if not self._has_room(free_bytes, need, _FAREST if in_next_pass else due_s + _SOONER * one.seconds(self._now)):
             return None
         self._handed[dataset, key] = _Handed(missing, self._now, each_bytes)
