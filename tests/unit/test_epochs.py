@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.datasets import prefix_of, template_of
-from outrider.core.model import Extent, ObjectRef
-from outrider.core.planner import Planner, Want
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.planner import Planner
 
 MIB = 2**20
 COUNT = 200
@@ -53,18 +53,17 @@ class Riders:
             self.planner.asked(client, ObjectRef("b", KEYS[i]), MIB, Extent(0, MIB), self.now)
             self.planner.sent(client, ObjectRef("b", KEYS[i]), self.now)
 
+    def came(self, i: int) -> None:
+        version = ObjectVersion(ObjectRef("b", KEYS[i]), '"e"', MIB, ())
+        self.planner.added(BlockKey(b"%d" % i, 0), version)
+
+    def tell(self, order: list[int]) -> None:
+        self.planner.told("a", [ObjectRef("b", KEYS[i]) for i in order], self.now)
+
     def wanted(self, count: int = 4) -> list[int]:
         wants = self.planner.wants(self.now, COUNT * MIB, count)
         for want in wants:
             self.planner.dropped(want.ref)
-        return [KEYS.index(want.ref.key) for want in wants]
-
-    def wanted_in_turn(self, count: int) -> list[int]:
-        """The first so many, each given up before the next is asked for, and not asked for again."""
-        wants: list[Want] = []
-        while len(wants) < count and (more := self.planner.wants(self.now, COUNT * MIB, 1)):
-            self.planner.dropped(more[0].ref, again=False)
-            wants += more
         return [KEYS.index(want.ref.key) for want in wants]
 
 
@@ -82,10 +81,8 @@ def test_a_set_in_a_new_order_is_fetched_from_what_is_unread() -> None:
     riders, other = Riders(), Random(4).sample(range(COUNT), COUNT)
     riders.read(SHUFFLED)
     riders.read(other[:50])
-    assert len(riders.wanted(20)) == 2, "at twice the pace of who reads, where a fill takes no time"
-    wanted = riders.wanted_in_turn(20)
-    assert len(wanted) == 20
-    assert not set(wanted) & set(other[:50])
+    assert len(riders.wanted(20)) == 20
+    assert not set(riders.wanted(20)) & set(other[:50])
 
 
 def test_without_a_list_an_epoch_is_known_by_its_repetition() -> None:
@@ -149,7 +146,7 @@ def test_epochs_that_come_back_are_noticed_too() -> None:
 def test_a_sidecar_that_reads_its_part_has_hardly_more_than_that_fetched(part: range) -> None:
     riders, own = Riders(), set(part)
     riders.read(Random(6).sample(sorted(own), 25))
-    fetched = set(riders.wanted_in_turn(60))
+    fetched = set(riders.wanted(60))
     assert len(fetched & own) >= 20
     assert len(fetched - own) <= 10
 
@@ -175,6 +172,50 @@ def test_a_told_order_is_followed_from_its_first_shard() -> None:
     assert set(riders.wanted(3)) <= set(plan[:4])
     riders.read(plan[:40])
     assert set(riders.wanted(3)) <= set(plan[40:50])
+
+
+def test_a_told_order_is_not_listed_before_its_names_grow_stale() -> None:
+    riders = Riders(listed=False, believed_s=60.0)
+    for _ in range(2):
+        riders.tell(SHUFFLED)
+        riders.read(SHUFFLED)
+        assert riders.planner.please_list() == []
+    riders.now += 45.0
+    riders.tell(SHUFFLED)
+    riders.read(SHUFFLED)
+    assert riders.planner.please_list() == [("b", "train/part-")]
+
+
+def test_a_told_order_is_fetched_ahead_from_its_first_moment() -> None:
+    """The first one as far as there is room, while it is not known how fast they read; the next one as the last."""
+    riders = Riders(listed=False)
+    riders.tell(SHUFFLED)
+    assert riders.wanted(40) == SHUFFLED[:40]
+    for i in SHUFFLED:
+        coming = riders.planner.wants(riders.now, COUNT * MIB, 1)
+        riders.now += 0.09
+        for want in coming:
+            riders.came(KEYS.index(want.ref.key))
+        riders.read([i])
+    for i in range(COUNT):
+        riders.planner.removed(BlockKey(b"%d" % i, 0))
+    riders.tell(SHUFFLED[::-1])
+    ahead = len(riders.planner.wants(riders.now, COUNT * MIB, 40))
+    assert 4 <= ahead < 20, "what they open next, and while it comes; no more, for what is here has its uses, too"
+
+
+def test_a_set_of_unknown_order_is_replaced_at_twice_the_pace_of_its_readers() -> None:
+    """More at once would be of use no sooner, and what a reader waits for would queue behind it."""
+    riders, other = Riders(), Random(4).sample(range(COUNT), COUNT)
+    for i in SHUFFLED[:50]:
+        riders.came(i)
+    riders.read(SHUFFLED)
+    riders.read(other[:50])
+    filling = riders.planner.wants(riders.now, COUNT * MIB, 20)
+    assert len(filling) == 20
+    for want in filling:
+        riders.planner.dropped(want.ref)
+    assert len(riders.planner.wants(riders.now, 0, 20)) == 1, "a fill takes no time here"
 
 
 def test_room_is_counted_as_the_disk_gives_it() -> None:

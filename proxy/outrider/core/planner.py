@@ -174,7 +174,12 @@ class Planner:
     # -- facts: sets and orders ---------------------------------------------------------------------------------
 
     def _think_of_listing(self, dataset: Dataset) -> None:
-        if not dataset.list_wanted and not dataset.names.listed and not dataset.is_told and len(dataset.names.keys) >= 3:
+        if (
+            not dataset.list_wanted
+            and not dataset.names.listed
+            and not dataset.is_told
+            and len(dataset.names.keys) >= 3
+        ):
             dataset.list_wanted = True
             self._lists.append((dataset.bucket, prefix_of(dataset.template)))
 
