@@ -237,10 +237,12 @@ class Planner:
         handed = self._handed.get(item)
         if handed is None or not unknown:
             return ()
-        more = range(1, -(-size // self._block_bytes))
-        handed.missing |= sum(1 << index for index in more)
-        self._count_handed(len(more), handed.block_bytes)
-        return tuple(more)
+        # So far it was taken for one like the last.
+        self._count_handed(-handed.missing.bit_count(), handed.block_bytes)
+        count = max(1, -(-size // self._block_bytes))
+        handed.missing, handed.block_bytes = (1 << count) - 1, self._disk_bytes(-(-size // count))
+        self._count_handed(count, handed.block_bytes)
+        return tuple(range(1, count))
 
     # -- facts: blocks (the policy's side) ----------------------------------------------------------------------
 
@@ -248,7 +250,7 @@ class Planner:
         item = dataset, key = self.library.item(version.ref)
         kept = self._kept.get(block.version_id)
         if kept is None:
-            dataset.names.sizes[key] = version.size
+            dataset.names.sizes[key] = dataset.usual_bytes = version.size
             handed = self._handed.get(item)
             count = -(-version.size // self._block_bytes)
             kept = Kept(
@@ -454,9 +456,12 @@ class Planner:
     def _want(self, dataset: Dataset, one: Pass, key: int, due_s: float, free_bytes: int) -> Want | None:
         size = dataset.names.sizes[key]
         kept = dataset.kept.get(key)
-        count = max(1, -(-size // self._block_bytes))
+        likely = size if size >= 0 else dataset.usual_bytes
+        if likely < 0 and any(coming is dataset for coming, _ in self._handed):
+            # Of many whose size nobody knows, too much would come: the first tells what the others take.
+            return None
+        count = max(1, -(-likely // self._block_bytes))
         missing = ((1 << count) - 1) & ~(kept.present if kept is not None else 0)
-        likely = size if size >= 0 else min(self._block_bytes, dataset.usual_bytes)
         each_bytes = self._disk_bytes(-(-likely // count) if likely >= 0 else self._block_bytes)
         object_bytes = count * each_bytes
         if object_bytes * (self.readers + 1) > self._capacity_bytes and one.part < 1:
@@ -474,7 +479,7 @@ class Planner:
             return None
         self._handed[dataset, key] = _Handed(missing, self._now, each_bytes)
         self._count_handed(missing.bit_count(), each_bytes)
-        blocks = tuple(index for index in range(count) if missing >> index & 1)
+        blocks = tuple(index for index in range(count if size >= 0 else 1) if missing >> index & 1)
         return Want(ObjectRef(dataset.bucket, dataset.names.keys[key]), size, blocks, due_s)
 
     def _has_room(self, free_bytes: int, need: int, later_than_s: float) -> bool:
