@@ -223,7 +223,8 @@ class S3Server(web.Server):
         self._tally.ended(
             Ended(
                 begun.request_id, operation.kind.value, operation.method, operation, begun.asked_range, begun.client,
-                begun.status, CacheStatus.HIT.value, sent, begun.started, cut, begun.reader, begun.away_s, begun.full_s,
+                begun.address, begun.status, CacheStatus.HIT.value, sent, begun.started, cut, begun.reader,
+                begun.away_s, begun.full_s,
             )
         )  # fmt: skip
 
@@ -316,7 +317,7 @@ class S3Server(web.Server):
             if s3wire.is_warming_head(operation, asked.headers):
                 self._warm(operation.ref)
             return await self._forward(asked, operation, who)
-        asked.who = reader_name(who, request.get_extra_info("peername"))
+        asked.who = reader_name(who, asked.wire.address)
         plain = dict(asked.headers)
         try:
             if operation.kind is Kind.HEAD:
@@ -338,7 +339,7 @@ class S3Server(web.Server):
             with self._buffers.held(_most(length, limit)):
                 return (await whole_body(asked.headers, who.payload, who.identity, body, length, limit=limit))[0]
 
-        client = reader_name(who, asked.request.get_extra_info("peername"))
+        client = reader_name(who, asked.wire.address)
         answer = await self._steering.answer(Steered(operation, asked.headers, who, client, read_body))
         return self._reply(asked, answer.status, answer.headers, answer.body, None)
 
@@ -463,8 +464,8 @@ class S3Server(web.Server):
         self._tally.ended(
             Ended(
                 asked.id, asked.op, asked.request.method, asked.operation, dict(asked.headers).get("range"),
-                asked.client, status, asked.cache.value, sent, asked.started, cut, asked.who, asked.away_s,
-                asked.wire.full_s - asked.full_s,
+                asked.client, asked.wire.address, status, asked.cache.value, sent, asked.started, cut, asked.who,
+                asked.away_s, asked.wire.full_s - asked.full_s,
             )
         )  # fmt: skip
 
