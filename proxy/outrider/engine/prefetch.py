@@ -205,9 +205,13 @@ class Prefetch:
 
     def _pause(self, failed: bool) -> None:
         """Where there is no room, or no origin, to try again at once would be to try for ever."""
-        self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_S, 2 * self._pause_s)) if failed else 0.0
-        if failed:
-            self._paused_until = self._clock() + self._pause_s
+        now = self._clock()
+        if not failed:
+            self._pause_s = 0.0
+        elif now >= self._paused_until:
+            # Else it was under way beside one that has failed, and both have the same reason.
+            self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_S, 2 * self._pause_s))
+            self._paused_until = now + self._pause_s
 
     def known(self, ref: ObjectRef) -> ObjectVersion | None:
         """None: the origin must be asked."""
