@@ -132,9 +132,6 @@ class Prefetch:
             self._planner.told(client, wanted, self._clock())
         self.think()
 
-    def withdrawn(self, client: str, refs: Sequence[ObjectRef]) -> None:
-        """What was told stays a guess that the next reads will prove or not."""
-
     def tick(self) -> None:
         """Called some times a second: hears the notes, and thinks."""
         for note in _joined(self._notes):
