@@ -127,7 +127,7 @@ class Outrider:
             },
             "disk": {
                 "used_bytes": self.store.used_bytes,
-                "budget_bytes": self.store.capacity_bytes,
+                "budget_bytes": self.store.budget.capacity_bytes,
                 "room_bytes": self.store.room_bytes,
             },
             "blocks": len(self.store),
@@ -346,7 +346,7 @@ async def _upkeep(outrider: Outrider) -> None:
 
 
 async def _save_pins(store: DiskStore, saved: Sequence[SavedPin]) -> None:
-    await store.run(pinfile.save, store.directory.pins, saved)
+    await store.work.run(pinfile.save, store.directory.pins, saved)
 
 
 async def _serve(outrider: Outrider, stack: AsyncExitStack) -> web.ServerRunner:

@@ -282,8 +282,8 @@ async def test_room_that_one_makes_is_not_taken_by_another(steps: int, root: Pat
     # Threads that answer at once make every order of the two repeatable.
     disk = Disk(root, 2 * FILE)
     await disk.write(meta_of(0), meta_of(1))
-    disk.store._threads.shutdown()
-    disk.store._threads = AtOnce()
+    disk.store.work.threads.shutdown()
+    disk.store.work.threads = AtOnce()
     one = asyncio.create_task(disk.store.create(meta_of(2)))
     for _ in range(steps):
         await asyncio.sleep(0)
@@ -721,8 +721,8 @@ async def test_a_writer_cancelled_at_any_step_gives_all_back(steps: int, root: P
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
-    await disk.store.run(lambda: None)
-    disk.store.threads.shutdown(wait=True)
+    await disk.store.work.run(lambda: None)
+    disk.store.work.threads.shutdown(wait=True)
     for _ in range(3):
         await asyncio.sleep(0)
     assert disk.store.used_bytes == FILE * len(disk.store)

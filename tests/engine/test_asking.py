@@ -336,3 +336,38 @@ def test_jitter_takes_nothing_from_the_process_random_numbers() -> None:
     waits = {Patience().wait_s(1) for _ in range(10)}
     assert len(waits) > 1
     assert random.getstate() == before
+
+
+# -- the alarm itself -------------------------------------------------------------------------------------------
+
+
+async def test_an_alarm_rings() -> None:
+    async with asyncio.timeout(10):
+        await Patience().alarm(0.0)
+
+
+async def test_an_alarm_that_was_given_up_leaves_no_timer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, timers = asyncio.get_running_loop(), []
+    call_later = loop.call_later
+
+    def kept(*what: Any) -> asyncio.TimerHandle:
+        timers.append(call_later(*what))
+        return timers[-1]
+
+    monkeypatch.setattr(loop, "call_later", kept)
+    rings = Patience().alarm(3600.0)
+    rings.cancel()
+    await asyncio.sleep(0)
+    assert [timer.cancelled() for timer in timers] == [True]
+
+
+async def test_an_alarm_that_is_given_up_as_it_rings_is_no_error() -> None:
+    loop, errors = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, error: errors.append(error))
+    rings = Patience().alarm(0.0)
+    # In the turn of the loop in which its timer is due, and before it.
+    loop.call_soon(rings.cancel)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert rings.cancelled()
+    assert errors == []

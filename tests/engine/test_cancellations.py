@@ -66,10 +66,10 @@ def room_of(root: Path, capacity_bytes: int, *, ahead: bool) -> Iterator[Engine]
     origin.put(OTHER, OTHER_DATA)
     policy, mode = ("epoch", Mode.EPOCH) if ahead else ("lru", Mode.OFF)
     with engine(root, origin, capacity_bytes=capacity_bytes, policy=policy, prefetch=mode, fills_max=2) as room:
-        room.store._threads.shutdown()
+        room.store.work.threads.shutdown()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SeededLoop)
-        room.store._threads = SeededThreads(loop)
+        room.store.work.threads = SeededThreads(loop)
         yield room
 
 

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from outrider.core.model import ObjectRef
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.prefetch import Budget, Mode
 from tests.support.engine import BLOCK, Engine, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
@@ -246,6 +247,82 @@ async def test_where_nothing_may_be_kept_prefetching_rests(room: Engine) -> None
     room.prefetch.tick()
     await room.tasks.settle()
     assert await read(room, REFS[0]) == "HIT"
+
+
+async def tries(room: Engine, seconds: float) -> list[float]:
+    """Told and looked at each tenth of a second for so long: after how many seconds the origin was asked."""
+    began, asked = room.clock(), []
+    while room.clock() <= began + seconds:
+        before = len(room.origin.log)
+        tell(room)
+        room.prefetch.tick()
+        await room.tasks.settle()
+        if len(room.origin.log) > before:
+            asked.append(round(room.clock() - began, 1))
+        room.clock.advance(0.1)
+    return asked
+
+
+def rests_of(asked: list[float]) -> list[float]:
+    return [round(later - sooner, 1) for sooner, later in pairwise(asked)]
+
+
+async def test_the_rest_after_failures_doubles_up_to_five_seconds_and_ends_with_a_success(making: Making) -> None:
+    with making(budget=Budget(1)) as room:
+        room.clock.advance(0.05)  # so that no look falls on the very end of a rest
+        room.origin.faults.append(Fault(times=None, refuse=True))
+        rests = rests_of(await tries(room, 21.0))
+        assert rests[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2], abs=0.11)
+        assert rests[6:] == pytest.approx([5.0] * len(rests[6:]), abs=0.11)
+        assert len(rests) >= 8
+        room.origin.faults = [Fault(times=None, key=ref.key, refuse=True) for ref in REFS[1:]]
+        assert rests_of(await tries(room, 7.0))[:3] == pytest.approx([0.1, 0.2, 0.4], abs=0.11)
+        assert await read(room, REFS[0]) == "HIT"
+
+
+async def test_fills_that_fail_together_are_one_failure(room: Engine) -> None:
+    room.origin.faults += [Fault(times=None, key=ref.key, refuse=True) for ref in REFS]
+    tell(room)
+    await room.tasks.settle()
+    assert len({request.key for request in room.origin.log if request.key}) >= 4
+    room.origin.faults.clear()
+    room.clock.advance(0.15)
+    tell(room)
+    await room.tasks.settle()
+    assert await read(room, REFS[0]) == "HIT"
+
+
+# -- notes of hits ------------------------------------------------------------------------------------------------
+
+
+def many(number: int) -> ObjectVersion:
+    return ObjectVersion(ObjectRef("train", f"many/{number:06d}"), '"e"', 100)
+
+
+async def test_of_a_storm_of_hits_a_tick_hears_a_few_and_the_oldest_beyond_a_bound_are_never_heard(
+    room: Engine,
+) -> None:
+    for number in range(20_000):
+        room.prefetch.note(CLIENT, many(number), Extent(0, 100))
+    room.prefetch.tick()
+    assert len(room.planner.library) == 256
+    for _ in range(20_000 // 256):
+        room.prefetch.tick()
+    assert len(room.planner.library) == 16_384
+    [dataset] = room.planner.library.datasets()
+    assert dataset.names.keys[0] == many(20_000 - 16_384).ref.key
+    assert dataset.names.keys[-1] == many(19_999).ref.key
+    await room.tasks.settle()
+
+
+async def test_small_reads_all_over_one_object_do_not_keep_others_from_being_heard(room: Engine) -> None:
+    version = ObjectVersion(ObjectRef("train", "wide"), '"e"', 10**6)
+    for number in range(1000):
+        room.prefetch.note(CLIENT, version, Extent(10 * number, 10 * number + 1))
+    room.prefetch.note(CLIENT, many(0), Extent(0, 100))
+    room.prefetch.tick()
+    assert len(room.planner.library) == 2
+    await room.tasks.settle()
 
 
 async def test_a_stop_leaves_nothing_behind(room: Engine) -> None:

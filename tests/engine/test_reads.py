@@ -598,15 +598,15 @@ async def test_a_reader_who_comes_while_a_failed_fill_is_cleaned_up_gets_his_byt
     # The fill has bytes, fails, and its file is closed: between the two nobody may find it in the table.
     await room.reads.head(REF, {})
     late: list[asyncio.Task[bytes]] = []
-    real = type(room.store).write_failed
+    real = type(room.store.work).write_failed
 
     def failing(*_: object) -> int:
         raise OSError(errno.EIO, "sick")
 
-    def failed(store: object, act: str, error: OSError) -> Exception:
+    def failed(work: object, act: str, error: OSError) -> Exception:
         # From here on, at every step of the loop, one more reader.
         late.append(asyncio.get_running_loop().create_task(comers()))
-        return real(store, act, error)  # type: ignore[arg-type]
+        return real(work, act, error)  # type: ignore[arg-type]
 
     async def comers() -> bytes:
         tasks = []
@@ -626,7 +626,7 @@ async def test_a_reader_who_comes_while_a_failed_fill_is_cleaned_up_gets_his_byt
     await asyncio.wait([leader])
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", failing)
-        patch.setattr(type(room.store), "write_failed", failed)
+        patch.setattr(type(room.store.work), "write_failed", failed)
         gate.set()
         while not late:
             await asyncio.sleep(0)

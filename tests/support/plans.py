@@ -29,17 +29,12 @@ class ToldPlans:
     """Called on the proxy's loop, asked from a test's thread."""
 
     pieces: list[Piece] = field(default_factory=list)
-    taken_back: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None) -> None:
         with self._changed:
             self.pieces.append(Piece(client, tuple(map(str, refs)), start, total))
             self._changed.notify_all()
-
-    def withdrawn(self, client: str, refs: Sequence[ObjectRef]) -> None:
-        with self._changed:
-            self.taken_back.append((client, tuple(map(str, refs))))
 
     @property
     def urls(self) -> list[str]:

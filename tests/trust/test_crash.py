@@ -170,7 +170,7 @@ def served_right(proxy: Proxy, shelf: Shelf) -> None:
     assert shelf.read_all(proxy.address) == RIGHT
     proxy.settle()
     store = proxy.outrider.store
-    proxy.on_loop(lambda: store.run(lambda: None))  # a deletion of what was found bad may be under way
+    proxy.on_loop(lambda: store.work.run(lambda: None))  # a deletion of what was found bad may be under way
     assert on_disk(proxy.cache_dir) == store.used_bytes <= BUDGET_BYTES
 
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.adapters import blockdir, disk
+from outrider.adapters import blockdir, diskwork
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
-from outrider.core import blockfile
+from outrider.core import blockfile, budget
 from outrider.core.blockfile import PAGE_BYTES
 from outrider.http import wire
 from tests.contract.test_block_store import FILE, Disk, flip, meta_of, on_disk, payload_of
@@ -55,8 +55,8 @@ def shelf(bucket: Bucket) -> Shelf:
 @pytest.fixture(autouse=True)
 def asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure the disk is left alone for a while: tests/contract/test_block_store.py shows that."""
-    monkeypatch.setattr(disk, "_SICK_PAUSE_S", 0.0)
-    monkeypatch.setattr(disk, "_FREE_KNOWN_S", 0.0)
+    monkeypatch.setattr(diskwork, "_SICK_PAUSE_S", 0.0)
+    monkeypatch.setattr(budget, "_FREE_KNOWN_S", 0.0)
 
 
 def proxy_of(bucket: Bucket, **settings: Any) -> Proxy:
@@ -299,7 +299,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
 async def test_while_the_disk_does_not_answer_others_do_not_wait_to_find_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "_SICK_PAUSE_S", 5.0)
+    monkeypatch.setattr(diskwork, "_SICK_PAUSE_S", 5.0)
     store = Disk(tmp_path / "cache", open_files=1)
     await store.write(*(meta_of(index) for index in range(3)))
     with SickDisk(store.root) as sick:
@@ -430,7 +430,7 @@ def test_a_file_system_that_is_really_full(
 ) -> None:
     # Before a fill somebody looks at the free space, or did so a moment ago. 2 MiB hold the shelf's 1.33; the budget
     # believes in far more.
-    monkeypatch.setattr(disk, "_FREE_KNOWN_S", known_s)
+    monkeypatch.setattr(budget, "_FREE_KNOWN_S", known_s)
     hog = mounted.path / "hog"
     with proxy_of(bucket, cache_dir=str(mounted.path / "cache")) as proxy:
         for _ in range(rounds(2)):
@@ -523,8 +523,8 @@ async def test_the_budget_holds_whatever_the_order_in_which_room_is_made_and_tak
         chance = random.Random(seed)
         store = Disk(tmp_path / str(seed), room * FILE)
         await store.write(*(meta_of(index) for index in range(room)))
-        store.store.threads.shutdown()
-        store.store._threads = threads = ByHand()
+        store.store.work.threads.shutdown()
+        store.store.work.threads = threads = ByHand()
         coming = [asyncio.create_task(store.store.create(meta_of(10 + number))) for number in range(room)]
         while not all(task.done() for task in coming):
             store.keep_budget()

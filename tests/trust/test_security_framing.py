@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 
 from outrider.core.errors import BadRequest
-from outrider.http.server import _Asked, _check_framing
+from outrider.http.framing import well_framed
 
 if TYPE_CHECKING:
     from outrider.core.model import Headers
@@ -31,19 +30,19 @@ CASES: list[tuple[Headers, HttpVersion]] = [
 ]
 
 
-def asked(headers: Headers, version: HttpVersion) -> _Asked:
-    request = SimpleNamespace(version=version, headers=dict(headers), method="GET")
-    return _Asked(cast(Any, request), cast(Any, None), headers)
-
-
 @pytest.mark.parametrize(("headers", "version"), CASES)
 def test_what_can_be_read_in_two_ways_is_refused(headers: Headers, version: HttpVersion) -> None:
     with pytest.raises(BadRequest):
-        _check_framing(asked(headers, version))
+        well_framed(headers, version)
 
 
 def test_what_can_be_read_in_one_way_is_not() -> None:
     for headers in ((HOST,), (HOST, ("content-length", "3")), (HOST, ("transfer-encoding", "Chunked")),
                     (HOST, ("connection", "keep-alive, Upgrade"))):  # fmt: skip
-        _check_framing(asked(headers, HttpVersion11))
-    _check_framing(asked((), HttpVersion10))
+        well_framed(headers, HttpVersion11)
+    well_framed((), HttpVersion10)
+
+
+def test_what_connection_names_is_for_this_connection_alone() -> None:
+    headers: Headers = (HOST, ("connection", "Keep-Alive, X-Hop"), ("x-hop", "1"), ("x-other", "2"))
+    assert well_framed(headers, HttpVersion11) == (HOST, ("connection", "Keep-Alive, X-Hop"), ("x-other", "2"))

@@ -241,6 +241,26 @@ def test_an_object_of_unknown_size_is_taken_for_one_like_the_last() -> None:
     assert planner.wants(0.0, MIB // 4, 4) != []
 
 
+def test_what_was_fetched_in_vain_pauses_fetching_until_reads_have_made_up_for_it() -> None:
+    """A fiftieth of the cache, and two blocks, may have gone unread lately: 3 of these 50."""
+    riders = Riders()
+    planner = riders.planner
+    riders.read(SHUFFLED)
+    riders.read(SHUFFLED[:50])
+    in_vain = 0
+    while in_vain < COUNT and (wants := planner.wants(riders.now, COUNT * MIB, 1)):
+        block = BlockKey(in_vain.to_bytes(16, "big"), 0)
+        planner.added(block, ObjectVersion(wants[0].ref, '"e"', MIB))
+        planner.removed(block)
+        in_vain += 1
+    assert in_vain == 4
+    assert planner.wasted_bytes == 4 * MIB
+    riders.read(SHUFFLED[50:52])
+    assert riders.wanted() == [], "not at once"
+    riders.read(SHUFFLED[52:60])
+    assert riders.wanted() != []
+
+
 def test_readers_that_stop_have_nothing_fetched_a_second_later() -> None:
     riders = Riders()
     riders.read(SHUFFLED)

@@ -54,7 +54,7 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
             await recovery.index()
         else:
             for meta in metas:
-                store.count_found(blockfile.disk_bytes(meta))
+                store.budget.take(blockfile.disk_bytes(meta))
                 store.adopt(meta, blockfile.disk_bytes(meta))
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from random import Random
 
@@ -50,6 +51,20 @@ def test_the_ghost_tells_what_lru_would_do_at_other_sizes() -> None:
     # Uniform sampling with replacement: a cache of a part of the objects hits for that part of the reads.
     for factor, truth in ((0.5, 0.125), (1.0, 0.25), (2.0, 0.5), (4.0, 1.0)):
         assert told[factor] == pytest.approx(truth, abs=0.04)
+
+
+def test_the_ghost_samples_the_fewer_names_the_more_there_are() -> None:
+    refs = [ObjectRef("b", str(i)) for i in range(20_000)]
+    ghost = Ghost(10**9, sampled_max=500)
+    tracemalloc.start()
+    try:
+        for ref in refs:
+            ghost.opened(ref, 1)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Four caches of 500 numbers; of all names they would be some ten million bytes.
+    assert taken < 1e6, taken
 
 
 def test_the_ghost_knows_that_epochs_are_worth_more_than_lru_makes_of_them() -> None:

@@ -54,7 +54,7 @@ class DiskBlockWriter:
         try:
             written, took_s = await self._in_thread(write)
         except OSError as error:
-            raise self._store.write_failed("write", error) from error
+            raise self._store.work.write_failed("write", error) from error
         self._written += written  # not in one line with the await: two writes may be under way
         return took_s
 
@@ -62,7 +62,7 @@ class DiskBlockWriter:
         # The lease is the thread's: were we cancelled and aborted now, the fd must not close, and its number go to
         # another file, under the thread's hands.
         lease = self.lease()
-        future = asyncio.get_running_loop().run_in_executor(self._store.threads, work)
+        future = self._store.work.begin(work)
         future.add_done_callback(lambda _: lease.release())
         self._working.add(future)
         future.add_done_callback(self._working.discard)
@@ -85,7 +85,7 @@ class DiskBlockWriter:
         try:
             await self._in_thread(finish)
         except OSError as error:
-            raise self._store.write_failed("commit", error) from error
+            raise self._store.work.write_failed("commit", error) from error
         self._ended = True
         self._store.landed(self._meta, self._disk_bytes, self._file)
 
@@ -94,7 +94,7 @@ class DiskBlockWriter:
             return
         self._ended = True
         self._file.doom()
-        await self._store.waited_for(self._clean_up())
+        await self._store.work.waited_for(self._clean_up())
 
     async def _clean_up(self) -> None:
         try:
@@ -102,10 +102,10 @@ class DiskBlockWriter:
                 # We were cancelled, and a thread may be about to rename: a block that no index knows would be left.
                 await asyncio.wait(self._working)
             path = self._store.directory.path_of(self._meta.key) if self._renamed else self._path
-            await self._store.run(self._store.directory.remove, path)
+            await self._store.work.run(self._store.directory.remove, path)
         except OSError as error:
-            self._store.trouble("unlink", error)
+            self._store.work.trouble("unlink", error)
         except RuntimeError:
             pass  # the store is closed; the next start sweeps it
         finally:
-            self._store.unreserve(self._disk_bytes)
+            self._store.budget.unreserve(self._disk_bytes)

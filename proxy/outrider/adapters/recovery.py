@@ -42,7 +42,7 @@ class Recovery:
         """Fill the store's index. Blocks can be admitted as soon as their sizes are known, long before the end."""
         self._store.admitting = False
         try:
-            saved = await self._store.run(self._read_snapshot)
+            saved = await self._store.work.run(self._read_snapshot)
             if saved is not None:
                 await self._adopt_snapshot(saved)
             else:
@@ -50,12 +50,12 @@ class Recovery:
             await self._store.trim()
         except OSError as error:
             # Not whole: what was not seen is not counted. Serve from what is known; the next start scans again.
-            self._store.trouble("scan", error)
+            self._store.work.trouble("scan", error)
             return
         finally:
             self._store.admitting = True
         self._whole = True
-        log.info("index ready", extra={"blocks": len(self._store), "bytes": self._store.used_bytes,
+        log.info("index ready", extra={"blocks": len(self._store), "bytes": self._store.budget.used_bytes,
                                        "by": "scan" if saved is None else "snapshot"})  # fmt: skip
 
     def _read_snapshot(self) -> Snapshot | None:
@@ -71,7 +71,7 @@ class Recovery:
             log.warning("index snapshot ignored", extra={"error": str(error)})
             return None
         except OSError as error:
-            self._store.trouble("snapshot", error)
+            self._store.work.trouble("snapshot", error)
             return None
 
     async def _adopt_snapshot(self, saved: Snapshot) -> None:
@@ -79,25 +79,25 @@ class Recovery:
         while batch := list(islice(metas, _BATCH)):
             for meta in batch:
                 disk_bytes = blockfile.disk_bytes(meta)
-                self._store.count_found(disk_bytes)
+                self._store.budget.take(disk_bytes)
                 self._adopt(meta, disk_bytes)
             await asyncio.sleep(0)
 
     async def _scan(self) -> None:
-        found: list[FoundFile] = await self._store.run(lambda: list(self._store.directory.walk()))
+        found: list[FoundFile] = await self._store.work.run(lambda: list(self._store.directory.walk()))
         for file in found:
-            self._store.count_found(file.disk_bytes)
+            self._store.budget.take(file.disk_bytes)
         self._store.admitting = True
         # Oldest first, so that the policies that go by order know the oldest block as the first victim.
         waiting = iter(sorted(found, key=lambda file: file.modified_at))
         while batch := list(islice(waiting, _BATCH)):
-            metas = await self._store.run(_read_batch, batch)
+            metas = await self._store.work.run(_read_batch, batch)
             for file, meta in zip(batch, metas, strict=True):
                 if meta is None:
-                    self._store.uncount_found(file.disk_bytes)
+                    self._store.budget.give_back(file.disk_bytes)
                 elif isinstance(meta, OSError):
                     # It stays, and stays counted; the next start looks at it again.
-                    self._store.trouble("scan", meta)
+                    self._store.work.trouble("scan", meta)
                     self._store.whole = False
                 else:
                     self._adopt(meta, file.disk_bytes)
@@ -112,7 +112,7 @@ class Recovery:
         while True:
             if not len(self._store):
                 await self._sleep(pace.round_s)
-            await self._scrub_round(self._store.present(), pace, self._store.used_bytes)
+            await self._scrub_round(self._store.present(), pace, self._store.budget.used_bytes)
 
     async def _scrub_round(self, blocks: Sequence[BlockKey], pace: Pace, round_bytes: int | None) -> None:
         for block in blocks:
@@ -128,12 +128,12 @@ class Recovery:
         path = self._store.directory.snapshot
         part = Path(f"{path}.part")
         try:
-            await self._store.run(self._store.directory.hold)
-            async with aiofiles.open(part, "wb", executor=self._store.threads, opener=blockdir.private) as file:
+            await self._store.work.run(self._store.directory.hold)
+            async with aiofiles.open(part, "wb", executor=self._store.work.threads, opener=blockdir.private) as file:
                 await file.writelines(snapshot.encode(self._store.blocks()))
-            await self._store.run(part.replace, path)
+            await self._store.work.run(part.replace, path)
         except OSError as error:
-            self._store.trouble("snapshot", error)
+            self._store.work.trouble("snapshot", error)
 
 
 def _read_batch(files: Sequence[FoundFile]) -> list[BlockMeta | OSError | None]:

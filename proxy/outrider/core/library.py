@@ -67,18 +67,28 @@ class Library:
         return dataset, dataset.number(ref.key)
 
     def list(self, bucket: str, entries: Iterable[tuple[str, int]]) -> list[Dataset]:
-        """The datasets that a LIST has told more of. One with too many names stays as it is: it is read as it comes."""
-        found: dict[Dataset, list[tuple[str, int]]] = {}
+        """The datasets that a LIST has told more of. One with too many names, or one too many, stays as it is: it is
+        read as it comes."""
+        found: dict[str, list[tuple[str, int]]] = {}
         for name, size in entries:
-            found.setdefault(self.dataset(ObjectRef(bucket, name)), []).append((name, size))
+            found.setdefault(template_of(name), []).append((name, size))
         told = []
-        for dataset, its in found.items():
+        for template, its in found.items():
+            dataset = self._datasets.get((bucket, template))
+            if dataset is None:
+                dataset = Dataset(bucket, template)
             new = sum(dataset.names.known(name) is None for name, _ in its)
-            if self._keys + new <= self._keys_max:
+            if self._may_have(dataset, new):
+                self._datasets[bucket, template] = dataset
                 self._keys += new
                 dataset.names.list(its)
                 told.append(dataset)
         return told
+
+    def _may_have(self, dataset: Dataset, new_keys: int) -> bool:
+        """Whether there is room for it with so many more names, and nothing need be forgotten."""
+        known = (dataset.bucket, dataset.template) in self._datasets
+        return self._keys + new_keys <= self._keys_max and (known or len(self._datasets) < _DATASETS_MAX)
 
     def _forget_oldest(self, wanted: Dataset | None) -> bool:
         """False: nothing more can be forgotten."""
@@ -103,7 +113,7 @@ class Library:
         """Raises ValueError: `data` is nothing that `export` wrote."""
         for dataset in unpacked(data):
             count = len(dataset.names.keys)
-            if self._keys + count <= self._keys_max and (dataset.bucket, dataset.template) not in self._datasets:
+            if (dataset.bucket, dataset.template) not in self._datasets and self._may_have(dataset, count):
                 self._keys += count
                 self._datasets[dataset.bucket, dataset.template] = dataset
 

@@ -132,9 +132,6 @@ class Prefetch:
             self._planner.told(client, wanted, self._clock())
         self.think()
 
-    def withdrawn(self, client: str, refs: Sequence[ObjectRef]) -> None:
-        """What was told stays a guess that the next reads will prove or not."""
-
     def tick(self) -> None:
         """Called some times a second: hears the notes, and thinks."""
         for note in _joined(self._notes):
@@ -205,9 +202,13 @@ class Prefetch:
 
     def _pause(self, failed: bool) -> None:
         """Where there is no room, or no origin, to try again at once would be to try for ever."""
-        self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_S, 2 * self._pause_s)) if failed else 0.0
-        if failed:
-            self._paused_until = self._clock() + self._pause_s
+        now = self._clock()
+        if not failed:
+            self._pause_s = 0.0
+        elif now >= self._paused_until:
+            # Else it was under way beside one that has failed, and both have the same reason.
+            self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_S, 2 * self._pause_s))
+            self._paused_until = now + self._pause_s
 
     def known(self, ref: ObjectRef) -> ObjectVersion | None:
         """None: the origin must be asked."""

@@ -30,13 +30,12 @@ class Who:
     payload: Payload
 
 
-def reader_name(who: Who, peer: object) -> str:
+def reader_name(who: Who, address: str) -> str:
     """Who reads, as far as a proxy can tell jobs apart: the address that he comes from, and the key that he signs with.
 
-    One name for all connections, processes and workers of a job in a pod. `peer`: the socket's `peername`.
+    One name for all connections, processes and workers of a job in a pod. `address`: see `Wire`.
     """
-    host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
-    return f"{host} {who.client.access_key}" if who.client else host
+    return f"{address} {who.client.access_key}" if who.client else address
 
 
 class Access(Protocol):

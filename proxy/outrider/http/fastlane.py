@@ -94,6 +94,7 @@ class Begun:
     request_id: str
     started: float
     client: str
+    address: str
     reader: str
     away_s: float = 0.0
     """For how long the connection had asked for nothing before."""
@@ -307,12 +308,13 @@ class FastLane:
         self._first_byte_s[read.method.lower()].observe(seconds)
         version = subject.known.version
         client = who.client.name if who.client is not None else "-"
-        reader = reader_name(who, wire.peer)
+        reader = reader_name(who, wire.address)
         if taken < len(head) or sent < extent.length:
             rest = Extent(extent.start + sent, extent.stop)
             operation = replace(subject.operation, kind=Kind(read.method.lower()), method=read.method)
             return Begun(operation, version, head[taken:], rest, read.range, status, sent, request_id, started, client,
-                         reader, min(started - wire.ended, AWAY_S_MAX), disk_failed=disk_failed)  # fmt: skip
+                         wire.address, reader, min(started - wire.ended, AWAY_S_MAX),
+                         disk_failed=disk_failed)  # fmt: skip
         answered = (read.method, status)
         self._answered[answered] = self._answered.get(answered, 0) + 1
         self._served_bytes += sent
@@ -328,7 +330,8 @@ class FastLane:
         wire.ended = started + seconds
         if extent.length:
             self._note(reader, version, extent)
-        self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id, client, read.range)
+        self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id, client, wire.address,
+                             read.range)  # fmt: skip
         return True
 
     def _head(self, read: PlainRead, subject: _Subject, extent: Extent, request_id: str) -> bytes:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from aiohttp import hdrs, web
-from aiohttp.http import HttpVersion10, HttpVersion11
 
 from outrider.core import s3wire
 from outrider.core.buffers import Buffers
@@ -47,8 +46,10 @@ from outrider.engine.reads import Body, CacheStatus, OnAsked, ReadAnswer, Reads
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog
+from outrider.http.clientbody import client_body, send_leave
 from outrider.http.connection import Connection
 from outrider.http.fastlane import Begun, FastLane
+from outrider.http.framing import well_framed
 from outrider.http.notes import Asked as Steered
 from outrider.http.reply import OnEnd, Reply
 from outrider.http.steering import Steering
@@ -66,24 +67,12 @@ _FIELD_BYTES_MAX = 16 * 1024
 _READERS = 8
 # How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
 _LINGER_S = 2.0
-# What a client has brought of a body must be worth this much for each second that it was waited for, beyond its
-# `client_timeout_s`: less is no upload, but a connection to the origin held for nothing.
-_BODY_BYTES_PER_S_MIN = 1024
 # What the parser holds of a body that nobody reads yet; twice this, and what one read of the socket brings.
 _BODY_BUFFER_BYTES = 64 * 1024
 # With these and the piece in hand, an upload under way.
 _UPLOAD_BYTES = 512 * 1024
 # How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
 _GOODBYE_S = 0.5
-# Their second value would be another request to somebody.
-_ONCE = ("host", "content-length", "transfer-encoding", "range", "x-amz-content-sha256", "x-amz-copy-source",
-         "x-amz-rename-source")  # fmt: skip
-_END_TO_END = frozenset(
-    ("authorization", "cache-control", "content-disposition", "content-encoding", "content-language", "content-length",
-     "content-md5", "content-type", "date", "expect", "expires", "host", "if-match", "if-modified-since",
-     "if-none-match", "if-range", "if-unmodified-since", "origin", "range")
-)  # fmt: skip
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass(slots=True)
@@ -223,7 +212,8 @@ class S3Server(web.Server):
         self._tally.ended(
             Ended(
                 begun.request_id, operation.kind.value, operation.method, operation, begun.asked_range, begun.client,
-                begun.status, CacheStatus.HIT.value, sent, begun.started, cut, begun.reader, begun.away_s, begun.full_s,
+                begun.address, begun.status, CacheStatus.HIT.value, sent, begun.started, cut, begun.reader,
+                begun.away_s, begun.full_s,
             )
         )  # fmt: skip
 
@@ -268,11 +258,11 @@ class S3Server(web.Server):
             protocol.begun = None
             return self._resumed(asked, begun)
         try:
-            if _expects_continue(asked) and not request.body_exists:
+            if not request.body_exists:
                 # RFC 9110 section 10.1.1 asks for none of this. But botocore expects with nothing to send; an old one
                 # (in awscli 1.46.2) takes a final answer without a 100 before it for an early one, keeps
                 # its status line for the next answer on the connection, and hangs there.
-                await asked.wire.send(_CONTINUE)
+                await send_leave(request, wire)
             if protocol.is_one_too_many or self._tally.in_flight > self._requests_max:
                 raise SlowDown(headers=(("retry-after", "1"),))
             return await self._answer(asked)
@@ -292,7 +282,7 @@ class S3Server(web.Server):
 
     async def _answer(self, asked: _Asked) -> Reply:
         request = asked.request
-        _check_framing(asked)
+        asked.headers = well_framed(asked.headers, request.version)
         self._access.check_sender(asked.headers)
         target = request.raw_path
         path, _, query = target.partition("?")
@@ -316,7 +306,7 @@ class S3Server(web.Server):
             if s3wire.is_warming_head(operation, asked.headers):
                 self._warm(operation.ref)
             return await self._forward(asked, operation, who)
-        asked.who = reader_name(who, request.get_extra_info("peername"))
+        asked.who = reader_name(who, asked.wire.address)
         plain = dict(asked.headers)
         try:
             if operation.kind is Kind.HEAD:
@@ -334,11 +324,12 @@ class S3Server(web.Server):
         asked.operation = operation
 
         async def read_body(limit: int) -> bytes:
-            body, length = self._client_body(asked), asked.request.content_length
+            request = asked.request
+            body, length = client_body(request, asked.wire, self.client_timeout_s), request.content_length
             with self._buffers.held(_most(length, limit)):
                 return (await whole_body(asked.headers, who.payload, who.identity, body, length, limit=limit))[0]
 
-        client = reader_name(who, asked.request.get_extra_info("peername"))
+        client = reader_name(who, asked.wire.address)
         answer = await self._steering.answer(Steered(operation, asked.headers, who, client, read_body))
         return self._reply(asked, answer.status, answer.headers, answer.body, None)
 
@@ -385,7 +376,8 @@ class S3Server(web.Server):
             return await self._send_up(asked, operation, Upload(), None)
         with self._buffers.held(_UPLOAD_BYTES):
             length = asked.request.content_length if has_body else 0
-            upload = upload_of(asked.headers, who.payload, who.identity, self._client_body(asked), length)
+            body = client_body(asked.request, asked.wire, self.client_timeout_s)
+            upload = upload_of(asked.headers, who.payload, who.identity, body, length)
             return await self._send_up(asked, operation, upload, None)
 
     async def _send_up(
@@ -399,9 +391,8 @@ class S3Server(web.Server):
         """Its keys stand in its body: read that first, for the grants and for the catalog."""
         length, limit = asked.request.content_length, s3wire.DELETE_BODY_BYTES_MAX
         with self._buffers.held(_most(length, limit)):
-            body, trailers = await whole_body(
-                asked.headers, who.payload, who.identity, self._client_body(asked), length, limit=limit
-            )
+            coming = client_body(asked.request, asked.wire, self.client_timeout_s)
+            body, trailers = await whole_body(asked.headers, who.payload, who.identity, coming, length, limit=limit)
             keys = s3wire.keys_to_delete(body)
             self._access.check(who, operation, keys)
             upload = Upload(_once(body), len(body), headers=trailers) if body else Upload()
@@ -413,37 +404,13 @@ class S3Server(web.Server):
         assert operation.bucket is not None
         kind = dict(asked.headers)["content-type"]
         with self._buffers.held(_UPLOAD_BYTES):
-            incoming = await incoming_form(kind, self._client_body(asked), asked.request.content_length)
+            body = client_body(asked.request, asked.wire, self.client_timeout_s)
+            incoming = await incoming_form(kind, body, asked.request.content_length)
             who, sizes = self._access.identify_form(incoming.form, operation.bucket, asked.headers)
             asked.client = who.client.name if who.client else "-"
             operation = asked.operation = replace(operation, key=incoming.form.key, forgets=Forgets.KEY)
             self._access.check(who, operation, None)
             return await self._send_up(asked, operation, incoming.upload(sizes), None)
-
-    async def _client_body(self, asked: _Asked) -> AsyncIterator[bytes]:
-        """The request's body as it arrives; leave to send it is given when the first byte is wanted, not before.
-
-        Raises:
-            IncompleteBody: the client stopped halfway.
-            RequestTimeout: it sends nothing more, or next to nothing, and does not leave either.
-        """
-        content = asked.request.content
-        try:
-            if _expects_continue(asked):
-                await asked.wire.send(_CONTINUE)
-            brought, waited_s = 0, 0.0
-            while not content.at_eof():
-                asked_at = time.perf_counter()
-                async with asyncio.timeout(self.client_timeout_s):
-                    chunk = await content.readany()
-                brought, waited_s = brought + len(chunk), waited_s + time.perf_counter() - asked_at
-                if waited_s > self.client_timeout_s + brought / _BODY_BYTES_PER_S_MIN:
-                    raise RequestTimeout
-                yield chunk
-        except TimeoutError as error:
-            raise RequestTimeout from error
-        except (web.RequestPayloadError, ConnectionError, asyncio.IncompleteReadError) as error:
-            raise IncompleteBody from error
 
     def _refuse(self, asked: _Asked, error: S3Error) -> Reply:
         unread = asked.request.body_exists and not asked.request.content.is_eof()
@@ -463,47 +430,10 @@ class S3Server(web.Server):
         self._tally.ended(
             Ended(
                 asked.id, asked.op, asked.request.method, asked.operation, dict(asked.headers).get("range"),
-                asked.client, status, asked.cache.value, sent, asked.started, cut, asked.who, asked.away_s,
-                asked.wire.full_s - asked.full_s,
+                asked.client, asked.wire.address, status, asked.cache.value, sent, asked.started, cut, asked.who,
+                asked.away_s, asked.wire.full_s - asked.full_s,
             )
         )  # fmt: skip
-
-
-def _check_framing(asked: _Asked) -> None:
-    """What one HTTP stack reads otherwise than another is refused: two readings of one request smuggle a second."""
-    names = [name for name, _ in asked.headers]
-    for single in _ONCE:
-        if names.count(single) > 1:
-            raise BadRequest(f"More than one {single} header.")
-    if "content-length" in names and "transfer-encoding" in names:
-        raise BadRequest("Both Content-Length and Transfer-Encoding.")
-    coding = dict(asked.headers).get("transfer-encoding", "chunked")
-    if coding.lower() != "chunked":
-        raise BadRequest("The only Transfer-Encoding understood is chunked.")
-    if "transfer-encoding" in names and asked.request.version < HttpVersion11:
-        raise BadRequest("HTTP/1.0 has no Transfer-Encoding.")
-    _check_connection(asked)
-    if not HttpVersion10 <= asked.request.version <= HttpVersion11:
-        raise BadRequest("The protocol must be HTTP/1.0 or HTTP/1.1.")
-    if "host" not in names and asked.request.version >= HttpVersion11:
-        raise BadRequest("The Host header is missing.")
-
-
-def _check_connection(asked: _Asked) -> None:
-    """What Connection names is dropped here (RFC 9110 section 7.6.1): nothing of S3's, so that whoever holds a signed
-    URL cannot undo the headers that it signs. Raises BadRequest."""
-    named = {
-        part.strip().lower() for name, value in asked.headers if name == "connection" for part in value.split(",")
-    } - s3wire.HOP_BY_HOP  # fmt: skip
-    if any(name.startswith("x-amz-") or name in _END_TO_END for name in named):
-        raise BadRequest("Connection names a header that is not for this connection alone.")
-    if named:
-        asked.headers = tuple(pair for pair in asked.headers if pair[0] not in named)
-
-
-def _expects_continue(asked: _Asked) -> bool:
-    request = asked.request
-    return request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11
 
 
 def _most(length: int | None, limit: int) -> int:

@@ -1,7 +1,8 @@
 """The reserved bucket `_outrider`: the proxy asked, and told what a job will do, by plain S3 calls.
 
     GET   status.json     what the proxy is doing
-    PUT   plan/<name>     the order in which one worker will read; GET gives it back, DELETE withdraws it
+    PUT   plan/<name>     the order in which one worker will read; GET gives it back, DELETE forgets what GET
+                          gave, while the reads it told of are still expected
     PUT   stall/<name>    how long a training loop waited for data since it last told; GET gives the sums
     PUT   warm/, pin/, evict/, verify/   orders: see `orders`
     GET   ?list-type=2    all of these
@@ -57,10 +58,6 @@ class Plans(Protocol):
         and on of the `total` of its epoch (None: not known, more may come). A long plan comes in pieces."""
         ...
 
-    def withdrawn(self, client: str, refs: Sequence[ObjectRef]) -> None:
-        """The plan with these was deleted. A long one comes in pieces."""
-        ...
-
 
 class Steering:
     """Answers for the reserved bucket. Who asks was found out before; what he may is checked here."""
@@ -106,10 +103,7 @@ class Steering:
         if asked.operation.method == "PUT":
             return await self._take_plan(asked, name)
         if asked.operation.method == "DELETE":
-            if (note := self._kept_plans.pop(asked.owner, name)) is not None:
-                plan = await asyncio.to_thread(parse_plan, note.body)
-                async for _, piece in _pieces(plan.refs):
-                    self.plans.withdrawn(note.client, piece)
+            self._kept_plans.pop(asked.owner, name)
             return Answer(204)
         return note_of(asked, self._kept_plans.get(asked.owner, name))
 

@@ -27,6 +27,7 @@ class Ended:
     operation: Operation | None
     asked_range: str | None
     client: str
+    address: str
     status: int | None
     cache: str
     sent: Sent
@@ -77,6 +78,7 @@ class Tally:
         facts: dict[str, object] = {
             "request": end.request_id, "op": end.op, "method": end.method, "status": end.status, "cache": end.cache,
             "bytes": end.sent.total(), "seconds": round(seconds, 6), "client": end.client,
+            "address": end.address,
         }  # fmt: skip
         if end.operation is not None:
             facts["bucket"], facts["key"] = end.operation.bucket, end.operation.key

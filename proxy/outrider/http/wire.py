@@ -44,6 +44,8 @@ class Wire(Protocol):
     """When its last reply was sent, or the connection began, on `time.perf_counter`. Kept by who replies."""
     full_s: float
     """For how long, in all, somebody waited for the client to take what was sent."""
+    address: str
+    """Whom it goes to, without the port; empty: the socket does not tell."""
 
     async def send(self, data: Buffer, *, more: bool = False) -> None:
         """`more`: a file follows at once, so the kernel may wait and send both in one segment."""
@@ -73,8 +75,7 @@ class SocketWire:
         self._transport: asyncio.Transport | None = transport
         original = transport.get_extra_info("socket")
         self._readers = readers
-        self.peer = transport.get_extra_info("peername")
-        """Whom it goes to: the address that the socket tells."""
+        self.address = _address_of(transport)
         self._socket: socket.socket | None = socket.socket(fileno=os.dup(original.fileno()))
         self._socket.setblocking(False)
         self._waiter: asyncio.Future[None] | None = None
@@ -195,6 +196,7 @@ class TlsWire:
         transport.set_write_buffer_limits(high=_TLS_BUFFER_BYTES)
         self._room = asyncio.Event()
         self._room.set()
+        self.address = _address_of(transport)
         self.ended = time.perf_counter()
         self.full_s = 0.0
 
@@ -240,6 +242,11 @@ class TlsWire:
 
     def reset(self) -> None:
         _reset(self._transport)
+
+
+def _address_of(transport: asyncio.Transport) -> str:
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
 
 def wire_of(transport: asyncio.Transport, readers: Executor) -> SocketWire | TlsWire:

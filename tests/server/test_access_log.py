@@ -1,0 +1,54 @@
+"""The log of a real proxy tells who read, as far as a proxy can: what `outrider simulate` tells readers apart by."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import TYPE_CHECKING
+
+from outrider.simulator.logs import requests_of
+from tests.support.proxy import ServedProxy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+
+NAME = "access-log"
+READERS = ["127.0.0.1", "127.0.0.2"]
+KEYS = [f"train/{number:03d}.tar" for number in range(3)]
+
+
+def read(proxy: ServedProxy, reader: str, key: str) -> str:
+    """The reply's `x-cache`."""
+    connection = http.client.HTTPConnection(*proxy.address, timeout=10.0, source_address=(reader, 0))
+    try:
+        connection.request("GET", f"/{NAME}/{key}")
+        with connection.getresponse() as response:
+            assert response.read() == key.encode()
+            return response.headers["x-cache"]
+    finally:
+        connection.close()
+
+
+def test_two_addresses_are_two_readers_in_a_simulation_of_the_log(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    for key in KEYS:
+        client.put_object(Bucket=NAME, Key=key, Body=key.encode())
+    client.close()
+    with ServedProxy(bucket, tmp_path, prefetch="off", freshness="immutable") as proxy:
+        seen = []
+        for key in KEYS:
+            for reader in (*READERS, *READERS):
+                seen.append((reader, read(proxy, reader, key)))
+                proxy.settle()
+    assert {cache for reader, cache in seen if reader == READERS[1]} == {"HIT"}
+    lines = proxy.log.read_text().splitlines()
+    told = [json.loads(line)["address"] for line in lines if '"event": "request"' in line]
+    assert told == [reader for reader, _ in seen], "hits, whose lines are bundled, and misses"
+    requests = requests_of(lines)
+    assert len(requests) == len(seen)
+    readers = {request.client for request in requests}
+    assert len(readers) == 2
+    assert {(request.client, request.key) for request in requests} == {(one, key) for one in readers for key in KEYS}

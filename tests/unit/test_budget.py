@@ -1,0 +1,106 @@
+"""Room is promised only where there is some: in the budget, and on a file system that others use too."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.budget import Budget
+
+
+def known(capacity: int = 1000, floor: int = 100, free: int = 1000) -> Budget:
+    """After a look at the free space, at 0 s."""
+    budget = Budget(capacity, floor)
+    assert budget.over(0, 0.0) is None
+    budget.looked(free, 0, 0, 0.0)
+    return budget
+
+
+def test_what_is_beyond_the_budget_is_told_in_bytes() -> None:
+    budget = known()
+    budget.reserve(990)
+    assert budget.over(30, 0.5) == 20
+    assert budget.room_bytes == 10
+    budget.unreserve(990)
+    assert budget.over(30, 0.5) == -970
+
+
+def test_what_is_beyond_the_floor_of_free_space_is_told_in_bytes() -> None:
+    budget = known()
+    assert budget.looked(150, 30, 0, 0.0) == -20
+    assert budget.looked(150, 80, 0, 0.0) == 30
+
+
+def test_a_look_at_the_free_space_is_good_for_a_second_and_for_half_of_what_it_showed() -> None:
+    budget = known(floor=100, free=500)
+    assert budget.over(100, 0.9) is not None
+    assert budget.over(99, 0.9) is not None
+    assert budget.over(1, 0.9) is None
+    budget.looked(500, 1, 0, 0.9)
+    assert budget.over(198, 1.8) is not None
+    assert known().over(1, 1.0) is None
+
+
+def test_what_is_on_its_way_to_disk_is_spoken_for() -> None:
+    budget = known()
+    budget.reserve(200)
+    # While the file system was asked, 150 of them were written, and 50 more reserved.
+    budget.landed(150)
+    assert budget.looked(300, 10, 200, 0.0) == 10
+    budget.reserve(200)
+    assert budget.looked(400, 10, 0, 0.0) == -40
+
+
+def test_the_most_that_can_be_here_is_what_is_here_and_what_is_free() -> None:
+    budget = known()
+    budget.take(300)
+    budget.reserve(50)
+    assert budget.most_bytes(free_bytes=400) == 300 + 400 - 100
+    assert budget.most_bytes(free_bytes=10_000) == 1000
+    assert known().most_bytes(free_bytes=0) == 0
+
+
+def test_more_is_never_given_back_than_was_taken() -> None:
+    with pytest.raises(AssertionError):
+        known().give_back(1)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 2000), st.integers(0, 500))
+def test_neither_budget_nor_floor_is_broken_however_slowly_the_disk_answers(
+    seed: int, capacity: int, floor: int
+) -> None:
+    """Against a file system of 1,500 bytes that only this store writes to."""
+    chance, budget, now = Random(seed), Budget(capacity, floor), 0.0
+    on_disk = 0
+    writing: list[int] = []
+    here: list[int] = []
+    for _ in range(200):
+        now += chance.choice((0.0, 0.3))
+        act = chance.choice("rrrwwde")
+        if act == "r":
+            need = chance.randint(1, 200)
+            if (over := budget.over(need, now)) is None:
+                pending, free = budget.pending_bytes, 1500 - on_disk
+                while writing and chance.random() < 0.3:  # before the answer is here
+                    here.append(writing.pop())
+                    on_disk += here[-1]
+                    budget.landed(here[-1])
+                over = budget.looked(free, need, pending, now)
+            if over <= 0:
+                budget.reserve(need)
+                writing.append(need)
+        elif act == "w" and writing:
+            here.append(writing.pop())
+            on_disk += here[-1]
+            budget.landed(here[-1])
+        elif act == "d" and writing:
+            budget.unreserve(writing.pop())
+        elif act == "e" and here:
+            on_disk -= here[-1]
+            budget.give_back(here.pop())
+        assert budget.used_bytes == on_disk + sum(writing) <= capacity
+        assert budget.pending_bytes == sum(writing)
+        assert on_disk == 0 or 1500 - on_disk - sum(writing) >= floor

@@ -1,0 +1,89 @@
+"""What is remembered of datasets has bounds: in names, in datasets, and over a restart."""
+
+from __future__ import annotations
+
+from outrider.core.library import Library
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.planner import Planner
+
+MIB = 2**20
+DATASETS_MAX = 4096
+
+
+def asked(planner: Planner, key: str, now: float) -> ObjectRef:
+    ref = ObjectRef("b", key)
+    planner.asked("a", ref, MIB, Extent(0, MIB), now)
+    planner.sent("a", ref, now)
+    return ref
+
+
+def folders(planner: Planner) -> set[str]:
+    return {template.partition("/")[0] for (_, template), _ in planner.library.items()}
+
+
+def test_the_dataset_that_was_silent_for_longest_is_forgotten_first() -> None:
+    planner = Planner(MIB, MIB, keys_max=1000)
+    for number in range(500):
+        asked(planner, f"old/{number:06d}", 0.001 * number)
+    for number in range(500):
+        asked(planner, f"young/{number:06d}", 1.0 + 0.001 * number)
+    asked(planner, "new/000000", 2.0)
+    assert folders(planner) == {"young", "new"}
+    assert len(planner.library) == 501
+
+
+def test_what_is_kept_is_never_forgotten_even_where_that_is_all_there_may_be() -> None:
+    planner = Planner(100 * MIB, MIB, keys_max=10)
+    blocks = []
+    for number in range(20):
+        ref = asked(planner, f"train/{number:06d}", float(number))
+        blocks.append(BlockKey(number.to_bytes(16, "big"), 0))
+        planner.added(blocks[-1], ObjectVersion(ref, '"e"', MIB))
+    asked(planner, "other/000000", 100.0)
+    assert set(planner.victims()) == set(blocks)
+
+
+def test_more_datasets_than_may_be_are_not_remembered() -> None:
+    planner = Planner(MIB, MIB)
+    for number in range(DATASETS_MAX + 20):
+        asked(planner, f"{_word(number)}/only", float(number))
+    assert len(planner.library.datasets()) == DATASETS_MAX
+    assert {_word(19), _word(20)} & folders(planner) == {_word(20)}
+
+
+def test_a_list_of_many_folders_is_not_as_many_datasets() -> None:
+    """Nor does it displace what is read: what it names is read as it comes."""
+    planner = Planner(MIB, MIB)
+    asked(planner, "train/000000", 0.0)
+    planner.listed("b", [(f"{_word(number)}/only", 1) for number in range(DATASETS_MAX + 500)], 1.0)
+    assert len(planner.library.datasets()) == DATASETS_MAX
+    assert "train" in folders(planner)
+
+
+def test_a_list_of_too_many_names_leaves_no_empty_dataset_behind() -> None:
+    library = Library(100, lambda dataset: None)
+    assert library.list("b", [(f"huge/{number:06d}", 1) for number in range(101)]) == []
+    assert (len(library), len(library.datasets())) == (0, 0)
+
+
+def test_what_an_earlier_run_remembered_has_the_bounds_of_this_one() -> None:
+    large, small = Planner(MIB, MIB), Planner(MIB, MIB, keys_max=1000)
+    for folder, count in (("fits", 900), ("huge", 2000), ("one-more", 101)):
+        large.listed("b", [(f"{folder}/{number:06d}", 1) for number in range(count)], 0.0)
+    small.library.restore(large.library.export())
+    assert (len(small.library), folders(small)) == (900, {"fits"})
+
+
+def test_an_earlier_run_may_have_known_more_datasets() -> None:
+    library = Library(10**6, lambda dataset: None)
+    for number in range(2):
+        before = Planner(MIB, MIB)
+        names = range(number * DATASETS_MAX, (number + 1) * DATASETS_MAX - 10)
+        before.listed("b", [(f"{_word(name)}/only", 1) for name in names], 0.0)
+        library.restore(before.library.export())
+    assert len(library.datasets()) == DATASETS_MAX
+
+
+def _word(number: int) -> str:
+    """A folder's name of letters alone: a number would make many folders one dataset."""
+    return "".join("abcdefghij"[int(digit)] for digit in str(number))
