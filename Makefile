@@ -25,10 +25,12 @@ $(VENV)/installed: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement tests/clients/no-deps.txt
 	touch $@
 
-# `make test PYTEST="-x tests/engine"` hands words on.
+# `make test PYTEST="-x tests/engine"` hands words on. JOBS processes share the files out, each with an S3 server of its
+# own, in the order of their names: the last ones are small, so that all end together. `JOBS=0`: all in one process.
 PYTEST ?=
+JOBS ?= 2
 test: install
-	$(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # On Debian and its kin, as root, what is missing of them; anywhere else it says so, and nothing fails.
 test-tools:
