@@ -110,6 +110,8 @@ DOUBTFUL = {
     "the absolute form": HEAD.replace("GET /", "GET http://elsewhere/") + "\r\n",
     "the asterisk form": HEAD.replace(f"GET /{NAME}/key", "OPTIONS *") + "\r\n",
     "a CONNECT": "CONNECT elsewhere:443 HTTP/1.1\r\nhost: elsewhere:443\r\n\r\n",
+    "a CONNECT to a key": HEAD.replace("GET", "CONNECT") + "content-length: 0\r\n\r\n",
+    "a TRACE": HEAD.replace("GET", "TRACE") + "\r\n",
     "a CONNECT to nowhere": "CONNECT \r\nhost: x\r\n\r\n",
     "a folded header": HEAD + "x-long: a\r\n b\r\n\r\n",
     "a header name with a space before its colon": HEAD + "range : bytes=0-0\r\n\r\n",

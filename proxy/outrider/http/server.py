@@ -75,6 +75,8 @@ _BODY_BUFFER_BYTES = 64 * 1024
 _UPLOAD_BYTES = 512 * 1024
 # How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
 _GOODBYE_S = 0.5
+# A tunnel would have no end that is seen here; an echo would show what went up with our signature.
+_NOT_PASSED_ON = ("CONNECT", "TRACE")
 # Their second value would be another request to somebody.
 _ONCE = ("host", "content-length", "transfer-encoding", "range", "x-amz-content-sha256", "x-amz-copy-source",
          "x-amz-rename-source")  # fmt: skip
@@ -487,6 +489,8 @@ def _check_framing(asked: _Asked) -> None:
         raise BadRequest("The protocol must be HTTP/1.0 or HTTP/1.1.")
     if "host" not in names and asked.request.version >= HttpVersion11:
         raise BadRequest("The Host header is missing.")
+    if asked.request.method in _NOT_PASSED_ON:
+        raise BadRequest("S3 knows no such method.")
 
 
 def _check_connection(asked: _Asked) -> None:
