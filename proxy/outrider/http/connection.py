@@ -109,8 +109,8 @@ class Connection(RequestHandler):
             self.force_close()
 
     def _aim_at_something(self) -> None:
-        """`CONNECT` and nothing behind it is a request without a target to aiohttp's parser (3.14). Its server's task dies
-        of that in the next turn and leaves the connection open: give it one, to be refused as any CONNECT is."""
+        """To aiohttp's parser (3.14) `CONNECT` and nothing behind it is a request without a target. Its server's task
+        dies of that in the next turn and leaves the connection open: give it one, to be refused as any CONNECT is."""
         for at, (message, payload) in enumerate(self._messages):
             if getattr(message, "url", _NOWHERE) is None:
                 self._messages[at] = message._replace(path="", url=_NOWHERE), payload  # type: ignore[union-attr]
