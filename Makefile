@@ -25,10 +25,12 @@ $(VENV)/installed: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement tests/clients/no-deps.txt
 	touch $@
 
-# `make test PYTEST="-x tests/engine"` hands words on.
+# `make test PYTEST="-x tests/engine"` hands words on. JOBS processes share the files out, each with an S3 server of its
+# own, in the order of their names: the last ones are small, so that all end together. `JOBS=0`: all in one process.
 PYTEST ?=
+JOBS ?= 2
 test: install
-	$(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # On Debian and its kin, as root, what is missing of them; anywhere else it says so, and nothing fails.
 test-tools:
@@ -38,10 +40,12 @@ test-tools:
 		|| echo "not installed:$$missing; the tests that need them are skipped"
 
 # The tests of trust, SOAK times longer, and the table of what was tried; `make soak SOAK=5 TESTS=tests/trust/test_crash.py`.
+# Native tracebacks: pytest's own are parsed anew, at which Python 3.11 may fail beside running threads ("AST constructor
+# recursion depth mismatch"), and one failure would end it all without a table.
 SOAK ?= 30
 TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_machine.py
 soak: install
-	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 $(TESTS)
+	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 --tb native $(TESTS)
 
 # Asks the advisory database of PyPI about what requirements.lock names; without a network it says so, and fails.
 audit: $(VENV)/tools/installed

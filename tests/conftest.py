@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TRIED = Trials()
+
+
+def pytest_configure() -> None:
+    """What is started with nohup, or in the background of a script, ignores these, and so do its children: those of the
+    tests are told to end by them."""
+    for number, usual in (
+        (signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL),
+    ):  # fmt: skip
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture(scope="session")

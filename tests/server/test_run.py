@@ -46,7 +46,8 @@ print(len(client.get_object(Bucket="run", Key="ramp")["Body"].read()))
 client.close()
 """
 # Says when it can take signals, notes each, and ends at SIGTERM with status 5.
-# os.write, since a signal may come while the first line is written, and print is not reentrant.
+# os.write, since a signal may come while the first line is written, and print is not reentrant. It waits on a pipe: a
+# signal between a look and signal.pause() would be noted with the next one.
 NOTE_SIGNALS = """
 import os, signal, sys
 def note(number, frame):
@@ -55,9 +56,12 @@ def note(number, frame):
         sys.exit(5)
 for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGTERM"):
     signal.signal(getattr(signal, name), note)
+came, comes = os.pipe()
+os.set_blocking(comes, False)
+signal.set_wakeup_fd(comes)
 os.write(1, b"up\\n")
 while True:
-    signal.pause()
+    os.read(came, 1)
 """
 
 

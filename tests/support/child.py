@@ -129,12 +129,15 @@ def free_ports(count: int) -> list[int]:
     """Different loopback ports that nobody listens on now.
 
     They lie below the kernel's own range (32768 and up): from there, an outgoing connection of anybody might take one
-    between this call and the server's start.
+    between this call and the server's start. Test processes that run side by side (pytest-xdist) draw from numbers of
+    their own, for the same reason.
     """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     with contextlib.ExitStack() as held:
         ports: list[int] = []
         while len(ports) < count:
-            port = random.randrange(20_000, 32_000)
+            port = random.randrange(20_000 + process, 32_000, processes)
             listener = held.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 listener.bind(("127.0.0.1", port))

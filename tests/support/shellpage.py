@@ -63,11 +63,15 @@ def _exists(name: str) -> bool:
     if name == "dashboard":
         found = [*(ROOT / "proxy").rglob("*.html"), *(ROOT / "proxy").rglob("*dashboard*")]
         return any("__pycache__" not in path.parts for path in found)
-    told = subprocess.run(
+    listed = re.search(rf"^\W*{re.escape(name)}\s", _help(), re.MULTILINE)
+    return listed is not None or importlib.util.find_spec(name) is not None
+
+
+@cache
+def _help() -> str:
+    return subprocess.run(
         [sys.executable, "-m", "outrider", "--help"], capture_output=True, text=True, check=True, timeout=DEADLINE_S
     ).stdout
-    listed = re.search(rf"^\W*{re.escape(name)}\s", told, re.MULTILINE)
-    return listed is not None or importlib.util.find_spec(name) is not None
 
 
 def steps_of(block: Block) -> list[Step]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
+from yarl import URL
 
 from outrider.http.fastlane import Begun
 from outrider.http.wire import SocketWire, TlsWire, wire_of
@@ -22,6 +23,7 @@ _HEAD_BYTES_MAX = 64 * 1024
 _TURNED_AWAY_S = 2.0
 # So many at once, so that telling them costs little; more are cut.
 _TURNED_AWAY_MAX = 256
+_NOWHERE = URL()
 
 
 class Connection(RequestHandler):
@@ -93,6 +95,7 @@ class Connection(RequestHandler):
         body = self._last_body()
         fed = 0 if body is None else body.total_bytes
         super().data_received(data)
+        self._aim_at_something()
         if data:  # aiohttp brings nothing, too: the parser is to go on with what it holds
             self._parser_is_clean = self._ends_a_request(data, body, fed)
         # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long,
@@ -104,6 +107,13 @@ class Connection(RequestHandler):
         self._head_bytes = self._head_bytes + len(data) if self._is_waiting() else 0
         if self._head_bytes > _HEAD_BYTES_MAX:
             self.force_close()
+
+    def _aim_at_something(self) -> None:
+        """To aiohttp's parser (3.14) `CONNECT` and nothing behind it is a request without a target. Its server's task
+        dies of that in the next turn and leaves the connection open: give it one, to be refused as any CONNECT is."""
+        for at, (message, payload) in enumerate(self._messages):
+            if getattr(message, "url", _NOWHERE) is None:
+                self._messages[at] = message._replace(path="", url=_NOWHERE), payload  # type: ignore[union-attr]
 
     def _is_idle(self) -> bool:
         """No request is under way, and none half in the parser."""

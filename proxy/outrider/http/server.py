@@ -73,6 +73,8 @@ _BODY_BUFFER_BYTES = 64 * 1024
 _UPLOAD_BYTES = 512 * 1024
 # How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
 _GOODBYE_S = 0.5
+# A tunnel would have no end that is seen here; an echo would show what went up with our signature.
+_NOT_PASSED_ON = ("CONNECT", "TRACE")
 
 
 @dataclass(slots=True)
@@ -283,6 +285,8 @@ class S3Server(web.Server):
     async def _answer(self, asked: _Asked) -> Reply:
         request = asked.request
         asked.headers = well_framed(asked.headers, request.version)
+        if request.method in _NOT_PASSED_ON:
+            raise BadRequest("S3 knows no such method.")
         self._access.check_sender(asked.headers)
         target = request.raw_path
         path, _, query = target.partition("?")
