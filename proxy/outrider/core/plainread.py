@@ -22,7 +22,7 @@ _SHAPE = re.compile(rb"(?:GET|HEAD) /[!-~]+ HTTP/1\.1\r\n(?:[A-Za-z0-9-]+: [!-~]
 # Read by signatures alone, or by nobody.
 _SIGNED = frozenset(
     ("authorization", "x-amz-date", "x-amz-security-token", "user-agent", "accept", "accept-encoding",
-     "amz-sdk-invocation-id", "amz-sdk-request", "x-amz-user-agent", "x-amz-api-version")
+     "amz-sdk-invocation-id", "amz-sdk-request", "x-amz-user-agent", "x-amz-api-version", "traceparent", "tracestate")
 )  # fmt: skip
 _PLAIN = _SIGNED | {"host", "range", "if-match", "x-amz-checksum-mode", "x-amz-content-sha256", "connection"}
 # A name comes in two or three spellings; each is put into lower case once.
