@@ -244,8 +244,12 @@ def test_what_is_brought_ahead_is_no_part_of_the_request_before_it(bucket: Bucke
 def warnings() -> Iterator[list[logging.LogRecord]]:
     """Those logged meanwhile, and worse."""
     seen: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = seen.append  # type: ignore[method-assign]
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record)
+
+    handler = Keeper(logging.WARNING)
     logging.getLogger().addHandler(handler)
     try:
         yield seen
