@@ -195,7 +195,7 @@ def test_a_long_hit_is_told_once_and_so_is_one_that_its_reader_leaves(
 
 def test_no_secret_is_told_and_readers_have_names(bucket: Bucket, collector: Collector, tmp_path: Path) -> None:
     (tmp_path / "clients.toml").write_text(CLIENTS)
-    settings = {"auth": "sigv4", "clients": tmp_path / "clients.toml", "domain": ("s3.test",)}
+    settings: dict[str, Any] = {"auth": "sigv4", "clients": tmp_path / "clients.toml", "domain": ("s3.test",)}
     with traced(bucket, collector, **settings) as proxy:
         client = proxy.client(READER)
         presigned = client.generate_presigned_url("get_object", Params={"Bucket": NAME, "Key": "small"})

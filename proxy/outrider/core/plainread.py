@@ -8,6 +8,7 @@ Source: RFC 9112 sections 3 and 5.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outrider.core.model import Headers
@@ -48,8 +49,16 @@ class PlainRead:
 
     def headers(self) -> Headers:
         """All headers as they stood, names in lower case."""
-        pairs = (line.split(b": ", 1) for line in self.lines)
-        return tuple((name.decode("ascii").lower(), value.decode("ascii")) for name, value in pairs)
+        return _pairs(self.lines)
+
+    def trace_headers(self) -> Headers:
+        """Those that may tell of the sender's trace, and maybe others."""
+        return _pairs(line for line in self.lines if line[0] in b"tT")
+
+
+def _pairs(lines: Iterable[bytes]) -> Headers:
+    pairs = (line.split(b": ", 1) for line in lines)
+    return tuple((name.decode("ascii").lower(), value.decode("ascii")) for name, value in pairs)
 
 
 def recognise(data: bytes) -> PlainRead | None:

@@ -322,7 +322,7 @@ class FastLane:
             operation = replace(subject.operation, kind=Kind(read.method.lower()), method=read.method)
             return Begun(operation, version, head[taken:], rest, read.range, status, sent, request_id, started, client,
                          reader, min(started - wire.ended, AWAY_S_MAX), disk_failed=disk_failed, first_byte_s=seconds,
-                         traced=read.headers() if self._spans is not None else ())  # fmt: skip
+                         traced=read.trace_headers() if self._spans is not None else ())  # fmt: skip
         answered = (read.method, status)
         self._answered[answered] = self._answered.get(answered, 0) + 1
         self._served_bytes += sent
@@ -340,9 +340,11 @@ class FastLane:
             self._note(reader, version, extent)
         self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id, client, read.range)
         if self._spans is not None:
-            end = Ended(request_id, read.method.lower(), read.method, subject.operation, read.range, client, status,
-                        "HIT", Counter(disk=sent), started, None, reader, first_byte_s=seconds)  # fmt: skip
-            self._spans.ended(end, self._spans.begin(read.method, read.headers(), started, current=False))
+            span = self._spans.begin(read.method, read.trace_headers(), started, current=False)
+            if span.is_recording():
+                end = Ended(request_id, read.method.lower(), read.method, subject.operation, read.range, client, status,
+                            "HIT", Counter(disk=sent), started, None, reader, first_byte_s=seconds)  # fmt: skip
+                self._spans.ended(end, span)
         return True
 
     def _head(self, read: PlainRead, subject: _Subject, extent: Extent, request_id: str) -> bytes:
