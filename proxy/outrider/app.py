@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver
 
 from outrider import __version__
-from outrider.adapters import blockdir, orders, pinfile
+from outrider.adapters import blockdir, orders, pinfile, warmfile
 from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.disk import DiskStore, Limits
@@ -230,9 +230,11 @@ async def running(
                 outrider.server.workers.stop_listening()
             await _drain(outrider, hurry or asyncio.Event())
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
+            under_way = outrider.steering.orders.under_way()
             await tasks.stop()
             await recovery.save()
             orders.save(directory, outrider.planner.library)
+            warmfile.save(directory.warmups, under_way)
 
 
 def _rooms(
@@ -367,6 +369,7 @@ async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     await recovery.index()
     outrider.indexed.set()
     outrider.steering.orders.pinning.resume()
+    await outrider.steering.orders.resume(await outrider.store.run(warmfile.take, outrider.store.directory.warmups))
     if outrider.settings.scrub_bandwidth:
         await recovery.scrub(Pace(outrider.settings.scrub_bandwidth, ROUND_S))
 
