@@ -9,16 +9,17 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.abc import AbstractResolver
 
 from outrider import __version__
-from outrider.adapters import blockdir, orders, pinfile
+from outrider.adapters import blockdir, orders, pinfile, warmfile
 from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.disk import DiskStore, Limits
@@ -59,8 +60,12 @@ from outrider.http.orders import Orders
 from outrider.http.server import S3Server
 from outrider.http.steering import Steering
 from outrider.metrics import Metrics
-from outrider.ports import Clock
+from outrider.ports import Clock, Origin
 from outrider.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from outrider.adapters.tracing import Traces
+    from outrider.http.tracing import ServerSpans
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +188,7 @@ async def running(
     open_files = raise_open_files_limit()
     async with AsyncExitStack() as stack:
         metrics = Metrics()
+        traces = await _traces(settings, stack)
         stack.enter_context(kept_troubles(metrics.troubles))
         metrics.info.labels(__version__).set(1)
         metrics.started_at.set(wall_clock())
@@ -198,7 +204,9 @@ async def running(
         )  # fmt: skip
         await origin.open()
         stack.push_async_callback(origin.close)
-        outrider, recovery = _rooms(settings, metrics, directory, credentials, origin, shares, tasks, stack, open_files)
+        outrider, recovery = _rooms(
+            settings, metrics, directory, credentials, _traced(origin, traces), shares, tasks, stack, open_files, traces
+        )  # fmt: skip
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
         endless = {
             tasks.spawn(_recover(outrider, recovery), "recovery"),
@@ -222,14 +230,16 @@ async def running(
                 outrider.server.workers.stop_listening()
             await _drain(outrider, hurry or asyncio.Event())
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
+            under_way = outrider.steering.orders.under_way()
             await tasks.stop()
             await recovery.save()
             orders.save(directory, outrider.planner.library)
+            warmfile.save(directory.warmups, under_way)
 
 
 def _rooms(
-    settings: Settings, metrics: Metrics, directory: BlockDir, credentials: AwsCredentials, origin: HttpOrigin,
-    shares: Shares, tasks: _Tasks, stack: AsyncExitStack, open_files: int,
+    settings: Settings, metrics: Metrics, directory: BlockDir, credentials: AwsCredentials, origin: Origin,
+    shares: Shares, tasks: _Tasks, stack: AsyncExitStack, open_files: int, traces: Traces | None,
 ) -> tuple[Outrider, Recovery]:  # fmt: skip
     total = directory.total_bytes()
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
@@ -268,11 +278,11 @@ def _rooms(
     budget = Budget(max(1, settings.prefetch_bytes // settings.block_size), settings.prefetch_bandwidth)
     prefetch = Prefetch(
         planner, origin.endpoint, catalog, store, flights, openings, survey, turns,
-        tasks.spawn, time.monotonic, metrics, block_bytes=settings.block_size,
+        tasks.spawn_apart, time.monotonic, metrics, block_bytes=settings.block_size,
         mode_of=lambda ref: Mode(settings.prefetch_of(ref)), budget=budget,
     )  # fmt: skip
     warming = Warming(
-        origin.endpoint, catalog, store, prefetch, survey, pins, tasks.spawn, time.monotonic,
+        origin.endpoint, catalog, store, prefetch, survey, pins, tasks.spawn_apart, time.monotonic,
         block_bytes=settings.block_size, blocks_at_once=budget.blocks, disk_bytes=blockfile.usual_disk_bytes,
     )  # fmt: skip
     pinning = Pinning(warming, prefetch, openings, lambda saved: _save_pins(store, saved))
@@ -289,6 +299,7 @@ def _rooms(
         connections_max=min(settings.max_connections, max(16, open_files // 4)),
         heads_bytes=shares.heads_bytes // settings.workers,
         client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
+        spans=_spans(settings, traces),
     )  # fmt: skip
     stack.push_async_callback(server.stop)
     overview = Overview(
@@ -300,6 +311,37 @@ def _rooms(
         settings, metrics, store, catalog, flights, planner, ghost, prefetch, server, steering, credentials, overview
     )
     return outrider, Recovery(store, catalog)
+
+
+async def _traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
+    """Imported here, so that nobody pays who wants none. Raises SettingsError."""
+    if not settings.traces:
+        return None
+    try:
+        from outrider.adapters.tracing import Traces
+    except ImportError as error:
+        raise SettingsError(
+            f"--traces needs a package that is not installed ({error.name}): pip install 'outrider[tracing]'"
+        ) from error
+    traces = Traces()
+    stack.push_async_callback(traces.close)
+    return traces
+
+
+def _traced(origin: Origin, traces: Traces | None) -> Origin:
+    if traces is None:
+        return origin
+    from outrider.adapters.tracing import TracedOrigin
+
+    return TracedOrigin(origin, traces.tracer)
+
+
+def _spans(settings: Settings, traces: Traces | None) -> ServerSpans | None:
+    if traces is None:
+        return None
+    from outrider.http.tracing import ServerSpans
+
+    return ServerSpans(traces.tracer, partial(_reader_shown, _names_of_keys(settings)))
 
 
 def _access(settings: Settings) -> Access:
@@ -327,6 +369,9 @@ async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     await recovery.index()
     outrider.indexed.set()
     outrider.steering.orders.pinning.resume()
+    await outrider.steering.orders.resume(
+        await outrider.store.work.run(warmfile.take, outrider.store.directory.warmups)
+    )
     if outrider.settings.scrub_bandwidth:
         await recovery.scrub(Pace(outrider.settings.scrub_bandwidth, ROUND_S))
 
@@ -429,7 +474,13 @@ class _Tasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
+        return self._own(asyncio.create_task(work, name=name))
+
+    def spawn_apart(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Work that is not for the request in which it began: in a trace it is no part of that one."""
+        return self._own(asyncio.create_task(work, name=name, context=Context()))
+
+    def _own(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task

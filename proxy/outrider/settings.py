@@ -222,6 +222,10 @@ class Settings(BaseModel):
     price_per_1000_gets: float = Field(
         0.0, ge=0, description="Dollars for 1,000 GETs of the bucket, to tell what was saved; 0: not told."
     )
+    traces: bool = Field(
+        False,
+        description="A span for each request, sent by OTLP as the variables OTEL_* say; needs the extra `tracing`.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
     log_format: Literal["json", "text"] | None = Field(None, description="Default: text on a terminal, else json.")
 

@@ -201,6 +201,23 @@ async def test_a_stop_tells_the_waiters_and_leaves_nothing_behind(steps: int, ro
     assert room.store.used_bytes == len(room.store) * (BLOCK + 4096)
 
 
+async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine) -> None:
+    unused: Any = None
+    fill = pouring.Pouring(unused, room.store, None, unused, unused, unused, unused, unused)
+    version = version_in(room)
+    for index in range(2):
+        await fill.begin(Flight(BlockMeta("http://fake", version, BLOCK, index)))
+    assert room.store.used_bytes > 2 * BLOCK
+    giving_up = asyncio.ensure_future(fill.abort())
+    await asyncio.sleep(0)
+    giving_up.cancel()
+    await asyncio.wait([giving_up])
+    assert giving_up.cancelled()
+    while cleaning := room.store.work._cleaning:
+        await asyncio.wait(cleaning)
+    assert room.store.used_bytes == 0
+
+
 async def test_no_room_means_no_traffic(tmp_path: Path) -> None:
     with engine(tmp_path / "c", capacity_bytes=0) as room:
         room.origin.put(REF, DATA)

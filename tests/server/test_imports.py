@@ -11,8 +11,9 @@ from tests.support.proxy import serving_environment
 
 # The AWS chain; what only other commands need, and what they draw and print with.
 HEAVY = {
-    "aiobotocore", "boto3", "botocore", "matplotlib", "numpy", "rich", "urllib3", "outrider.cli.bench",
-    "outrider.cli.doctor", "outrider.cli.run", "outrider.cli.simulate", "outrider.simulator",
+    "aiobotocore", "boto3", "botocore", "matplotlib", "numpy", "opentelemetry", "requests", "rich", "urllib3",
+    "outrider.adapters.tracing", "outrider.cli.bench", "outrider.cli.doctor", "outrider.cli.run",
+    "outrider.cli.simulate", "outrider.http.tracing", "outrider.simulator",
 }  # fmt: skip
 
 # Ends with the names of all that is imported when the proxy is ready and has looked for its credentials.

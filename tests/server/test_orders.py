@@ -243,7 +243,7 @@ def test_a_pin_that_does_not_fit_is_refused_with_the_numbers(bucket: Bucket, sha
         status, code, message = code_of(error)
         assert (status, code) == (507, "InsufficientStorage")
         assert f"{10 * (BLOCK + 4096)} bytes are missing" in message
-        assert f"need {size} bytes" in message
+        assert f"1 object would take {size} bytes" in message
         assert f"other pins hold {size}" in message
         assert ask(proxy.address, "GET", "/_outrider/pin/two").status == 404
         assert told(s3, "pin/one")["bytes"]["on_disk"] == 20 * BLOCK

@@ -98,9 +98,17 @@ def test_a_pin_is_refused_with_the_numbers_and_unpinned_by_its_list(command: Com
     assert command.run("unpin", SHARDS).returncode == 0
     assert command.run("pin").stdout == ""
     missing = command.run("unpin", SHARDS)
-    assert (missing.returncode, "there is no pin called" in missing.stderr) == (1, True)
+    assert (missing.returncode, "there is no pin of this list; `outrider pin`" in missing.stderr) == (1, True)
+    assert "there is no pin called hot;" in command.run("unpin", "--name", "hot").stderr
     gone = command.run("evict", SHARDS)
     assert gone.stdout.startswith(f"evicted {2 * COUNT} blocks, ")
+
+
+def test_one_object_is_no_objects(command: Command) -> None:
+    one = f"s3://{BUCKET}/shard-000.tar"
+    assert "done: 1 of 1 object on disk, " in command.run("pin", one, "--name", "one").stdout
+    assert command.run("pin").stdout.startswith("one  done  1 of 1 object, ")
+    assert command.run("unpin", "--name", "one").stdout.startswith("unpinned one: ")
 
 
 def test_a_pin_that_does_not_fit_says_by_how_much(bucket: Bucket, tmp_path: Path) -> None:

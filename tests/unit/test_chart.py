@@ -257,6 +257,13 @@ def test_keys_for_the_origin_come_from_a_secret_or_from_the_aws_chain(chart: hel
     assert (told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"]) == ("AKPROXY", "hush too")
 
 
+def test_the_variables_of_opentelemetry_reach_the_proxy(chart: helm.Chart) -> None:
+    values = CASES["all-settings"]
+    told = Cluster.of(manifests(chart, values), values).environment()
+    assert values["openTelemetry"].items() <= told.items()
+    assert values["openTelemetry"]["OTEL_TRACES_SAMPLER_ARG"] == "0.01"
+
+
 def test_the_pods_run_where_and_with_what_they_are_told(chart: helm.Chart) -> None:
     asked = CASES["gpu-nodes"]
     spec = pod(chart, asked)

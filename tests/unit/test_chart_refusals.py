@@ -116,6 +116,8 @@ REFUSED: list[tuple[Values, str]] = [
     ({"networkPolicy": {"egress": "none"}}, "/networkPolicy/egress"),
     ({"affinity": {"nodeaffinity": {}}}, "additional properties 'nodeaffinity'"),
     ({"priorityClassName": "Above The Jobs"}, "/priorityClassName"),
+    ({"openTelemetry": {"OUTRIDER_ORIGIN": "http://elsewhere"}}, "invalid propertyName 'OUTRIDER_ORIGIN'"),
+    ({"openTelemetry": {"OTEL_TRACES_SAMPLER_ARG": 0.01}}, "/openTelemetry/OTEL_TRACES_SAMPLER_ARG"),
     ({"podAnnotations": {"sidecar.istio.io/inject": False}}, "/podAnnotations"),
     ({"nodeSelector": {"gpu": True}}, "/nodeSelector/gpu"),
     ({"tolerations": [{"operator": "Any"}]}, "/tolerations/0/operator"),

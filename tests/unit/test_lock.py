@@ -16,7 +16,9 @@ LOCK = (ROOT / "requirements.lock").read_text()
 # `name==version ; marker \`, then its hashes, each on a line of its own.
 ENTRIES = re.findall(r"^([a-z0-9][^\s=]*)==(\S+)(.*?)((?:\\\n    --hash=sha256:[0-9a-f]{64} ?)+)$", LOCK, re.MULTILINE)
 PINNED = {canonicalize_name(name): Version(version) for name, version, _, _ in ENTRIES}
-DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# The image knows each setting of the chart.
+DECLARED = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["tracing"]]
 
 
 def test_every_line_is_a_pin_with_its_hashes() -> None:

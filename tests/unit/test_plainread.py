@@ -32,8 +32,9 @@ names = st.one_of(
     st.sampled_from(
         ["Host", "host", "HOST", "Range", "range", "If-Match", "x-amz-checksum-mode", "Connection", "Authorization",
          "x-amz-date", "X-Amz-Content-SHA256", "x-amz-security-token", "User-Agent", "Accept", "accept-encoding",
-         "amz-sdk-invocation-id", "amz-sdk-request", "x-amz-user-agent", "x-amz-api-version", "Content-Length",
-         "Transfer-Encoding", "Expect", "Upgrade", "If-None-Match", "Origin", "x-amz-expected-bucket-owner"]
+         "amz-sdk-invocation-id", "amz-sdk-request", "x-amz-user-agent", "x-amz-api-version", "traceparent",
+         "Content-Length", "Transfer-Encoding", "Expect", "Upgrade", "If-None-Match", "Origin",
+         "x-amz-expected-bucket-owner"]
     ),
     visible,
 )  # fmt: skip
@@ -161,6 +162,7 @@ BOTO = (
     f"X-Amz-Content-SHA256: {'e3b0c44298fc1c149afbf4c8996fb924' * 2}",
     "Authorization: AWS4-HMAC-SHA256 Credential=A/20260101/r/s3/aws4_request, SignedHeaders=host, Signature=00",
     "amz-sdk-invocation-id: 1", "amz-sdk-request: attempt=1",
+    "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate: a=b",
 )  # fmt: skip
 
 

@@ -84,8 +84,8 @@ capabilities:
 {{- end }}
 {{- end -}}
 
-{{- /* Environment of the proxy: how it asks the origin. Nothing at all when the AWS chain needs no help. */ -}}
-{{- define "outrider.originEnvironment" -}}
+{{- /* Environment of the proxy: how it asks the origin, and where it sends traces. May be nothing at all. */ -}}
+{{- define "outrider.proxyEnvironment" -}}
 {{- with .Values.credentialsSecret }}
 {{- include "outrider.keysOf" . }}
 {{- end }}
@@ -99,6 +99,10 @@ capabilities:
 - name: AWS_REGION
   value: {{ . | quote }}
 {{- end }}
+{{- end }}
+{{- range $name, $value := .Values.openTelemetry }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
 {{- end }}
 {{- end -}}
 

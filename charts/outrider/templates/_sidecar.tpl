@@ -11,7 +11,7 @@ README.md shows a whole Job.
   # Native: it is up before the containers start, outlives them, and does not keep a Job from ending.
   restartPolicy: Always
   args: [serve, --config, /etc/outrider/settings/settings.toml]
-  {{- with include "outrider.originEnvironment" . | trim }}
+  {{- with include "outrider.proxyEnvironment" . | trim }}
   env:
     {{- . | nindent 4 }}
   {{- end }}

@@ -6,6 +6,7 @@
     <dir>/index             snapshot of the index, there only between a clean stop and the next start
     <dir>/orders            what the planner had learned at the last clean stop
     <dir>/pins              what is pinned
+    <dir>/warmups           the warm-ups that the last clean stop cut off
 
 Nothing outside this layout is ever touched.
 """
@@ -73,6 +74,7 @@ class BlockDir:
         self.orders = root / "orders"
         self._marker = root / "outrider-cache"
         self.pins = root / "pins"
+        self.warmups = root / "warmups"
         self._lock_fd = -1
         self._holding = threading.Lock()
 
@@ -166,7 +168,7 @@ class BlockDir:
         for path in self.tmp.iterdir():
             if _TMP_NAME.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-        for path in (self.snapshot, self.orders, self.pins):
+        for path in (self.snapshot, self.orders, self.pins, self.warmups):
             path.with_name(f"{path.name}.part").unlink(missing_ok=True)
 
     def drop_snapshot(self) -> None:

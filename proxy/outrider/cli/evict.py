@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from outrider.cli import options, steering
-from outrider.core.verdict import in_words
+from outrider.core.verdict import counted, in_words
 
 
 def evict(
@@ -28,8 +28,8 @@ def evict(
     if as_json:
         steering.show_json(told)
         return
-    typer.echo(f"evicted {told['blocks']} blocks, {in_words(told['bytes'])}")
+    typer.echo(f"evicted {counted(told['blocks'], 'block')}, {in_words(told['bytes'])}")
     if told["in_use_blocks"]:
-        typer.echo(f"{told['in_use_blocks']} blocks are being read, and go after that")
+        typer.echo(f"{counted(told['in_use_blocks'], 'block')} in use: to go when the reads end")
     if told["pinned_blocks"]:
-        typer.echo(f"{told['pinned_blocks']} blocks are pinned, and stay: `outrider unpin` them first")
+        typer.echo(f"{counted(told['pinned_blocks'], 'block')} pinned, to stay: `outrider unpin` first")

@@ -36,6 +36,7 @@ Policy = Annotated[str | None, typer.Option(help=_help("policy"), metavar="epoch
 Prefetch = Annotated[str | None, typer.Option(help=_help("prefetch"), metavar="epoch|object|off")]
 Verify = Annotated[str | None, typer.Option(help=_help("verify"), metavar="first|always")]
 Workers = Annotated[int | None, typer.Option(help=_help("workers"), metavar="N")]
+Traces = Annotated[bool | None, typer.Option("--traces", help=_help("traces"))]
 LogLevel = Annotated[str | None, typer.Option(help=_help("log_level"), metavar="debug|info|warning|error")]
 LogFormat = Annotated[str | None, typer.Option(help=_help("log_format"), metavar="json|text")]
 

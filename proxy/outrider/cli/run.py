@@ -49,6 +49,7 @@ def run(
     prefetch: options.Prefetch = None,
     verify: options.Verify = None,
     workers: options.Workers = None,
+    traces: options.Traces = None,
     log_level: options.LogLevel = None,
     log_format: options.LogFormat = None,
     config: options.Config = None,

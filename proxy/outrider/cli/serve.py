@@ -33,6 +33,7 @@ def serve(
     prefetch: options.Prefetch = None,
     verify: options.Verify = None,
     workers: options.Workers = None,
+    traces: options.Traces = None,
     log_level: options.LogLevel = None,
     log_format: options.LogFormat = None,
     config: options.Config = None,

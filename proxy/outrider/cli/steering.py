@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from outrider.cli import environment
 from outrider.core.s3wire import STEERING_BUCKET
-from outrider.core.verdict import in_words
+from outrider.core.verdict import counted, in_words
 
 # A pin is answered once all of its objects were asked about.
 _ANSWER_TIMEOUT_S = 600
@@ -182,7 +182,7 @@ def show(one: dict[str, Any], as_json: bool) -> None:
     objects, size = one["objects"], one["bytes"]
     reserved = f", {in_words(one['reserved_bytes'])} reserved" if "reserved_bytes" in one else ""
     typer.echo(
-        f"{one['name']}  {one['state']}  {objects['on_disk']} of {objects['wanted']} objects, "
+        f"{one['name']}  {one['state']}  {objects['on_disk']} of {counted(objects['wanted'], 'object')}, "
         f"{in_words(size['on_disk'])} of {in_words(size['wanted'])}{reserved}"
     )
 
@@ -231,7 +231,7 @@ def conclude(told: dict[str, Any], as_json: bool) -> NoReturn:
         objects, size = told["objects"], told["bytes"]
         here = size["on_disk"] - size["fetched"]
         typer.echo(
-            f"{told['state']}: {objects['on_disk']} of {objects['wanted']} objects on disk, "
+            f"{told['state']}: {objects['on_disk']} of {counted(objects['wanted'], 'object')} on disk, "
             f"{in_words(size['on_disk'])} ({in_words(max(0, here))} were here), in {told['elapsed_s']:.1f} s"
         )
     for one in told["failures"][:_FAILURES_SHOWN]:

@@ -22,11 +22,13 @@ def unpin(
     outrider unpin s3://bucket/eval/
     outrider unpin --name hot
     """
-    key = f"pin/{(name := steering.name_of(name, steering.list_of(urls, from_file)))}"
+    # A name that was made up from a list means nothing to whoever gave the list.
+    which = f"called {name}" if name else "of this list"
+    key = f"pin/{steering.name_of(name, steering.list_of(urls, from_file))}"
     proxy = steering.Proxy(endpoint, config)
-    told = proxy.get(key, missing=f"there is no pin called {name}; `outrider pin` shows the pins")
+    told = proxy.get(key, missing=f"there is no pin {which}; `outrider pin` shows the pins")
     proxy.delete(key)
     if as_json:
         steering.show_json(told)
     else:
-        typer.echo(f"unpinned {name}: {in_words(told['reserved_bytes'])} are no longer reserved")
+        typer.echo(f"unpinned {told['name']}: {in_words(told['reserved_bytes'])} are no longer reserved")

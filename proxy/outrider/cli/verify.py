@@ -14,7 +14,7 @@ from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.cli import environment, options, steering
 from outrider.core.blockfile import BadBlock
-from outrider.core.verdict import in_words
+from outrider.core.verdict import counted, in_words
 
 
 def verify(
@@ -49,7 +49,7 @@ def verify(
     if as_json:
         steering.show_json(told)
     else:
-        typer.echo(f"verified {told['blocks']['verified']} blocks, {in_words(told['bytes']['verified'])}: "
+        typer.echo(f"verified {counted(told['blocks']['verified'], 'block')}, {in_words(told['bytes']['verified'])}: "
                    f"{told['blocks']['bad']} bad")  # fmt: skip
     for one in told["bad"]:
         typer.echo(f"outrider: {one['object']} block {one['block']}: {one['error']}; dropped", err=True)

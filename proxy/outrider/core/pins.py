@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from outrider.core.errors import NoRoom
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.verdict import counted
 
 PinKey = tuple[str, str]
 """Whose pin it is, and its name."""
@@ -73,8 +74,8 @@ class Pins:
         )
         if others + need > room_bytes:
             raise NoRoom(
-                f"{others + need - room_bytes} bytes are missing: these {len(new)} objects need {need} bytes of the "
-                f"cache, other pins hold {others}, and {room_bytes} can be pinned in all."
+                f"{others + need - room_bytes} bytes are missing: the pin's {counted(len(new), 'object')} would take "
+                f"{need} bytes of the cache, other pins hold {others}, and {room_bytes} can be pinned in all."
             )
         self.unpin(pin)
         for ref, version in new.items():

@@ -8,6 +8,7 @@ Source: RFC 9112 sections 3 and 5.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outrider.core.model import Headers
@@ -22,7 +23,7 @@ _SHAPE = re.compile(rb"(?:GET|HEAD) /[!-~]+ HTTP/1\.1\r\n(?:[A-Za-z0-9-]+: [!-~]
 # Read by signatures alone, or by nobody.
 _SIGNED = frozenset(
     ("authorization", "x-amz-date", "x-amz-security-token", "user-agent", "accept", "accept-encoding",
-     "amz-sdk-invocation-id", "amz-sdk-request", "x-amz-user-agent", "x-amz-api-version")
+     "amz-sdk-invocation-id", "amz-sdk-request", "x-amz-user-agent", "x-amz-api-version", "traceparent", "tracestate")
 )  # fmt: skip
 _PLAIN = _SIGNED | {"host", "range", "if-match", "x-amz-checksum-mode", "x-amz-content-sha256", "connection"}
 # A name comes in two or three spellings; each is put into lower case once.
@@ -48,8 +49,16 @@ class PlainRead:
 
     def headers(self) -> Headers:
         """All headers as they stood, names in lower case."""
-        pairs = (line.split(b": ", 1) for line in self.lines)
-        return tuple((name.decode("ascii").lower(), value.decode("ascii")) for name, value in pairs)
+        return _pairs(self.lines)
+
+    def trace_headers(self) -> Headers:
+        """Those that may tell of the sender's trace, and maybe others."""
+        return _pairs(line for line in self.lines if line[0] in b"tT")
+
+
+def _pairs(lines: Iterable[bytes]) -> Headers:
+    pairs = (line.split(b": ", 1) for line in lines)
+    return tuple((name.decode("ascii").lower(), value.decode("ascii")) for name, value in pairs)
 
 
 def recognise(data: bytes) -> PlainRead | None:

@@ -67,6 +67,11 @@ def verdict_of(sums: Sums, larger: Larger | None) -> Verdict:
     return Verdict("bucket", f"bucket-bound: {100 * (1 - here):.0f} % of the bytes came from the bucket ({waited})")
 
 
+def counted(count: int, noun: str) -> str:
+    """For people: 1 object, 2 objects."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def in_words(count_bytes: float) -> str:
     """For people: 1.9 GB, by powers of 1,000."""
     amount = float(count_bytes)

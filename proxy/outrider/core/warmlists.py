@@ -35,6 +35,18 @@ class WarmList:
     prefixes: tuple[ObjectRef, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SavedWarmup:
+    """A warm-up that a stop cut off. `owner`: an access key, empty: nobody in particular. `body`: the list as it came;
+    `at`: seconds since 1970; `bytes_per_s` 0: no limit."""
+
+    owner: str
+    name: str
+    body: str
+    at: float
+    bytes_per_s: float
+
+
 def parse_list(body: bytes, *, objects_max: int = OBJECTS_MAX) -> WarmList:
     """Raises InvalidArgument: a line is none, and which; there is nothing in it, or too much."""
     try:

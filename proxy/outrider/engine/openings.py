@@ -45,6 +45,8 @@ class _Opening:
     whole_headers: bool
     brings: bool
     """The first bytes are on their way with it, or with one that it took the place of."""
+    small: bool
+    """One block will most likely hold it."""
     version: asyncio.Future[ObjectVersion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def settle(self, version: ObjectVersion) -> None:
@@ -80,10 +82,14 @@ class Openings:
         # The size last seen in each folder: one object there is much like the next.
         self._sizes: LRUCache[tuple[str, str], int] = LRUCache(_FOLDERS_MAX)
 
-    async def ask(self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool = False) -> ObjectVersion:
+    async def ask(
+        self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool = False, if_small: bool = False,
+        size: int = -1,
+    ) -> ObjectVersion:  # fmt: skip
         """The version that the origin has now. `first_byte` None: ask by HEAD; else by a GET that brings the block
         of that byte with it, so that an unknown object costs one round trip. `whole_headers`: also the checksums of
-        the whole, which stores leave out of the answer to a Range."""
+        the whole, which stores leave out of the answer to a Range. `if_small`: those too, where they cost nothing, so
+        that no reader has to ask for them: one block holds it. `size`: as a LIST told it; -1: nobody did."""
         stale = self._catalog.stale(ref)
         if stale is not None and first_byte is not None and self._is_here(stale, first_byte):
             # Most likely it is the same still. Not by If-None-Match: a 304 leaves out the
@@ -99,7 +105,9 @@ class Openings:
         by_head = first_byte is None
         # A HEAD's refusal has no words for a GET.
         if opening is None or (opening.by_head and not by_head) or (whole_headers and not opening.whole_headers):
-            opening = _Opening(self._catalog.mark(), by_head, whole_headers or by_head, brings or not by_head)
+            small = self._is_small(ref, size)
+            whole_headers = whole_headers or by_head or (if_small and small)
+            opening = _Opening(self._catalog.mark(), by_head, whole_headers, brings or not by_head, small)
             self._openings[ref] = opening
             task = self._spawn(self._open(ref, opening, first_byte), f"open {ref}")
             # Not a `finally` in the task: one that is cancelled before its first step never gets there.
@@ -155,7 +163,7 @@ class Openings:
         stop = (index + 1) * self._block_bytes
         # One request that tells all, or a part and a HEAD beside it. The first is for small objects: of a large one
         # too much would be under way when we stop it.
-        whole = opening.whole_headers and self._is_small(ref)
+        whole = opening.whole_headers and opening.small
         asks = opening.whole_headers and not whole and _folder(ref) not in self._untold
         beside = self._beside(ref, self._head(ref)) if asks else None
         headers: Headers = _CHECKSUMS
@@ -183,9 +191,9 @@ class Openings:
         else:
             await self._open_by_head(ref, opening)
 
-    def _is_small(self, ref: ObjectRef) -> bool:
-        """Whether one block will most likely hold it."""
-        return self._sizes.get(_folder(ref), self._block_bytes + 1) <= self._block_bytes
+    def _is_small(self, ref: ObjectRef, size: int) -> bool:
+        """Whether one block will most likely hold it. `size` -1: nobody told it."""
+        return (size if size >= 0 else self._sizes.get(_folder(ref), self._block_bytes + 1)) <= self._block_bytes
 
     def _beside(
         self, ref: ObjectRef, question: Coroutine[Any, Any, ObjectVersion]

@@ -115,7 +115,16 @@ class Pouring:
             held.overdue = False
 
     async def abort(self) -> None:
-        await asyncio.gather(*(writer.abort() for writer in self._writers.values()))
+        """Also when this is cancelled: each file goes, and with it the room that is reserved for it."""
+        cancelled: asyncio.CancelledError | None = None
+        # One after the other, which are two at most as a rule: in tasks of their own they might never begin.
+        for writer in self._writers.values():
+            try:
+                await writer.abort()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
 
 class _Held:

@@ -231,14 +231,15 @@ class Prefetch:
                 raise NotCacheable("nothing to bring")
             flights.extend(self._begin(want, version))
 
-        await self.opened(want.ref, begin)
+        await self.opened(want.ref, begin, size=want.size)
         return flights
 
     async def opened(
-        self, ref: ObjectRef, begin: Callable[[ObjectVersion], None] = lambda version: None
+        self, ref: ObjectRef, begin: Callable[[ObjectVersion], None] = lambda version: None, *, size: int = -1
     ) -> ObjectVersion:
         """The version that the origin has, for who is in no hurry. The question brings the first block, if there is
         one: it waits for its turn as every other fill does. `begin` is called before that block is waited for.
+        `size`: as a LIST told it; -1: nobody did.
 
         Raises Signal, S3Error.
         """
@@ -248,7 +249,7 @@ class Prefetch:
             version = self.known(ref)
             if version is None:
                 asks = self._checksums.get(_folder(ref), False)
-                version = await self._openings.ask(ref, 0, whole_headers=asks)
+                version = await self._openings.ask(ref, 0, whole_headers=asks, if_small=True, size=size)
             opened = self._flights.get(BlockKey(version_id(self._origin, version, self._block_bytes), 0))
             begin(version)
             if opened is not None and opened.turn is None:

@@ -214,7 +214,7 @@ class Warming:
             if warmup is not None:
                 await self._wait_for_allowance(warmup)
             async with self._blocks:
-                version = await self._prefetch.opened(item.ref)
+                version = await self._prefetch.opened(item.ref, size=item.size)
             if warmup is not None:
                 self._spend(warmup, min(version.size, self._block_bytes))
         vid = self.version_id(version)

@@ -44,6 +44,10 @@ class Access(Protocol):
         """Nobody is asked who he is."""
         ...
 
+    def owner(self, access_key: str) -> Who | None:
+        """Whose an order is that outlived a stop; None: nobody's whom we know. `access_key` empty: nobody signed it."""
+        ...
+
     def check_sender(self, headers: Headers) -> None:
         """To be asked before all else. Raises AccessDenied: a web page sends this, and must not."""
         ...
@@ -91,6 +95,9 @@ class Loopback:
         self._domains = domains
         self._cross_site = cross_site
 
+    def owner(self, access_key: str) -> Who | None:
+        return None if access_key else Who(None, None, UNSIGNED)
+
     def check_sender(self, headers: Headers) -> None:
         if not self._cross_site:
             browsers.check_host(next((value for name, value in headers if name == "host"), ""), self._domains)
@@ -125,6 +132,10 @@ class SigV4:
         self._keys = SigningKeys()
         # What was proved by URLs that are asked for again and again, each time for another range.
         self._proved: dict[tuple[str, str, str, str], Who] = {}
+
+    def owner(self, access_key: str) -> Who | None:
+        client = self._clients.get(access_key)
+        return None if client is None else Who(client, None, UNSIGNED)
 
     def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
         told = _told_by_url(request)

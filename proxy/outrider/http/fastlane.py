@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from itertools import count
+from typing import TYPE_CHECKING
 
 from outrider.core import ranges, s3wire
 from outrider.core.blockfile import PAGE_BYTES
@@ -28,8 +29,12 @@ from outrider.core.sigv4 import SignedRequest
 from outrider.engine.hits import Hits, Known, Piece
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog, subject_of
+from outrider.http.tally import Ended
 from outrider.http.wire import SocketWire, in_memory, read_in_memory
 from outrider.metrics import Metrics
+
+if TYPE_CHECKING:
+    from outrider.http.tracing import ServerSpans
 
 _QUERIES_MAX = 1024
 # What a subject takes beside its heads.
@@ -102,6 +107,9 @@ class Begun:
     """For how long its socket was full, while another loop sent the rest."""
     disk_failed: bool = False
     """The first bytes of `rest` could not be read."""
+    first_byte_s: float | None = None
+    traced: Headers = ()
+    """Of the request, where there are traces."""
 
     @property
     def extent(self) -> Extent:
@@ -118,7 +126,7 @@ class FastLane:
 
     def __init__(
         self, hits: Hits, access: Access, note: OnHit, metrics: Metrics, access_log: AccessLog,
-        *, domains: tuple[str, ...] = (), heads_bytes: int,
+        *, domains: tuple[str, ...] = (), heads_bytes: int, spans: ServerSpans | None = None,
     ) -> None:  # fmt: skip
         """`note` hears of each read that was answered here; in the thread that answers. `heads_bytes`: of reply heads
         so many are kept ready."""
@@ -127,6 +135,7 @@ class FastLane:
         self._note = note
         self._metrics = metrics
         self._access_log = access_log
+        self._spans = spans
         self._domains = domains
         # Bounded in bytes; by hand, since a cache's own lookup would cost each hit more.
         self._subjects: OrderedDict[bytes, _Subject] = OrderedDict()
@@ -313,8 +322,9 @@ class FastLane:
             rest = Extent(extent.start + sent, extent.stop)
             operation = replace(subject.operation, kind=Kind(read.method.lower()), method=read.method)
             return Begun(operation, version, head[taken:], rest, read.range, status, sent, request_id, started, client,
-                         wire.address, reader, min(started - wire.ended, AWAY_S_MAX),
-                         disk_failed=disk_failed)  # fmt: skip
+                         wire.address, reader, min(started - wire.ended, AWAY_S_MAX), disk_failed=disk_failed,
+                         first_byte_s=seconds,
+                         traced=read.trace_headers() if self._spans is not None else ())  # fmt: skip
         answered = (read.method, status)
         self._answered[answered] = self._answered.get(answered, 0) + 1
         self._served_bytes += sent
@@ -332,6 +342,13 @@ class FastLane:
             self._note(reader, version, extent)
         self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id, client, wire.address,
                              read.range)  # fmt: skip
+        if self._spans is not None:
+            span = self._spans.begin(read.method, read.trace_headers(), started, current=False)
+            if span.is_recording():
+                end = Ended(request_id, read.method.lower(), read.method, subject.operation, read.range, client,
+                            wire.address, status, "HIT", Counter(disk=sent), started, None, reader,
+                            first_byte_s=seconds)  # fmt: skip
+                self._spans.ended(end, span)
         return True
 
     def _head(self, read: PlainRead, subject: _Subject, extent: Extent, request_id: str) -> bytes:

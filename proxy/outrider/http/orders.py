@@ -14,15 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from outrider.core.allowance import Allowance
-from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey, ServiceUnavailable, StoreUnavailable
+from outrider.core.errors import (
+    InvalidArgument,
+    MethodNotAllowed,
+    NoSuchKey,
+    S3Error,
+    ServiceUnavailable,
+    StoreUnavailable,
+)
 from outrider.core.grants import may_read
 from outrider.core.model import ObjectRef
 from outrider.core.progress import Progress
-from outrider.core.warmlists import BODY_BYTES_MAX, WarmList, parse_list
+from outrider.core.warmlists import BODY_BYTES_MAX, SavedWarmup, WarmList, parse_list
 from outrider.engine.pinning import Pinning
 from outrider.engine.verifying import Verifying
 from outrider.engine.warming import Warming
@@ -31,6 +39,8 @@ from outrider.http.access import Access, Who
 from outrider.http.notes import Answer, Asked, Note, Notes, etag_of, note_of, object_of
 from outrider.ports import Clock
 from outrider.settings import parse_bytes
+
+log = logging.getLogger(__name__)
 
 FOLDERS = ("warm", "pin", "evict", "verify")
 _EVICTIONS_MAX = 30
@@ -88,6 +98,31 @@ class Orders:
         now = self._warming.clock()
         warmups = [self._warming.counted(one).told(now, _FAILURES_SHOWN) for one in of(self._warmups)]
         return {"warmups": warmups, "pins": [self.pinning.told(one, _FAILURES_SHOWN) for one in of(self.pinning.book)]}
+
+    # -- from a stop to the next start --------------------------------------------------------------------------------
+
+    def under_way(self) -> list[SavedWarmup]:
+        """The warm-ups that have not ended."""
+        return [
+            SavedWarmup(one.owner, one.name, one.body.decode("utf-8", "surrogateescape"), one.at,
+                        one.allowance.bytes_per_s)
+            for one in self._warmups.all() if one.running
+        ]  # fmt: skip
+
+    async def resume(self, saved: Iterable[SavedWarmup]) -> None:
+        """Once it is known what lies in the directory: go on with them, for those who still may."""
+        for one in saved:
+            who = self._access.owner(one.owner)
+            if who is None or self._warmups.get(one.owner, one.name) is not None:
+                continue  # a key that is gone, or asked for again by now
+            body, now = one.body.encode("utf-8", "surrogateescape"), self._warming.clock()
+            client = who.client.name if who.client else ""
+            try:
+                wanted = await self._readable(body, who)
+                self._warm(Warmup(one.owner, client, one.name, body, one.at, wanted, _may(who), Progress(now),
+                                  Allowance(one.bytes_per_s, now)))  # fmt: skip
+            except S3Error as error:
+                log.info("warm-up not resumed", extra={"warmup": one.name, "error": error.text})
 
     # -- PUT ----------------------------------------------------------------------------------------------------------
 

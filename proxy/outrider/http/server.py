@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
@@ -58,6 +59,11 @@ from outrider.http.wire import Wire
 from outrider.http.workers import NewLoop, Workers
 from outrider.metrics import Metrics, method_label
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from outrider.http.tracing import ServerSpans
+
 log = logging.getLogger(__name__)
 
 # Presigned queries carry session tokens of 1-2 KiB, and a key of 1,024 bytes is 3 KiB when escaped.
@@ -96,6 +102,8 @@ class _Asked:
     reader: str | None = None
     """Who reads, once it is known that and what (see `access.reader_name`)."""
     cache: CacheStatus = CacheStatus.BYPASS
+    first_byte_s: float | None = None
+    span: Span | None = None
 
     @property
     def is_last(self) -> bool:
@@ -120,8 +128,10 @@ class S3Server(web.Server):
         self, reads: Reads, hits: Hits, forwards: Forwards, prefetch: Prefetch, access: Access, steering: Steering,
         metrics: Metrics, buffers: Buffers, warm: Callable[[ObjectRef], None], *, domains: tuple[str, ...] = (),
         requests_max: int, connections_max: int, heads_bytes: int, client_timeout_s: float, client_idle_s: float,
+        spans: ServerSpans | None = None,
     ) -> None:  # fmt: skip
-        """`warm`: bring an object, some time soon. `heads_bytes`: what each loop may keep of reply heads."""
+        """`warm`: bring an object, some time soon. `heads_bytes`: what each loop may keep of reply heads. `spans` None:
+        there are no traces."""
         super().__init__(self._handle)
         self._buffers = buffers
         self._connections_max = connections_max
@@ -129,9 +139,10 @@ class S3Server(web.Server):
         self.client_timeout_s = client_timeout_s
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-read")
         access_log = AccessLog()
-        self._tally = Tally(metrics, access_log)
+        self._spans = spans
+        self._tally = Tally(metrics, access_log, spans)
         self._fast_lane = partial(
-            FastLane, hits, access, prefetch.note, metrics, domains=domains, heads_bytes=heads_bytes
+            FastLane, hits, access, prefetch.note, metrics, domains=domains, heads_bytes=heads_bytes, spans=spans
         )
         self.fast_lane = self._fast_lane(access_log)
         self.workers: Workers | None = None
@@ -211,12 +222,16 @@ class S3Server(web.Server):
     def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
         operation = begun.operation
         self._prefetch.sent(begun.reader, operation.ref)
+        span = None
+        if self._spans is not None:
+            span = self._spans.begin(operation.method, begun.traced, begun.started, current=False)
         self._tally.ended(
             Ended(
                 begun.request_id, operation.kind.value, operation.method, operation, begun.asked_range, begun.client,
                 begun.address, begun.status, CacheStatus.HIT.value, sent, begun.started, cut, begun.reader,
-                begun.away_s, begun.full_s,
-            )
+                begun.away_s, begun.full_s, begun.first_byte_s,
+            ),
+            span,
         )  # fmt: skip
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -256,7 +271,11 @@ class S3Server(web.Server):
         asked = _Asked(request, wire, headers, full_s=wire.full_s)
         asked.away_s = min(max(0.0, asked.started - wire.ended), AWAY_S_MAX)
         self._tally.began()
-        if (begun := protocol.begun) is not None:
+        begun = protocol.begun
+        if self._spans is not None:
+            started = asked.started if begun is None else begun.started
+            asked.span = self._spans.begin(request.method, headers, started, current=True)
+        if begun is not None:
             protocol.begun = None
             return self._resumed(asked, begun)
         try:
@@ -353,7 +372,7 @@ class S3Server(web.Server):
         asked.id, asked.started, asked.client = begun.request_id, begun.started, begun.client
         self._begun_again(begun)
         asked.reader = asked.who = begun.reader
-        asked.away_s = begun.away_s
+        asked.away_s, asked.first_byte_s = begun.away_s, begun.first_byte_s
         body = self._reads.resume(begun.version, begun.rest) if begun.rest.length else None
         return Reply(begun.status, (), wire=asked.wire, body=body, length=begun.rest.length, on_end=self._on_end(asked),
                      head=begun.head, sent=Counter(disk=begun.sent))  # fmt: skip
@@ -369,7 +388,8 @@ class S3Server(web.Server):
         if not _has(headers, "x-amz-request-id"):
             headers = (*headers, ("x-amz-request-id", asked.id))
         headers = (*headers, ("x-cache", asked.cache.value))
-        self._metrics.first_byte_s.labels(asked.op).observe(time.perf_counter() - asked.started)
+        asked.first_byte_s = time.perf_counter() - asked.started
+        self._metrics.first_byte_s.labels(asked.op).observe(asked.first_byte_s)
         return Reply(status, headers, wire=asked.wire, body=body, length=length, close=asked.is_last,
                      on_end=self._on_end(asked))  # fmt: skip
 
@@ -435,8 +455,9 @@ class S3Server(web.Server):
             Ended(
                 asked.id, asked.op, asked.request.method, asked.operation, dict(asked.headers).get("range"),
                 asked.client, asked.wire.address, status, asked.cache.value, sent, asked.started, cut, asked.who,
-                asked.away_s, asked.wire.full_s - asked.full_s,
-            )
+                asked.away_s, asked.wire.full_s - asked.full_s, asked.first_byte_s,
+            ),
+            asked.span,
         )  # fmt: skip
 
 

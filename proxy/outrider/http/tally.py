@@ -6,11 +6,17 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outrider.core.ledger import Sums, dataset_of
 from outrider.core.s3wire import Kind, Operation
 from outrider.http.accesslog import AccessLog
 from outrider.metrics import Metrics
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from outrider.http.tracing import ServerSpans
 
 Sent = Counter[str]
 """Body bytes sent, by source."""
@@ -39,14 +45,17 @@ class Ended:
     """For how long his connection had asked for nothing before."""
     full_s: float = 0.0
     """For how long his socket was full meanwhile."""
+    first_byte_s: float | None = None
+    """From its start until the head of the answer was certain; None: a refusal of our own, or no answer."""
 
 
 class Tally:
     """Called on the engine's thread."""
 
-    def __init__(self, metrics: Metrics, access_log: AccessLog) -> None:
+    def __init__(self, metrics: Metrics, access_log: AccessLog, spans: ServerSpans | None) -> None:
         self._metrics = metrics
         self._access_log = access_log
+        self._spans = spans
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -60,7 +69,7 @@ class Tally:
         self._idle.clear()
         self._metrics.in_flight.set(self.in_flight)
 
-    def ended(self, end: Ended) -> None:
+    def ended(self, end: Ended, span: Span | None = None) -> None:
         self.in_flight -= 1
         if self.in_flight == 0:
             self._idle.set()
@@ -87,6 +96,8 @@ class Tally:
         if end.cut is not None:
             facts["cut"] = end.cut
         self._access_log.request(facts)
+        if self._spans is not None:
+            self._spans.ended(end, span)
 
     def _tell_ledger(self, end: Ended, reader: str, operation: Operation, seconds: float) -> None:
         if operation.kind is Kind.FORWARD or end.status is None or end.status >= 400:

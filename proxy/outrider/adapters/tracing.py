@@ -1,0 +1,205 @@
+"""Traces by OpenTelemetry, sent to a collector by OTLP over HTTP (`traces = true`). Nobody imports this module while
+traces are off: it needs the extra `tracing`.
+
+The environment says where to, how many and under which name: the variables OTEL_*, as in the OpenTelemetry
+specification. Spans wait in a bounded queue for a thread of the SDK; a collector that is away costs the spans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from urllib.parse import urlsplit
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
+
+from outrider import __version__
+from outrider.core.errors import OriginBroke
+from outrider.core.model import Headers
+from outrider.core.spans import subject, unicode_of
+from outrider.metrics import method_label
+from outrider.ports import Chunks, Origin, OriginReply, OriginRequest
+from outrider.settings import SettingsError
+
+log = logging.getLogger(__name__)
+
+# How long the end waits for a collector that is slow or away.
+_FLUSH_S = 2.0
+# The SDK's own lines on what it cannot send come with each batch.
+_CHATTY = ("opentelemetry.exporter.otlp", "opentelemetry.sdk._shared_internal", "opentelemetry.sdk.trace.export")
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_PROTOCOL = "http/protobuf"
+
+
+class Traces:
+    """The way of spans out of this process. `close` ends it."""
+
+    def __init__(self) -> None:
+        """Raises SettingsError: a variable of OpenTelemetry's makes no sense."""
+        for name in _PROTOCOLS:
+            if os.environ.get(name, _PROTOCOL) != _PROTOCOL:
+                raise SettingsError(f"{name}={os.environ[name]}: traces are sent by {_PROTOCOL} alone.")
+        try:
+            self._exporter = _Exporter(OTLPSpanExporter())
+            self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+            self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        except ValueError as error:
+            raise SettingsError(f"--traces: {error}") from error
+        for name in _CHATTY:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self.tracer: Tracer = self._provider.get_tracer("outrider", __version__)
+
+    async def close(self) -> None:
+        """Send what waits. What the collector does not take in time is lost."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def flush() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # the loop may be gone
+                loop.call_soon_threadsafe(ended.set)
+
+        # A daemon: a connection attempt in it cannot be ended, and the process does not wait for it.
+        threading.Thread(target=flush, name="outrider-traces", daemon=True).start()
+        try:
+            async with asyncio.timeout(_FLUSH_S):
+                await ended.wait()
+        except TimeoutError:
+            self._exporter.give_up()
+
+
+class _Exporter(SpanExporter):
+    """Says once that the collector takes nothing, and once that it does again. Called on the SDK's thread."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._lost = 0
+        self._given_up = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self._given_up:
+            return SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:  # noqa: BLE001 - the SDK's thread goes on
+            log.debug("spans not sent", extra={"error": repr(error)})
+            result = SpanExportResult.FAILURE
+        if result is SpanExportResult.SUCCESS:
+            if self._lost:
+                log.info("traces are taken again", extra={"collector": _collector(), "lost": self._lost})
+            self._lost = 0
+        else:
+            if not self._lost:
+                log.warning("traces are not taken", extra={"collector": _collector()})
+            self._lost += len(spans)
+        return result
+
+    def give_up(self) -> None:
+        """From another thread: what waits for another try is lost, too."""
+        self._given_up = True
+        self._exporter.shutdown()
+
+    def shutdown(self) -> None:
+        if not self._given_up:
+            self._exporter.shutdown()
+
+
+def _collector() -> str:
+    """Where it is, without what else its URL may hold."""
+    url = urlsplit(next((value for name in _ENDPOINTS if (value := os.environ.get(name))), "http://localhost:4318"))
+    return url.netloc.rpartition("@")[2]
+
+
+def _resource() -> Resource:
+    resource = Resource.create({SERVICE_VERSION: __version__})
+    named = not str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service")
+    return resource if named else resource.merge(Resource({SERVICE_NAME: "outrider"}))
+
+
+class TracedOrigin:
+    """An origin with a client span for each try: from the wait for a connection to the end of the body.
+
+    The span is the child of the request that began it; what is fetched for nobody has none to be a child of.
+    """
+
+    def __init__(self, origin: Origin, tracer: Tracer) -> None:
+        self._origin = origin
+        self._tracer = tracer
+        url = urlsplit(origin.endpoint)
+        self._server: dict[str, str | int] = {"server.address": url.hostname or ""}
+        if url.port is not None:
+            self._server["server.port"] = url.port
+
+    @property
+    def endpoint(self) -> str:
+        return self._origin.endpoint
+
+    @asynccontextmanager
+    async def send(self, request: OriginRequest) -> AsyncIterator[OriginReply]:
+        method = method_label(request.method)
+        name = f"{method} {unicode_of(request.bucket)}" if request.bucket else method
+        said = {"http.request.method": method, **self._server, **subject(request.bucket, request.key)}
+        if (asked_range := dict(request.headers).get("range")) is not None:
+            said["outrider.range"] = unicode_of(asked_range)
+        # Not made the current one: the context may be left in another task than it was entered in.
+        span = self._tracer.start_span(f"{name} (origin)", kind=SpanKind.CLIENT, attributes=said)
+        traced: _TracedReply | None = None
+        try:
+            async with self._origin.send(request) as reply:
+                traced = _TracedReply(reply, span)
+                yield traced
+        except OriginBroke as error:
+            if traced is None:
+                _failed(span, type(error).__name__)
+            raise
+        finally:
+            if traced is not None:
+                span.set_attribute("http.response.body.size", traced.came_bytes)
+            span.end()
+
+
+class _TracedReply:
+    def __init__(self, reply: OriginReply, span: Span) -> None:
+        self._reply = reply
+        self._span = span
+        self.came_bytes = 0
+        span.add_event("first byte")
+        span.set_attribute("http.response.status_code", reply.status)
+        if reply.status >= 400:
+            _failed(span, str(reply.status))
+
+    @property
+    def status(self) -> int:
+        return self._reply.status
+
+    @property
+    def headers(self) -> Headers:
+        return self._reply.headers
+
+    @property
+    def content_length(self) -> int | None:
+        return self._reply.content_length
+
+    async def chunks(self) -> Chunks:
+        try:
+            async with aclosing(self._reply.chunks()) as chunks:
+                async for chunk in chunks:
+                    self.came_bytes += len(chunk)
+                    yield chunk
+        except OriginBroke as error:
+            _failed(self._span, type(error).__name__)
+            raise
+
+
+def _failed(span: Span, why: str) -> None:
+    """Source: semantic conventions, "HTTP client"."""
+    span.set_attribute("error.type", why)
+    span.set_status(StatusCode.ERROR)

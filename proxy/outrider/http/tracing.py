@@ -1,0 +1,107 @@
+"""A span for each request to the S3 port (`traces = true`). Nobody imports this module while traces are off: it needs
+the extra `tracing`.
+
+A hit of the fast lane gets its span when it has been sent; any other request when it begins, so that what is asked of
+the origin for it can be told as its child.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from opentelemetry.context import Context, attach
+from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from outrider.core.model import Headers
+from outrider.core.spans import subject, unicode_of
+from outrider.metrics import method_label
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+    from outrider.http.tally import Ended
+
+_OF_TRACES = ("traceparent", "tracestate")
+_W3C = TraceContextTextMapPropagator()
+# They say nothing of the proxy's health.
+_CLIENTS_OWN = ("client left",)
+
+
+class ServerSpans:
+    """Called from any thread."""
+
+    def __init__(self, tracer: Tracer, name_of: Callable[[str], str]) -> None:
+        """`name_of`: a reader's name (see `access.reader_name`) as people may see it."""
+        self._tracer = tracer
+        self._name_of = name_of
+
+    def begin(self, method: str, headers: Headers, started: float, *, current: bool) -> Span:
+        """`started`: by `time.perf_counter`. `current`: what this task and its tasks ask of the origin is for it."""
+        parent = _parent(headers)
+        span = self._tracer.start_span(
+            method_label(method), parent, SpanKind.SERVER, {"http.request.method": method_label(method)},
+            start_time=_epoch_ns(started),
+        )  # fmt: skip
+        if current:
+            # Never detached: the next request of the connection, in the same task, sets its own.
+            attach(set_span_in_context(span, parent))
+        return span
+
+    def ended(self, end: Ended, span: Span | None) -> None:
+        """`span` None: it was not begun, as there was no request that could be understood."""
+        if span is None:
+            span = self.begin(end.method, (), end.started, current=False)
+        if span.is_recording():
+            _tell(span, end, self._name_of)
+        span.end()
+
+
+def _tell(span: Span, end: Ended, name_of: Callable[[str], str]) -> None:
+    said: dict[str, str | int | float] = {
+        "outrider.request_id": end.request_id, "outrider.operation": end.op, "outrider.cache": end.cache,
+        "outrider.client": unicode_of(end.client), "http.response.body.size": end.sent.total(),
+    }  # fmt: skip
+    if end.operation is not None:
+        said.update(subject(end.operation.bucket, end.operation.key))
+        if end.operation.bucket:
+            span.update_name(f"{method_label(end.method)} {unicode_of(end.operation.bucket)}")
+    if end.status is not None:
+        said["http.response.status_code"] = end.status
+    if end.reader is not None:
+        said["outrider.reader"] = name_of(end.reader)
+    if end.asked_range is not None:
+        said["outrider.range"] = unicode_of(end.asked_range)
+    if end.first_byte_s is not None:
+        said["outrider.first_byte_s"] = round(end.first_byte_s, 6)
+    for source, count in end.sent.items():
+        said[f"outrider.bytes.{source}"] = count
+    if end.cut is not None:
+        said["outrider.cut"] = unicode_of(end.cut)
+    if (failure := _failure(end)) is not None:
+        said["error.type"] = failure
+        span.set_status(StatusCode.ERROR)
+    span.set_attributes(said)
+
+
+def _failure(end: Ended) -> str | None:
+    """In one word; None: it did not fail, or the client alone is to blame.
+
+    Source: OpenTelemetry semantic conventions, "HTTP server".
+    """
+    if end.cut is not None and end.cut not in _CLIENTS_OWN:
+        return end.cut.partition(":")[0]
+    return str(end.status) if end.status is not None and end.status >= 500 else None
+
+
+def _parent(headers: Headers) -> Context:
+    """What the client says of its own span; an empty context, if it says nothing that makes sense."""
+    told = {name: value for name, value in headers if name in _OF_TRACES}
+    return _W3C.extract(told, Context()) if told else Context()
+
+
+def _epoch_ns(moment: float) -> int:
+    """`moment` of `time.perf_counter`, in nanoseconds since 1970."""
+    return time.time_ns() - int((time.perf_counter() - moment) * 1e9)

@@ -1,0 +1,300 @@
+"""Traces: real requests, and what a real collector is told of them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import urllib.request
+from contextlib import contextmanager
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+
+from outrider.settings import SettingsError
+from tests.support.collector import CLIENT, ERROR, SERVER, Collector
+from tests.support.orders import ended
+from tests.support.proxy import Keys, Proxy
+from tests.support.rawhttp import RawConnection, ask, request
+from tests.support.weather import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+    from tests.support.simulator import Simulator
+
+NAME = "tracing"
+MIB = 1024 * 1024
+RAMP = (bytes(range(251)) * (24 * MIB // 251 + 1))[: 24 * MIB]
+OBJECTS = {"train-000000.tar": RAMP[: 3 * MIB], "small": RAMP[:1000], "long": RAMP}
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+READER: Keys = ("TRACEREADER", "reader/secret")
+CLIENTS = f"""
+[[client]]
+name = "the reader"
+access_key = "{READER[0]}"
+secret_key = "{READER[1]}"
+grants = [{{bucket = "{NAME}", access = "read"}}]
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    for key, body in OBJECTS.items():
+        client.put_object(Bucket=NAME, Key=key, Body=body)
+    client.close()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        yield running
+
+
+def traced(bucket: Bucket, collector: Collector, origin: str | None = None, **settings: Any) -> Proxy:
+    """A proxy that tells `collector`; `settings` in capital letters are variables of its environment."""
+    variables = {name: settings.pop(name) for name in list(settings) if name.isupper()}
+    environment = {**bucket.environment(), "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, **variables}
+    return Proxy(bucket, origin, environment=environment, **{"traces": True, "freshness": "immutable", **settings})
+
+
+def parent(flags: str = "01") -> tuple[str, str]:
+    return "traceparent", f"00-{TRACE}-{PARENT}-{flags}"
+
+
+def test_a_miss_and_a_hit_are_told_with_what_the_bucket_was_asked(bucket: Bucket, collector: Collector) -> None:
+    began_ns = time.time_ns()
+    with traced(bucket, collector, block_size="1MiB") as proxy:
+        with RawConnection(proxy.address) as connection:
+            missed = connection.ask("GET", f"/{NAME}/train-000000.tar")
+        proxy.settle()
+        with RawConnection(proxy.address) as connection:
+            hit = connection.ask("GET", f"/{NAME}/train-000000.tar", [("range", "bytes=0-99")])
+    miss, lane = collector.of(SERVER)
+    sources = {name: count for name, count in miss.said.items() if name.startswith("outrider.bytes.")}
+    assert miss.said == {
+        "http.request.method": "GET", "http.response.status_code": 200, "http.response.body.size": 3 * MIB,
+        "aws.s3.bucket": NAME, "aws.s3.key": "train-000000.tar", "outrider.template": miss.said["outrider.template"],
+        "outrider.operation": "get", "outrider.cache": "MISS", "outrider.client": "-", "outrider.reader": "127.0.0.1",
+        "outrider.request_id": missed.headers["x-amz-request-id"],
+        "outrider.first_byte_s": miss.said["outrider.first_byte_s"], **sources,
+    }  # fmt: skip
+    assert sum(sources.values()) == 3 * MIB
+    assert miss.said["outrider.template"] not in ("", "train-000000.tar")
+    assert lane.said["outrider.cache"] == hit.headers["x-cache"] == "HIT"
+    assert (lane.said["outrider.range"], lane.said["outrider.bytes.disk"]) == ("bytes=0-99", 100)
+    assert lane.said["outrider.request_id"] == hit.headers["x-amz-request-id"]
+    for span in (miss, lane):
+        assert (span.name, span.parent, span.status) == (f"GET {NAME}", "", 0)
+        assert began_ns <= span.start_ns < span.end_ns <= time.time_ns()
+        assert 0 < span.said["outrider.first_byte_s"] <= (span.end_ns - span.start_ns) / 1e9 + 1e-6
+    asked = collector.of(CLIENT)
+    assert sum(span.said["http.response.body.size"] for span in asked) == 3 * MIB
+    for span in asked:
+        assert (span.trace, span.parent, span.events) == (miss.trace, miss.id, ("first byte",))
+        assert (span.said["server.port"], span.said["http.response.status_code"]) == (bucket.port, 206)
+        assert span.said["aws.s3.key"] == "train-000000.tar"
+    assert lane.trace != miss.trace
+    assert collector.resources[0]["service.name"] == "outrider"
+
+
+def test_the_trace_of_a_client_goes_on_in_both_lanes(bucket: Bucket, collector: Collector) -> None:
+    with traced(bucket, collector) as proxy, RawConnection(proxy.address) as connection:
+        connection.ask("GET", f"/{NAME}/small")
+        proxy.settle()
+        for more in [parent()], [parent(), ("accept-language", "de")], [("traceparent", "00-nonsense")]:
+            connection.ask("GET", f"/{NAME}/small", more)
+        assert connection.ask("PUT", f"/{NAME}/put", [parent(), ("content-length", "3")], b"abc").status == 200
+    first, lane, long_way, nonsense, put = collector.of(SERVER)
+    assert [span.said["outrider.cache"] for span in (first, lane, long_way, nonsense, put)] == [
+        "MISS", "HIT", "HIT", "HIT", "BYPASS",
+    ]  # fmt: skip
+    for span in (lane, long_way, put):
+        assert (span.trace, span.parent) == (TRACE, PARENT)
+    for span in (first, nonsense):
+        assert (span.trace != TRACE, span.parent) == (True, "")
+    asked = [span for span in collector.of(CLIENT) if span.trace == TRACE]
+    assert [(span.name, span.parent) for span in asked] == [(f"PUT {NAME} (origin)", put.id)]
+
+
+def test_a_client_that_is_not_traced_is_not(bucket: Bucket, collector: Collector) -> None:
+    with traced(bucket, collector) as proxy, RawConnection(proxy.address) as connection:
+        for _ in range(2):
+            assert connection.ask("GET", f"/{NAME}/small", [parent("00")]).status == 200
+        connection.ask("HEAD", f"/{NAME}/small")
+    assert [span.name for span in collector.spans] == [f"HEAD {NAME}"]
+
+
+def test_the_variables_of_opentelemetry_count(bucket: Bucket, collector: Collector) -> None:
+    more = {"OTEL_SERVICE_NAME": "cache-1", "OTEL_RESOURCE_ATTRIBUTES": "k8s.pod.name=pod-7"}
+    with traced(bucket, collector, **more) as proxy:
+        ask(proxy.address, "GET", f"/{NAME}/small")
+    assert collector.resources[0].items() >= {"service.name": "cache-1", "k8s.pod.name": "pod-7"}.items()
+    told = len(collector.spans)
+    with traced(
+        bucket, collector, OTEL_TRACES_SAMPLER="parentbased_traceidratio", OTEL_TRACES_SAMPLER_ARG="0"
+    ) as proxy:
+        ask(proxy.address, "GET", f"/{NAME}/small")
+        ask(proxy.address, "GET", f"/{NAME}/small", [parent()])
+    assert {span.trace for span in collector.spans[told:]} == {TRACE}
+
+
+def test_refusals_and_failures_say_what_they_are(bucket: Bucket, simulator: Simulator, collector: Collector) -> None:
+    with traced(bucket, collector, simulator.endpoint) as proxy:
+        assert ask(proxy.address, "GET", f"/{NAME}/nothing").status == 404
+        simulator.weather.faults = [Fault(FaultKind.STATUS, method="DELETE", status=503)]
+        assert ask(proxy.address, "DELETE", f"/{NAME}/nothing").status == 503
+        simulator.weather.faults = [Fault(FaultKind.TRUNCATE, after_bytes=10)]
+        with RawConnection(proxy.address) as connection:
+            connection.send(request("GET", f"/{NAME}?list-type=2"))
+            with pytest.raises((OSError, HTTPException)):
+                connection.read_answer()
+        with RawConnection(proxy.address) as connection:
+            connection.send(b"BREW /\x00 HTTP/1.1\r\n\r\n")
+            assert connection.read_answer().status == 400
+    absent, refused, cut, garbage = collector.of(SERVER)
+    assert (absent.said["http.response.status_code"], absent.status) == (404, 0)
+    assert (refused.said["error.type"], refused.status) == ("503", ERROR)
+    assert cut.said["outrider.cut"].startswith("OriginBroke: ")
+    assert (cut.said["error.type"], cut.status, cut.said["http.response.status_code"]) == ("OriginBroke", ERROR, 200)
+    assert (garbage.said["outrider.operation"], garbage.said["http.response.status_code"]) == ("bad", 400)
+    assert {span.said["error.type"] for span in collector.of(CLIENT)} >= {"404", "503", "OriginBroke"}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_long_hit_is_told_once_and_so_is_one_that_its_reader_leaves(
+    bucket: Bucket, collector: Collector, workers: int
+) -> None:
+    with traced(bucket, collector, workers=workers) as proxy:
+        ask(proxy.address, "GET", f"/{NAME}/long")
+        ask(proxy.address, "GET", f"/{NAME}/train-000000.tar")
+        proxy.settle()
+        with RawConnection(proxy.address) as connection:
+            for _ in range(10):  # where there are workers, one has it by then
+                assert connection.ask("GET", f"/{NAME}/train-000000.tar", [("range", "bytes=0-9")]).status == 206
+            assert connection.ask("GET", f"/{NAME}/long", [parent()]).body == RAMP
+            connection.send(request("GET", f"/{NAME}/long", [parent()]))
+            connection.read_head()
+        proxy.settle()
+    spans = collector.of(SERVER)
+    whole, left = (span for span in spans if span.trace == TRACE)
+    assert len(spans) == 14
+    assert (whole.said["outrider.bytes.disk"], whole.said["outrider.cache"]) == (len(RAMP), "HIT")
+    assert whole.said["outrider.first_byte_s"] > 0
+    assert "outrider.cut" not in whole.said
+    assert (left.said["outrider.cut"], left.status) == ("client left", 0)
+    assert left.said["outrider.bytes.disk"] < len(RAMP)
+
+
+def test_no_secret_is_told_and_readers_have_names(bucket: Bucket, collector: Collector, tmp_path: Path) -> None:
+    (tmp_path / "clients.toml").write_text(CLIENTS)
+    settings: dict[str, Any] = {"auth": "sigv4", "clients": tmp_path / "clients.toml", "domain": ("s3.test",)}
+    with traced(bucket, collector, **settings) as proxy:
+        client = proxy.client(READER)
+        presigned = client.generate_presigned_url("get_object", Params={"Bucket": NAME, "Key": "small"})
+        for _ in range(2):
+            client.get_object(Bucket=NAME, Key="small")["Body"].read()
+            with urllib.request.urlopen(presigned) as answer:
+                assert answer.read() == RAMP[:1000]
+        client.list_objects_v2(Bucket=NAME)
+    said = b"".join(collector.bodies)
+    assert len(collector.of(SERVER)) == 5
+    for secret in (
+        *READER,
+        bucket.access_key,
+        bucket.secret_key,
+        "Signature",
+        "AWS4-HMAC",
+        "AWSAccessKeyId",
+        "Expires=",
+    ):
+        assert secret.encode() not in said, secret
+    assert {span.said["outrider.client"] for span in collector.of(SERVER)} == {"the reader"}
+    readers = {span.said["outrider.reader"] for span in collector.of(SERVER) if "outrider.reader" in span.said}
+    assert readers == {"127.0.0.1 the reader"}
+
+
+def test_a_key_that_is_no_unicode_costs_no_span(bucket: Bucket, collector: Collector) -> None:
+    with traced(bucket, collector) as proxy:
+        ask(proxy.address, "GET", f"/{NAME}/%ff%fe")
+        ask(proxy.address, "GET", f"/{NAME}/small")
+    assert [span.said["aws.s3.key"] for span in collector.of(SERVER)] == ["��", "small"]
+
+
+def test_what_is_brought_ahead_is_no_part_of_the_request_before_it(bucket: Bucket, collector: Collector) -> None:
+    warm = f"s3://{NAME}/small\n".encode()
+    with traced(bucket, collector) as proxy:
+        headers = [parent(), ("content-length", str(len(warm)))]
+        assert ask(proxy.address, "PUT", "/_outrider/warm/one", headers, warm).status == 200
+        assert ended(proxy.client(), "warm/one")["state"] == "done"
+    assert [span.trace for span in collector.of(SERVER) if span.said["http.request.method"] == "PUT"] == [TRACE]
+    asked = collector.of(CLIENT)
+    assert asked
+    assert all(span.trace != TRACE and not span.parent for span in asked)
+
+
+@contextmanager
+def warnings() -> Iterator[list[logging.LogRecord]]:
+    """Those logged meanwhile, and worse."""
+    seen: list[logging.LogRecord] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record)
+
+    handler = Keeper(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield seen
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def test_a_collector_that_is_away_is_told_of_once_and_harms_nothing(bucket: Bucket) -> None:
+    with Collector() as gone:
+        pass
+    small = {"OTEL_BSP_MAX_QUEUE_SIZE": "4", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2", "OTEL_BSP_SCHEDULE_DELAY": "1"}
+    with warnings() as seen, traced(bucket, gone, **small, OTEL_EXPORTER_OTLP_TIMEOUT="0.01") as proxy:
+        connection = RawConnection(proxy.address)
+        for _ in range(200):
+            assert connection.ask("GET", f"/{NAME}/small").body == RAMP[:1000]
+        connection.close()
+    assert [record.getMessage() for record in seen] == ["traces are not taken"]
+    assert vars(seen[0])["collector"] == gone.endpoint.removeprefix("http://")
+
+
+def test_a_collector_that_does_not_answer_holds_up_no_request_and_no_stop(bucket: Bucket) -> None:
+    with Collector(hold=True) as collector, patch("outrider.adapters.tracing._FLUSH_S", 0.01):
+        with traced(bucket, collector, OTEL_EXPORTER_OTLP_TIMEOUT="60", OTEL_BSP_SCHEDULE_DELAY="1") as proxy:
+            ask(proxy.address, "GET", f"/{NAME}/small")
+            assert collector.asked.wait(20)
+            assert ask(proxy.address, "GET", f"/{NAME}/small").body == RAMP[:1000]
+        # Stopped: and its last words still wait for the collector.
+        flushing = [thread for thread in threading.enumerate() if thread.name == "outrider-traces"]
+        assert len(flushing) == 1
+        assert collector.spans == []
+        collector.let_go()
+        flushing[0].join(20)
+        assert not flushing[0].is_alive()
+
+
+def test_without_the_extra_the_start_names_it(bucket: Bucket, collector: Collector) -> None:
+    without = {"opentelemetry.exporter.otlp.proto.http.trace_exporter": None}
+    with patch.dict(sys.modules, without):
+        sys.modules.pop("outrider.adapters.tracing", None)
+        with pytest.raises(SettingsError, match=r"--traces .*pip install 'outrider\[tracing\]'"):
+            traced(bucket, collector).start()
+
+
+def test_what_the_environment_cannot_mean_is_refused(bucket: Bucket, collector: Collector) -> None:
+    with pytest.raises(SettingsError, match=r"OTEL_EXPORTER_OTLP_PROTOCOL=grpc: .*http/protobuf"):
+        traced(bucket, collector, OTEL_EXPORTER_OTLP_PROTOCOL="grpc").start()
+    with pytest.raises(SettingsError, match="--traces: "):
+        traced(bucket, collector, OTEL_BSP_MAX_QUEUE_SIZE="0").start()

@@ -1,0 +1,84 @@
+"""What a warm-up costs at the bucket: one GET for each small object, and none for those who read it later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.fakes import ramp
+from tests.support.orders import ended, put
+from tests.support.proxy import Proxy
+from tests.support.weather import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.bucket import Bucket
+    from tests.support.simulator import Simulator
+
+NAME = "warm-requests"
+MIB = 1024 * 1024
+OBJECTS = 40
+
+
+@pytest.fixture
+def proxy(bucket: Bucket, simulator: Simulator) -> Iterator[Proxy]:
+    with Proxy(bucket, simulator.endpoint, block_size="1MiB") as running:
+        yield running
+
+
+def stored(bucket: Bucket, prefix: str, size: int) -> list[str]:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    keys = [f"{prefix}/{number:03}" for number in range(OBJECTS)]
+    for key in keys:
+        client.put_object(Bucket=NAME, Key=key, Body=ramp(size))
+    client.close()
+    return keys
+
+
+def read(s3: Any, keys: list[str]) -> set[bytes]:
+    """As boto3 reads: with the checksums of the whole."""
+    return {s3.get_object(Bucket=NAME, Key=key, ChecksumMode="ENABLED")["Body"].read() for key in keys}
+
+
+@pytest.mark.parametrize("size", [0, 1000, MIB])
+@pytest.mark.parametrize("order", ["warm", "pin"])
+def test_a_small_object_that_a_list_showed_costs_one_get_and_no_head(
+    bucket: Bucket, simulator: Simulator, proxy: Proxy, order: str, size: int
+) -> None:
+    keys, s3 = stored(bucket, f"{order}-{size}", size), proxy.client()
+    put(s3, f"{order}/all", f"s3://{NAME}/{order}-{size}/")
+    assert ended(s3, f"{order}/all")["objects"]["on_disk"] == OBJECTS
+    assert simulator.counts().by_method == {"GET": 1 + OBJECTS}
+    assert read(s3, keys) == {ramp(size)}
+    assert simulator.counts().by_method == {"GET": 1 + OBJECTS}
+
+
+def test_of_names_alone_the_first_tell_how_large_the_others_may_be(
+    bucket: Bucket, simulator: Simulator, proxy: Proxy
+) -> None:
+    keys, s3 = stored(bucket, "named", 1000), proxy.client()
+    put(s3, "warm/all", *(f"s3://{NAME}/{key}" for key in keys))
+    assert ended(s3, "warm/all")["objects"]["on_disk"] == OBJECTS
+    assert simulator.counts().by_method == {"GET": OBJECTS}
+    assert read(s3, keys) == {ramp(1000)}
+    # Those that were asked for before any had answered: see `_OBJECTS_AT_ONCE`.
+    assert simulator.counts().heads <= 16
+
+
+def test_one_that_grows_after_the_list_is_brought_whole(bucket: Bucket, simulator: Simulator, proxy: Proxy) -> None:
+    keys, s3, direct = stored(bucket, "grows", 1000), proxy.client(), bucket.client()
+    grown = ramp(5 * MIB + 1)
+    simulator.weather.faults = [
+        # The LIST is made, and on its way.
+        Fault(FaultKind.ACT, act=lambda: direct.put_object(Bucket=NAME, Key=keys[0], Body=grown))
+    ]
+    put(s3, "warm/all", f"s3://{NAME}/grows/")
+    warmed = ended(s3, "warm/all")
+    assert (warmed["state"], warmed["objects"]["on_disk"]) == ("done", OBJECTS)
+    gets = simulator.counts().gets
+    assert read(s3, keys[:1]) == {grown}
+    assert simulator.counts().gets == gets
+    direct.close()

@@ -1,0 +1,108 @@
+"""Warm-ups that a clean stop cut off go on after the next start, for those who still may."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.fakes import ramp
+from tests.support.orders import ended, put, told, until
+from tests.support.proxy import Keys, Proxy
+from tests.support.rawhttp import ask
+from tests.support.weather import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+    from tests.support.simulator import Simulator
+
+NAME = "warm-restart"
+COUNT, SIZE = 4, 100_000
+PREFIX = f"s3://{NAME}/train/"
+STAYS: Keys = ("STAYS", "stays/secret")
+NARROWED: Keys = ("NARROWED", "narrowed/secret")
+GOES: Keys = ("GOES", "goes/secret")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    for number in range(COUNT):
+        client.put_object(Bucket=NAME, Key=f"train/{number}", Body=ramp(SIZE))
+    client.close()
+
+
+def names(s3: Any) -> list[str]:
+    return [one["name"] for one in told(s3, "status.json")["warmups"]]
+
+
+def stalled() -> Fault:
+    return Fault(FaultKind.STALL, times=None, path_contains="train/", after_bytes=1000)
+
+
+def test_it_goes_on_and_ends_and_is_not_begun_a_second_time(bucket: Bucket, simulator: Simulator) -> None:
+    with Proxy(bucket, simulator.endpoint) as proxy:
+        simulator.weather.faults = [stalled()]
+        s3 = proxy.client()
+        put(s3, "warm/done", f"s3://{NAME}/none")
+        assert ended(s3, "warm/done")["state"] == "failed"
+        put(s3, "warm/cut", PREFIX, rate="500MB")
+        until(lambda: any("/train/" in one.path for one in simulator.log()))
+        proxy.stop()
+        simulator.weather.faults = []
+        simulator.release()
+        proxy.start()
+        s3 = proxy.client()
+        warmed = ended(s3, "warm/cut")
+        assert (warmed["state"], warmed["objects"]["on_disk"]) == ("done", COUNT)
+        assert ask(proxy.address, "GET", "/_outrider/warm/done").status == 404
+        simulator.weather.faults = [Fault(FaultKind.LATE, times=None, path_contains="none")]
+        put(s3, "warm/next", f"s3://{NAME}/none")
+        proxy.restart()
+        until(lambda: names(proxy.client()) == ["next"])
+
+
+def clients(path: Path, **prefixes: str) -> None:
+    keys = {"stays": STAYS, "narrowed": NARROWED, "goes": GOES}
+    entries = (
+        f'[[client]]\nname = "{name}"\naccess_key = "{keys[name][0]}"\nsecret_key = "{keys[name][1]}"\n'
+        f'grants = [{{bucket = "{NAME}", prefix = "{prefix}", access = "read"}}]\n'
+        for name, prefix in prefixes.items()
+    )
+    path.write_text("".join(entries))
+
+
+def test_only_for_a_key_that_still_may(bucket: Bucket, tmp_path: Path) -> None:
+    clients(path := tmp_path / "clients.toml", stays="", narrowed="", goes="")
+    with Proxy(bucket, auth="sigv4", clients=path, block_size="64KiB") as proxy:
+        for keys in (NARROWED, GOES, STAYS):  # resumed in this order: when the last one is there, the others are not
+            put(proxy.client(keys), "warm/slow", PREFIX, rate="1B")
+        proxy.stop()
+        clients(path, stays="", narrowed="elsewhere/")
+        proxy.start()
+        s3 = proxy.client(STAYS)
+        until(lambda: names(s3) == ["slow"])
+        assert told(s3, "warm/slow")["state"] == "running"
+        assert names(proxy.client(NARROWED)) == []
+        clients(path, stays="", narrowed="", goes="")
+        proxy.restart()
+        until(lambda: names(proxy.client(STAYS)) == ["slow"])
+        assert names(proxy.client(GOES)) == []
+
+
+ENTRY = {"owner": "", "name": "x", "body": PREFIX, "at": 1.0, "bytes_per_s": 0.0}
+ENTRIES: list[dict[str, object]] = [{}, ENTRY | {"body": "\ud800"}, ENTRY | {"at": 1e30}, ENTRY | {"bytes_per_s": -1.0}]
+OF_ENTRIES = [json.dumps({"format": 1, "warmups": [one]}) for one in ENTRIES]
+
+
+@pytest.mark.parametrize("written", ["", "[]", '{"format": 2, "warmups": []}', *OF_ENTRIES])
+def test_what_is_no_list_of_warm_ups_is_ignored(bucket: Bucket, written: str) -> None:
+    with Proxy(bucket) as proxy:
+        proxy.stop()
+        (proxy.cache_dir / "warmups").write_text(written)
+        proxy.start()
+        assert told(proxy.client(), "status.json")["warmups"] == []
