@@ -39,6 +39,11 @@ def room(making: Making) -> Iterator[Engine]:
         yield room
 
 
+def sizes_known(room: Engine) -> None:
+    """Of a set of unknown sizes one comes first, to tell what the others take."""
+    room.planner.listed(REFS[0].bucket, [(ref.key, BLOCK) for ref in REFS], room.clock())
+
+
 def tell(room: Engine, refs: list[ObjectRef] = REFS) -> None:
     room.prefetch.told(CLIENT, refs, start=0, total=len(refs))
 
@@ -175,6 +180,7 @@ async def test_bandwidth_that_was_not_spent_for_a_minute_is_not_saved_up(making:
 async def test_a_question_for_nobody_waits_for_its_turn(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
+    sizes_known(room)
     tell(room)
     await under_way(room, 2)
     await some_turns()
@@ -282,6 +288,7 @@ async def test_the_rest_after_failures_doubles_up_to_five_seconds_and_ends_with_
 
 async def test_fills_that_fail_together_are_one_failure(room: Engine) -> None:
     room.origin.faults += [Fault(times=None, key=ref.key, refuse=True) for ref in REFS]
+    sizes_known(room)
     tell(room)
     await room.tasks.settle()
     assert len({request.key for request in room.origin.log if request.key}) >= 4

@@ -18,7 +18,7 @@ from outrider.core.model import ObjectRef
 from outrider.engine.asking import OriginRefused
 from outrider.engine.flight import Flight
 from outrider.engine.openings import NotCacheable
-from outrider.engine.reads import Body, CacheStatus
+from outrider.engine.reads import Body, CacheStatus, EarlyPiece
 from outrider.ports import BlockWriter
 from tests.support.engine import BLOCK, REF, Engine, engine, pieces_of, taken
 from tests.support.fakes import RAMP, FakeOrigin, Fault, ramp
@@ -74,6 +74,18 @@ async def test_readers_of_every_range_at_once_get_their_bytes(room: Engine) -> N
     assert bodies == [DATA[start:stop] for start, stop in wanted]
     await room.tasks.settle()
     assert max(Counter(room.origin.ranges).values()) == 1
+
+
+async def test_a_reader_that_takes_its_time_with_the_first_bytes_may_find_their_block_evicted(room: Engine) -> None:
+    answer = await room.reads.get(REF, {})
+    assert answer.body is not None
+    pieces = aiter(answer.body)
+    first = await anext(pieces)
+    assert isinstance(first, EarlyPiece)
+    await room.tasks.settle()
+    await room.store.drop(room.store.blocks_of(lambda ref: ref == REF))
+    rest = [piece async for piece in pieces_of(answer.body)]
+    assert bytes(first.data) + b"".join(rest) == DATA
 
 
 async def test_a_late_joiner_at_any_offset_follows_the_same_flight(room: Engine) -> None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 FROM_NOTHING = {ROOT / "README.md", ROOT / "docs" / "quickstart.md"}
 WITH_COMMANDS = [page for page in pages() if any(possible(block) for block in shell_blocks(page))]
 # What a test cannot run: it needs a cluster, a container engine, root, a network, an hour, or a quiet machine.
-OUT_OF_REACH = ("kubectl", "helm", "docker", "git clone", "pip install", "sudo", "systemctl", "apt-get", "aws eks")
+OUT_OF_REACH = ("kubectl", "helm", "docker", "git clone", "pip install", "sudo", "systemctl", "apt-get", "aws eks",
+                "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector")  # fmt: skip
 LONG = {"demo", "test", "soak", "audit", "lock", "bench", "bench-ahead", "bench-tools", "lint", "image"}
 
 

@@ -60,9 +60,9 @@ class Pass:
         self.log: array[int] = array("i")
         self.place = blanks(key_count)
         self.done = blanks(key_count)
-        # How likely the agenda's order is the true one, and whether it was told.
+        # How likely the agenda's order is the true one, whether it was told, and whether the last pass' was.
         self.order = order
-        self.told = False
+        self.told = self.was_told = False
         # Whether the next pass will probably have this one's order.
         self.repeats = True
         # False: it began with a key read twice, and may be no pass at all. Nothing is fetched for it.
@@ -228,7 +228,7 @@ class Pass:
         self.number += 1
         if self.number == 1:
             self.order = max(self.order, ORDER_LIKELY)
-        self.told, self.repeats, self._shares = False, True, array("d")
+        self.was_told, self.told, self.repeats, self._shares = self.told, False, True, array("d")
 
     def grow(self, key_count: int) -> None:
         """The dataset has `key_count` keys now."""

@@ -93,8 +93,8 @@ class Dataset:
 
     @property
     def is_told(self) -> bool:
-        """A job has told what it reads, or may be about to: its pass has just begun."""
-        return any(one.told or not one.log for one in self.passes())
+        """A job has told what it reads, or did so for its last pass and has yet to begin the next."""
+        return any(one.told or (one.was_told and not one.log) for one in self.passes())
 
     def orders(self) -> list[Order]:
         return [*self.passes(), *self.learned]

@@ -21,10 +21,10 @@ class Flight:
         "_early",
         "_end",
         "_error",
-        "_has_landed",
         "_waiters",
         "_writer",
         "arrival",
+        "has_landed",
         "head_wanted",
         "meta",
         "on_wait",
@@ -42,7 +42,8 @@ class Flight:
         self._writer: BlockWriter | None = None
         self._early: tuple[int, Buffer] | None = None
         self._error: Exception | None = None
-        self._has_landed = False
+        self.has_landed = False
+        """The store has it, or had it: it may have been evicted since."""
         self._end = asyncio.Event()
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -77,14 +78,14 @@ class Flight:
 
     def land(self) -> None:
         """The store has the block."""
-        self._has_landed = True
+        self.has_landed = True
         self._end.set()
         self._wake()
 
     async def ended(self) -> bool:
         """Wait for the end of the flight, without being in a hurry; True: the store has the block."""
         await self._end.wait()
-        return self._has_landed
+        return self.has_landed
 
     @property
     def failure(self) -> Exception | None:

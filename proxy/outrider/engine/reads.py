@@ -336,6 +336,9 @@ async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece | 
         if offset == inside.stop:
             return
         await flight.beyond(offset)
+        if flight.has_landed:
+            # The client took its time with these: the block may have been evicted since, and its file is closed.
+            return
     lease = flight.lease()
     try:
         while offset < inside.stop:
