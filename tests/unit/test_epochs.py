@@ -206,6 +206,20 @@ def test_a_told_order_is_fetched_ahead_from_its_first_moment() -> None:
     assert 4 <= ahead < 20, "what they open next, and while it comes; no more, for what is here has its uses, too"
 
 
+def test_after_a_told_epoch_nothing_is_fetched_in_its_order_before_the_next_is_told() -> None:
+    """It would take the next epoch's first shards the bandwidth, and the room."""
+    riders, other = Riders(listed=False), Random(8).sample(range(COUNT), COUNT)
+    for i in SHUFFLED[-COUNT // 4 :]:
+        riders.came(i)
+    for order, wanted in (SHUFFLED, []), (other, []), (other, other[:2]):
+        riders.tell(order)
+        riders.read(order)
+        wants = riders.planner.wants(riders.now, 0, 2)
+        assert [KEYS.index(want.ref.key) for want in wants] == wanted, "only plans that repeat are an order"
+        for want in wants:
+            riders.planner.dropped(want.ref)
+
+
 def test_a_set_of_unknown_order_is_replaced_at_twice_the_pace_of_its_readers() -> None:
     """More at once would be of use no sooner, and what a reader waits for would queue behind it."""
     riders, other = Riders(), Random(4).sample(range(COUNT), COUNT)

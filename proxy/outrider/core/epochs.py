@@ -226,7 +226,10 @@ class Pass:
         self._recent.clear()
         self.frontier = 0
         self.number += 1
-        if self.number == 1:
+        if self.told and not self.repeats:
+            # The next order will be told as well, and be another one.
+            self.order = ORDER_UNLIKELY
+        elif self.number == 1:
             self.order = max(self.order, ORDER_LIKELY)
         self.was_told, self.told, self.repeats, self._shares = self.told, False, True, array("d")
 
