@@ -50,6 +50,15 @@ def test_beside_a_reader_who_leaves_room_it_takes_the_room() -> None:
     assert 3 <= sum(allowed[100:]) / len(allowed[100:]) <= 8
 
 
+def test_after_a_silence_it_begins_anew() -> None:
+    line = Line()
+    line.run(20, demand=0)
+    line.courtesy.heed(line.now + 0.9)
+    assert line.courtesy.alone >= 7
+    line.courtesy.heed(line.now + 1.1)
+    assert (line.courtesy.alone, line.courtesy.beside) == (2, 1)
+
+
 def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
     courtesy = Courtesy(64)
     for _ in range(200):

@@ -14,6 +14,9 @@ _FULL = 0.85
 # The best is half forgotten in this time: a line may come to give less.
 _HALF_LIFE_S = 60.0
 _FIRST = 2
+# After so long without a byte a burst begins anew: an epoch's first blocks would share the line with all that was
+# allowed at the end of the last one.
+_IDLE_S = 1.0
 
 
 class Courtesy:
@@ -26,6 +29,7 @@ class Courtesy:
         self.beside = 1
         self._best_bytes_s = 0.0
         self._began: float | None = None
+        self._flowed_at: float | None = None
         self._bytes = 0
         self._felt = False
 
@@ -33,8 +37,15 @@ class Courtesy:
         """One had to wait because of the limit."""
         self._felt = True
 
+    def heed(self, now: float) -> None:
+        """One is about to begin."""
+        if self._flowed_at is not None and now - self._flowed_at > _IDLE_S:
+            self.alone, self.beside = min(_FIRST, self._ceiling), 1
+            self._flowed_at = None
+
     def is_due(self, now: float) -> bool:
-        """What came is to be judged now."""
+        """Bytes of a body came; whether what came lately is to be judged now."""
+        self._flowed_at = now
         if self._began is None:
             self._began = now
         return now - self._began >= _WINDOW_S

@@ -129,6 +129,7 @@ class Turns:
         while self._waiting[True] and self._held[True] < limit:
             self._start(self._waiting[True].popleft())
         while self._waiting[False] and self._held[True] + self._held[False] < max(1, limit - limit // 4):
+            self._courtesy.heed(self._clock())
             awaited = self._awaited or self._held[True] > 0
             if self._held[False] >= (self._courtesy.beside if awaited else self._courtesy.alone):
                 self._courtesy.felt()
