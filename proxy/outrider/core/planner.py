@@ -225,7 +225,7 @@ class Planner:
         for dataset, its in keys.items():
             dataset.told(client, its, start, total or start + len(refs), now)
             if not dataset.list_wanted and not dataset.names.listed:
-                # It would cost the first reads their bandwidth: 300 bytes a name, where samples may have a thousand.
+                # It would cost the first reads their bandwidth: a name in a LIST may be a good part of a small sample.
                 dataset.listed_at = dataset.listed_at or now
                 dataset.list_pages = 1 + len(dataset.names.keys) // _NAMES_PER_PAGE
 
