@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -11,6 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.support.awschunked import signed_head
+from tests.support.logs import logged
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import Answer, RawConnection, ask
 
@@ -72,18 +72,14 @@ def proxy(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(autouse=True)
-def told(proxy: Proxy, bucket: Bucket, caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+def told(proxy: Proxy, bucket: Bucket) -> Iterator[list[str]]:
     """Whatever a test appends, the logs and the metrics: none of it may hold a secret."""
-    caplog.set_level(logging.DEBUG)
     texts: list[str] = []
-    yield texts
-    proxy.settle()
+    with logged("outrider") as records:
+        yield texts
+        proxy.settle()
     texts += [ask(admin_address(proxy), "GET", path).body.decode() for path in ("/metrics", "/status")]
-    texts += [
-        f"{record.getMessage()} {vars(record)}"
-        for record in (*caplog.get_records("call"), *caplog.records)
-        if record.name.startswith("outrider")
-    ]
+    texts += [f"{record.getMessage()} {vars(record)}" for record in records]
     assert any("outrider.access" in text for text in texts), "the log was not seen"
     secrets = [keys[1] for keys in EVERYBODY] + [
         bucket.secret_key,

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import urllib.request
-from contextlib import contextmanager
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -16,6 +15,7 @@ import pytest
 
 from outrider.settings import SettingsError
 from tests.support.collector import CLIENT, ERROR, SERVER, Collector
+from tests.support.logs import logged
 from tests.support.orders import ended
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import RawConnection, ask, request
@@ -240,28 +240,12 @@ def test_what_is_brought_ahead_is_no_part_of_the_request_before_it(bucket: Bucke
     assert all(span.trace != TRACE and not span.parent for span in asked)
 
 
-@contextmanager
-def warnings() -> Iterator[list[logging.LogRecord]]:
-    """Those logged meanwhile, and worse."""
-    seen: list[logging.LogRecord] = []
-
-    class Keeper(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            seen.append(record)
-
-    handler = Keeper(logging.WARNING)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield seen
-    finally:
-        logging.getLogger().removeHandler(handler)
-
-
 def test_a_collector_that_is_away_is_told_of_once_and_harms_nothing(bucket: Bucket) -> None:
     with Collector() as gone:
         pass
     small = {"OTEL_BSP_MAX_QUEUE_SIZE": "4", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2", "OTEL_BSP_SCHEDULE_DELAY": "1"}
-    with warnings() as seen, traced(bucket, gone, **small, OTEL_EXPORTER_OTLP_TIMEOUT="0.01") as proxy:
+    environment = {**small, "OTEL_EXPORTER_OTLP_TIMEOUT": "0.01"}
+    with logged(level=logging.WARNING) as seen, traced(bucket, gone, **environment) as proxy:
         connection = RawConnection(proxy.address)
         for _ in range(200):
             assert connection.ask("GET", f"/{NAME}/small").body == RAMP[:1000]
