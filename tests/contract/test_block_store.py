@@ -638,7 +638,7 @@ class Gated(BlockDir):
     def path_of(self, block: BlockKey) -> Path:
         if Gated.closed and threading.current_thread() is not threading.main_thread():
             Gated.reached.set()
-            assert Gated.go_on.wait(10)
+            assert Gated.go_on.wait(60)
         return super().path_of(block)
 
 
@@ -669,7 +669,7 @@ async def cancelled_in_commit(writer: DiskBlockWriter) -> None:
             await writer.abort()
 
     task = asyncio.create_task(commit_or_abort())
-    await asyncio.to_thread(Gated.reached.wait, 10)
+    await asyncio.to_thread(Gated.reached.wait, 60)
     task.cancel()
     await asyncio.sleep(0)
     Gated.go_on.set()
@@ -686,7 +686,7 @@ async def test_room_that_is_still_being_made_is_waited_for(root: Path) -> None:
     Gated.closed = True
     try:
         left = asyncio.create_task(disk.store.create(meta_of(1)))
-        await asyncio.to_thread(Gated.reached.wait, 10)
+        await asyncio.to_thread(Gated.reached.wait, 60)
         left.cancel()
         await asyncio.wait([left])
         again = asyncio.create_task(disk.write(meta_of(0)))

@@ -142,7 +142,7 @@ def test_the_status_tells_how_far_it_rides_and_what_another_size_would_hit(proxi
     proxy, order = proxies(), shuffled(1)
     epoch(proxy, order)
     epoch(proxy, order)
-    status = proxy.outrider.status()
+    status = proxy.status()
     ahead = status["prefetch"]
     assert isinstance(ahead, dict)
     assert ahead["blocks"] > 0

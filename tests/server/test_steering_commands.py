@@ -77,7 +77,7 @@ def test_interrupted_it_goes_on_and_the_same_command_finds_it(command: Command, 
         # It polls, now that the proxy has its list.
         until(lambda: told(s3, "warm/slow")["bytes"]["on_disk"] > 0)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "goes on in the proxy" in err
     assert told(s3, "warm/slow")["state"] == "running"
@@ -196,7 +196,7 @@ def test_the_shell_completes_commands_and_their_options(command: Command) -> Non
         )
         # As the installed script calls it; `python -m` has another name.
         program = "import sys; sys.argv = ['outrider']; from outrider.cli import main; main()"
-        done = subprocess.run(python(program), env=command.environ, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(python(program), env=command.environ, capture_output=True, text=True, timeout=60)
         return done.stdout.split()
 
     assert {"warm", "pin", "unpin", "evict", "verify", "serve"} <= set(completed(""))
