@@ -19,6 +19,7 @@ import pytest
 from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk import DiskStore, Limits
+from outrider.adapters.diskwork import _THREADS, DiskWork
 from outrider.adapters.diskwriter import DiskBlockWriter
 from outrider.adapters.leases import FileLease
 from outrider.adapters.recovery import Recovery
@@ -702,6 +703,15 @@ async def test_room_that_is_still_being_made_is_waited_for(root: Path) -> None:
     disk.close()
 
 
+async def all_done(work: DiskWork) -> None:
+    """Until its threads have done all that was asked of them, and what was asked when that was heard of."""
+    for _ in range(3):
+        together = threading.Barrier(_THREADS)
+        await asyncio.gather(*(work.run(together.wait) for _ in range(_THREADS)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("steps", range(1, 12))
 async def test_a_writer_cancelled_at_any_step_gives_all_back(steps: int, root: Path) -> None:
     disk = Disk(root, 2 * FILE)
@@ -721,10 +731,7 @@ async def test_a_writer_cancelled_at_any_step_gives_all_back(steps: int, root: P
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
-    await disk.store.work.run(lambda: None)
-    disk.store.work.threads.shutdown(wait=True)
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await all_done(disk.store.work)
     assert disk.store.used_bytes == FILE * len(disk.store)
     assert len(list((root / "v1").rglob("*.*"))) == 0
     assert on_disk(root) == disk.store.used_bytes

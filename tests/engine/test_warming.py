@@ -92,6 +92,9 @@ async def test_no_more_blocks_are_on_their_way_than_the_budget_has(making: Makin
         gate = asyncio.Event()
         room.origin.faults.append(Fault(times=None, body_gate=gate))
         begun(room)
+        async with asyncio.timeout(60):
+            while not room.origin.under_way:
+                await asyncio.sleep(0)
         for _ in range(3000):
             await asyncio.sleep(0)
         assert 1 <= room.origin.under_way <= 2
