@@ -318,7 +318,9 @@ def test_after_a_write_a_connection_may_idle_as_after_a_read(bucket: Bucket) -> 
 
         async def timers() -> list[object]:
             async with asyncio.timeout(60):
-                while not all(isinstance(one, Connection) and one._is_waiting() for one in proxy.outrider.server.connections):
+                while not all(
+                    isinstance(one, Connection) and one._is_waiting() for one in proxy.outrider.server.connections
+                ):
                     await asyncio.sleep(0)
             return [getattr(one, "_head_timer", one) for one in proxy.outrider.server.connections]
 
