@@ -26,7 +26,7 @@ NAME = "dashboard"
 TOKEN = "open-sesame-9"
 SHARD = bytes(range(250)) * 400
 HOSTILE = "<img src=x onerror=alert(1)>\"'&<script>alert(2)</script>" + "w" * 120
-WAIT_MS = 30_000
+WAIT_MS = 60_000
 
 
 @pytest.fixture(scope="module", autouse=True)
