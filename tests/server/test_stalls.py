@@ -17,7 +17,7 @@ from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.support.bucket import Bucket
@@ -104,6 +104,41 @@ def test_a_pause_between_requests_is_the_readers(proxy: Proxy, monkeypatch: pyte
         assert 30 <= found["away_s"] - before["away_s"] < 45
         assert found["wait_s"] - before["wait_s"] < 15
         assert after(5000.0, 4)["away_s"] - found["away_s"] < 61, "a spare connection tells little"
+
+
+class Span(float):
+    """So many seconds, which are looked at by `look` in the moment in which they are added to a count: as another
+    thread may."""
+
+    look: Callable[[], None]
+
+    def __radd__(self, other: float) -> float:
+        self.look()
+        return other + float(self)
+
+
+class Moment(float):
+    def __sub__(self, other: float) -> Span:
+        return Span(float(self) - other)
+
+
+def test_a_hit_that_is_looked_at_while_it_is_counted_is_told_whole(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Proxy(bucket, freshness="immutable") as proxy, RawConnection(proxy.address) as connection:
+        for _ in range(2):
+            connection.ask("GET", f"/{NAME}/small-000.tar")
+            proxy.settle()
+        before = counted(proxy, "small-{}.tar", 2)
+        hand = Hand(monkeypatch)
+        hand.push(20.0)
+        monkeypatch.setattr(Span, "look", lambda _: proxy.outrider.metrics.add_up(), raising=False)
+        monkeypatch.setattr(time, "perf_counter", lambda: Moment(hand()))
+        connection.ask("GET", f"/{NAME}/small-000.tar")
+        proxy.settle()
+        after = counted(proxy, "small-{}.tar", 3)
+    assert after["away_s"] - before["away_s"] >= 20.0
+    assert after["hits"] - before["hits"] == 1
 
 
 @pytest.fixture
