@@ -335,6 +335,7 @@ def test_a_bucket_in_the_host_is_part_of_the_name(bucket: Bucket) -> None:
 def test_a_request_that_comes_before_the_last_ones_task_has_ended_is_answered_at_once_too(lane: Lane) -> None:
     with lane.connect() as connection:
         own = connection.sock.getsockname()
+        lane.proxy.settle()
 
         async def at_once() -> None:
             (protocol,) = (one for one in lane.proxy.outrider.server.connections if one.peername == own)
@@ -356,6 +357,7 @@ def test_a_request_that_comes_before_the_last_ones_task_has_ended_is_answered_at
 def test_what_comes_in_pieces_before_the_last_ones_task_has_ended_keeps_its_order(lane: Lane) -> None:
     with lane.connect() as connection:
         own = connection.sock.getsockname()
+        lane.proxy.settle()
 
         async def at_once() -> None:
             (protocol,) = (one for one in lane.proxy.outrider.server.connections if one.peername == own)

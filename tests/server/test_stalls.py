@@ -268,6 +268,7 @@ def test_many_readers_take_bounded_room_and_lose_no_byte(bucket: Bucket) -> None
                 asked += 1
             tally = lane._new_tally(next(iter(lane._subjects.values())), f"10.0.{number // 256}.{number % 256}")
             tally.requests = 1
+        proxy.settle()
         after = status(proxy)
         assert lane._tallied <= 1024
         assert len(after["readers"]) <= 64
