@@ -114,12 +114,13 @@ class Proxy:
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples called `name`. Added up where the proxy does it: two who do it at once count twice."""
 
-        async def look() -> float:
-            return self.outrider.metrics.total(name, **labels)
+        metrics = self.outrider.metrics
 
-        if threading.current_thread() is self._thread:
-            return self.outrider.metrics.total(name, **labels)
-        return float(self.on_loop(look))
+        async def look() -> float:
+            return metrics.total(name, **labels)
+
+        on_its_thread = threading.current_thread() is self._thread
+        return metrics.total(name, **labels) if on_its_thread else float(self.on_loop(look))
 
     def status(self) -> dict[str, Any]:
         """What the admin port's /status tells, looked at where nothing changes meanwhile."""
