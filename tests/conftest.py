@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 TRIED = Trials()
 
-# How long an example takes is the machine's affair: of a busy one, Hypothesis' usual 0.2 s are a test that fails now and
-# then. The same examples each time in `make test`, new ones in a long run.
+# How long an example takes is the machine's affair: with Hypothesis' usual 0.2 s, tests fail now and then on a busy one.
+# The same examples each time in `make test`, new ones in a long run.
 settings.register_profile(
     "outrider", deadline=None, derandomize=SCALE == 1, suppress_health_check=[HealthCheck.too_slow]
 )
