@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TRIED = Trials()
 
-# How long an example takes is the machine's affair: with Hypothesis' usual 0.2 s, tests fail now and then on a busy one.
+# How long an example takes is the machine's affair: with Hypothesis' usual 0.2 s, tests fail at times on a busy one.
 # The same examples each time in `make test`, new ones in a long run.
 settings.register_profile(
     "outrider", deadline=None, derandomize=SCALE == 1, suppress_health_check=[HealthCheck.too_slow]
