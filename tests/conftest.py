@@ -6,6 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.bucket import Bucket
 from tests.support.certificate import Certificate, certify
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TRIED = Trials()
+
+# How long an example takes is the machine's affair: with Hypothesis' usual 0.2 s, tests fail at times on a busy one.
+# The same examples each time in `make test`, new ones in a long run.
+settings.register_profile(
+    "outrider", deadline=None, derandomize=SCALE == 1, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("outrider")
 
 
 def pytest_configure() -> None:

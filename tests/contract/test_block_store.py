@@ -19,6 +19,7 @@ import pytest
 from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk import DiskStore, Limits
+from outrider.adapters.diskwork import _THREADS, DiskWork
 from outrider.adapters.diskwriter import DiskBlockWriter
 from outrider.adapters.leases import FileLease
 from outrider.adapters.recovery import Recovery
@@ -638,7 +639,7 @@ class Gated(BlockDir):
     def path_of(self, block: BlockKey) -> Path:
         if Gated.closed and threading.current_thread() is not threading.main_thread():
             Gated.reached.set()
-            assert Gated.go_on.wait(10)
+            assert Gated.go_on.wait(60)
         return super().path_of(block)
 
 
@@ -669,7 +670,7 @@ async def cancelled_in_commit(writer: DiskBlockWriter) -> None:
             await writer.abort()
 
     task = asyncio.create_task(commit_or_abort())
-    await asyncio.to_thread(Gated.reached.wait, 10)
+    await asyncio.to_thread(Gated.reached.wait, 60)
     task.cancel()
     await asyncio.sleep(0)
     Gated.go_on.set()
@@ -686,7 +687,7 @@ async def test_room_that_is_still_being_made_is_waited_for(root: Path) -> None:
     Gated.closed = True
     try:
         left = asyncio.create_task(disk.store.create(meta_of(1)))
-        await asyncio.to_thread(Gated.reached.wait, 10)
+        await asyncio.to_thread(Gated.reached.wait, 60)
         left.cancel()
         await asyncio.wait([left])
         again = asyncio.create_task(disk.write(meta_of(0)))
@@ -700,6 +701,15 @@ async def test_room_that_is_still_being_made_is_waited_for(root: Path) -> None:
     disk.keep_budget()
     assert disk.path(meta_of(0)).exists()
     disk.close()
+
+
+async def all_done(work: DiskWork) -> None:
+    """Until its threads have done all that was asked of them, and what was asked when that was heard of."""
+    for _ in range(3):
+        together = threading.Barrier(_THREADS)
+        await asyncio.gather(*(work.run(together.wait) for _ in range(_THREADS)))
+        for _ in range(3):
+            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("steps", range(1, 12))
@@ -721,10 +731,7 @@ async def test_a_writer_cancelled_at_any_step_gives_all_back(steps: int, root: P
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
-    await disk.store.work.run(lambda: None)
-    disk.store.work.threads.shutdown(wait=True)
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await all_done(disk.store.work)
     assert disk.store.used_bytes == FILE * len(disk.store)
     assert len(list((root / "v1").rglob("*.*"))) == 0
     assert on_disk(root) == disk.store.used_bytes

@@ -247,7 +247,7 @@ async def test_a_request_whose_body_fails_stores_nothing(sent: int, world: World
     request = OriginRequest("PUT", NAME, key, body=failing(), body_bytes=len(DATA))
     status = None
     try:
-        async with asyncio.timeout(10), world.origin.send(request) as reply:
+        async with asyncio.timeout(60), world.origin.send(request) as reply:
             status = reply.status
     except OriginBroke:
         pass

@@ -414,7 +414,7 @@ async def test_one_write_of_a_part_follows_another(room: Engine, monkeypatch: py
     def write(*given: Any) -> int:
         nonlocal writes
         writes += 1
-        slow.wait(10)
+        slow.wait(60)
         return real(*given)
 
     monkeypatch.setattr(os, "pwritev", write)

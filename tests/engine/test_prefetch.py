@@ -72,7 +72,7 @@ def gets(room: Engine, bucket: str = "train") -> int:
 
 async def under_way(room: Engine, at_least: int) -> None:
     """As disk threads take part, turns of the loop alone would not do."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while room.origin.under_way < at_least:
             await asyncio.sleep(0)
 
@@ -108,7 +108,7 @@ async def test_demand_does_not_wait_for_what_nobody_waits_for(making: Making) ->
         room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
         tell(room)
         await under_way(room, 1)
-        assert await asyncio.wait_for(read(room, OTHER), 10) == "MISS"
+        assert await asyncio.wait_for(read(room, OTHER), 60) == "MISS"
         gate.set()
         await room.tasks.settle()
 
@@ -222,7 +222,7 @@ async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room:
     broken = [Fault(times=None, key=REFS[0].key, status=403), Fault(times=None, key=REFS[1].key, refuse=True)]
     room.origin.faults += broken
     tell(room)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await room.tasks.settle()
     tried = len(room.origin.log)
     room.prefetch.tick()
@@ -243,7 +243,7 @@ async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room:
 async def test_where_nothing_may_be_kept_prefetching_rests(room: Engine) -> None:
     room.store.admitting = False
     tell(room)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await room.tasks.settle()
     assert len(room.origin.log) <= 4 * COUNT
     assert room.planner.blocks_coming == 0

@@ -134,7 +134,7 @@ async def test_a_first_byte_does_not_wait_for_the_disk(
         return await create(meta)
 
     monkeypatch.setattr(room.store, "create", slow)
-    answer = await asyncio.wait_for(room.reads.get(REF, {}), 10)
+    answer = await asyncio.wait_for(room.reads.get(REF, {}), 60)
     gate.set()
     assert await taken(answer) == DATA
     await room.tasks.settle()

@@ -402,5 +402,7 @@ for _machine in (OneVersion, OneVersionAhead):
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-TestOneVersion = pytest.mark.timeout(100 * SCALE)(OneVersion.TestCase)
-TestOneVersionAhead = pytest.mark.timeout(100 * SCALE)(OneVersionAhead.TestCase)
+# Beyond the five minutes in which Hypothesis shrinks what failed: a test that is ended in the midst of that looks as if
+# it had stood still, and nobody learns what it had found.
+TestOneVersion = pytest.mark.timeout(600 * SCALE)(OneVersion.TestCase)
+TestOneVersionAhead = pytest.mark.timeout(600 * SCALE)(OneVersionAhead.TestCase)

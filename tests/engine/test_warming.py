@@ -78,7 +78,7 @@ async def test_demand_goes_first(making: Making) -> None:
         gate = asyncio.Event()
         room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
         one = begun(room)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not room.origin.under_way:
                 await asyncio.sleep(0)
             assert await room.get(OTHER) == ramp(BLOCK, 77)
@@ -92,6 +92,9 @@ async def test_no_more_blocks_are_on_their_way_than_the_budget_has(making: Makin
         gate = asyncio.Event()
         room.origin.faults.append(Fault(times=None, body_gate=gate))
         begun(room)
+        async with asyncio.timeout(60):
+            while not room.origin.under_way:
+                await asyncio.sleep(0)
         for _ in range(3000):
             await asyncio.sleep(0)
         assert 1 <= room.origin.under_way <= 2
@@ -125,7 +128,7 @@ async def test_a_slow_one_does_not_hold_up_another(making: Making) -> None:
     with making(sleep=sleep, budget=Budget(1)) as room:
         slow = begun(room, REFS[:3], rate=1.0)
         other = begun(room, REFS[3:])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while other.running:
                 room.clock.advance(0.001)
                 await asyncio.sleep(0)
@@ -162,7 +165,7 @@ async def test_a_cancelled_one_stops_and_what_is_on_its_way_comes_yet(making: Ma
         gate = asyncio.Event()
         room.origin.faults.append(Fault(times=None, body_gate=gate))
         one = begun(room)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not room.origin.under_way:
                 await asyncio.sleep(0)
         room.warming.cancel(one)
@@ -180,7 +183,7 @@ async def test_what_was_evicted_before_the_end_is_no_success(making: Making) -> 
         gate = asyncio.Event()
         room.origin.faults.append(Fault(times=None, key=REFS[-1].key, body_gate=gate))
         one = begun(room)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while one.progress.objects < COUNT - 1:
                 await asyncio.sleep(0)
         await room.store.drop(room.store.blocks_of(lambda ref: ref == REFS[0]))

@@ -21,7 +21,7 @@ KEYS = [f"train/{number:03d}.tar" for number in range(3)]
 
 def read(proxy: ServedProxy, reader: str, key: str) -> str:
     """The reply's `x-cache`."""
-    connection = http.client.HTTPConnection(*proxy.address, timeout=10.0, source_address=(reader, 0))
+    connection = http.client.HTTPConnection(*proxy.address, timeout=60.0, source_address=(reader, 0))
     try:
         connection.request("GET", f"/{NAME}/{key}")
         with connection.getresponse() as response:

@@ -52,13 +52,13 @@ def test_a_target_serves_the_data_forgets_it_and_leaves_no_process(world: World,
         target.start()
         target.populate()
         for key in (world.big, world.smalls[1]):
-            with urllib.request.urlopen(target.url(key), timeout=30) as answer:
+            with urllib.request.urlopen(target.url(key), timeout=60) as answer:
                 assert answer.read() == world.body(key)
         if target.caches and kind is not NginxStatic:
             world.settle()
             world.simulator.reset()
             target.clear()
-            with urllib.request.urlopen(target.url(world.big), timeout=30) as answer:
+            with urllib.request.urlopen(target.url(world.big), timeout=60) as answer:
                 assert answer.read() == world.body(world.big)
             assert world.simulator.counts().body_bytes >= len(world.body(world.big)), "not from the bucket"
         session = target.session

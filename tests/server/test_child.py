@@ -15,7 +15,7 @@ import pytest
 from tests.support.child import Child, free_ports, scratch_directory
 
 REPOSITORY = Path(__file__).parents[2]
-GONE_S = 10.0
+GONE_S = 60.0
 
 # A parent whose child has a child of its own; prints the numbers of both.
 _PARENT = """
@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.support.child import Child
 directory = Path(sys.argv[1])
 child = Child(["/bin/sh", "-c", "sleep 1000 & echo $!; wait"], log=directory / "log", scratch=[directory])
-child.wait_until(lambda: b"\\n" in child.log.read_bytes(), what="the shell", deadline_s=10)
+child.wait_until(lambda: b"\\n" in child.log.read_bytes(), what="the shell", deadline_s=60)
 print(child.process.pid, child.log.read_text(), flush=True)
 sys.stdin.read()
 """
@@ -56,9 +56,10 @@ def test_a_killed_parent_leaves_neither_process_nor_directory(tmp_path: Path) ->
 
 
 def test_stop_ends_the_whole_session_and_gives_the_status(tmp_path: Path) -> None:
-    argv = ["/bin/sh", "-c", "sleep 1000 & echo $!; trap 'exit 7' TERM; wait"]
+    # The trap first: what is printed tells that it is set.
+    argv = ["/bin/sh", "-c", "trap 'exit 7' TERM; sleep 1000 & echo $!; wait"]
     child = Child(argv, log=tmp_path / "log")
-    child.wait_until(lambda: b"\n" in child.log.read_bytes(), what="the shell", deadline_s=10)
+    child.wait_until(lambda: b"\n" in child.log.read_bytes(), what="the shell", deadline_s=60)
     grandchild = os.pidfd_open(int(child.log.read_text()))
     assert child.stop() == 7
     wait_until_gone(grandchild)
@@ -67,7 +68,7 @@ def test_stop_ends_the_whole_session_and_gives_the_status(tmp_path: Path) -> Non
 def test_a_start_that_fails_shows_the_log(tmp_path: Path) -> None:
     child = Child(["/bin/sh", "-c", "echo no such luck; exit 3"], log=tmp_path / "log")
     with pytest.raises(RuntimeError, match=r"the shell ended with status 3:\nno such luck"):
-        child.wait_until(lambda: False, what="the shell", deadline_s=10)
+        child.wait_until(lambda: False, what="the shell", deadline_s=60)
     assert child.stop() == 3
 
 

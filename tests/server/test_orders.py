@@ -160,7 +160,7 @@ def test_orders_are_listed_and_shown_in_the_status(proxy: Proxy) -> None:
     status = told(s3, "status.json")
     assert [one["name"] for one in status["warmups"]] == ["of mine"]
     assert [(one["reserved_bytes"], one["bytes"]["on_disk"]) for one in status["pins"]] == [(8192, 1)]
-    assert proxy.outrider.status()["warmups"] == status["warmups"]
+    assert proxy.status()["warmups"] == status["warmups"]
 
 
 def test_a_warm_up_can_be_cancelled_and_then_forgotten(proxy: Proxy) -> None:
@@ -188,13 +188,13 @@ def test_the_same_list_again_is_the_warm_up_that_runs(proxy: Proxy) -> None:
 def test_a_head_of_the_first_byte_warms(proxy: Proxy) -> None:
     s3 = proxy.client()
     s3.head_object(Bucket=BUCKET, Key=KEYS[0], Range="bytes=0-0")
-    until(lambda: proxy.outrider.status()["blocks"] == 4)
+    until(lambda: proxy.status()["blocks"] == 4)
     proxy.settle()
     assert cache_of(s3, KEYS[0]) == "HIT"
     s3.head_object(Bucket=BUCKET, Key=KEYS[3])
     s3.head_object(Bucket=BUCKET, Key=KEYS[3], Range="bytes=0-1")
     proxy.settle()
-    assert proxy.outrider.status()["blocks"] == 4
+    assert proxy.status()["blocks"] == 4
 
 
 BAD_LISTS = {

@@ -58,7 +58,7 @@ def test_promtool_finds_nothing_wrong_with_the_names(bucket: Bucket) -> None:
 
 def query(port: int, expression: str) -> list[Any]:
     url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         found: list[Any] = json.load(answer)["data"]["result"]
     return found
 
@@ -122,7 +122,7 @@ def test_a_real_prometheus_evaluates_the_rules_over_a_real_run(bucket: Bucket, t
 
 def is_ready(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=60) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

@@ -62,7 +62,7 @@ class RawClient:
 
     def __init__(self, client: Any, bucket: str) -> None:
         self._url = urlsplit(client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "ramp"}))
-        self._connection = http.client.HTTPConnection(self._url.netloc, timeout=10)
+        self._connection = http.client.HTTPConnection(self._url.netloc, timeout=60)
 
     def get(self, **headers: str) -> http.client.HTTPResponse:
         self._connection.request("GET", f"{self._url.path}?{self._url.query}", headers=headers)
@@ -103,7 +103,7 @@ def test_the_bucket_behind_still_checks_who_asks(bucket: Bucket, simulator: Simu
 
 def test_a_chunked_upload_passes(client: Any, ramp_bucket: str) -> None:
     url = urlsplit(client.generate_presigned_url("put_object", Params={"Bucket": ramp_bucket, "Key": "chunked"}))
-    connection = http.client.HTTPConnection(url.netloc, timeout=10)
+    connection = http.client.HTTPConnection(url.netloc, timeout=60)
     pieces = [RAMP[at : at + 100_000] for at in range(0, MIB, 100_000)]
     connection.request("PUT", f"{url.path}?{url.query}", body=iter(pieces), encode_chunked=True)
     assert connection.getresponse().status == 200
@@ -182,7 +182,7 @@ def test_a_failed_upload_fails_with_and_without_expect(client: Any, simulator: S
     with pytest.raises(ClientError, match="SlowDown"):
         client.put_object(Bucket=ramp_bucket, Key="never", Body=RAMP)
     url = urlsplit(client.generate_presigned_url("put_object", Params={"Bucket": ramp_bucket, "Key": "never"}))
-    connection = http.client.HTTPConnection(url.netloc, timeout=10)
+    connection = http.client.HTTPConnection(url.netloc, timeout=60)
     connection.request("PUT", f"{url.path}?{url.query}", body=RAMP)
     assert connection.getresponse().status == 503
     connection.close()

@@ -17,7 +17,7 @@ from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.support.bucket import Bucket
@@ -55,10 +55,7 @@ def proxy(bucket: Bucket, request: pytest.FixtureRequest) -> Iterator[Proxy]:
 
 
 def status(proxy: Proxy) -> dict[str, Any]:
-    async def look() -> str:
-        return json.dumps(proxy.outrider.status())
-
-    told: dict[str, Any] = json.loads(proxy.on_loop(look))
+    told: dict[str, Any] = json.loads(json.dumps(proxy.status()))
     return told
 
 
@@ -69,7 +66,7 @@ def reader(proxy: Proxy, dataset: str) -> dict[str, Any]:
 
 def counted(proxy: Proxy, dataset: str, requests: int) -> dict[str, Any]:
     """Its reader, once so many requests of it are: an answer is counted after it was sent, in a thread of its own."""
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + 60
     while (found := reader(proxy, dataset))["requests"] < requests:
         assert time.monotonic() < give_up_at
     assert found["requests"] == requests
@@ -107,6 +104,41 @@ def test_a_pause_between_requests_is_the_readers(proxy: Proxy, monkeypatch: pyte
         assert 30 <= found["away_s"] - before["away_s"] < 45
         assert found["wait_s"] - before["wait_s"] < 15
         assert after(5000.0, 4)["away_s"] - found["away_s"] < 61, "a spare connection tells little"
+
+
+class Span(float):
+    """So many seconds, which are looked at by `look` in the moment in which they are added to a count: as another
+    thread may."""
+
+    look: Callable[[], None]
+
+    def __radd__(self, other: float) -> float:
+        self.look()
+        return other + float(self)
+
+
+class Moment(float):
+    def __sub__(self, other: float) -> Span:
+        return Span(float(self) - other)
+
+
+def test_a_hit_that_is_looked_at_while_it_is_counted_is_told_whole(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Proxy(bucket, freshness="immutable") as proxy, RawConnection(proxy.address) as connection:
+        for _ in range(2):
+            connection.ask("GET", f"/{NAME}/small-000.tar")
+            proxy.settle()
+        before = counted(proxy, "small-{}.tar", 2)
+        hand = Hand(monkeypatch)
+        hand.push(20.0)
+        monkeypatch.setattr(Span, "look", lambda _: proxy.outrider.metrics.add_up(), raising=False)
+        monkeypatch.setattr(time, "perf_counter", lambda: Moment(hand()))
+        connection.ask("GET", f"/{NAME}/small-000.tar")
+        proxy.settle()
+        after = counted(proxy, "small-{}.tar", 3)
+    assert after["away_s"] - before["away_s"] >= 20.0
+    assert after["hits"] - before["hits"] == 1
 
 
 @pytest.fixture
@@ -236,6 +268,7 @@ def test_many_readers_take_bounded_room_and_lose_no_byte(bucket: Bucket) -> None
                 asked += 1
             tally = lane._new_tally(next(iter(lane._subjects.values())), f"10.0.{number // 256}.{number % 256}")
             tally.requests = 1
+        proxy.settle()
         after = status(proxy)
         assert lane._tallied <= 1024
         assert len(after["readers"]) <= 64

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from outrider.settings import SettingsError, load
 from tests.support.proxy import Proxy, ServedProxy
-from tests.support.rawhttp import RawConnection, ask
+from tests.support.rawhttp import RawConnection, ask, request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +95,17 @@ def test_requests_that_were_sent_ahead_are_answered_in_order(proxy: Proxy) -> No
             connection.send(f"GET {BIG} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             connection.send(f"GET {SMALL} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             assert [connection.read_answer().body for _ in range(2)] == [RAMP, RAMP[:1000]]
+
+
+def test_what_was_sent_before_the_proxy_settled_is_counted_then(proxy: Proxy) -> None:
+    """Of the tests' own support: whoever counts after `settle` counts all, though nobody waited for the answer."""
+    before = proxy.metric("outrider_requests_total")
+    with ExitStack() as stack:
+        for number in range(1, 31):
+            connection = stack.enter_context(RawConnection(proxy.address))
+            connection.send(request("GET", SMALL))
+            proxy.settle()
+            assert proxy.metric("outrider_requests_total") - before == number
 
 
 def test_a_head_in_two_pieces_is_one_request(proxy: Proxy) -> None:

@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from tests.support.child import Child, free_ports, program
 
 REGION = "us-east-1"
-READY_DEADLINE_S = 30.0
+READY_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

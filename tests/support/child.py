@@ -49,7 +49,7 @@ class Child:
         cwd: Path | None = None,
         scratch: Sequence[Path] = (),
         stop_signal: signal.Signals = signal.SIGTERM,
-        grace_s: float = 10.0,
+        grace_s: float = 60.0,
         user: int | None = None,
     ) -> None:
         """`user`: whom it runs as, in the group of the same number and no other; None: as this process."""

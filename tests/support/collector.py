@@ -67,7 +67,7 @@ class Collector:
     def __exit__(self, *_: object) -> None:
         self._go.set()
         self._server.shutdown()
-        self._thread.join(10)
+        self._thread.join(60)
         self._server.server_close()
 
     def _handler(collector) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - `self` is the handler's

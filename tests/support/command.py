@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.support.bucket import Bucket
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 class Process(subprocess.Popen[str]):

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-DEADLINE_S = 110.0
+DEADLINE_S = 250.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 MIB = 1024 * 1024
 # The pinned torch has no wheel for newer Pythons: there, the clients that need it are left out, as in pyproject.toml.
 HAS_TORCH = sys.version_info < (3, 12)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.support.weather import Tally, Weather
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 60.0
 # How long a reset waits for the bytes before it to be taken; a client that does not read loses them.
 DRAIN_S = 1.0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def put(s3: Any, key: str, *lines: str, rate: str | None = None) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from outrider.core.model import ObjectRef
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

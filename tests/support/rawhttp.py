@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TIMEOUT_S = 10.0
+# A bound for what hangs, however slow the machine is just now.
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

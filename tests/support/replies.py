@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,13 @@ def answers_to(address: tuple[str, int], *wire: bytes) -> list[Answer]:
     """All that comes back until the connection ends; that it ends is waited for, and a hang is an error."""
     received = bytearray()
     with RawConnection(address) as connection:
-        try:
+        # Closed on us: what it said before that may be lost to the reset, or be here all the same.
+        with contextlib.suppress(ConnectionError):
             for piece in wire:
                 connection.send(piece)
+        with contextlib.suppress(ConnectionError):
             while data := connection.sock.recv(65536):
                 received += data
-        except ConnectionError:
-            pass  # closed on us: what it said before that may be lost to the reset
     return list(parsed(bytes(received), has_head=b"HEAD" in b"".join(wire)))
 
 

@@ -13,8 +13,8 @@ from typing import Any, Self
 from tests.support.child import Child
 from tests.support.weather import Counts, Request
 
-READY_DEADLINE_S = 15.0
-ANSWER_S = 10.0
+READY_DEADLINE_S = 60.0
+ANSWER_S = 60.0
 REPOSITORY = Path(__file__).parents[2]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.support.proxy import ServedProxy
 
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ BLOCK = 64 * 1024
 RIGHT, BROKEN = "the right bytes", "a broken connection"
 MODES = ("whole", "ranged", "mixed")
 # More than any timeout of the proxy's: a client that waits for so long was let down.
-CLIENT_TIMEOUT_S = 60.0
+CLIENT_TIMEOUT_S = 120.0
 _numbers = count()
 
 

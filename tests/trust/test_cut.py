@@ -57,7 +57,7 @@ class BrokenOrigin:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 @pytest.fixture(params=ENDINGS, ids=list(ENDINGS))

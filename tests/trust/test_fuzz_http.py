@@ -59,6 +59,10 @@ def strict(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         f'grants = [{{bucket = "{NAME}", access = "write"}}]\n'
     )
     with Proxy(bucket, auth="sigv4", clients=clients, freshness="immutable", client_timeout_s=0.3) as running:
+        # Else the first two who ask for it side by side would be told MISS and HIT, as time has it.
+        for key in ("key", "empty"):
+            running.client(KEYS).get_object(Bucket=NAME, Key=key)["Body"].read()
+        running.settle()
         yield running
 
 
@@ -447,21 +451,21 @@ def test_an_upload_in_chunks_is_stored_whole_or_not_at_all(
     ).encode()
     ask(loopback.address, "DELETE", f"/{NAME}/upload")
     wire = [head, *(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), b"0\r\n\r\n"]
-    with RawConnection(loopback.address) as connection:
-        for piece in wire:
-            connection.send(piece)
-        answer = connection.read_answer("PUT")
-    assert_correct(answer)
+    answers = answers_to(loopback.address, *wire, CLOSER)
+    for answer in answers:
+        assert_correct(answer)
     stored = ask(loopback.address, "GET", f"/{NAME}/upload")
-    if answer.status == 200:
+    # None, where it was refused before all of it was sent and the answer went with the connection.
+    done = bool(answers) and answers[0].status == 200
+    if done:
         assert stored.body == body
     else:
         assert stored.status == 404
     trials.record(
         "fuzz",
         "aws-chunked uploads, cut anywhere, some damaged",
-        "stored whole" if answer.status == 200 else "refused, nothing stored",
-        lost=int(answer.status == 200 and stored.body != body),
+        "stored whole" if done else "refused, nothing stored",
+        lost=int(done and stored.body != body),
     )
 
 

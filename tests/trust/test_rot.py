@@ -220,13 +220,13 @@ async def test_readers_do_not_wait_for_the_scrubber(tmp_path: Path, monkeypatch:
 
     def gated(*args: Any) -> bytes:
         reached.set()
-        assert gate.wait(20), "the loop stood still"
+        assert gate.wait(60), "the loop stood still"
         return pread(*args)
 
     with monkeypatch.context() as slow:
         slow.setattr(os, "pread", gated)
         scrubbing = asyncio.create_task(disk.store.verify(meta_of(1).key))
-        await asyncio.to_thread(reached.wait, 20)
+        await asyncio.to_thread(reached.wait, 60)
         lease = disk.store.lease_open(meta_of(0).key)
         assert lease is not None
         lease.release()

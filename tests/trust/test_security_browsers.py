@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 NAME = "pages"
 
 
-@pytest.fixture(scope="module")
-def proxy(bucket: Bucket) -> Iterator[Proxy]:
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
     bucket.make_bucket(NAME)
     client = bucket.client()
     client.put_object(Bucket=NAME, Key="key", Body=b"private")
     client.close()
+
+
+@pytest.fixture(scope="module")
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
     with Proxy(bucket, freshness="immutable", domain=("s3.corp.example",)) as running:
         for _ in range(2):  # a hit from here on: the fast lane must not let in whom the long way refuses
             assert asked(running.outrider.listen, f"GET /{NAME}/key", "host: 127.0.0.1").body == b"private"

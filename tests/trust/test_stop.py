@@ -70,7 +70,7 @@ def begun_write(proxy: ServedProxy, key: str, open_ones: contextlib.ExitStack) -
 
 def readiness(proxy: ServedProxy) -> int:
     try:
-        with urllib.request.urlopen(f"{proxy.admin}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"{proxy.admin}/readyz", timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()
@@ -261,7 +261,7 @@ class Service:
         ready = [proxy for proxy in self._proxies if readiness(proxy) == 200]
         try:
             chosen = self._chance.choice(ready)
-            target = socket.create_connection(chosen.address, timeout=30)
+            target = socket.create_connection(chosen.address, timeout=60)
         except (OSError, IndexError):
             client.close()
             return

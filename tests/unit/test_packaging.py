@@ -26,7 +26,7 @@ def output_of(*words: str | Path, cwd: Path) -> str:
     """Of a command that sees neither this tree nor this session's settings."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OUTRIDER_"))}
     done = subprocess.run(
-        [str(word) for word in words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=100, check=False
+        [str(word) for word in words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

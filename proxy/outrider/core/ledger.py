@@ -64,7 +64,8 @@ class Sums:
 
 @dataclass(slots=True)
 class HitTally:
-    """One reader's hits on one dataset in plain numbers, grown by one thread and read by another."""
+    """One reader's hits on one dataset in plain numbers, grown by one thread and read by another: `requests` grows last
+    and is read first, so that where it has not grown since `told`, all of it was told."""
 
     requests: int = 0
     sent_bytes: int = 0
@@ -74,8 +75,8 @@ class HitTally:
 
     def news(self) -> Sums:
         """What came since the last time."""
-        told = self.told
-        self.told = Sums(self.requests, self.requests, self.sent_bytes, 0, 0, self.wait_s, self.away_s)
+        told, requests = self.told, self.requests
+        self.told = Sums(requests, requests, self.sent_bytes, 0, 0, self.wait_s, self.away_s)
         new = self.told
         return Sums(
             new.requests - told.requests, new.hits - told.hits, new.disk_bytes - told.disk_bytes, 0, 0,

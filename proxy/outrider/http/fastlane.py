@@ -333,10 +333,11 @@ class FastLane:
         except KeyError:
             tally = self._new_tally(subject, reader)
         away_s = started - wire.ended
-        tally.requests += 1
         tally.sent_bytes += sent
         tally.wait_s += seconds
         tally.away_s += away_s if away_s < AWAY_S_MAX else AWAY_S_MAX
+        # Last, as `HitTally` wants it: another thread may look between any two of these.
+        tally.requests += 1
         wire.ended = started + seconds
         if extent.length:
             self._note(reader, version, extent)

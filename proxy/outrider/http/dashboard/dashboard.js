@@ -6,7 +6,7 @@ const SOURCES = [["disk", "Disk: hits"], ["flight", "Still arriving"], ["origin"
 const STATES = {c: "cached", R: "cached and read this epoch", o: "coming", r: "read and gone", a: "absent"};
 const TOKEN = "outrider-admin-token";
 const $ = (id) => document.getElementById(id);
-let paused = false, timer = 0, rates = null, cursorAt = -1;
+let paused = false, timer = 0, asked = 0, rates = null, cursorAt = -1;
 
 // -- words -------------------------------------------------------------------------------------------------------
 
@@ -329,18 +329,21 @@ function tell(text, className) {
 }
 
 async function ask() {
-  const token = sessionStorage.getItem(TOKEN);
+  const token = sessionStorage.getItem(TOKEN), own = ++asked;
   let reply;
   try {
     reply = await fetch("status", {headers: token ? {Authorization: `Bearer ${token}`} : {}, cache: "no-store"});
+    const status = reply.ok ? await reply.json() : null;
+    // A pause, or a newer question, came before the answer.
+    if (own !== asked) return;
     if (reply.status === 401) { login(token); return; }
     if (!reply.ok) throw new Error(`answered ${reply.status}`);
-    const status = await reply.json();
     $("login").hidden = true;
     $("board").hidden = false;
     show(status);
     tell(status.ready ? "live" : "stopping", status.ready ? "live" : "lost");
   } catch (error) {
+    if (own !== asked) return;
     console.error(error);
     tell(reply && reply.ok ? "cannot show what it answered" : "not reachable", "lost");
   }
@@ -368,7 +371,7 @@ $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", String(paused));
   put("pause", paused ? "Resume" : "Pause");
-  if (paused) { clearTimeout(timer); tell("paused", ""); } else ask();
+  if (paused) { asked++; clearTimeout(timer); tell("paused", ""); } else ask();
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && !paused && $("login").hidden) ask(); });
 ask();
