@@ -326,7 +326,9 @@ def test_a_pin_is_of_names_and_follows_what_is_written(bucket: Bucket, shards: N
 
 
 @pytest.mark.parametrize(("count", "heads"), [(40, 0), (19, 19)])
-def test_a_pin_of_many_names_asks_the_bucket_once_for_each(bucket: Bucket, count: int, heads: int) -> None:
+def test_a_pin_of_many_names_asks_the_bucket_once_for_each(
+    bucket: Bucket, shards: None, count: int, heads: int
+) -> None:
     """And one LIST for their sizes, in the place of a HEAD for each; for a few that would cost more."""
     origin = bucket.client()
     for number in range(count):
