@@ -10,7 +10,8 @@ EXTRAS := bucket,clients,dev$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
 # What the benchmarks need and no wheel brings; nginx from here because the wheel's has no slice module.
 BENCH_TOOLS := curl nginx-light s3fs wrk
 # What some tests drive: the dashboard's browser, and Prometheus with promtool. Without them these tests are skipped.
-TEST_TOOLS := chromium prometheus
+# Programs; `kubectl` is in Debian's package kubernetes-client.
+TEST_TOOLS := chromium kubectl prometheus
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
@@ -36,7 +37,8 @@ test: install
 test-tools:
 	@for tool in $(TEST_TOOLS); do command -v $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
 	test -z "$$missing" || { command -v apt-get >/dev/null 2>&1 && test "$$(id -u)" = 0 && apt-get update --quiet=2 \
-		&& DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $$missing; } \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends \
+		$$(echo $$missing | sed s/kubectl/kubernetes-client/); } \
 		|| echo "not installed:$$missing; the tests that need them are skipped"
 
 # The tests of trust, SOAK times longer, and the table of what was tried; `make soak SOAK=5 TESTS=tests/trust/test_crash.py`.

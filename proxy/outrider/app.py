@@ -55,7 +55,7 @@ from outrider.engine.turns import Turns
 from outrider.engine.verifying import Verifying
 from outrider.engine.warming import Warming
 from outrider.http.access import Access, Loopback, SigV4
-from outrider.http.admin import admin_app
+from outrider.http.admin import AdminServer
 from outrider.http.orders import Orders
 from outrider.http.server import S3Server
 from outrider.http.steering import Steering
@@ -397,8 +397,8 @@ async def _save_pins(store: DiskStore, saved: Sequence[SavedPin]) -> None:
 async def _serve(outrider: Outrider, stack: AsyncExitStack) -> web.ServerRunner:
     settings = outrider.settings
     token = settings.admin_token.get_secret_value() if settings.admin_token else None
-    app = admin_app(outrider.metrics, lambda: outrider.ready, outrider.status, token)
-    admin = web.AppRunner(app, access_log=None)
+    served = AdminServer(outrider.metrics, lambda: outrider.ready, outrider.status, token, settings.client_timeout_s)
+    admin = web.ServerRunner(served, shutdown_timeout=1.0)
     s3 = web.ServerRunner(outrider.server, shutdown_timeout=1.0)
     for runner in (admin, s3):
         await runner.setup()

@@ -59,7 +59,10 @@ class LedgerMetrics:
             registry=registry,
         )  # fmt: skip
         self.bucket_requests = Counter(
-            "outrider_dataset_origin_requests", "Reads of it sent to the origin.", ["dataset"], registry=registry
+            "outrider_dataset_origin_requests",
+            "GETs and HEADs of it sent to the origin.",
+            ["dataset"],
+            registry=registry,
         )
         self.wait_s = Counter(
             "outrider_dataset_wait_seconds", "Time that readers waited for us, over all their connections.",

@@ -220,7 +220,7 @@ class Settings(BaseModel):
         0.0, ge=0, description="Dollars for 10**9 bytes out of the bucket, to tell what was saved; 0: not told."
     )
     price_per_1000_gets: float = Field(
-        0.0, ge=0, description="Dollars for 1,000 GETs of the bucket, to tell what was saved; 0: not told."
+        0.0, ge=0, description="Dollars for 1,000 GETs or HEADs of the bucket, to tell what was saved; 0: not told."
     )
     traces: bool = Field(
         False,

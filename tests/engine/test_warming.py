@@ -254,3 +254,25 @@ async def test_pins_that_come_at_one_time_do_not_share_room(making: Making) -> N
         results = await asyncio.gather(*(pins.pin(one) for one in two), return_exceptions=True)
         assert [type(result).__name__ for result in results] == ["NoneType", "NoRoom"]
         await room.tasks.settle()
+
+
+PAGE = """<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><IsTruncated>true</IsTruncated>
+<Contents><Key>shard-000000.tar</Key><Size>{size}</Size><ETag>"other"</ETag></Contents>
+<Contents><Key>shard-0.tar</Key><Size>1</Size><ETag>"between"</ETag></Contents>
+<NextContinuationToken>more</NextContinuationToken></ListBucketResult>"""
+
+
+async def test_sizes_are_looked_for_in_few_pages_and_asked_for_where_they_are_not(making: Making) -> None:
+    """Between the names lies what has no end. What the LIST told of the first one was wrong by the time it came."""
+    with making() as room:
+        refs = [ObjectRef("train", f"shard-{number:06d}.tar") for number in range(20)]
+        for number, ref in enumerate(refs[COUNT:], COUNT):
+            room.origin.put(ref, ramp(SIZE, number))
+        room.origin.put(ObjectRef("train", ""), PAGE.format(size=SIZE + 1).encode())
+        one = warmup(room, refs)
+        await pinning(room).pin(one)
+        await room.tasks.settle()
+        lists = [request for request in room.origin.log if not request.key]
+        assert [dict(request.query)["prefix"] for request in lists] == ["shard-0000"] * 2
+        assert sum(request.method == "HEAD" for request in room.origin.log) == 19
+        assert (one.progress.state, one.progress.bytes, one.progress.wanted_bytes) == (State.DONE, 20 * SIZE, 20 * SIZE)

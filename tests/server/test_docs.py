@@ -1,23 +1,49 @@
-"""The commands of README.md and docs/ are run as a reader would: a real S3 server, the real proxy, one shell a page."""
+"""The commands of the pages are run as a reader would: a real S3 server, the real proxy, one shell a page.
+
+What is for a cluster goes to a stand-in for one, made of Helm's own engine and the real kubectl.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.pages import ROOT, pages
-from tests.support.shellpage import DEADLINE_S, NO_RUN, PageFailed, possible, run, shell_blocks, steps_of
+from tests.support import deployed
+from tests.support.chart_readme import README as CHART_README
+from tests.support.cluster import Cluster
+from tests.support.pages import ROOT, example_manifests, pages
+from tests.support.shellpage import (
+    DEADLINE_S,
+    NO_RUN,
+    PageFailed,
+    possible,
+    run,
+    shell_blocks,
+    speaks_to_a_cluster,
+    steps_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 # These begin with nothing; the others suppose that the quick start was followed.
-FROM_NOTHING = {ROOT / "README.md", ROOT / "docs" / "quickstart.md"}
-WITH_COMMANDS = [page for page in pages() if any(possible(block) for block in shell_blocks(page))]
-# What a test cannot run: it needs a cluster, a container engine, root, a network, an hour, or a quiet machine.
-OUT_OF_REACH = ("kubectl", "helm", "docker", "git clone", "pip install", "sudo", "systemctl", "apt-get", "aws eks",
+FROM_NOTHING = {
+    ROOT / "README.md",
+    ROOT / "docs" / "quickstart.md",
+    ROOT / "charts" / "outrider" / "README.md",
+    *example_manifests(),
+}
+ALL = [*pages(), *example_manifests()]
+WITH_COMMANDS = [page for page in ALL if any(possible(block) for block in shell_blocks(page))]
+# What a test cannot run: it needs a container engine, root, a network, an hour, or a quiet machine.
+OUT_OF_REACH = ("docker", "git clone", "pip install", "sudo", "systemctl", "apt-get", "aws eks",
                 "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector")  # fmt: skip
+INLINE_FOR_A_CLUSTER = (
+    "helm template outrider charts/outrider",
+    "kubectl -n training rollout restart daemonset/outrider",
+)
 LONG = {"demo", "test", "soak", "audit", "lock", "bench", "bench-ahead", "bench-tools", "lint", "image"}
 
 
@@ -26,13 +52,15 @@ LONG = {"demo", "test", "soak", "audit", "lock", "bench", "bench-ahead", "bench-
 def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
     ran = run(page, tmp_path, world=page not in FROM_NOTHING)
     assert ran == {block for block in shell_blocks(page) if possible(block)}
+    if any(map(speaks_to_a_cluster, ran)):
+        deployed.check(Cluster(tmp_path / "cluster"), tmp_path / "pods")
 
 
 def test_only_what_is_out_of_reach_is_not_run() -> None:
     """A block that a test could run must not be marked `no-run`."""
     idle = {
         f"{block.name}: {command}"
-        for page in pages()
+        for page in ALL
         for block in shell_blocks(page)
         if NO_RUN in block.marks
         for command in block.commands
@@ -45,6 +73,15 @@ def out_of_reach(command: str) -> bool:
     words = command.split()
     long = words[0] == "make" and len(words) > 1 and words[1] in LONG
     return long or command.lstrip().startswith(OUT_OF_REACH)
+
+
+def test_commands_for_a_cluster_in_a_pages_text_are_taken(tmp_path: Path) -> None:
+    """After those of the chart's own page."""
+    commands = "".join(f"{command}\n" for command in INLINE_FOR_A_CLUSTER)
+    page = a_page(tmp_path, f"{CHART_README.read_text()}\n```sh if=kubectl\n{commands}```\n")
+    told = {span for each in pages() for span in re.findall(r"`((?:helm|kubectl) [^`\n]+)`", each.read_text())}
+    assert told == {*INLINE_FOR_A_CLUSTER, "kubectl drain"}
+    run(page, tmp_path, world=False)
 
 
 def a_page(directory: Path, text: str) -> Path:
@@ -60,6 +97,7 @@ def a_page(directory: Path, text: str) -> Path:
         ("```sh\nno-such-command\n```\n", "did not end well"),
         ("```console\n$ echo one\ntwo\n```\n", "is said to print"),
         ("```console\n$ echo one\n```\n", "is said to print"),
+        ("```sh\nhelm install fast charts/outrider --set cahce.hostPath=/mnt\n```\n", "did not end well"),
     ],
 )
 def test_a_page_that_is_wrong_is_found_out(text: str, why: str, tmp_path: Path) -> None:

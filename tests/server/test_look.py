@@ -77,7 +77,7 @@ def test_stats_tells_who_waits_for_whom_and_what_was_saved(proxy: Proxy, command
     lines = done.stdout.splitlines()
     assert any(re.match(r"disk: hits .*/s +400 kB", line) for line in lines), done.stdout
     assert any(re.match(r"out of the bucket .*/s +500 kB", line) for line in lines), done.stdout
-    assert any("saved" in line and "400 kB, 4 GETs, $0.04" in line for line in lines)
+    assert any("saved" in line and "400 kB, 4 GETs and HEADs, $0.04" in line for line in lines)
     assert any("would hit: 0.5x" in line for line in lines) or "too few reads" in done.stdout
     assert "s3://look/train-{}.tar" in done.stdout
     assert "\x1b" not in done.stdout

@@ -325,6 +325,29 @@ def test_a_pin_is_of_names_and_follows_what_is_written(bucket: Bucket, shards: N
     origin.close()
 
 
+@pytest.mark.parametrize(("count", "heads"), [(40, 0), (19, 19)])
+def test_a_pin_of_many_names_asks_the_bucket_once_for_each(
+    bucket: Bucket, shards: None, count: int, heads: int
+) -> None:
+    """And one LIST for their sizes, in the place of a HEAD for each; for a few that would cost more."""
+    origin = bucket.client()
+    for number in range(count):
+        origin.put_object(Bucket=BUCKET, Key=f"many/{number:03}", Body=ramp(100 + number))
+    with Proxy(bucket, block_size=str(BLOCK)) as proxy:
+        s3 = proxy.client()
+        put(s3, "pin/m", f"s3://{BUCKET}/many/{{000..{count - 1:03}}}")
+        state = ended(s3, "pin/m")
+        assert state["objects"] == {"wanted": count, "on_disk": count, "failed": 0, "unsized": 0}
+        assert state["bytes"]["wanted"] == sum(range(100, 100 + count))
+        assert proxy.metric("outrider_origin_requests_total", method="HEAD") == heads
+        assert proxy.metric("outrider_origin_requests_total", method="GET") == count + (0 if heads else 1)
+        with pytest.raises(ClientError, match="NoSuchKey"):
+            put(s3, "pin/m", f"s3://{BUCKET}/many/{{000..{count:03}}}")
+    for number in range(count):
+        origin.delete_object(Bucket=BUCKET, Key=f"many/{number:03}")
+    origin.close()
+
+
 def test_what_is_pinned_is_not_evicted_by_hand(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "pin/p", f"s3://{BUCKET}/{KEYS[0]}")

@@ -216,8 +216,30 @@ def test_every_byte_is_told_once_by_dataset_and_by_reader(proxy: Proxy) -> None:
     assert sum(one["bucket_bytes"] for one in told["datasets"]) == proxy.metric("outrider_origin_bytes_total")
     assert sum(one["bucket_gets"] for one in told["datasets"]) == proxy.metric("outrider_origin_requests_total")
     assert told["saved"]["egress_bytes"] == sum(by_source.values()) - proxy.metric("outrider_origin_bytes_total")
+    assert told["saved"]["gets"] == 38 - proxy.metric("outrider_origin_requests_total")
     look_twice = status(proxy)
     assert look_twice["reads"] == told["reads"]
+
+
+def test_what_is_passed_on_saves_nothing_and_costs_nothing(proxy: Proxy) -> None:
+    """As many GETs and HEADs of objects go on as came in, errors and what is never kept among them."""
+    large, small = f"/{NAME}/large-001.tar", f"/{NAME}/small-000.tar"
+    for method, target in (
+        ("GET", f"{small}?response-content-type=text/plain"), ("GET", f"{small}?tagging"), ("HEAD", f"/{NAME}/none"),
+        ("GET", f"/{NAME}/none"), ("HEAD", f"{small}?partNumber=1"), ("GET", f"{large}?partNumber=1"),
+        ("GET", f"/{NAME}?list-type=2"), ("GET", "/"), ("PUT", f"/{NAME}/other"), ("DELETE", f"/{NAME}/other"),
+        ("GET", "/_outrider/status.json"),
+    ):  # fmt: skip
+        ask(proxy.address, method, target)
+        proxy.settle()
+    saved = status(proxy)["saved"]
+    assert saved["gets"] == 0
+    assert ask(proxy.address, "GET", large).body == LARGE
+    proxy.settle()
+    told = status(proxy)
+    # One GET of a client is many of ours, and nothing of it is read twice.
+    assert told["saved"]["gets"] < 0
+    assert told["saved"]["egress_bytes"] == saved["egress_bytes"] <= 0
 
 
 def test_tls_is_counted_too(bucket: Bucket, certificate: Certificate) -> None:

@@ -73,20 +73,26 @@ def container(chart: helm.Chart, values: Values) -> Manifest:
 CLIENT = '[[client]]\naccess_key = "AKTRAIN"\nsecret_key = "hush"\ngrants = [{bucket = "train-*"}]\n'
 
 
+def secrets_for(values: Values) -> dict[str, dict[str, str]]:
+    clients = {"name": "outrider-clients", "key": "clients.toml", **values.get("clientsSecret", {})}
+    admin = {"name": "outrider-admin", "key": "token", **values.get("adminTokenSecret", {})}
+    return {
+        clients["name"]: {clients["key"]: CLIENT},
+        admin["name"]: {admin["key"]: "open sesame"},
+        "minio-keys": {"AWS_ACCESS_KEY_ID": "AKPROXY", "AWS_SECRET_ACCESS_KEY": "hush too"},
+    }
+
+
 class Cluster:
     """A stand-in for the API server and the kubelet: it has the Secrets that NOTES.txt asks for, and fills volumes.
 
     It runs one container of one pod: the proxy's.
     """
 
-    def __init__(self, pod: Manifest, container: Manifest, config_map: Manifest, values: Values) -> None:
-        clients = {"name": "outrider-clients", "key": "clients.toml", **values.get("clientsSecret", {})}
-        admin = {"name": "outrider-admin", "key": "token", **values.get("adminTokenSecret", {})}
-        self.secrets = {
-            clients["name"]: {clients["key"]: CLIENT},
-            admin["name"]: {admin["key"]: "open sesame"},
-            "minio-keys": {"AWS_ACCESS_KEY_ID": "AKPROXY", "AWS_SECRET_ACCESS_KEY": "hush too"},
-        }
+    def __init__(
+        self, pod: Manifest, container: Manifest, config_map: Manifest, secrets: dict[str, dict[str, str]]
+    ) -> None:
+        self.secrets = secrets
         self.config_maps = {config_map["metadata"]["name"]: config_map["data"]}
         self._pod, self._container = pod, container
         # A ConfigMap key or a Secret key becomes a file; everything else is a directory to write to.
@@ -96,7 +102,7 @@ class Cluster:
     def of(cls, rendered: dict[str, Manifest], values: Values) -> Cluster:
         """One with a pod of the DaemonSet."""
         spec = rendered["DaemonSet"]["spec"]["template"]["spec"]
-        return cls(spec, spec["containers"][0], rendered["ConfigMap"], values)
+        return cls(spec, spec["containers"][0], rendered["ConfigMap"], secrets_for(values))
 
     def _files_of(self, volume: Manifest) -> dict[str, str]:
         if "configMap" in volume:

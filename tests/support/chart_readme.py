@@ -46,8 +46,8 @@ def rows() -> list[tuple[str, str, str]]:
 
 def block(heading: str) -> str:
     """The YAML that follows a line with `heading` in it."""
-    _, _, rest = README.read_text().partition(f"`{heading}`:\n\n```yaml\n")
-    return rest.partition("```")[0]
+    [found] = re.findall(rf"`{re.escape(heading)}`:\n\n```yaml.*\n((?:.*\n)*?)```\n", README.read_text())
+    return str(found)
 
 
 def _at(values: Any, path: str) -> Any:

@@ -7,23 +7,31 @@ import string
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"( *)(`{3,})(.*)")
 _HEADING = re.compile(r"#{1,6} (.+?)(?: #+)?")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_INDENT = "#   "
 _PUNCTUATION = set(string.punctuation) - {"-", "_"}
 
 
 def pages() -> list[Path]:
-    """README.md, docs/*.md, and the SDK's."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "sdk" / "README.md"]
+    """README.md, docs/*.md, and those of SDK, chart and examples."""
+    others = ("sdk/README.md", "charts/outrider/README.md", "examples/README.md")
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in others)]
+
+
+def example_manifests() -> list[Path]:
+    """What is to be typed stands in their comments."""
+    return sorted((ROOT / "examples").rglob("*.yaml"))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block. After the language stands `no-run`, or `if=COMMAND`, or nothing; `line` is that of its fence."""
+    """A fenced block. After the language stand `no-run`, `if=COMMAND`, `template`, nothing; `line`: of its fence."""
 
     page: Path
     line: int
@@ -45,6 +53,10 @@ class Block:
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
+    """Of a manifest: the indented lines of its comments."""
+    if page.suffix == ".yaml":
+        yield from _commented(page)
+        return
     opened: tuple[int, str, str, str] | None = None
     lines: list[str] = []
     for number, line in enumerate(page.read_text().splitlines(), 1):
@@ -60,6 +72,16 @@ def blocks_of(page: Path) -> Iterator[Block]:
         else:
             lines.append(line)
     assert opened is None, f"{page}:{opened[0] if opened else 0}: this block does not end"
+
+
+def _commented(page: Path) -> Iterator[Block]:
+    lines = page.read_text().splitlines()
+    for at, line in enumerate(lines):
+        if line.startswith(_INDENT) and not lines[at - 1].startswith(_INDENT):
+            block = list(takewhile(lambda other: other.startswith(_INDENT), lines[at:]))
+            text = "".join(f"{other.removeprefix(_INDENT)}\n" for other in block)
+            is_toml = text.startswith("[")
+            yield Block(page, at, "toml" if is_toml else "sh", () if is_toml else ("if=kubectl",), text)
 
 
 def _prose(page: Path) -> Iterator[str]:

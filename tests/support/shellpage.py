@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tests.support import cluster
 from tests.support.child import clean_environment, free_ports
 from tests.support.pages import ROOT, Block, blocks_of
 
 SHELLS = ("sh", "console")
+QUICK_START, SETTINGS = ROOT / "docs" / "quickstart.md", ROOT / "docs" / "settings.md"
 NO_RUN, IF = "no-run", "if="
 # A page takes some ten seconds; a machine that is busy with other things, far more.
 DEADLINE_S = 280.0
@@ -59,12 +62,12 @@ def possible(block: Block) -> bool:
 
 @cache
 def _exists(name: str) -> bool:
-    """A command of `outrider`, a Python package, or the dashboard."""
+    """A command of `outrider` or of the system, a Python package, or the dashboard."""
     if name == "dashboard":
         found = [*(ROOT / "proxy").rglob("*.html"), *(ROOT / "proxy").rglob("*dashboard*")]
         return any("__pycache__" not in path.parts for path in found)
     listed = re.search(rf"^\W*{re.escape(name)}\s", _help(), re.MULTILINE)
-    return listed is not None or importlib.util.find_spec(name) is not None
+    return listed is not None or importlib.util.find_spec(name) is not None or shutil.which(name) is not None
 
 
 @cache
@@ -90,13 +93,18 @@ def steps_of(block: Block) -> list[Step]:
 
 def run(page: Path, directory: Path, *, world: bool) -> set[Block]:
     """The blocks that were run to their end: all that are possible here. `world`: the quick start was done before.
+    What they did to a cluster is in `directory`/cluster (`tests.support.cluster`).
 
     Raises PageFailed.
     """
     tree = _tree(directory / "outrider")
+    cluster.programs(directory / "cluster", tree / ".venv" / "bin")
+    (tree / "clients.toml").write_text(clients_file(page))
     ports: dict[str, str] = {}
     chosen = [block for block in shell_blocks(page) if possible(block)]
     steps = [Step(None, WORLD)] if world else []
+    if world and page != QUICK_START and any(map(speaks_to_a_cluster, chosen)):
+        steps += [Step(None, block.text) for block in shell_blocks(QUICK_START) if speaks_to_a_cluster(block)]
     steps += [step for block in chosen for step in steps_of(block)]
     lines = ["set -eu -o pipefail"]
     for number, step in enumerate(steps):
@@ -108,6 +116,16 @@ def run(page: Path, directory: Path, *, world: bool) -> set[Block]:
     for number, step in enumerate(steps):
         _check(step, directory / str(number), tree, ports)
     return {step.block for step in steps if step.block is not None}
+
+
+def speaks_to_a_cluster(block: Block) -> bool:
+    return any(word in ("kubectl", "helm") for command in block.commands for word in command.split()[:1])
+
+
+def clients_file(page: Path) -> str:
+    """What a reader has in clients.toml: what the page shows, else what the settings' page does."""
+    shown = [block.text for path in (page, SETTINGS) for block in blocks_of(path) if "[[client]]" in block.text]
+    return shown[0]
 
 
 def _check(step: Step, files: Path, tree: Path, ports: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
 from outrider import __version__
-from outrider.http.admin import admin_app
+from outrider.http.admin import AdminServer
 from outrider.metrics import Metrics
 from outrider.settings import SettingsError, load
 from tests.support.chart import (
@@ -150,17 +150,17 @@ def test_names_stay_within_what_a_service_may_be_called(chart: helm.Chart, relea
         assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", manifest["metadata"]["name"])
 
 
-def test_the_ports_and_probes_are_those_of_the_proxy(chart: helm.Chart, tmp_path: Path) -> None:
+async def test_the_ports_and_probes_are_those_of_the_proxy(chart: helm.Chart, tmp_path: Path) -> None:
     settings = started(chart, {}, tmp_path)
     only = container(chart, {})
     ports = {port["name"]: port["containerPort"] for port in only["ports"]}
     assert ports == {
         name: int(at.rpartition(":")[2]) for name, at in {"s3": settings.listen, "admin": settings.admin}.items()
     }
-    served = admin_app(Metrics(), lambda: True, dict, "token").router
+    served = AdminServer(Metrics(), lambda: True, dict, "token", 60.0).replies
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert only[probe]["httpGet"] == {"path": path, "port": "admin"}
-        assert path in {resource.canonical for resource in served.resources()}
+        assert path in served
 
 
 @any_node_case

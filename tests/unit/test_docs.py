@@ -17,7 +17,10 @@ from outrider import settings
 from outrider.cli.serve import serve
 from outrider.metrics import Metrics
 from tests.support import settings_page
-from tests.support.pages import ROOT, anchors_of, blocks_of, links_of, pages
+from tests.support.chart_readme import README as CHART_README
+from tests.support.chart_readme import block as chart_block
+from tests.support.pages import ROOT, anchors_of, blocks_of, example_manifests, links_of, pages
+from tests.support.shellpage import SHELLS
 
 OTHERS = [
     path
@@ -31,7 +34,7 @@ OTHERS = [
 ]
 METRIC_ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("", "_bucket", "_sum", "_count")}
 LANGUAGES = {"sh", "console", "text", "python", "toml", "json", "yaml", "mermaid", "promql"}
-KNOWN_MARKS = {"no-run"}
+KNOWN_MARKS = {"no-run", "template"}
 
 any_page = pytest.mark.parametrize("page", [*pages(), *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -66,8 +69,58 @@ def test_every_block_says_what_it_is_and_is_that(page: Path) -> None:
             tomllib.loads(block.text)
         elif block.language == "json":
             json.loads(block.text)
-        elif block.language == "yaml":
+        elif block.language == "yaml" and "template" not in block.marks:
             list(yaml.safe_load_all(block.text))
+
+
+def test_no_block_is_left_out() -> None:
+    """Commands are run by tests/server/test_docs.py, TOML is loaded and Python compiled here, YAML is what
+    tests/unit/test_chart_sidecar.py renders; `text` and the like say nothing to a machine."""
+    every = {
+        path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+    }
+    assert {path for path in every - {*pages()} if list(blocks_of(path))} == set()
+    rendered = {chart_block(name) for name in ("Chart.yaml", "values.yaml", "templates/job.yaml")}
+    languages = {*SHELLS, "toml", "python", "text"}
+    left_out = {
+        block.name
+        for page in [*pages(), *example_manifests()]
+        for block in blocks_of(page)
+        if block.language not in languages and not (page == CHART_README and block.text in rendered)
+    }
+    assert left_out == set()
+
+
+# What a page names in its text, with the test that tries it, or why none can; `kubectl`, `helm`: where pages are run.
+INLINE = {
+    "docker build --tag registry.example.org/outrider:0.1.0 .": "test_the_image_has_the_charts_tag",
+    'pip install ".[examples]"': "test_what_pip_is_to_install_exists",
+    "pip install '.[plot]'": "test_what_pip_is_to_install_exists",
+    "pip install --require-hashes -r requirements.lock": "test_what_pip_is_to_install_exists",
+    "pip install .": "tests/server/test_image.py",
+    "systemctl disable --now nginx": "needs systemd, and root",
+}
+
+
+def test_commands_in_the_text_are_known() -> None:
+    spans = {
+        span
+        for page in [*pages(), *OTHERS]
+        for span in re.findall(r"`([^`\n]+)`", page.read_text())
+        if span.startswith(("docker ", "pip ", "systemctl ", "apt-get "))
+    }
+    assert spans == INLINE.keys()
+
+
+def test_the_image_has_the_charts_tag() -> None:
+    version = yaml.safe_load((CHART_README.parent / "Chart.yaml").read_text())["appVersion"]
+    assert f"docker build --tag registry.example.org/outrider:{version} ." in INLINE
+
+
+def test_what_pip_is_to_install_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {extra for command in INLINE for extra in re.findall(r"\.\[(\w+)\]", command)} <= extras.keys()
+    assert (ROOT / "requirements.lock").is_file()
 
 
 def test_the_settings_page_is_what_the_settings_are() -> None:

@@ -81,6 +81,14 @@ def test_the_pytorch_job_finds_the_cache_that_the_values_make(tmp_path: Path) ->
     assert 'freshness = "immutable"' in made["ConfigMap"]["data"]["settings.toml"]
 
 
+def test_the_directory_is_made_where_the_cache_is_for_whom_it_runs_as() -> None:
+    text = (EXAMPLES / "kubernetes/pytorch-with-daemonset-values.yaml").read_text()
+    with helm.Chart.load(CHART) as chart:
+        user = chart.merge_values(VALUES)["runAsUser"]
+    place = VALUES["cache"]["hostPath"]
+    assert f"  # mkdir -p {place} && chown {user}:{user} {place}, once on each node.\n" in text
+
+
 def test_the_pods_of_the_pytorch_job_find_each_other() -> None:
     told = manifests("pytorch-with-daemonset.yaml")
     job, service = told["Job"], told["Service"]

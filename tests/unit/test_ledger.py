@@ -81,13 +81,24 @@ def test_a_hit_is_told_once_however_often_it_is_asked_for() -> None:
 
 
 def test_money_is_what_the_bucket_was_not_asked_for() -> None:
-    account = DatasetAccount(sums(5000, disk=8 * 10**9), asked=1000, came_bytes=3 * 10**9)
+    account = DatasetAccount(wanted=5000, wanted_bytes=8 * 10**9, asked=1000, came_bytes=3 * 10**9)
     saved = Saved.of(account, Prices(per_gb=0.09, per_1000_gets=0.0004))
     assert (saved.gets, saved.egress_bytes) == (4000, 5 * 10**9)
     assert round(saved.egress_dollars, 9) == 0.45
     assert round(saved.request_dollars, 9) == 0.0016
-    wasteful = Saved.of(DatasetAccount(sums(1, disk=1), asked=9, came_bytes=9), Prices(1.0, 1.0))
-    assert (wasteful.gets, wasteful.egress_bytes, wasteful.egress_dollars) == (0, 0, 0.0)
+    wasteful = Saved.of(DatasetAccount(wanted=1, wanted_bytes=1, asked=9, came_bytes=9), Prices(1e9, 1000.0))
+    assert (wasteful.gets, wasteful.egress_bytes) == (-8, -8)
+    assert (wasteful.request_dollars, wasteful.egress_dollars) == (-8.0, -8.0)
+
+
+def test_what_is_passed_on_is_wanted_and_none_of_the_caches_reads() -> None:
+    ledger = Ledger(datasets_max=1)
+    ledger.served("ann", ("b", "x-{}.tar"), sums(2, disk=10))
+    ledger.passed_on(("b", "x-{}.tar"), 5)
+    ledger.passed_on(("b", "y-{}.tar"), 7)
+    assert (ledger.total.wanted, ledger.total.wanted_bytes, ledger.total.sums.requests) == (4, 22, 2)
+    accounts = ledger.datasets().values()
+    assert (sum(one.wanted for one in accounts), sum(one.wanted_bytes for one in accounts)) == (4, 22)
 
 
 def totals(registry: CollectorRegistry, name: str) -> dict[str, float]:

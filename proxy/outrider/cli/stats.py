@@ -100,11 +100,12 @@ def _facts(status: look.Status) -> Table:
     hits = f"{100 * status['served_bytes']['disk'] / total:.1f} % of the bytes" if total else "nothing served yet"
     saved, prices = status["saved"], status["prices"]
     dollars = saved["egress_dollars"] + saved["request_dollars"]
-    money = f", ${dollars:,.2f}" if prices["per_gb"] or prices["per_1000_gets"] else ""
+    sign = "-" if dollars <= -0.005 else ""
+    money = f", {sign}${abs(dollars):,.2f}" if prices["per_gb"] or prices["per_1000_gets"] else ""
     ahead, disk = status["prefetch"], status["disk"]
     sizes = "  ".join(f"{size}x {100 * ratio:.0f} %" for size, ratio in status["hit_ratio_by_size"].items())
     table.add_row("hits", hits)
-    table.add_row("saved", f"{in_words(saved['egress_bytes'])}, {saved['gets']:,} GETs{money}")
+    table.add_row("saved", f"{in_words(saved['egress_bytes'])}, {saved['gets']:,} GETs and HEADs{money}")
     table.add_row("disk", f"{in_words(disk['used_bytes'])} of {in_words(disk['budget_bytes'])}")
     table.add_row(
         "ahead",

@@ -86,9 +86,13 @@ class HitTally:
 
 @dataclass(slots=True)
 class DatasetAccount:
-    """`asked` and `came_bytes`: reads sent to the bucket for it, and the bytes that came."""
+    """`asked` and `came_bytes`: GETs and HEADs sent to the bucket for it, whatever they were for and however they
+    ended, and the bytes that came. `wanted` and `wanted_bytes`: those that clients sent here, and what they got, which
+    they would have asked of the bucket; more than `sums` has, which are of what the cache answers."""
 
     sums: Sums = field(default_factory=Sums)
+    wanted: int = 0
+    wanted_bytes: int = 0
     asked: int = 0
     came_bytes: int = 0
     at: float = 0.0
@@ -135,8 +139,10 @@ class Ledger:
         """`reader`: the client's name."""
         if not more.requests:
             return
-        self.total.sums.add(more)
-        self._dataset(dataset).sums.add(more)
+        for each in (self.total, self._dataset(dataset)):
+            each.sums.add(more)
+            each.wanted += more.requests
+            each.wanted_bytes += more.served_bytes
         account = self._readers.get((reader, dataset))
         if account is None:
             account = self._readers[reader, dataset] = ReaderAccount()
@@ -146,6 +152,13 @@ class Ledger:
         account.at = self._now
         account.sums.add(more)
         account.fresh.add(more)
+
+    def passed_on(self, dataset: DatasetName, count: int) -> None:
+        """A read was answered with so many bytes as the bucket answers it: it is none of those that the cache answers
+        (of an old version, of tags), or an error."""
+        for each in (self.total, self._dataset(dataset)):
+            each.wanted += 1
+            each.wanted_bytes += count
 
     def asked(self, bucket: str, key: str) -> None:
         """A read of this object was sent to the bucket."""
@@ -193,6 +206,8 @@ class Ledger:
         gone = self._datasets.pop(oldest)
         others = self._datasets.setdefault(OTHERS, DatasetAccount())
         others.sums.add(gone.sums)
+        others.wanted += gone.wanted
+        others.wanted_bytes += gone.wanted_bytes
         others.asked += gone.asked
         others.came_bytes += gone.came_bytes
 
@@ -207,8 +222,11 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Of what clients asked for, what the bucket was not asked for. Never negative: what was fetched and not read to
-    the end costs more than it serves."""
+    """Of what clients asked for, what the bucket was not asked for. Negative while the cache has cost more than it
+    saved: a large object comes in many ranges, and what is fetched may never be read. LISTs are in neither.
+
+    `gets`: HEADs too, which the bucket bills alike.
+    """
 
     gets: int
     egress_bytes: int
@@ -217,6 +235,6 @@ class Saved:
 
     @classmethod
     def of(cls, account: DatasetAccount, prices: Prices) -> Saved:
-        gets = max(0, account.sums.requests - account.asked)
-        count = max(0, account.sums.served_bytes - account.came_bytes)
+        gets = account.wanted - account.asked
+        count = account.wanted_bytes - account.came_bytes
         return cls(gets, count, gets / 1000 * prices.per_1000_gets, count / 1e9 * prices.per_gb)

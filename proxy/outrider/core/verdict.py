@@ -74,6 +74,8 @@ def counted(count: int, noun: str) -> str:
 
 def in_words(count_bytes: float) -> str:
     """For people: 1.9 GB, by powers of 1,000."""
+    if count_bytes < 0:
+        return f"-{in_words(-count_bytes)}"
     amount = float(count_bytes)
     for unit in _UNITS:
         if amount < 999.5 or unit == _UNITS[-1]:

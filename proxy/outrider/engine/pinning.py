@@ -54,6 +54,7 @@ class Pinning:
         if pin.progress.failed:
             name, why = next(iter(pin.progress.failures.items()))
             raise InvalidRequest(f"Nothing was pinned: {name}: {why}")
+        await warming.size_by_list(pin)
         await warming.each(list(pin.items.values()), _QUESTIONS_AT_ONCE, lambda item: self._ask(pin, item))
         room_bytes = await warming.store.most_bytes()
         # No await from here to the reservation: another pin may be on its way.

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
-from itertools import chain
+from itertools import chain, takewhile
 
 from outrider.core.allowance import Allowance
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, StoreUnavailable, VersionChanged
@@ -37,6 +37,9 @@ _PAUSES_S = (0.5, 2.0, 5.0)
 _HINTS_MAX = 1000
 # Blocks that are here are passed over so many at a time.
 _TURN_AFTER = 256
+# A LIST costs what a dozen HEADs do (AWS S3's prices), and takes longer.
+_LIST_FROM = 20
+_PAGE_KEYS = 1000
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 
 Act = Callable[[Item], Awaitable[None]]
@@ -127,6 +130,28 @@ class Warming:
                     warmup.items[ref].etag = one.etag
         if not count:
             warmup.progress.fail(str(prefix), "there is no object whose key begins so")
+
+    async def size_by_list(self, warmup: Warmup) -> None:
+        """Of what it names, the sizes and ETags: by few LISTs where they tell of many. What those do not tell stays
+        unknown."""
+        for bucket, items in _buckets(item for item in warmup.items.values() if item.size < 0):
+            if len(items) < _LIST_FROM:
+                continue
+            first, last = min(items), max(items)
+            same = takewhile(lambda two: two[0] == two[1], zip(first, last, strict=False))
+            prefix = "".join(one for one, _ in same)
+            pages_left = len(items) // _PAGE_KEYS + 2
+            try:
+                async with aclosing(self._survey.pages(bucket, prefix)) as pages:
+                    async for page in pages:
+                        for one in page:
+                            if (item := items.get(one.key)) is not None:
+                                warmup.sized(item, one.size, one.etag)
+                        pages_left -= 1
+                        if not pages_left or (page and page[-1].key >= last):
+                            break
+            except (Signal, S3Error) as error:
+                log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": reason_of(error)})
 
     async def each(self, items: Iterable[Item], at_once: int, act: Act) -> None:
         """Do `act` to all, some at a time. Raises what the first failure was."""
@@ -299,6 +324,14 @@ def _count(warmup: Warmup | None, item: Item, length: int, now: float, *, fetche
         warmup.confirm(item, length)
         if fetched:
             warmup.progress.fetched(length, now)
+
+
+def _buckets(items: Iterable[Item]) -> Iterable[tuple[str, dict[str, Item]]]:
+    """Those of each bucket, by key."""
+    found: dict[str, dict[str, Item]] = {}
+    for item in items:
+        found.setdefault(item.ref.bucket, {})[item.ref.key] = item
+    return found.items()
 
 
 def _first(several: BaseException) -> BaseException:

@@ -83,6 +83,12 @@ class Warmup:
         for item in items:
             self.items[item.ref].etag = item.etag
 
+    def sized(self, item: Item, size: int, etag: str) -> None:
+        """What a LIST tells of it."""
+        self.progress.wanted_bytes += size - max(0, item.size)
+        self.progress.unsized -= item.size < 0
+        item.size, item.etag = size, etag
+
     def found(self, item: Item, version: ObjectVersion, version_id: bytes) -> None:
         """Which version it is that is brought."""
         self.progress.wanted_bytes += version.size - max(0, item.size)

@@ -3,45 +3,74 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
 from outrider.core import browsers
 from outrider.core.errors import AccessDenied
 from outrider.http import page
+from outrider.http.adminconnection import AdminConnection
 from outrider.metrics import Metrics
 
 Status = dict[str, object]
 
 _OPEN_TO_ALL = frozenset(("/healthz", "/readyz"))
+_METHODS = ("GET", "HEAD")
+# Far more than ask here. Beyond them the oldest goes: the kubelet, whose probe is the newest, is not shut out.
+_CONNECTIONS_MAX = 256
 
 
-def admin_app(
-    metrics: Metrics, ready: Callable[[], bool], status: Callable[[], Status], token: str | None
-) -> web.Application:
-    """`token` None: nothing is asked for. `/healthz` and `/readyz` never ask: the kubelet has no token; nor does the
-    dashboard's page, which asks its reader for it."""
+class AdminServer(web.Server):
+    """The protocol factory of the admin port."""
 
-    async def healthz(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    def __init__(
+        self, metrics: Metrics, ready: Callable[[], bool], status: Callable[[], Status], token: str | None,
+        client_timeout_s: float,
+    ) -> None:  # fmt: skip
+        """`token` None: nothing is asked for. `client_timeout_s`: what a connection has in all."""
+        super().__init__(self._handle)
+        self._token = token
+        self._client_timeout_s = client_timeout_s
 
-    async def readyz(_: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if ready() else web.Response(status=503, text="not ready\n")
+        def healthz() -> web.Response:
+            return web.Response(text="ok\n")
 
-    async def show_metrics(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        def readyz() -> web.Response:
+            return web.Response(text="ready\n") if ready() else web.Response(status=503, text="not ready\n")
 
-    async def show_status(_: web.Request) -> web.Response:
-        return web.json_response(status(), headers={"Cache-Control": "no-store"})
+        def show_metrics() -> web.Response:
+            headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+            return web.Response(body=metrics.text(), headers=headers)
 
-    @web.middleware
-    async def guard(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        if request.path in _OPEN_TO_ALL or (token is not None and request.path in page.PATHS):
-            return await handler(request)
-        if token is None:
+        def show_status() -> web.Response:
+            return web.json_response(status(), headers={"Cache-Control": "no-store"})
+
+        self.replies: Mapping[str, Callable[[], web.Response]] = {
+            "/healthz": healthz, "/readyz": readyz, "/metrics": show_metrics, "/status": show_status, **page.replies(),
+        }  # fmt: skip
+
+    def __call__(self) -> AdminConnection:
+        standing = [one for one in self.connections if isinstance(one, AdminConnection) and not one.is_cut]
+        if len(standing) >= _CONNECTIONS_MAX:
+            standing[0].cut()
+        return AdminConnection(self, self._client_timeout_s)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._guard(request)
+        reply = self.replies.get(request.path)
+        if reply is None:
+            raise web.HTTPNotFound
+        if request.method not in _METHODS:
+            raise web.HTTPMethodNotAllowed(request.method, _METHODS)
+        return reply()
+
+    def _guard(self, request: web.BaseRequest) -> None:
+        """`/healthz` and `/readyz` never ask: the kubelet has no token; nor does the dashboard's page, which asks its
+        reader for it."""
+        if request.path in _OPEN_TO_ALL or (self._token is not None and request.path in page.PATHS):
+            return
+        if self._token is None:
             # It is loopback then, and what a browser on this machine shows must not read along.
             try:
                 browsers.check_host(request.host)
@@ -50,14 +79,5 @@ def admin_app(
                 raise web.HTTPForbidden(text=f"{error.text}\n") from error
         else:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
+            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode()):
                 raise web.HTTPUnauthorized(text="set the header Authorization: Bearer TOKEN\n")
-        return await handler(request)
-
-    app = web.Application(middlewares=[guard])
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
-    app.router.add_get("/metrics", show_metrics)
-    app.router.add_get("/status", show_status)
-    page.add_page(app.router)
-    return app

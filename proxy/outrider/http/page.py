@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 
 from aiohttp import web
@@ -22,13 +24,13 @@ _HEADERS = {
 }
 
 
-def add_page(router: web.UrlDispatcher) -> None:
+def replies() -> dict[str, Callable[[], web.Response]]:
+    """By path."""
     folder = files("outrider.http") / "dashboard"
     bodies = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
 
-    async def show(request: web.Request) -> web.Response:
-        body, kind = bodies[request.path]
+    def show(path: str) -> web.Response:
+        body, kind = bodies[path]
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=_HEADERS)
 
-    for path in _FILES:
-        router.add_get(path, show)
+    return {path: partial(show, path) for path in _FILES}

@@ -78,8 +78,8 @@ class Tally:
         for source, count in end.sent.items():
             self._metrics.served_bytes.labels(source).inc(count)
         seconds = time.perf_counter() - end.started
-        if end.reader is not None and end.operation is not None:
-            self._tell_ledger(end, end.reader, end.operation, seconds)
+        if end.operation is not None:
+            self._tell_ledger(end, end.operation, seconds)
         if (end.status is not None and end.status >= 500) or end.cut not in (None, "client left", "stopped"):
             where = "" if end.operation is None else f"{end.method} /{end.operation.bucket or ''}/{end.operation.key}"
             what = f"answered {end.status}" if end.cut is None else f"cut: {end.cut}"
@@ -99,13 +99,19 @@ class Tally:
         if self._spans is not None:
             self._spans.ended(end, span)
 
-    def _tell_ledger(self, end: Ended, reader: str, operation: Operation, seconds: float) -> None:
-        if operation.kind is Kind.FORWARD or end.status is None or end.status >= 400:
+    def _tell_ledger(self, end: Ended, operation: Operation, seconds: float) -> None:
+        if operation.kind is Kind.STEER or not operation.bucket or not operation.key:
             return
-        sent = end.sent
+        sent, dataset = end.sent, dataset_of(operation.bucket, operation.key)
+        refused = end.status is None or end.status >= 400
+        if end.reader is None or operation.kind is Kind.FORWARD or refused:
+            # What we refused ourselves was no read of the bucket's.
+            if end.first_byte_s is not None and end.method in ("GET", "HEAD"):
+                self._metrics.ledger.passed_on(dataset, sent.total())
+            return
         self._metrics.ledger.served(
-            reader,
-            dataset_of(*operation.ref),
+            end.reader,
+            dataset,
             Sums(1, int(end.cache == "HIT"), sent["disk"], sent["flight"], sent["origin"],
                  max(0.0, seconds - end.full_s), end.away_s + end.full_s),
         )  # fmt: skip

@@ -11,6 +11,7 @@ let paused = false, timer = 0, asked = 0, rates = null, cursorAt = -1;
 // -- words -------------------------------------------------------------------------------------------------------
 
 function bytes(count) {
+  if (count < 0) return `-${bytes(-count)}`;
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];
   let unit = 0, amount = Number(count) || 0;
   while (amount >= 999.5 && unit < units.length - 1) { amount /= 1000; unit += 1; }
@@ -18,7 +19,7 @@ function bytes(count) {
 }
 const whole = (count) => Math.round(Number(count) || 0).toLocaleString("en-US");
 const percent = (part) => part > 0 && part < 0.1 ? `${(100 * part).toFixed(1)} %` : `${Math.round(100 * part)} %`;
-const dollars = (amount) => `$${amount.toFixed(amount < 10 ? 2 : 0)}`;
+const dollars = (amount) => `${amount <= -0.005 ? "-" : ""}$${Math.abs(amount).toFixed(Math.abs(amount) < 10 ? 2 : 0)}`;
 const many = (count, word) => `${whole(count)} ${word}${Number(count) === 1 ? "" : "s"}`;
 function span(seconds) {
   const s = Math.round(seconds);
@@ -81,7 +82,8 @@ function show(status) {
   const saved = status.saved, money = saved.egress_dollars + saved.request_dollars;
   const priced = status.prices.per_gb > 0 || status.prices.per_1000_gets > 0;
   put("saved", priced ? dollars(money) : bytes(saved.egress_bytes), saved.egress_bytes);
-  put("saved-note", `${priced ? `${bytes(saved.egress_bytes)}, ` : ""}${whole(saved.gets)} GETs not asked of the bucket`);
+  put("saved-note", `${priced ? `${bytes(saved.egress_bytes)}, ` : ""}${whole(Math.abs(saved.gets))} ${saved.gets < 0
+    ? "GETs and HEADs more than readers asked for" : "GETs and HEADs not asked of the bucket"}`);
   const disk = status.disk;
   put("disk", bytes(disk.used_bytes), disk.used_bytes);
   put("disk-note", `of ${bytes(disk.budget_bytes)}, ${many(status.blocks, "block")}`);

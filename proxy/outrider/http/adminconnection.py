@@ -1,0 +1,78 @@
+"""One connection to the admin port: one request, one answer, and an end, whatever the client does or leaves undone.
+
+A port that the kubelet and Prometheus reach is reached by others too, who need no token to open connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from aiohttp.http import RawRequestMessage
+from aiohttp.web_protocol import RequestHandler
+from yarl import URL
+
+if TYPE_CHECKING:
+    from outrider.http.admin import AdminServer
+
+log = logging.getLogger(__name__)
+
+# Cookies of whatever else runs on this machine's names come along with a browser's.
+_HEAD_BYTES_MAX = 64 * 1024
+# How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
+_LINGER_S = 1.0
+_NOWHERE = URL()
+
+
+class AdminConnection(RequestHandler):
+    """Owned by aiohttp's server. Not kept open after the answer: all who ask here ask every few seconds at most."""
+
+    __slots__ = ("_end", "_head_bytes", "_life_s", "is_cut")
+
+    def __init__(self, server: AdminServer, life_s: float) -> None:
+        """`life_s`: from its first byte to the last of its answer."""
+        options: dict[str, Any] = {"access_log": None, "lingering_time": _LINGER_S, "logger": log}
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._life_s = life_s
+        self._head_bytes = 0
+        self._end: asyncio.TimerHandle | None = None
+        self.is_cut = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._end = self._loop.call_later(self._life_s, self.cut)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._end is not None:
+            self._end.cancel()
+        super().connection_lost(exc)
+
+    def cut(self) -> None:
+        self.is_cut = True
+        if self.transport is not None:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        for at, (message, payload) in enumerate(self._messages):
+            # To aiohttp's parser (3.14) `CONNECT` and nothing behind it is a request without a target, of which the
+            # server's task would die, and leave the connection open.
+            if isinstance(message, RawRequestMessage):
+                whole = message._replace(should_close=True, url=_NOWHERE if message.url is None else message.url)
+                self._messages[at] = whole, payload
+        if not self._messages and self._current_request is None:
+            self._head_bytes += len(data)
+            if self._head_bytes > _HEAD_BYTES_MAX:
+                self.cut()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What the parser refuses anybody may send: no error of ours, and no line in the log."""
+        if status != 400:
+            return super().handle_error(request, status, exc, message)
+        refusal = web.Response(status=400, text="this is no HTTP request that is answered here\n")
+        refusal.force_close()
+        return refusal

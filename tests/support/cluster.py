@@ -1,0 +1,166 @@
+"""A stand-in for a cluster, so that pages can be followed without one: `kubectl` and `helm` note what they'd apply.
+
+What kubectl creates is made by the real one (`--dry-run=client`), what a chart makes by Helm's own engine. The cluster
+is a directory: `objects.yaml`, and the values of each release. Nothing runs in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import yaml
+
+Manifest = dict[str, Any]
+Values = dict[str, Any]
+_ANY_VERSION = "v1.29.0"
+_ROOT = Path(__file__).parents[2]
+
+
+class Refused(Exception):
+    """What a cluster, kubectl or Helm would not take."""
+
+
+class Cluster:
+    """What stands in a directory; `default` exists from the start."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self._file = directory / "objects.yaml"
+
+    @property
+    def objects(self) -> list[Manifest]:
+        return list(yaml.safe_load_all(self._file.read_text())) if self._file.exists() else []
+
+    def of_kind(self, *kinds: str) -> list[Manifest]:
+        return [each for each in self.objects if each["kind"] in kinds]
+
+    def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """`kind` in any case, as kubectl takes it."""
+        wanted = (kind.lower(), namespace, name)
+        return next((each for each in self.objects if _identity(each) == wanted), None)
+
+    def secret(self, namespace: str, name: str) -> dict[str, str]:
+        found = self.find("Secret", namespace, name)
+        if found is None:
+            raise Refused(f'secrets "{name}" not found')
+        return {key: base64.b64decode(value).decode() for key, value in found["data"].items()}
+
+    def pods(self) -> Iterator[tuple[str, Manifest]]:
+        """The namespace and the spec of each pod that something here would start."""
+        for each in self.of_kind("DaemonSet", "Job", "CronJob"):
+            spec = each["spec"]["jobTemplate"]["spec"] if each["kind"] == "CronJob" else each["spec"]
+            yield each["metadata"]["namespace"], spec["template"]["spec"]
+
+    def add(self, found: list[Manifest], *, over: bool = False) -> None:
+        """`over`: what is there already is replaced, as by `apply`."""
+        for each in found:
+            kept = self.objects
+            same = [old for old in kept if _identity(old) == _identity(each)]
+            if same and not over:
+                raise Refused(f"{'/'.join(_identity(each))} already exists")
+            self.check_namespace(each["metadata"].get("namespace", "default"))
+            self._file.write_text(yaml.safe_dump_all([*(old for old in kept if old not in same), each]))
+
+    def check_namespace(self, name: str) -> None:
+        if name != "default" and self.find("Namespace", "default", name) is None:
+            raise Refused(f'namespaces "{name}" not found')
+
+    def release(self, namespace: str, name: str) -> Path:
+        """Where its values are."""
+        return self._directory / f"{namespace}-{name}.json"
+
+
+def _identity(each: Manifest) -> tuple[str, str, str]:
+    metadata = each["metadata"]
+    return each["kind"].lower(), metadata.get("namespace", "default"), metadata["name"]
+
+
+def kubectl(cluster: Cluster, program: str, words: list[str]) -> str:
+    """`program`: the real one."""
+    parser = argparse.ArgumentParser(prog="kubectl", allow_abbrev=False)
+    parser.add_argument("verb", choices=("create", "apply", "rollout"))
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("-n", "--namespace", default="default")
+    parser.add_argument("-f", "--filename", type=Path)
+    told, _ = parser.parse_known_intermixed_args(words)
+    if told.verb == "create":
+        command = [program, *words, "--dry-run=client", "--output=yaml"]
+        made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        cluster.add([yaml.safe_load(made.stdout)])
+    elif told.verb == "apply":
+        cluster.add(list(yaml.safe_load_all(told.filename.read_text())), over=True)
+    else:
+        verb, what = told.words
+        kind, _, name = what.partition("/")
+        if verb not in ("status", "restart") or cluster.find(kind, told.namespace, name) is None:
+            raise Refused(f'rollout {verb}: {kind} "{name}" not found in {told.namespace}')
+    return "done\n"
+
+
+def helm(cluster: Cluster, _: str, words: list[str]) -> str:
+    parser = argparse.ArgumentParser(prog="helm", allow_abbrev=False)
+    parser.add_argument("verb", choices=("install", "upgrade", "template"))
+    parser.add_argument("release")
+    parser.add_argument("chart", type=Path)
+    parser.add_argument("-n", "--namespace", default="default")
+    parser.add_argument("-f", "--values", type=Path, action="append", default=[])
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--reuse-values", action="store_true")
+    told = parser.parse_intermixed_args(words)
+    helm_python.validate_release_name(told.release)
+    file = cluster.release(told.namespace, told.release)
+    if told.verb != "template" and file.exists() != (told.verb == "upgrade"):
+        raise Refused(f"{told.verb} {told.release}: {'it is there already' if file.exists() else 'no such release'}")
+    values: Values = json.loads(file.read_text()) if told.verb == "upgrade" and told.reuse_values else {}
+    for each in told.values:
+        values = _merged(values, helm_python.values_from_yaml(each.read_text()))
+    for each in told.set:
+        values = _merged(values, helm_python.parse_set_string(each))
+    report = helm_python.lint(told.chart, values, strict=True, kube_version=_ANY_VERSION)
+    if report["errors"]:
+        raise Refused(f"helm lint: {report['errors']}")
+    with helm_python.Chart.load(told.chart) as chart:
+        texts = chart.render(values, name=told.release, namespace=told.namespace)
+    made = [text for name, text in sorted(texts.items()) if name.endswith(".yaml")]
+    if told.verb == "template":
+        return "---\n".join(made)
+    # Helm itself makes none without --create-namespace.
+    cluster.check_namespace(told.namespace)
+    documents = [each for text in made for each in yaml.safe_load_all(text) if each is not None]
+    cluster.add(documents, over=told.verb == "upgrade")
+    file.write_text(json.dumps(values))
+    return next(text for name, text in texts.items() if name.endswith("/NOTES.txt"))
+
+
+def _merged(under: Values, over: Values) -> Values:
+    both = {key: _merged(under[key], over[key]) for key in under.keys() & over.keys()
+            if isinstance(under[key], dict) and isinstance(over[key], dict)}  # fmt: skip
+    return under | over | both
+
+
+def programs(directory: Path, commands: Path) -> None:
+    """Puts `helm`, and `kubectl` where there is one, into `commands`, for the cluster in `directory`."""
+    for name, program in (("helm", "helm"), ("kubectl", shutil.which("kubectl"))):
+        if program is not None:
+            words = shlex.join([sys.executable, "-m", "tests.support.cluster", str(directory), name, program])
+            (commands / name).write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(_ROOT))} exec {words} "$@"\n')
+            (commands / name).chmod(0o755)
+
+
+if __name__ == "__main__":
+    _, _directory, _name, _program, *_words = sys.argv
+    try:
+        sys.stdout.write({"helm": helm, "kubectl": kubectl}[_name](Cluster(Path(_directory)), _program, _words))
+    except (Refused, helm_python.HelmError, subprocess.CalledProcessError) as error:
+        sys.exit(f"{_name} {shlex.join(_words)}: {error}")
