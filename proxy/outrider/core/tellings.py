@@ -24,7 +24,7 @@ class Told:
 class Telling:
     """Of each epoch that was told of, the keys. An epoch that is over stays until `go_on`.
 
-    `ignored`: reads that nothing is fetched ahead for, by the settings.
+    `ignored`: reads that nothing is fetched ahead for, by the settings; since `go_on`.
     """
 
     def __init__(self) -> None:
