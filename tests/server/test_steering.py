@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,11 @@ from tests.support.proxy import ANY_KEYS, Keys, Proxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from outrider.core.model import ObjectRef
+    from outrider.core.tellings import Telling
     from tests.support.bucket import Bucket
     from tests.support.certificate import Certificate
 
@@ -125,6 +128,33 @@ def test_a_plan_can_be_read_back_replaced_and_forgotten(proxy: Proxy) -> None:
         s3.get_object(Bucket="_outrider", Key="plan/mine")
     assert code_of(error)[:2] == (404, "NoSuchKey")
     s3.delete_object(Bucket="_outrider", Key="plan/mine")
+
+
+def test_a_plan_is_not_withdrawn_before_all_of_it_is_told(proxy: Proxy) -> None:
+    """Else what is told after that would hold on."""
+    seen: list[str] = []
+    steering = proxy.outrider.steering
+
+    class Seeing(ToldPlans):
+        def told(
+            self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Telling
+        ) -> None:
+            if not seen:
+                self.withdrawal = asyncio.ensure_future(steering._withdraw("", "w"))
+            seen.append("told")
+
+        def withdraw(self, telling: Telling, others: Iterable[Telling]) -> int:
+            seen.append("withdrawn")
+            return 7
+
+    plans = steering.plans = Seeing()
+    assert put(proxy, "plan/w", json.dumps(PLAN).encode()).status == 200
+
+    async def withdrawn() -> int:
+        return await plans.withdrawal
+
+    assert proxy.on_loop(withdrawn) == 7
+    assert seen == ["told"] * 3 + ["withdrawn"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])

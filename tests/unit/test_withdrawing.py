@@ -148,6 +148,36 @@ def test_a_later_plan_of_the_same_name_is_fetched_though_all_that_came_for_the_f
     assert store.planner.wasted_bytes == 20 * BLOCK, "it is told all the same"
 
 
+def test_what_was_on_its_way_when_its_plan_was_withdrawn_is_no_wrong_guess_either() -> None:
+    store = Store(COUNT, 1, 20)
+    size_known(store)
+    telling = tell(store, store.refs[:10])
+    store.take(store.planner.wants(store.now, 20 * BLOCK, 10))
+    store.planner.withdraw(telling, (), store.now)
+    for block in sorted(store.coming):
+        store.land(block)
+        store.planner.removed(block)
+    assert store.planner.wasted_bytes == 10 * BLOCK
+    tell(store, store.refs[10:])
+    assert wanted(store, 4) == store.refs[10:14]
+
+
+def test_after_a_withdrawal_in_mid_epoch_the_rest_of_a_set_that_was_listed_is_expected(store: Store) -> None:
+    """As of any job that tells nothing."""
+    store.planner.listed("bucket", [(ref.key, BLOCK) for ref in store.refs], 0.0)
+    order = in_chance_order(store, 11)
+    read(store, order[:30])
+    telling = tell(store, order)
+    read(store, order[:10])
+    store.planner.withdraw(telling, (), store.now)
+    store.present.clear()
+    for number in range(COUNT):
+        store.planner.removed(BlockKey(number.to_bytes(16, "big"), 0))
+    seen = wanted(store)
+    assert len(seen) >= 20
+    assert not set(seen) & set(order[:10])
+
+
 def test_an_order_that_was_expected_before_the_plan_is_expected_again(store: Store) -> None:
     order, plan = in_chance_order(store, 8), in_chance_order(store, 9)
     read(store, order)

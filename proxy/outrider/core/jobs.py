@@ -246,7 +246,7 @@ class Job:
         """`one` was told to expect these, which are unread, and is not to any more."""
         one.withdraw(keys)
         for later in self.passes[self.passes.index(one) + 1 :]:
-            if not (later.told or later.was_told):
+            if not later.told:
                 # It began as one that follows, and took over what `one` had still to read.
                 later.withdraw(keys)
         if one.told:
