@@ -42,8 +42,9 @@ def wanted(store: Store, blocks: int = COUNT) -> list[ObjectRef]:
     return [want.ref for want in wants]
 
 
-def bring(store: Store) -> list[Want]:
-    wants = store.planner.wants(store.now, (store.capacity_blocks - len(store.present)) * BLOCK, COUNT)
+def bring(store: Store, blocks: int = COUNT) -> list[Want]:
+    """`blocks` at most, and all of them before more are asked for."""
+    wants = store.planner.wants(store.now, (store.capacity_blocks - len(store.present)) * BLOCK, blocks)
     store.take(wants)
     for block in sorted(store.coming):
         store.land(block)
@@ -84,6 +85,18 @@ def test_in_mid_epoch_only_what_is_unread_is_withdrawn(store: Store) -> None:
     # Nobody takes that for the end of an epoch, after which the same would be read again.
     read(store, order[20:21])
     assert not set(wanted(store)) & set(order[:15])
+
+
+def test_what_the_next_epoch_took_over_from_a_told_one_is_withdrawn_too(store: Store) -> None:
+    """An object that is read again when nearly all were read begins the next epoch, which expects what is left."""
+    order = in_chance_order(store, 12)
+    telling = tell(store, order)
+    read(store, [*order[:-2], order[0]])
+    [job] = [job for dataset in store.planner.library.datasets() for job in dataset.jobs.values()]
+    assert len(job.passes) == 2
+    assert set(wanted(store)) == set(order[-2:])
+    assert store.planner.withdraw(telling, (), store.now) == 2
+    assert wanted(store) == []
 
 
 def test_what_is_on_its_way_comes_and_is_not_asked_for_twice(store: Store) -> None:
@@ -142,7 +155,7 @@ def test_a_later_plan_of_the_same_name_is_fetched_though_all_that_came_for_the_f
     store.planner.withdraw(telling, (), store.now)
     tell(store, store.refs[COUNT:], telling=telling)
     came: list[ObjectRef] = []
-    while wants := bring(store):
+    while wants := bring(store, 2):
         came += [want.ref for want in wants]
     assert came == store.refs[COUNT : COUNT + 20]
     assert store.planner.wasted_bytes == 20 * BLOCK, "it is told all the same"
@@ -191,6 +204,11 @@ def test_an_order_that_was_expected_before_the_plan_is_expected_again(store: Sto
     assert set(wanted(store, 4)) != set(before)
     store.planner.withdraw(telling, (), store.now)
     assert wanted(store, 4) == before
+    read(store, order[10:-1])
+    for ref in order[:3]:
+        store.present.discard(store.key(ref, 0))
+        store.planner.removed(store.key(ref, 0))
+    assert order[0] in wanted(store), "and that the next epoch will have the same"
 
 
 def test_more_may_be_told_under_a_name_and_what_is_over_is_forgotten(store: Store) -> None:
