@@ -141,9 +141,9 @@ class Client:
         return len(reads)
 
     def planned(self, name: str = "sdk") -> Mapping[str, int]:
-        """How far the plan of that `name` is. Of the objects that it `told`: how many were `read`, are `here` but unread,
-        are `left`, and of how many that is `unknown` by now; `ignored`: reads that the proxy fetches nothing ahead for.
-        Empty: there is no such plan. Raises ProxyNotFound."""
+        """How far the plan of that `name` is. Of the objects that it `told`: how many were `read`, are `here` but
+        unread, are `left`, and of how many that is `unknown` by now; `ignored`: reads that the proxy fetches nothing
+        ahead for. Empty: there is no such plan. Raises ProxyNotFound."""
         told = self._asked(lambda port: port.get(f"plan/{name}")) or {}
         progress: Mapping[str, int] = told.get("progress", {})
         return progress
