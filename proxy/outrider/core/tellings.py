@@ -58,16 +58,24 @@ class Telling:
             if one is not None and one.told:
                 yield dataset, one, {key for key in keys if one.to_come(key)}
 
-    def told(self) -> Told:
-        read = unknown = 0
-        unread: list[ObjectRef] = []
-        for (dataset, one_round), keys in self._keys.items():
-            one = dataset.pass_in(one_round)
-            for key in dict.fromkeys(keys):
-                if one_round.ended or (one is not None and not one.unread(key)):
-                    read += 1
-                elif one is not None and one.told and one.to_come(key):
-                    unread.append(ObjectRef(dataset.bucket, dataset.names.keys[key]))
-                else:
-                    unknown += 1
-        return Told(read, tuple(unread), unknown)
+    def told(self, at_once: int) -> Iterator[Told]:
+        """In pieces of so many objects at most, each as it is when it is asked for: what is told or read between two of
+        them does no harm."""
+        for (dataset, one_round), keys in list(self._keys.items()):
+            distinct = array("i", dict.fromkeys(keys))
+            for first in range(0, len(distinct), at_once):
+                yield _told(dataset, one_round, distinct[first : first + at_once])
+
+
+def _told(dataset: Dataset, one_round: Round, keys: Sequence[int]) -> Told:
+    one = dataset.pass_in(one_round)
+    read = unknown = 0
+    unread: list[ObjectRef] = []
+    for key in keys:
+        if one_round.ended or (one is not None and not one.unread(key)):
+            read += 1
+        elif one is not None and one.told and one.to_come(key):
+            unread.append(ObjectRef(dataset.bucket, dataset.names.keys[key]))
+        else:
+            unknown += 1
+    return Told(read, tuple(unread), unknown)

@@ -149,16 +149,12 @@ class Prefetch:
 
     async def progress(self, telling: Telling) -> PlanProgress:
         """See `http.steering.Plans`."""
-        told = telling.told()
-        here = 0
-        for number, ref in enumerate(told.unread, 1):
-            here += self._is_here(ref)
-            if number % _LOOKED_FOR == 0:
-                await asyncio.sleep(0)
-        unread = len(told.unread)
-        return PlanProgress(
-            told.read + unread + told.unknown, told.read, here, unread - here, told.unknown, telling.ignored
-        )
+        read = here = unread = unknown = 0
+        for piece in telling.told(_LOOKED_FOR):
+            read, unread, unknown = read + piece.read, unread + len(piece.unread), unknown + piece.unknown
+            here += sum(map(self._is_here, piece.unread))
+            await asyncio.sleep(0)
+        return PlanProgress(read + unread + unknown, read, here, unread - here, unknown, telling.ignored)
 
     def _is_here(self, ref: ObjectRef) -> bool:
         """All of it, in the version last heard of."""
