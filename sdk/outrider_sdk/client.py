@@ -140,6 +140,20 @@ class Client:
             port.close()
         return len(reads)
 
+    def planned(self, name: str = "sdk") -> Mapping[str, int]:
+        """How far the plan of that `name` is. Of the objects that it `told`: how many were `read`, are `here` but
+        unread, are `left`, and of how many that is `unknown` by now; `ignored`: reads that the proxy fetches nothing
+        ahead for. Empty: there is no such plan. Raises ProxyNotFound."""
+        told = self._asked(lambda port: port.get(f"plan/{name}")) or {}
+        progress: Mapping[str, int] = told.get("progress", {})
+        return progress
+
+    def unplan(self, name: str = "sdk") -> int:
+        """Take back the plan of that `name`: nothing more is fetched ahead for what is unread of it. How many objects
+        that were. Raises ProxyNotFound."""
+        headers = self._asked(lambda port: port.delete(f"plan/{name}"))
+        return int(headers.get("x-outrider-withdrawn", 0))
+
     def _put_plan(self, port: S3Port, name: str, reads: Sequence[str], start: int, total: int) -> None:
         body = json.dumps({"reads": reads, "start": start, "total": total}).encode()
         if (why := port.put(f"plan/{name}", body)) is not None:

@@ -118,12 +118,13 @@ class S3Port:
         told: dict[str, Any] = json.loads(said)
         return told
 
-    def delete(self, key: str) -> None:
-        """Raises OSError, http.client.HTTPException."""
+    def delete(self, key: str) -> Mapping[str, str]:
+        """The headers of the answer. Raises OSError, http.client.HTTPException."""
         reply = self.send("DELETE", _path(key))
         said = reply.read(_ERROR_BYTES_MAX)
         if reply.status not in (204, 404):
             raise OSError(_reason(reply.status, said))
+        return {name.lower(): value for name, value in reply.getheaders()}
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
+from outrider.core.plans import PlanProgress
+from outrider.core.tellings import Telling
 from outrider.engine.prefetch import Budget, Mode
 from tests.support.engine import BLOCK, Engine, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
@@ -85,6 +87,41 @@ async def test_what_was_told_is_brought_before_it_is_asked_for_and_all_of_it_onc
         await room.tasks.settle()
     assert room.origin.body_bytes == sum(map(len, BODIES.values()))
     assert gets(room) == 2 * COUNT
+
+
+async def test_of_a_plan_that_is_withdrawn_only_what_is_on_its_way_is_brought(making: Making) -> None:
+    with making(budget=Budget(2)) as room:
+        gate, telling = asyncio.Event(), Telling()
+        room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
+        sizes_known(room)
+        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, telling=telling)
+        await under_way(room, 2)
+        before = gets(room)
+        assert room.prefetch.withdraw(telling, ()) == COUNT
+        gate.set()
+        await room.tasks.settle()
+        room.prefetch.tick()
+        await room.tasks.settle()
+        brought = {request.key for request in room.origin.log if request.key}
+        assert brought <= {ref.key for ref in REFS[:2]}
+        assert gets(room) <= before + 2, "what was on its way, to its end"
+        assert await read(room, REFS[0]) == "HIT"
+
+
+async def test_a_plan_counts_what_is_here_as_a_whole(making: Making) -> None:
+    with making() as room:
+        telling, gate = Telling(), asyncio.Event()
+        room.origin.faults.append(Fault(times=None, key=REFS[5].key, body_gate=gate, gate_after=BLOCK + 10))
+        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, telling=telling)
+        await some_turns()
+        assert (await room.prefetch.progress(telling)).here < COUNT
+        gate.set()
+        await room.tasks.settle()
+        assert await room.prefetch.progress(telling) == PlanProgress(told=COUNT, here=COUNT)
+        await read(room, REFS[0])
+        assert await room.prefetch.progress(telling) == PlanProgress(told=COUNT, read=1, here=COUNT - 1)
+        room.catalog.forget(REFS[1])
+        assert await room.prefetch.progress(telling) == PlanProgress(told=COUNT, read=1, here=COUNT - 2, left=1)
 
 
 async def test_a_reader_who_comes_while_it_is_brought_waits_for_the_same_bytes(making: Making) -> None:

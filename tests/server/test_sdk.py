@@ -182,6 +182,18 @@ def test_where_signatures_are_wanted_the_keys_of_the_environment_sign(guarded: P
         client.plan(["s3://sdk/a", "s3://else/where"])
 
 
+def test_a_plan_tells_how_far_it_is_and_can_be_taken_back(bucket: Bucket) -> None:
+    with Proxy(bucket, prefetch="epoch") as proxy:
+        client = Client(proxy.endpoint)
+        assert client.planned() == {}
+        client.plan("s3://sdk-nowhere/{000..019}.tar")
+        told = client.planned()
+        assert (told["told"], told["read"], told["here"], told["left"]) == (20, 0, 0, 20)
+        assert client.unplan() == 20
+        assert client.planned() == {}
+        assert client.unplan() == 0
+
+
 def test_a_plan_is_told_in_parts_with_its_numbers(client: Client, proxy: Proxy) -> None:
     plans = ToldPlans()
     proxy.outrider.steering.plans = plans

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,11 @@ from tests.support.proxy import ANY_KEYS, Keys, Proxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from outrider.core.model import ObjectRef
+    from outrider.core.tellings import Telling
     from tests.support.bucket import Bucket
     from tests.support.certificate import Certificate
 
@@ -113,9 +116,11 @@ def test_a_plan_without_numbers_is_from_the_start_and_of_an_unknown_length(proxy
 def test_a_plan_can_be_read_back_replaced_and_forgotten(proxy: Proxy) -> None:
     s3 = proxy.client()
     body = json.dumps(PLAN).encode()
-    put = s3.put_object(Bucket="_outrider", Key="plan/mine", Body=body)
+    s3.put_object(Bucket="_outrider", Key="plan/mine", Body=body)
     got = s3.get_object(Bucket="_outrider", Key="plan/mine")
-    assert (got["Body"].read(), got["ETag"]) == (body, put["ETag"])
+    told = json.loads(got["Body"].read())
+    assert told.pop("progress").keys() == {"told", "read", "here", "left", "unknown", "ignored"}
+    assert told == PLAN
     assert s3.get_object(Bucket="_outrider", Key="plan/mine", Range="bytes=2-8")["Body"].read() == body[2:9]
     s3.put_object(Bucket="_outrider", Key="plan/mine", Body=b'{"reads": ["s3://b-1/k"]}')
     s3.delete_object(Bucket="_outrider", Key="plan/mine")
@@ -123,6 +128,40 @@ def test_a_plan_can_be_read_back_replaced_and_forgotten(proxy: Proxy) -> None:
         s3.get_object(Bucket="_outrider", Key="plan/mine")
     assert code_of(error)[:2] == (404, "NoSuchKey")
     s3.delete_object(Bucket="_outrider", Key="plan/mine")
+
+
+def test_a_plan_is_not_withdrawn_before_all_of_it_is_told(proxy: Proxy) -> None:
+    """Else what is told after that would hold on."""
+    seen: list[str] = []
+    steering = proxy.outrider.steering
+
+    class Seeing(ToldPlans):
+        def told(
+            self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Telling
+        ) -> None:
+            if not seen:
+                self.withdrawal = asyncio.ensure_future(steering._withdraw("", "w"))
+            seen.append("told")
+
+        def withdraw(self, telling: Telling, others: Iterable[Telling]) -> int:
+            seen.append("withdrawn")
+            return 7
+
+    plans = steering.plans = Seeing()
+    assert put(proxy, "plan/w", json.dumps(PLAN).encode()).status == 200
+
+    async def withdrawn() -> int:
+        return await plans.withdrawal
+
+    assert proxy.on_loop(withdrawn) == 7
+    assert seen == ["told"] * 3 + ["withdrawn"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_plan_in_another_encoding_of_json_can_be_read_back(proxy: Proxy, encoding: str) -> None:
+    told_by(proxy)
+    assert put(proxy, "plan/other", ' {"reads": ["s3://bkt/ä"]} \n'.encode(encoding)).status == 200
+    assert json.loads(ask(proxy.address, "GET", "/_outrider/plan/other").body)["reads"] == ["s3://bkt/ä"]
 
 
 def test_the_aws_command_steers(proxy: Proxy, tmp_path: Path) -> None:
@@ -169,8 +208,9 @@ def test_a_list_tells_all_that_there_is(proxy: Proxy) -> None:
         s3.put_object(Bucket="_outrider", Key=f"plan/{name}", Body=b'{"reads": []}')
     for listing in (s3.list_objects_v2, s3.list_objects):
         told = listing(Bucket="_outrider", Prefix="plan/list/")
+        size = len(s3.get_object(Bucket="_outrider", Key="plan/list/a")["Body"].read())
         assert [(each["Key"], each["Size"]) for each in told["Contents"]] == [
-            ("plan/list/a", 13), ("plan/list/b&<ü", 13),
+            ("plan/list/a", size), ("plan/list/b&<ü", size),
         ]  # fmt: skip
         told = listing(Bucket="_outrider", Prefix="plan/", Delimiter="/")
         assert {"Prefix": "plan/list/"} in told["CommonPrefixes"]

@@ -6,10 +6,13 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from outrider.core.plans import PlanProgress
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from outrider.core.model import ObjectRef
+    from outrider.core.tellings import Telling
 
 DEADLINE_S = 60.0
 
@@ -31,10 +34,16 @@ class ToldPlans:
     pieces: list[Piece] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None) -> None:
+    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Telling) -> None:
         with self._changed:
             self.pieces.append(Piece(client, tuple(map(str, refs)), start, total))
             self._changed.notify_all()
+
+    def withdraw(self, telling: Telling, others: Iterable[Telling]) -> int:
+        return 0
+
+    async def progress(self, telling: Telling) -> PlanProgress:
+        return PlanProgress()
 
     @property
     def urls(self) -> list[str]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner, Want
+from outrider.core.tellings import Telling
 from outrider.simulator.run import Simulation
 from tests.support.mixtures import hit_ratio, mixture
 
@@ -105,9 +106,10 @@ def test_for_any_trace_the_budget_holds_and_nothing_is_wanted_twice_or_taken_fro
     if listed:
         store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     to_read: dict[str, list[ObjectRef]] = {"a": [], "b": []}
+    tellings: dict[str, Telling] = {}
     for _ in range(500):
         store.now += 0.01
-        act, client = chance.choice("aarrrrrwwwllllT" if seed % 3 == 0 else "aarrrrrwwwllll"), chance.choice("ab")
+        act, client = chance.choice("aarrrrrwwwllllTD" if seed % 3 == 0 else "aarrrrrwwwllll"), chance.choice("ab")
         if act == "a":
             to_read[client] = to_read[client] or chance.sample(store.refs, objects)
             ref = to_read[client].pop() if in_epochs else chance.choice(store.refs)
@@ -120,7 +122,10 @@ def test_for_any_trace_the_budget_holds_and_nothing_is_wanted_twice_or_taken_fro
         elif act == "l" and store.coming:
             store.land(chance.choice(sorted(store.coming)))
         elif act == "T":
-            store.planner.told(client, chance.sample(store.refs, objects // 2), store.now)
+            told = tellings.setdefault(client, Telling())
+            store.planner.told(client, chance.sample(store.refs, objects // 2), store.now, telling=told)
+        elif act == "D":
+            store.planner.withdraw(tellings.pop(client, Telling()), tellings.values(), store.now)
         assert len(store.present) <= capacity
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 # How many of the last reads tell where a pass is: odd, for the median.
 _RECENT = 9
@@ -45,6 +45,15 @@ class Learned:
         return self._keys
 
 
+class Round:
+    """One epoch of a pass, for those who told of it: `ended` once all was read that was expected."""
+
+    __slots__ = ("ended",)
+
+    def __init__(self) -> None:
+        self.ended = False
+
+
 class Pass:
     """One epoch of one job. `agenda` is what it is expected to read, in the likely order; `log` what it read.
 
@@ -63,6 +72,9 @@ class Pass:
         # How likely the agenda's order is the true one, whether it was told, and whether the last pass' was.
         self.order = order
         self.told = self.was_told = False
+        # What was expected before it was told: the agenda, how likely its order was, and `number`.
+        self._untold: tuple[array[int], float, int] = (array("i"), order, 0)
+        self.round = Round()
         # Whether the next pass will probably have this one's order.
         self.repeats = True
         # False: it began with a key read twice, and may be no pass at all. Nothing is fetched for it.
@@ -226,6 +238,7 @@ class Pass:
         self._recent.clear()
         self.frontier = 0
         self.number += 1
+        self.round.ended, self.round = True, Round()
         if self.told and not self.repeats:
             # The next order will be told as well, and be another one.
             self.order = ORDER_UNLIKELY
@@ -271,8 +284,9 @@ class Pass:
         """The order of this pass, for certain: `keys` are numbers `start`, `start` + 1, ... of the `total` that one
         worker reads. What several workers are told is merged by how far each is through its own part."""
         if not self.told:
+            self._untold = self.agenda, self.order, self.number
             self.plan((), order=1.0)
-            self.told = True
+            self.told, self.number = True, max(1, self.number)
         new = [((start + i + 0.5) / total, key) for i, key in enumerate(keys) if self.place[key] < 0]
         if new and self._shares and new[0][0] < self._shares[-1]:
             new = sorted([*zip(self._shares, self.agenda, strict=True), *new])
@@ -281,3 +295,14 @@ class Pass:
         for share, key in new:
             self._shares.append(share)
             self._append(key)
+
+    def withdraw(self, keys: Set[int]) -> None:
+        """Expect none of these any more. When no told one is left, expect what was expected before."""
+        rest = [place for place, key in enumerate(self.agenda) if key not in keys]
+        if self.told:
+            self._shares = array("d", (self._shares[place] for place in rest))
+        self.plan([self.agenda[place] for place in rest], order=self.order)
+        if self.told and self.left == 0:
+            agenda, order, self.number = self._untold
+            self.told, self.repeats, self._shares = False, True, array("d")
+            self.plan(agenda, order=order)

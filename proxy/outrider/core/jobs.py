@@ -8,7 +8,7 @@ goes on, somebody follows; and where it happens as often as chance would have it
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import chain
 from math import gcd
 from typing import Protocol
@@ -221,14 +221,15 @@ class Job:
                     self._part.read(names.rank_of(key), len(names.listed))
                 one.plan((key for key in names.listed if self._part.has(names.rank_of(key))), order=ORDER_UNLIKELY)
 
-    def told(self, keys: Sequence[int], start: int, total: int, key_count: int, now: float) -> None:
-        """What one worker will read, exactly: of the pass that is under way, or of the next one if these were read."""
+    def told(self, keys: Sequence[int], start: int, total: int, key_count: int, now: float) -> Pass:
+        """What one worker will read, exactly: of the pass that is under way, or of the next one if these were read.
+        Which one that is."""
         self.last, self.free = now, False
         self.grow(key_count)
         one = self.passes[-1] if self.passes else None
         if one is None or 2 * sum(one.unread(key) for key in keys) < len(keys):
             period_s = one.seconds(now) if one is not None and one.log else 0.0
-            new = Pass((), key_count, now, order=1.0)
+            new = Pass((), key_count, now, order=ORDER_UNLIKELY)
             new.period_s = period_s
             if one is not None:
                 new.go_on_like(one)
@@ -237,9 +238,23 @@ class Job:
         if start == 0:
             # Plans that repeat are as good for the next pass as an order that was learned.
             one.repeats = len(keys) > 0 and all(0 <= one.place[key] <= 2 * one.tolerance for key in keys[:_ALIKE])
-        one.number = max(1, one.number)
         one.tell(keys, start, total)
         one.last = now
+        return one
+
+    def withdraw(self, one: Pass, keys: Set[int], names: Names) -> None:
+        """`one` was told to expect these, which are unread, and is not to any more."""
+        one.withdraw(keys)
+        for later in self.passes[self.passes.index(one) + 1 :]:
+            if not later.told:
+                # It began as one that follows, and took over what `one` had still to read.
+                later.withdraw(keys)
+        if one.told:
+            return
+        if not one.log and not one.agenda:
+            self.passes.remove(one)
+        elif one.number == 0 and not one.agenda:
+            self.listed(names)
 
 
 def _alike(reads: array[int], order: Order, key_count: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
@@ -11,7 +11,7 @@ from itertools import islice
 from sortedcontainers import SortedList
 
 from outrider.core.datasets import Names
-from outrider.core.epochs import Learned, Pass
+from outrider.core.epochs import Learned, Pass, Round
 from outrider.core.jobs import Job, Order
 from outrider.core.model import BlockKey
 
@@ -34,7 +34,7 @@ _SAME_RANK = 1e-6
 class Kept:
     """Of one version of an object: which blocks are here (`present`), which of them were read in the pass over it that
     is under way (`served`), both as bits; `block_bytes`: what one takes on disk, on the average. `ahead`: fetched
-    before anybody asked, and not asked for since."""
+    before anybody asked, and not asked for since. `excused`: for a plan that was withdrawn since."""
 
     dataset: Dataset
     key: int
@@ -43,6 +43,7 @@ class Kept:
     block_bytes: int
     used_at: float
     ahead: bool
+    excused: bool = False
     reading: bool = False
     present: int = 0
     served: int = 0
@@ -118,13 +119,28 @@ class Dataset:
             self._recent.move_to_end(key)
             self.rank(kept, now)
 
-    def told(self, client: str, keys: Sequence[int], start: int, total: int, now: float) -> None:
+    def told(self, client: str, keys: Sequence[int], start: int, total: int, now: float) -> Pass:
         job = self.jobs.get(client)
         if job is None:
             job = self.jobs[client] = Job(client, now)
-        job.told(keys, start, total, len(self.names.keys), now)
-        self._passes = None
+        one = job.told(keys, start, total, len(self.names.keys), now)
         self.active_at = now
+        self._expect_anew(now)
+        return one
+
+    def pass_in(self, one_round: Round) -> Pass | None:
+        """The pass that is in this epoch; None: it is over, or given up."""
+        return next((one for job in self.jobs.values() for one in job.passes if one.round is one_round), None)
+
+    def withdraw(self, one: Pass, keys: Set[int], now: float) -> None:
+        """See `Job.withdraw`."""
+        for job in self.jobs.values():
+            if one in job.passes:
+                job.withdraw(one, keys, self.names)
+        self._expect_anew(now)
+
+    def _expect_anew(self, now: float) -> None:
+        self._passes = None
         for kept in self.kept.values():
             self.rank(kept, now)
 

@@ -17,6 +17,7 @@ from outrider.core.kept import Dataset, Kept, blocks_of, may_go
 from outrider.core.library import Item, Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.streams import ABANDONED_S, Streams
+from outrider.core.tellings import Telling
 
 # A LIST of a page costs as much as a dozen HEADs (S3's price list), and one trip: it pays where more names than that
 # would have to be asked about again.
@@ -58,13 +59,14 @@ class _Handed:
     at: float
     block_bytes: int
     asked_for: bool = False
+    excused: bool = False
 
 
 class Planner:
     """Called from one thread. `library` has what is known of datasets, to be exported and restored.
 
     All facts cost O(log n) of what is kept, apart from `listed` and `told`, which cost as much as they bring, and the
-    end of a pass, which makes new tables for its keys.
+    end of a pass and `withdraw`, which make new tables for the keys of a pass.
     """
 
     def __init__(
@@ -214,20 +216,44 @@ class Planner:
                 job.listed(dataset.names)
 
     def told(
-        self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None
-    ) -> None:
-        """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: these are all."""
+        self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,
+        telling: Telling | None = None,
+    ) -> None:  # fmt: skip
+        """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: these are all.
+        `telling` remembers it, to be asked about or withdrawn."""
         self._now = now
         keys: dict[Dataset, list[int]] = {}
         for ref in refs:
             dataset, key = self.library.item(ref)
             keys.setdefault(dataset, []).append(key)
         for dataset, its in keys.items():
-            dataset.told(client, its, start, total or start + len(refs), now)
+            one = dataset.told(client, its, start, total or start + len(refs), now)
+            if telling is not None:
+                telling.add(dataset, one, its)
             if not dataset.list_wanted and not dataset.names.listed:
                 # It would cost the first reads their bandwidth: a name in a LIST may be a good part of a small sample.
                 dataset.listed_at = dataset.listed_at or now
                 dataset.list_pages = 1 + len(dataset.names.keys) // _NAMES_PER_PAGE
+
+    def withdraw(self, telling: Telling, others: Iterable[Telling], now: float) -> int:
+        """Expect no longer what was told and is unread, but for what `others` have told as well; how many objects that
+        are. What of them is here or on its way is kept as anything else is."""
+        self._now = now
+        others = list(others)
+        count = 0
+        for dataset, one, keys in list(telling.unread()):
+            for other in others:
+                keys.difference_update(other.keys_of(one))
+            if not keys:
+                continue
+            dataset.withdraw(one, keys, now)
+            count += len(keys)
+            for key in keys:
+                # That it came in vain is nobody's wrong guess, and no reason to fetch less for a later plan.
+                for here in (dataset.kept.get(key), self._handed.get((dataset, key))):
+                    if here is not None:
+                        here.excused = True
+        return count
 
     def found(self, ref: ObjectRef, size: int) -> tuple[int, ...]:
         """The size of a wanted object is known now: the blocks of it that are wanted, too."""
@@ -255,7 +281,8 @@ class Planner:
             count = -(-version.size // self._block_bytes)
             kept = Kept(
                 dataset, key, block.version_id, count, self._disk_bytes(-(-version.size // count)), self._now,
-                ahead=handed is not None and not handed.asked_for, reading=item in self._open,
+                ahead=handed is not None and not handed.asked_for, excused=handed is not None and handed.excused,
+                reading=item in self._open,
             )  # fmt: skip
             self._kept[block.version_id] = kept
             if (old := dataset.kept.get(key)) is not None:
@@ -319,7 +346,8 @@ class Planner:
         dataset.kept_bytes -= kept.block_bytes
         if kept.ahead:
             self.wasted_bytes += kept.block_bytes
-            self._owing[dataset] = self._owing.get(dataset, 0.0) + kept.block_bytes
+            if not kept.excused:
+                self._owing[dataset] = self._owing.get(dataset, 0.0) + kept.block_bytes
         self._fetch_again(dataset, kept.key)
         if not kept.present:
             del self._kept[block.version_id]

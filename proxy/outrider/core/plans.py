@@ -29,6 +29,21 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanProgress:
+    """Of the objects that were told under a name, each counted once (`told`): those that were `read`; those that are
+    not yet but `here`, as a whole; those `left`; and those of which that is not known any more, since who reads them
+    ended, or came to read by chance. `ignored`: reads of the last message that nothing is fetched ahead for, by the
+    settings."""
+
+    told: int = 0
+    read: int = 0
+    here: int = 0
+    left: int = 0
+    unknown: int = 0
+    ignored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Stall:
     """What was added since the last message: steps of training, seconds that the loop waited for their data, and
     seconds that it did not. `epoch` is the one under way, from 1."""

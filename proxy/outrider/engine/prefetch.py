@@ -6,6 +6,7 @@ that somebody waits for.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,9 @@ from outrider.core.allowance import Allowance
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
 from outrider.core.planner import Planner, Want
+from outrider.core.plans import PlanProgress
 from outrider.core.streams import Streams
+from outrider.core.tellings import Telling
 from outrider.core.window import Run
 from outrider.engine.catalog import Catalog
 from outrider.engine.flight import Flight
@@ -40,6 +43,8 @@ _RUNS_MAX = 4
 # oldest are heard, and beyond `_NOTES_MAX` some never are; the storm itself is served undisturbed.
 _HEARD_MAX = 256
 _FOLDERS_MAX = 4096
+# Of a long plan, objects that are looked for before others get their turn.
+_LOOKED_FOR = 1000
 # After a fill that failed, prefetching rests: twice as long after each in a row.
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 
@@ -123,14 +128,41 @@ class Prefetch:
         """A hit that needed nobody: asked for and sent. From any thread; heard of at the next `tick`."""
         self._notes.append(Note(client, version, extent, self._clock()))
 
-    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None) -> None:
+    def told(
+        self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Telling | None = None
+    ) -> None:
         """The order in which one worker of `client` will read; see `http.steering.Plans`."""
         wanted = [ref for ref in refs if self._mode_of(ref) is Mode.EPOCH]
+        if telling is not None:
+            telling.ignored += len(refs) - len(wanted)
         if len(wanted) == len(refs):
-            self._planner.told(client, wanted, self._clock(), start=start, total=total)
+            self._planner.told(client, wanted, self._clock(), start=start, total=total, telling=telling)
         elif wanted:
-            self._planner.told(client, wanted, self._clock())
+            self._planner.told(client, wanted, self._clock(), telling=telling)
         self.think()
+
+    def withdraw(self, telling: Telling, others: Iterable[Telling]) -> int:
+        """See `http.steering.Plans`."""
+        count = self._planner.withdraw(telling, others, self._clock())
+        self.think()
+        return count
+
+    async def progress(self, telling: Telling) -> PlanProgress:
+        """See `http.steering.Plans`."""
+        read = here = unread = unknown = 0
+        for piece in telling.told(_LOOKED_FOR):
+            read, unread, unknown = read + piece.read, unread + len(piece.unread), unknown + piece.unknown
+            here += sum(map(self._is_here, piece.unread))
+            await asyncio.sleep(0)
+        return PlanProgress(read + unread + unknown, read, here, unread - here, unknown, telling.ignored)
+
+    def _is_here(self, ref: ObjectRef) -> bool:
+        """All of it, in the version last heard of."""
+        version = self._catalog.stale(ref)
+        if version is None:
+            return False
+        vid = version_id(self._origin, version, self._block_bytes)
+        return all(self._store.has(BlockKey(vid, index)) for index in range(-(-version.size // self._block_bytes)))
 
     def tick(self) -> None:
         """Called some times a second: hears the notes, and thinks."""

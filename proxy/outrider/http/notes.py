@@ -13,6 +13,7 @@ from outrider.core.errors import EntityTooLarge, MethodNotAllowed, NoSuchKey
 from outrider.core.model import Headers
 from outrider.core.payload import decoded_length_of
 from outrider.core.s3wire import Operation
+from outrider.core.tellings import Telling
 from outrider.http.access import Who
 
 
@@ -48,11 +49,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What stands under a name, who put it there (`client`), and when (seconds since 1970)."""
+    """What stands under a name, who put it there (`client`), and when (seconds since 1970). `telling`: of a plan."""
 
     body: bytes
     client: str
     at: float
+    telling: Telling | None = None
+
+    @property
+    def bytes(self) -> int:
+        return len(self.body) + (self.telling.bytes if self.telling else 0)
 
 
 class Notes:
@@ -61,26 +67,30 @@ class Notes:
     def __init__(self, names_max: int, bytes_max: int) -> None:
         self._names_max = names_max
         self._bytes_max = bytes_max
-        self._notes: OrderedDict[tuple[str, str], Note] = OrderedDict()
+        # Each with the bytes that it was counted for: a telling may have grown since.
+        self._notes: OrderedDict[tuple[str, str], tuple[Note, int]] = OrderedDict()
         self._bytes = 0
 
     def put(self, owner: str, name: str, note: Note) -> None:
         self.pop(owner, name)
-        self._notes[owner, name] = note
-        self._bytes += len(note.body)
+        self._notes[owner, name] = note, note.bytes
+        self._bytes += note.bytes
         while len(self._notes) > self._names_max or self._bytes > self._bytes_max:
             self.pop(*next(iter(self._notes)))
 
     def get(self, owner: str, name: str) -> Note | None:
-        return self._notes.get((owner, name))
+        return self._notes.get((owner, name), (None, 0))[0]
 
     def pop(self, owner: str, name: str) -> Note | None:
-        note = self._notes.pop((owner, name), None)
-        self._bytes -= len(note.body) if note else 0
+        note, counted = self._notes.pop((owner, name), (None, 0))
+        self._bytes -= counted
         return note
 
     def of(self, owner: str) -> Iterator[tuple[str, Note]]:
-        return ((name, note) for (whose, name), note in self._notes.items() if whose == owner)
+        return ((name, note) for (whose, name), (note, _) in self._notes.items() if whose == owner)
+
+    def tellings(self) -> list[Telling]:
+        return [note.telling for note, _ in self._notes.values() if note.telling is not None]
 
 
 def note_of(asked: Asked, note: Note | None) -> Answer:

@@ -1,8 +1,8 @@
 """The reserved bucket `_outrider`: the proxy asked, and told what a job will do, by plain S3 calls.
 
     GET   status.json     what the proxy is doing
-    PUT   plan/<name>     the order in which one worker will read; GET gives it back, DELETE forgets what GET
-                          gave, while the reads it told of are still expected
+    PUT   plan/<name>     the order in which one worker will read; GET gives it back and tells how far that is,
+                          DELETE takes back what of it is still unread
     PUT   stall/<name>    how long a training loop waited for data since it last told; GET gives the sums
     PUT   warm/, pin/, evict/, verify/   orders: see `orders`
     GET   ?list-type=2    all of these
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -23,7 +23,8 @@ from outrider.core import s3wire
 from outrider.core.canonical import encode_path
 from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
 from outrider.core.model import ObjectRef
-from outrider.core.plans import Plan, Stall, parse_plan, parse_stall
+from outrider.core.plans import Plan, PlanProgress, Stall, parse_plan, parse_stall
+from outrider.core.tellings import Telling
 from outrider.http.access import Access, Who
 from outrider.http.notes import Answer, Asked, Note, Notes, etag_of, note_of, object_of
 from outrider.http.orders import FOLDERS, Orders
@@ -37,6 +38,8 @@ NAMES_MAX = 400
 _NAME_CHARS_MAX = 200
 _NOTES_BYTES_MAX = 2 * BODY_BYTES_MAX
 _REFS_AT_ONCE = 1000
+# Of a count in a document that never changes its length.
+_DIGITS = 9
 _TAKEN = ", ".join(f"{folder}/" for folder in ("plan", "stall", *FOLDERS))
 # Of `/status`. Addresses inside the cluster, and where the bucket is, are no client's business.
 _FOR_CLIENTS = (
@@ -53,10 +56,18 @@ _FOR_EVERYBODY = (
 class Plans(Protocol):
     """Takes what jobs tell of their coming reads."""
 
-    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None) -> None:
+    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Telling) -> None:
         """One worker of `client` (see `access.reader_name`) will read these next, in this order: reads number `start`
-        and on of the `total` of its epoch (None: not known, more may come). A long plan comes in pieces."""
+        and on of the `total` of its epoch (None: not known, more may come). A long plan comes in pieces. `telling`
+        remembers them."""
         ...
+
+    def withdraw(self, telling: Telling, others: Iterable[Telling]) -> int:
+        """Those of them that are unread, and not told by `others` too, are not expected any more; how many objects
+        that were. What is on its way comes yet."""
+        ...
+
+    async def progress(self, telling: Telling) -> PlanProgress: ...
 
 
 class Steering:
@@ -74,6 +85,8 @@ class Steering:
         self._metrics = metrics
         self._clock = clock
         self._kept_plans = Notes(NAMES_MAX, _NOTES_BYTES_MAX)
+        # One plan after another: none is withdrawn while it is being told, and half of it is told after that.
+        self._telling = asyncio.Lock()
         self._kept_stalls = Notes(NAMES_MAX, _NOTES_BYTES_MAX)
 
     async def answer(self, asked: Asked) -> Answer:
@@ -103,24 +116,43 @@ class Steering:
         if asked.operation.method == "PUT":
             return await self._take_plan(asked, name)
         if asked.operation.method == "DELETE":
-            self._kept_plans.pop(asked.owner, name)
-            return Answer(204)
-        return note_of(asked, self._kept_plans.get(asked.owner, name))
+            return Answer(204, (("x-outrider-withdrawn", str(await self._withdraw(asked.owner, name))),))
+        note = self._kept_plans.get(asked.owner, name)
+        if note is None or note.telling is None:
+            return note_of(asked, None)
+        progress = await self.plans.progress(note.telling)
+        return note_of(asked, replace(note, body=_with_progress(note.body, progress)))
+
+    async def _withdraw(self, owner: str, name: str) -> int:
+        """How many objects are not expected any more."""
+        async with self._telling:
+            note = self._kept_plans.pop(owner, name)
+            if note is None or note.telling is None:
+                return 0
+            return self.plans.withdraw(note.telling, self._kept_plans.tellings())
 
     async def _take_plan(self, asked: Asked, name: str) -> Answer:
         body = await asked.body(BODY_BYTES_MAX)
         # A long one takes a while, and the hits of others are not to wait for it.
-        plan = await asyncio.to_thread(self._readable_plan, body, asked.who)
-        self._kept_plans.put(asked.owner, name, Note(body, asked.client, self._clock()))
-        self._metrics.planned_reads.inc(len(plan.refs))
-        async for first, piece in _pieces(plan.refs):
-            self.plans.told(asked.client, piece, start=plan.start + first, total=plan.total)
+        plan, text = await asyncio.to_thread(self._readable_plan, body, asked.who)
+        async with self._telling:
+            known = self._kept_plans.get(asked.owner, name)
+            telling = (known and known.telling) or Telling()
+            telling.go_on()
+            self._metrics.planned_reads.inc(len(plan.refs))
+            try:
+                async for first, piece in _pieces(plan.refs):
+                    self.plans.told(asked.client, piece, start=plan.start + first, total=plan.total, telling=telling)
+            finally:
+                # However far it came: what was told can be withdrawn.
+                self._kept_plans.put(asked.owner, name, Note(text, asked.client, self._clock(), telling))
         return Answer(200, (("etag", etag_of(body)),))
 
-    def _readable_plan(self, body: bytes, who: Who) -> Plan:
+    def _readable_plan(self, body: bytes, who: Who) -> tuple[Plan, bytes]:
+        """The plan, and its text in UTF-8."""
         plan = parse_plan(body)
         self._access.check_reads(who, plan.refs)
-        return plan
+        return plan, body.decode(json.detect_encoding(body), "surrogatepass").encode("utf-8", "surrogatepass")
 
     # -- stall/ -----------------------------------------------------------------------------------------------------
 
@@ -158,7 +190,10 @@ class Steering:
         if asked.operation.method != "GET" or not names <= s3wire.LIST_QUERY - {"versions", "uploads"}:
             raise MethodNotAllowed("The bucket _outrider can be listed, and no more.")
         entries = {
-            **{f"plan/{name}": note for name, note in self._kept_plans.of(asked.owner)},
+            **{
+                f"plan/{name}": replace(note, body=_with_progress(note.body, PlanProgress()))
+                for name, note in self._kept_plans.of(asked.owner)
+            },
             **{f"stall/{name}": note for name, note in self._kept_stalls.of(asked.owner)},
             **dict(self.orders.entries(asked.owner)),
             "status.json": Note(self._status_json(asked.owner), "", self._clock()),
@@ -171,6 +206,13 @@ async def _pieces(refs: Sequence[ObjectRef]) -> AsyncIterator[tuple[int, Sequenc
     for first in range(0, len(refs), _REFS_AT_ONCE):
         yield first, refs[first : first + _REFS_AT_ONCE]
         await asyncio.sleep(0)
+
+
+def _with_progress(plan: bytes, progress: PlanProgress) -> bytes:
+    """The JSON of a plan, and in it how far that is. It is as long as at any other look, so that who goes by the size
+    of a LIST, or reads it in parts, gets all of it."""
+    counts = ", ".join(f'"{name}": {count:{_DIGITS}}' for name, count in asdict(progress).items())
+    return b'%b, "progress": {%b}}\n' % (plan.rstrip()[:-1], counts.encode())
 
 
 def _list_xml(asked_for: Mapping[str, str], entries: Mapping[str, Note]) -> bytes:

@@ -1,0 +1,161 @@
+"""Plans of coming reads, before a real bucket: how far they are, and taken back."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.orders import until
+from tests.support.proxy import Proxy
+from tests.support.rawhttp import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.bucket import Bucket
+
+NAME = "plans"
+SHARDS = 40
+SHARD = bytes(range(256)) * 512  # 128 KiB
+ORDER = random.Random(1).sample([f"train/shard-{number:06d}.tar" for number in range(SHARDS)], SHARDS)
+# Room for a quarter.
+ROOM = 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    for key in ORDER:
+        client.put_object(Bucket=NAME, Key=key, Body=SHARD)
+    client.close()
+
+
+@pytest.fixture
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
+    with Proxy(bucket, block_size="64KiB", cache_size="1450KiB", freshness="immutable", prefetch="epoch") as running:
+        yield running
+
+
+def tell(proxy: Proxy, keys: list[str], name: str = "a", **more: int) -> None:
+    body = json.dumps({"reads": [f"s3://{NAME}/{key}" for key in keys], **more}).encode()
+    head = [("content-length", str(len(body)))]
+    assert ask(proxy.address, "PUT", f"/_outrider/plan/{name}", head, body).status == 200
+    settle(proxy)
+
+
+def settle(proxy: Proxy) -> None:
+    """The planner has heard of all hits, and what it wanted is here."""
+
+    async def tick() -> None:
+        proxy.outrider.prefetch.tick()
+
+    proxy.on_loop(tick)
+    proxy.settle()
+
+
+def tell_until(proxy: Proxy, here: int, keys: list[str], name: str = "a") -> None:
+    """Told again as long as fewer are here: who tells and does not read is not fetched for after a second."""
+
+    def are_here() -> bool:
+        tell(proxy, keys, name, total=len(keys))
+        told: int = progress(proxy, name)["here"]
+        return told >= here
+
+    until(are_here)
+
+
+def read(proxy: Proxy, keys: list[str]) -> list[str]:
+    """`x-cache` of each."""
+    seen = []
+    for key in keys:
+        answer = ask(proxy.address, "GET", f"/{NAME}/{key}")
+        assert answer.body == SHARD
+        seen.append(answer.headers["x-cache"])
+        settle(proxy)
+    return seen
+
+
+def progress(proxy: Proxy, name: str = "a") -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(ask(proxy.address, "GET", f"/_outrider/plan/{name}").body)["progress"]
+    return told
+
+
+def withdraw(proxy: Proxy, name: str = "a") -> int:
+    """How many objects that were."""
+    answer = ask(proxy.address, "DELETE", f"/_outrider/plan/{name}")
+    assert (answer.status, answer.body) == (204, b"")
+    return int(answer.headers["x-outrider-withdrawn"])
+
+
+def test_a_plan_tells_how_much_of_it_was_read_is_here_and_is_left(proxy: Proxy) -> None:
+    tell_until(proxy, ROOM - 2, ORDER)
+    first = progress(proxy)
+    assert (first["told"], first["read"], first["unknown"], first["ignored"]) == (SHARDS, 0, 0, 0)
+    assert first["here"] <= ROOM + 1
+    assert first["left"] == SHARDS - first["here"]
+    read(proxy, ORDER[:15])
+    later = progress(proxy)
+    assert (later["told"], later["read"]) == (SHARDS, 15)
+    assert later["here"] + later["left"] == SHARDS - 15
+    read(proxy, ORDER[15:])
+    assert progress(proxy) == {"told": SHARDS, "read": SHARDS, "here": 0, "left": 0, "unknown": 0, "ignored": 0}
+
+
+def test_what_is_told_in_parts_under_one_name_is_counted_together(proxy: Proxy) -> None:
+    for first in range(0, SHARDS, 10):
+        tell(proxy, ORDER[first : first + 10], start=first, total=SHARDS)
+    read(proxy, ORDER[:3])
+    told = progress(proxy)
+    assert (told["told"], told["read"]) == (SHARDS, 3)
+    assert withdraw(proxy) == SHARDS - 3
+
+
+def test_every_look_at_a_plan_is_as_long_as_a_list_says(proxy: Proxy) -> None:
+    tell(proxy, ORDER, total=SHARDS)
+    lengths = set()
+    for key in ORDER[:4]:
+        head = ask(proxy.address, "HEAD", "/_outrider/plan/a").headers["content-length"]
+        lengths |= {int(head), len(ask(proxy.address, "GET", "/_outrider/plan/a").body)}
+        read(proxy, [key])
+    [entry] = proxy.client().list_objects_v2(Bucket="_outrider", Prefix="plan/")["Contents"]
+    assert lengths == {entry["Size"]}
+
+
+def test_a_plan_that_was_withdrawn_makes_room_for_the_next_of_its_name(proxy: Proxy) -> None:
+    tell_until(proxy, ROOM - 2, ORDER)
+    assert read(proxy, ORDER[:2]) == ["HIT"] * 2
+    assert withdraw(proxy) == SHARDS - 2
+    assert ask(proxy.address, "GET", "/_outrider/plan/a").status == 404
+    assert withdraw(proxy) == 0
+    tell_until(proxy, 7, ORDER[-8:])
+    assert read(proxy, ORDER[-8:]).count("HIT") >= 7
+
+
+def test_another_plan_goes_on_as_it_was(bucket: Bucket) -> None:
+    with Proxy(bucket, freshness="immutable", prefetch="epoch") as proxy:
+        tell(proxy, ORDER[:20], "a")
+        tell(proxy, ORDER[20:], "b")
+        assert withdraw(proxy, "a") == 20
+        its = progress(proxy, "b")
+        assert (its["told"], its["here"] + its["left"]) == (20, 20)
+        tell_until(proxy, 20, ORDER[20:], "b")
+        assert read(proxy, ORDER[20:]) == ["HIT"] * 20
+
+
+def test_where_nothing_is_fetched_ahead_a_plan_says_so(bucket: Bucket) -> None:
+    with Proxy(bucket, prefetch="off") as proxy:
+        tell(proxy, ORDER[:5])
+        assert progress(proxy) == {"told": 0, "read": 0, "here": 0, "left": 0, "unknown": 0, "ignored": 5}
+        assert withdraw(proxy) == 0
+
+
+def test_at_a_restart_plans_are_forgotten_and_can_be_told_again(proxy: Proxy) -> None:
+    tell(proxy, ORDER)
+    proxy.restart()
+    assert ask(proxy.address, "GET", "/_outrider/plan/a").status == 404
+    tell(proxy, ORDER)
+    assert progress(proxy)["told"] == SHARDS

@@ -1,0 +1,319 @@
+"""Told orders taken back: nothing more is fetched or kept for them, and everything else goes on as it did."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.model import BlockKey, ObjectRef
+from outrider.core.planner import Want
+from outrider.core.tellings import Telling, Told
+from tests.unit.test_ahead_properties import BLOCK, Store
+
+COUNT = 40
+
+
+def in_chance_order(store: Store, seed: int) -> list[ObjectRef]:
+    return Random(seed).sample(store.refs, len(store.refs))
+
+
+def tell(store: Store, refs: list[ObjectRef], client: str = "a", telling: Telling | None = None) -> Telling:
+    telling = telling or Telling()
+    store.planner.told(client, refs, store.now, telling=telling)
+    return telling
+
+
+def told_by(telling: Telling, at_once: int = 7) -> Told:
+    pieces = list(telling.told(at_once))
+    assert all(each.read + len(each.unread) + each.unknown <= at_once for each in pieces)
+    unread = tuple(ref for each in pieces for ref in each.unread)
+    return Told(sum(each.read for each in pieces), unread, sum(each.unknown for each in pieces))
+
+
+def read(store: Store, refs: list[ObjectRef], client: str = "a") -> None:
+    for ref in refs:
+        store.now += 0.01
+        store.ask(ref, client)
+        while ref in store.reading:
+            store.read_on(ref)
+
+
+def wanted(store: Store, blocks: int = COUNT) -> list[ObjectRef]:
+    """As if nothing came of it."""
+    wants = store.planner.wants(store.now, store.capacity_blocks * BLOCK, blocks)
+    for want in wants:
+        store.planner.dropped(want.ref)
+    return [want.ref for want in wants]
+
+
+def bring(store: Store, blocks: int = COUNT) -> list[Want]:
+    """`blocks` at most, and all of them before more are asked for."""
+    wants = store.planner.wants(store.now, (store.capacity_blocks - len(store.present)) * BLOCK, blocks)
+    store.take(wants)
+    for block in sorted(store.coming):
+        store.land(block)
+    return wants
+
+
+def size_known(store: Store) -> None:
+    """Of many of unknown size one would come first, to tell what the others take."""
+    for ref in store.refs:
+        store.planner.found(ref, store.size)
+
+
+@pytest.fixture
+def store() -> Store:
+    store = Store(COUNT, 1, COUNT)
+    size_known(store)
+    return store
+
+
+def test_what_was_told_and_withdrawn_is_not_fetched(store: Store) -> None:
+    order = in_chance_order(store, 1)
+    telling = tell(store, order)
+    assert wanted(store, 4) == order[:4]
+    assert store.planner.withdraw(telling, (), store.now) == COUNT
+    assert wanted(store) == []
+    assert store.planner.withdraw(telling, (), store.now) == 0
+
+
+def test_in_mid_epoch_only_what_is_unread_is_withdrawn(store: Store) -> None:
+    order = in_chance_order(store, 2)
+    telling = tell(store, order)
+    read(store, order[:15])
+    assert told_by(telling) == Told(15, tuple(order[15:]), 0)
+    assert wanted(store) != []
+    assert store.planner.withdraw(telling, (), store.now) == COUNT - 15
+    assert wanted(store) == []
+    assert told_by(telling) == Told(15, (), COUNT - 15)
+    # Nobody takes that for the end of an epoch, after which the same would be read again.
+    read(store, order[20:21])
+    assert not set(wanted(store)) & set(order[:15])
+
+
+def test_what_the_next_epoch_took_over_from_a_told_one_is_withdrawn_too() -> None:
+    """An object that is read again when nearly all were read begins the next epoch, which expects what is left."""
+    store = Store(12, 1, 12)
+    order = in_chance_order(store, 12)
+    telling = tell(store, order)
+    read(store, [*order[:-2], *order[:8]])
+    [job] = [job for dataset in store.planner.library.datasets() for job in dataset.jobs.values()]
+    assert [one.told for one in job.passes] == [True, False]
+    assert [one.left for one in job.passes] == [2, 4]
+    assert store.planner.withdraw(telling, (), store.now) == 2
+    assert wanted(store) == []
+
+
+def test_what_is_on_its_way_comes_and_is_not_asked_for_twice(store: Store) -> None:
+    order = in_chance_order(store, 3)
+    telling = tell(store, order)
+    store.take(store.planner.wants(store.now, COUNT * BLOCK, 3))
+    coming = store.planner.blocks_coming
+    store.planner.withdraw(telling, (), store.now)
+    assert store.planner.blocks_coming == coming == 3
+    tell(store, order)
+    store.take(store.planner.wants(store.now, COUNT * BLOCK, 6))
+    for block in sorted(store.coming):
+        store.land(block)
+    assert store.planner.blocks_coming == 0
+
+
+def test_what_another_plan_of_the_same_client_tells_is_still_expected(store: Store) -> None:
+    order = in_chance_order(store, 4)
+    mine, its = tell(store, order[:30]), tell(store, order[20:])
+    assert store.planner.withdraw(mine, [its], store.now) == 20
+    assert told_by(its).unread == tuple(order[20:])
+    assert set(wanted(store)) == set(order[20:])
+
+
+def test_what_another_client_told_is_untouched(store: Store) -> None:
+    order, other = in_chance_order(store, 5), in_chance_order(store, 6)
+    mine, its = tell(store, order, "a"), tell(store, other, "b")
+    read(store, order[:5], "a")
+    read(store, other[:5], "b")
+    store.planner.withdraw(mine, [its], store.now)
+    assert told_by(its) == Told(5, tuple(other[5:]), 0)
+    seen = wanted(store)
+    assert seen
+    assert seen == [ref for ref in other[5:] if ref in seen], "in its order"
+
+
+def test_blocks_that_came_for_it_go_before_those_of_a_plan_that_holds() -> None:
+    store = Store(COUNT, 1, 20)
+    size_known(store)
+    order = in_chance_order(store, 7)
+    mine, its = tell(store, order[:10]), tell(store, order[10:20], "b")
+    bring(store)
+    assert len(store.present) == 20
+    store.planner.withdraw(mine, [its], store.now)
+    first = {store.refs[int.from_bytes(block.version_id, "big")] for block, _ in
+             zip(store.planner.victims(), range(10), strict=False)}  # fmt: skip
+    assert first == set(order[:10])
+
+
+def test_a_later_plan_of_the_same_name_is_fetched_though_all_that_came_for_the_first_goes_for_it() -> None:
+    store = Store(2 * COUNT, 1, 20)
+    size_known(store)
+    telling = tell(store, store.refs[:COUNT])
+    bring(store)
+    assert len(store.present) == 20
+    store.planner.withdraw(telling, (), store.now)
+    tell(store, store.refs[COUNT:], telling=telling)
+    came: list[ObjectRef] = []
+    while wants := bring(store, 2):
+        came += [want.ref for want in wants]
+    assert came == store.refs[COUNT : COUNT + 20]
+    assert store.planner.wasted_bytes == 20 * BLOCK, "it is told all the same"
+
+
+def test_what_was_on_its_way_when_its_plan_was_withdrawn_is_no_wrong_guess_either() -> None:
+    store = Store(COUNT, 1, 20)
+    size_known(store)
+    telling = tell(store, store.refs[:10])
+    store.take(store.planner.wants(store.now, 20 * BLOCK, 10))
+    store.planner.withdraw(telling, (), store.now)
+    for block in sorted(store.coming):
+        store.land(block)
+        store.planner.removed(block)
+    assert store.planner.wasted_bytes == 10 * BLOCK
+    tell(store, store.refs[10:])
+    assert wanted(store, 4) == store.refs[10:14]
+
+
+def test_after_a_withdrawal_in_mid_epoch_the_rest_of_a_set_that_was_listed_is_expected(store: Store) -> None:
+    """As of any job that tells nothing."""
+    store.planner.listed("bucket", [(ref.key, BLOCK) for ref in store.refs], 0.0)
+    order = in_chance_order(store, 11)
+    read(store, order[:30])
+    telling = tell(store, order)
+    read(store, order[:10])
+    store.planner.withdraw(telling, (), store.now)
+    store.present.clear()
+    for number in range(COUNT):
+        store.planner.removed(BlockKey(number.to_bytes(16, "big"), 0))
+    seen = wanted(store)
+    assert len(seen) >= 20
+    assert not set(seen) & set(order[:10])
+
+
+def test_an_order_that_was_expected_before_the_plan_is_expected_again(store: Store) -> None:
+    order, plan = in_chance_order(store, 8), in_chance_order(store, 9)
+    read(store, order)
+    store.present.clear()
+    for number in range(COUNT):
+        store.planner.removed(BlockKey(number.to_bytes(16, "big"), 0))
+    read(store, order[:10])
+    before = wanted(store, 4)
+    assert set(before) <= set(order[10:20])
+    telling = tell(store, plan)
+    assert set(wanted(store, 4)) != set(before)
+    store.planner.withdraw(telling, (), store.now)
+    assert wanted(store, 4) == before
+    read(store, order[10:-1])
+    for ref in order[:3]:
+        store.present.discard(store.key(ref, 0))
+        store.planner.removed(store.key(ref, 0))
+    assert order[0] in wanted(store), "and that the next epoch will have the same"
+
+
+def test_more_may_be_told_under_a_name_and_what_is_over_is_forgotten(store: Store) -> None:
+    order = in_chance_order(store, 10)
+    telling = Telling()
+    for first in range(0, COUNT, 10):
+        telling.go_on()
+        store.planner.told("a", order[first : first + 10], store.now, start=first, total=COUNT, telling=telling)
+    assert told_by(telling).unread == tuple(order)
+    read(store, order)
+    assert told_by(telling) == Told(COUNT, (), 0)
+    telling.go_on()
+    assert told_by(telling) == Told(0, (), 0)
+
+
+def test_what_is_told_again_and_again_takes_no_more_memory(store: Store) -> None:
+    telling = Telling()
+    for _ in range(50):
+        tell(store, store.refs, telling=telling)
+    assert telling.bytes <= 3 * 4 * COUNT
+    assert told_by(telling).unread == tuple(store.refs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), readers=st.integers(1, 3))
+def test_only_what_was_read_or_is_told_by_a_plan_that_holds_is_ever_wanted(seed: int, readers: int) -> None:
+    """Nothing lists this dataset, and one client reads it: all that is known of it, it has read or told."""
+    chance, store = Random(seed), Store(24, 1, 24)
+    tellings: dict[str, tuple[Telling, set[ObjectRef]]] = {}
+    opened: set[ObjectRef] = set()
+    to_read: list[ObjectRef] = []
+    for _ in range(300):
+        store.now += 0.01
+        act = chance.choice("rrrrrrwwwwtd")
+        if act == "r":
+            to_read = to_read or chance.sample(store.refs, len(store.refs))
+            ref = to_read.pop(0)
+            if len(store.reading) >= readers:
+                store.read_on(chance.choice(sorted(store.reading)))
+            if ref not in store.reading:
+                store.ask(ref)
+                opened.add(ref)
+        elif act == "w":
+            wants = store.planner.wants(store.now, 24 * BLOCK, 4)
+            told: set[ObjectRef] = set().union(*(refs for _, refs in tellings.values()))
+            assert {want.ref for want in wants} <= opened | told
+            for want in wants:
+                store.planner.dropped(want.ref)
+        elif act == "t":
+            name, refs = chance.choice("xy"), chance.sample(store.refs, chance.randint(1, 12))
+            telling, before = tellings.get(name, (Telling(), set()))
+            telling.go_on()
+            tell(store, refs, telling=telling)
+            tellings[name] = telling, before | set(refs)
+        elif tellings:
+            telling, _ = tellings.pop(chance.choice(sorted(tellings)))
+            others = [other for other, _ in tellings.values()]
+            expected = {other: set(told_by(other).unread) for other in others}
+            store.planner.withdraw(telling, others, store.now)
+            assert not set(told_by(telling).unread) - set().union(*expected.values())
+            assert {other: set(told_by(other).unread) for other in others} == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), before=st.integers(0, 100))
+def test_a_plan_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, before: int) -> None:
+    """Beside a planner that never heard of it, whatever is read before and after. There is room for all: what goes for
+    what is looked at again with each plan, and from time to time else."""
+    chance = Random(seed)
+    stores = Store(24, 1, 48), Store(24, 1, 48)
+    epochs = [ref for _ in range(6) for ref in in_chance_order(stores[0], seed if seed % 2 else chance.randint(0, 9))]
+    for store in stores:
+        store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+        read(store, epochs[:before])
+    telling = tell(stores[0], in_chance_order(stores[0], seed + 1))
+    stores[0].planner.withdraw(telling, (), stores[0].now)
+    for ref in epochs[before : before + 60]:
+        for store in stores:
+            read(store, [ref])
+        assert wanted(stores[0], 4) == wanted(stores[1], 4)
+
+
+def test_an_object_that_left_the_planners_memory_is_unknown_and_nothing_is_withdrawn_of_it(store: Store) -> None:
+    telling = tell(store, store.refs[:10])
+    [dataset] = store.planner.library.datasets()
+    dataset.shrink()
+    assert told_by(telling) == Told(0, (), 10)
+    assert store.planner.withdraw(telling, (), store.now) == 0
+
+
+def test_what_happens_while_a_long_plan_is_counted_does_no_harm(store: Store) -> None:
+    telling = tell(store, store.refs)
+    pieces = telling.told(10)
+    assert next(pieces) == Told(0, tuple(store.refs[:10]), 0)
+    read(store, store.refs[10:15])
+    assert next(pieces) == Told(5, tuple(store.refs[15:20]), 0)
+    tell(store, [ObjectRef("bucket", "train/12345.tar")], telling=telling)
+    [dataset] = store.planner.library.datasets()
+    dataset.shrink()
+    assert next(pieces) == Told(0, (), 10)
