@@ -106,15 +106,12 @@ class Flights:
         )  # fmt: skip
         self._pouring += 1
         try:
-            if first is None or head.length:
-                # The file of the first block is made before the GET is sent: no room, no traffic. Of a reply that is
-                # here already the first bytes are for their reader while the file is made.
-                await pouring.begin(lead)
-            if head.length == 0:
-                await pouring.bring(flights, begun, first)
-                return
             async with asyncio.TaskGroup() as parts:
-                parts.create_task(pouring.bring_head(lead, head))
+                if first is None or head.length:
+                    # Of a reply that is here already the first bytes are for their reader while the file is made.
+                    await pouring.begin_beside(lead, parts, hurry=turn is None or turn.demand)
+                if head.length:
+                    parts.create_task(pouring.bring_head(lead, head))
                 await pouring.bring(flights, begun, first)
                 lead.head_wanted.set()
         except BaseException as error:

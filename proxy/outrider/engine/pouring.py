@@ -47,11 +47,28 @@ class Pouring:
         self._flowed = flowed
         self._fills = fills
         self._writers: dict[Flight, BlockWriter] = {}
+        self._beginning: asyncio.Task[BlockWriter] | None = None
+
+    async def begin_beside(self, lead: Flight, parts: asyncio.TaskGroup, *, hurry: bool) -> None:
+        """Make the first block's file before its bytes are asked for: no room, no traffic. `hurry`: somebody waits for
+        them, so they are asked for while the disk makes room and file, which takes two hops to threads; where there
+        can be no room, that is known at once, and elsewhere the request is given up."""
+        self._beginning = parts.create_task(self.begin(lead))
+        if hurry:
+            await asyncio.sleep(0)
+        if not hurry or self._beginning.done():
+            await self._beginning
 
     async def begin(self, flight: Flight) -> BlockWriter:
         writer = self._writers[flight] = await self._store.create(flight.meta)
         flight.begin(writer)
         return writer
+
+    async def _writer(self, flight: Flight) -> BlockWriter:
+        if self._beginning is not None:
+            await self._beginning
+            self._beginning = None
+        return self._writers.get(flight) or await self.begin(flight)
 
     async def bring(self, flights: Sequence[Flight], extent: Extent, first: OriginReply | None = None) -> None:
         """The bytes of `extent` into those of `flights` that they belong to."""
@@ -103,7 +120,7 @@ class Pouring:
             if count:
                 if not flight.arrival.begun:
                     flight.hand_out(offset, pieces[0])
-                writer = self._writers.get(flight) or await self.begin(flight)
+                writer = await self._writer(flight)
                 disk_s = await writer.write(offset, pieces)
                 flight.advance(offset, count)
                 self._arrived(held.waited_s, disk_s, count)
