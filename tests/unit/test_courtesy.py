@@ -63,5 +63,5 @@ def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
     courtesy = Courtesy(64)
     for _ in range(200):
         courtesy.felt()
-        courtesy.unmeasured()
+        courtesy.came_at_once(0.05)
     assert courtesy.alone == courtesy.beside == 64

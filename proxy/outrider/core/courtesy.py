@@ -1,9 +1,13 @@
 """How many fills that nobody waits for may run beside those that somebody does: as many as take nothing from them.
 
-Whether a line is full shows in the sum of what comes: when more fills do not bring more, they only share it out anew.
+Whether a line is full shows in the sum of what comes: when more fills do not bring more, they only share it out anew. Of
+bodies too small for that it shows in their delay: what comes later than usual waits in a queue. (The idea is that of
+RFC 6817, LEDBAT; by averages and not by the least, since the latencies of a bucket scatter.)
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 # A quarter of a second has several chunks of each connection, and a reader is not held up for longer unnoticed.
 _WINDOW_S = 0.25
@@ -17,6 +21,10 @@ _FIRST = 2
 # After so long without a byte a burst begins anew: an epoch's first blocks would share the line with all that was
 # allowed at the end of the last one.
 _IDLE_S = 1.0
+# Bodies in one piece: so many times later than usual is a queue, and less than the other is none. Of what is late now a
+# 16th is the newest one's, and of what is usual a 64th; or, where it may have queued, a 1024th.
+_LATE, _IN_TIME = 1.15, 1.05
+_LATELY, _USUALLY, _RARELY = 1 / 16, 1 / 64, 1 / 1024
 
 
 class Courtesy:
@@ -32,6 +40,8 @@ class Courtesy:
         self._flowed_at: float | None = None
         self._bytes = 0
         self._felt = False
+        self._at_once = self._undisturbed = self._since_change = 0
+        self._usual_s = self._lately_s = 0.0
 
     def felt(self) -> None:
         """One had to wait because of the limit."""
@@ -54,11 +64,26 @@ class Courtesy:
         """So many bytes of a body came, after its first ones: their time is latency."""
         self._bytes += count
 
-    def unmeasured(self) -> None:
-        """A fill has ended whose body came in one piece: latency is its limit, and it takes nothing from others."""
-        if self._felt:
-            self._felt = False
-            self.alone, self.beside = self._more(self.alone), self._more(self.beside)
+    def came_at_once(self, after_s: float, *, beside: bool) -> None:
+        """A body came in one piece, so long after it was asked for: that is latency, and what it queued behind.
+        `beside`: something came beside it that nobody waits for; else it tells what is usual."""
+        self._at_once += 1
+        self._since_change += 1
+        self._undisturbed += not beside
+        share = _RARELY if beside and self._undisturbed else max(1 / (self._undisturbed or self._at_once), _USUALLY)
+        self._usual_s += (after_s - self._usual_s) * share
+        self._lately_s += (after_s - self._lately_s) * max(1 / self._at_once, _LATELY)
+        if self._lately_s > _LATE * self._usual_s:
+            # What comes now was asked for before the last step down: once for all that are under way.
+            if self._since_change > max(self.alone, self.beside):
+                self._change(self._less)
+        elif self._felt and self._lately_s < _IN_TIME * self._usual_s and self._since_change > self.beside // 2:
+            # Twice a round trip, so that the queue shows before much more is in it.
+            self._change(self._more)
+
+    def _change(self, step: Callable[[int], int]) -> None:
+        self._since_change, self._felt = 0, False
+        self.alone, self.beside = step(self.alone), step(self.beside)
 
     def judge(self, now: float, *, awaited: bool, queued: bool) -> None:
         """`awaited`: some reader waits for bytes that have not come yet. `queued`: more could be under way."""

@@ -179,7 +179,8 @@ class Prefetch:
                 yield want
 
     async def _look_around(self, bucket: str, prefix: str) -> None:
-        objects = await self._survey.objects(bucket, prefix)
+        with self._turns.list():
+            objects = await self._survey.objects(bucket, prefix)
         if objects:
             self._planner.listed(bucket, objects, self._clock())
             self.think()

@@ -152,7 +152,8 @@ class Reads:
         """Raises what `get` raises."""
         version, cache = await self._known(ref, headers), CacheStatus.HIT
         if version is None:
-            version, cache = await self._openings.ask(ref, None), CacheStatus.MISS
+            with self._asking.question():
+                version, cache = await self._openings.ask(ref, None), CacheStatus.MISS
         if (early := _conditional(version, headers, cache)) is not None:
             return early
         extent = _extent_of(headers, version)
@@ -171,7 +172,8 @@ class Reads:
                 version = await self._known(ref, headers)
                 if version is None:
                     asks = s3wire.asks_checksums(headers)
-                    version = await self._openings.ask(ref, _first_byte(headers), whole_headers=asks)
+                    with self._asking.question():
+                        version = await self._openings.ask(ref, _first_byte(headers), whole_headers=asks)
             except OriginRefused as refused:
                 if not refused.body:
                     # Asked by HEAD, whose refusals have no words: the origin says them to the GET itself.
