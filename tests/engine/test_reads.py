@@ -163,6 +163,25 @@ async def test_a_first_byte_does_not_wait_for_the_disk(
 # -- which bytes ------------------------------------------------------------------------------------------------
 
 
+async def test_a_miss_of_a_known_object_asks_the_origin_while_the_disk_makes_its_file(
+    room: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await room.reads.head(REF, {})
+    gate, create = asyncio.Event(), room.store.create
+
+    async def slow(meta: BlockMeta) -> BlockWriter:
+        await gate.wait()
+        return await create(meta)
+
+    monkeypatch.setattr(room.store, "create", slow)
+    answer = await room.reads.get(REF, {"range": "bytes=0-9"})
+    assert room.origin.count("GET") == 1
+    gate.set()
+    assert await taken(answer) == DATA[:10]
+    await room.tasks.settle()
+    assert len(room.store) == 1
+
+
 @pytest.mark.parametrize(
     ("header", "start", "stop"),
     [("bytes=0-0", 0, 1), ("bytes=-1", SIZE - 1, SIZE), (f"bytes=-{SIZE + 5}", 0, SIZE), ("bytes=10-", 10, SIZE),

@@ -21,10 +21,10 @@ _FIRST = 2
 # After so long without a byte a burst begins anew: an epoch's first blocks would share the line with all that was
 # allowed at the end of the last one.
 _IDLE_S = 1.0
-# Bodies in one piece: so many times later than usual is a queue, and less than the other is none. Of what is late now a
-# 16th is the newest one's, and of what is usual a 64th; or, where it may have queued, a 1024th.
-_LATE, _IN_TIME = 1.15, 1.05
-_LATELY, _USUALLY, _RARELY = 1 / 16, 1 / 64, 1 / 1024
+# Bodies in one piece: so many times later than usual is a queue, and less than the other is none. Both are averages over
+# as many of the newest; usual is the least of the longer one, which rises by a 2048th of the way, as a bucket may get slower.
+_LATE, _IN_TIME = 1.5, 1.3
+_LATELY, _LONGER, _RISE = 16, 64, 1 / 2048
 
 
 class Courtesy:
@@ -40,8 +40,8 @@ class Courtesy:
         self._flowed_at: float | None = None
         self._bytes = 0
         self._felt = False
-        self._at_once = self._undisturbed = self._since_change = 0
-        self._usual_s = self._lately_s = 0.0
+        self._at_once = self._since_change = 0
+        self._lately_s = self._longer_s = self._usual_s = 0.0
 
     def felt(self) -> None:
         """One had to wait because of the limit."""
@@ -64,15 +64,15 @@ class Courtesy:
         """So many bytes of a body came, after its first ones: their time is latency."""
         self._bytes += count
 
-    def came_at_once(self, after_s: float, *, beside: bool) -> None:
-        """A body came in one piece, so long after it was asked for: that is latency, and what it queued behind.
-        `beside`: something came beside it that nobody waits for; else it tells what is usual."""
+    def came_at_once(self, after_s: float) -> None:
+        """A body came in one piece, so long after it was asked for: that is latency, and what it queued behind."""
         self._at_once += 1
         self._since_change += 1
-        self._undisturbed += not beside
-        share = _RARELY if beside and self._undisturbed else max(1 / (self._undisturbed or self._at_once), _USUALLY)
-        self._usual_s += (after_s - self._usual_s) * share
-        self._lately_s += (after_s - self._lately_s) * max(1 / self._at_once, _LATELY)
+        count = self._at_once
+        self._lately_s += (after_s - self._lately_s) / min(count, _LATELY)
+        self._longer_s += (after_s - self._longer_s) / min(count, _LONGER)
+        rise_s = (self._longer_s - self._usual_s) * _RISE
+        self._usual_s = self._longer_s if count <= _LONGER // 2 else min(self._usual_s + rise_s, self._longer_s)
         if self._lately_s > _LATE * self._usual_s:
             # What comes now was asked for before the last step down: once for all that are under way.
             if self._since_change > max(self.alone, self.beside):

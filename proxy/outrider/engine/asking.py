@@ -7,7 +7,14 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    suppress,
+)
 
 from outrider.core.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, Backoff
 from outrider.core.errors import OriginBroke, OriginBusy, Signal, VersionChanged

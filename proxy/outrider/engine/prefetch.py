@@ -179,8 +179,7 @@ class Prefetch:
                 yield want
 
     async def _look_around(self, bucket: str, prefix: str) -> None:
-        with self._turns.list():
-            objects = await self._survey.objects(bucket, prefix)
+        objects = await self._survey.objects(bucket, prefix)
         if objects:
             self._planner.listed(bucket, objects, self._clock())
             self.think()

@@ -60,7 +60,7 @@ class Turns:
         self._held = {True: 0, False: 0}
         # Somebody did wait for bytes when that was last asked: not all that is waited for holds a turn.
         self._awaited = False
-        self._questions = self._lists = 0
+        self._questions = 0
 
     def turn(self, *, demand: bool = True) -> Turn:
         return Turn(self, demand=demand)
@@ -73,6 +73,7 @@ class Turns:
             yield
         finally:
             self._questions -= 1
+            self._admit()
 
     def arrived(self, count: int) -> None:
         """Bytes came from the origin."""
@@ -87,18 +88,9 @@ class Turns:
             self._courtesy.judge(now, awaited=self._awaited, queued=bool(self._waiting[False]))
         self._courtesy.flowed(count)
 
-    @contextmanager
-    def list(self) -> Iterator[None]:
-        """A LIST that nobody waits for: it needs no turn, and takes its part of the line."""
-        self._lists += 1
-        try:
-            yield
-        finally:
-            self._lists -= 1
-
     def came_at_once(self, after_s: float) -> None:
         """A body came in one piece, so long after it was asked for."""
-        self._courtesy.came_at_once(after_s, beside=self._held[False] + self._lists > 0)
+        self._courtesy.came_at_once(after_s)
 
     def slow_down(self) -> None:
         """The origin says that it is asked too much."""
