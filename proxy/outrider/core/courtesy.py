@@ -1,8 +1,8 @@
 """How many fills that nobody waits for may run beside those that somebody does: as many as take nothing from them.
 
-Whether a line is full shows in the sum of what comes: when more fills do not bring more, they only share it out anew. Of
-bodies too small for that it shows in their delay: what comes later than usual waits in a queue. (The idea is that of
-RFC 6817, LEDBAT; by averages and not by the least, since the latencies of a bucket scatter.)
+Whether a line is full shows in the sum of what comes: when more fills do not bring more, they only share it out anew.
+Of bodies too small for that it shows in their delay: what comes later than usual waits in a queue. (The idea is that of
+RFC 6817, LEDBAT; by averages, since the latencies of a bucket scatter.)
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _FIRST = 2
 # After so long without a byte a burst begins anew: an epoch's first blocks would share the line with all that was
 # allowed at the end of the last one.
 _IDLE_S = 1.0
-# Bodies in one piece: so many times later than usual is a queue, and less than the other is none. Both are averages over
-# as many of the newest; usual is the least of the longer one, which rises by a 2048th of the way, as a bucket may get slower.
+# Bodies in one piece: so many times later than usual is a queue, and less than the other is none. What is late is an
+# average over the shorter number of them; usual is the least that the longer one was, and rises by so much of the way
+# with each of them, as a bucket may get slower.
 _LATE, _IN_TIME = 1.5, 1.3
 _LATELY, _LONGER, _RISE = 16, 64, 1 / 2048
 
