@@ -203,7 +203,7 @@ async def test_a_stop_tells_the_waiters_and_leaves_nothing_behind(steps: int, ro
 
 async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine) -> None:
     unused: Any = None
-    fill = pouring.Pouring(unused, room.store, None, unused, unused, unused, unused, unused)
+    fill = pouring.Pouring(unused, room.store, None, unused, unused, unused, unused, unused, unused)
     version = version_in(room)
     for index in range(2):
         await fill.begin(Flight(BlockMeta("http://fake", version, BLOCK, index)))

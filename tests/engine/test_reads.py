@@ -59,6 +59,26 @@ async def test_a_cold_object_costs_one_request_a_block_and_each_byte_once(room: 
     assert room.origin.count() == 6
 
 
+async def test_of_many_readers_at_once_each_asks_for_less_beside_its_first_block(room: Engine) -> None:
+    refs = [ObjectRef("bucket", f"shard-{number}") for number in range(4)]
+    for ref in refs:
+        room.origin.put(ref, DATA)
+
+    def gets() -> list[int]:
+        return [sum(request.key == ref.key for request in room.origin.log) for ref in refs]
+
+    answers = [await room.reads.get(ref, {}) for ref in refs[:3]]
+    await room.tasks.settle()
+    assert gets() == [4, 4, 2, 0]
+    for answer in answers:
+        assert await taken(answer) == DATA
+    assert gets() == [6, 6, 6, 0]
+    last = await room.reads.get(refs[3], {})
+    await room.tasks.settle()
+    assert gets()[3] == 4, "the others have gone"
+    assert await taken(last) == DATA
+
+
 async def test_five_hundred_readers_of_a_cold_object_cost_one_get_per_block(room: Engine) -> None:
     bodies = await asyncio.gather(*(room.get() for _ in range(500)))
     assert all(body == DATA for body in bodies)
@@ -141,6 +161,25 @@ async def test_a_first_byte_does_not_wait_for_the_disk(
 
 
 # -- which bytes ------------------------------------------------------------------------------------------------
+
+
+async def test_a_miss_of_a_known_object_asks_the_origin_while_the_disk_makes_its_file(
+    room: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await room.reads.head(REF, {})
+    gate, create = asyncio.Event(), room.store.create
+
+    async def slow(meta: BlockMeta) -> BlockWriter:
+        await gate.wait()
+        return await create(meta)
+
+    monkeypatch.setattr(room.store, "create", slow)
+    answer = await room.reads.get(REF, {"range": "bytes=0-9"})
+    assert room.origin.count("GET") == 1
+    gate.set()
+    assert await taken(answer) == DATA[:10]
+    await room.tasks.settle()
+    assert len(room.store) == 1
 
 
 @pytest.mark.parametrize(

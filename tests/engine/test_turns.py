@@ -232,3 +232,13 @@ async def test_two_parts_of_one_fill_that_are_cancelled_while_they_wait_leave_no
     for part in parts:
         part.cancel()
     await queue.drain()
+
+
+async def test_beside_whoever_asks_without_a_turn_prefetch_takes_what_it_may_beside_readers() -> None:
+    queue = Queue(16, courtesy=4)
+    with queue.turns.question():
+        await queue.add("p1", "p2", "p3")
+        assert queue.order == ["p1"]
+    await queue.settle()
+    assert queue.order == ["p1", "p2", "p3"]
+    await queue.drain()

@@ -6,7 +6,8 @@ import threading
 
 # A slice takes this long at the rate that binds it: long beside a sleep's overshoot (0.1 ms), short for fairness.
 SLICE_S = 0.005
-SLICE_BYTES_MIN = 4 * 1024
+# A frame of Ethernet: on a slow line, whoever sends little waits for no more of the others than that.
+SLICE_BYTES_MIN = 1500
 SLICE_BYTES_MAX = 256 * 1024
 # How much lateness may be made good: covers a thread that the scheduler forgot for a moment, hides no idle minute.
 CATCH_UP_S = 0.02

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import random
+
 from outrider.core.courtesy import Courtesy
 
 
@@ -63,5 +66,55 @@ def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
     courtesy = Courtesy(64)
     for _ in range(200):
         courtesy.felt()
-        courtesy.unmeasured()
+        courtesy.came_at_once(0.05)
     assert courtesy.alone == courtesy.beside == 64
+
+
+def small_bodies(courtesy: Courtesy, latency_s: float, each_s: float, count: int, *, scatter: float = 0.0) -> list[int]:
+    """`count` bodies in one piece over a line that takes `each_s` for one, beside a reader that asks for one after the
+    other; how many were allowed as each of them came."""
+    chance = random.Random(6)
+    free_at = 0.0
+    under_way: list[tuple[float, float, bool]] = []
+    allowed: list[int] = []
+
+    def ask(now: float, *, demand: bool) -> None:
+        nonlocal free_at
+        ready = now + latency_s * chance.lognormvariate(-(scatter**2) / 2, scatter)
+        free_at = max(free_at, ready) + each_s
+        heapq.heappush(under_way, (free_at, now, demand))
+
+    ask(0.0, demand=True)
+    while len(allowed) < count:
+        now, asked_at, demand = heapq.heappop(under_way)
+        held = sum(not demand for _, _, demand in under_way)
+        courtesy.felt()
+        courtesy.came_at_once(now - asked_at)
+        if demand:
+            ask(now, demand=True)
+        while held < courtesy.beside and len(allowed) >= 20:
+            ask(now, demand=False)
+            held += 1
+        allowed.append(courtesy.beside)
+        if len(allowed) < 20:
+            courtesy.beside = 1
+    return allowed
+
+
+def test_small_bodies_that_queue_behind_each_other_are_held_back() -> None:
+    allowed = small_bodies(Courtesy(64), latency_s=0.056, each_s=0.009, count=1500)
+    # 6 fill the line; 12 would double what a reader waits.
+    assert 6 <= sum(allowed[100:]) / len(allowed[100:]) <= 14
+
+
+def test_small_bodies_of_a_bucket_whose_latencies_scatter_are_not() -> None:
+    allowed = small_bodies(Courtesy(64), latency_s=0.056, each_s=0.0001, count=5000, scatter=0.5)
+    assert sum(allowed[2500:]) / len(allowed[2500:]) >= 48
+
+
+def test_a_bucket_that_became_slower_is_not_taken_for_a_queue_for_ever() -> None:
+    courtesy = Courtesy(64)
+    small_bodies(courtesy, latency_s=0.03, each_s=0.0001, count=500)
+    allowed = small_bodies(courtesy, latency_s=0.06, each_s=0.0001, count=4000)
+    assert min(allowed) == 1
+    assert allowed[-1] == 64

@@ -10,25 +10,31 @@ from hypothesis import strategies as st
 from outrider.core.window import FIRST_BLOCKS, WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
 
 
-@given(st.integers(0, 30), st.integers(0, 60), st.integers(0, 60), st.sets(st.integers(0, 100)))
+@given(
+    st.integers(0, 30), st.integers(0, 60), st.integers(0, 60), st.sets(st.integers(0, 100)), st.integers(1, 20)
+)  # fmt: skip
 def test_runs_stay_in_the_window_cover_the_position_and_never_overlap(
-    position: int, more: int, blocks_sent: int, missing: set[int]
+    position: int, more: int, blocks_sent: int, missing: set[int], readers: int
 ) -> None:
     last = position + more
-    runs = runs_ahead(position, last, blocks_sent, missing.__contains__)
+    runs = runs_ahead(position, last, blocks_sent, missing.__contains__, readers)
     asked = [index for run in runs for index in range(run.first, run.first + run.count)]
     assert asked == sorted(set(asked))
     assert set(asked) <= missing
     assert all(position <= index <= last for index in asked)
-    assert all(index < position + window_blocks(blocks_sent) for index in asked)
+    assert all(index < position + window_blocks(blocks_sent, readers) for index in asked)
     if position in missing:
         assert position in asked
 
 
-@given(st.integers(0, 1000))
-def test_the_window_grows_with_what_was_read_up_to_its_limit(blocks_sent: int) -> None:
-    assert FIRST_BLOCKS <= window_blocks(blocks_sent) <= WINDOW_BLOCKS_MAX
-    assert window_blocks(blocks_sent) <= window_blocks(blocks_sent + 1)
+@given(st.integers(0, 1000), st.integers(1, 100))
+def test_the_window_grows_with_what_was_read_up_to_its_limit(blocks_sent: int, readers: int) -> None:
+    assert window_blocks(blocks_sent, readers) <= window_blocks(blocks_sent + 1, readers) <= WINDOW_BLOCKS_MAX
+    assert window_blocks(blocks_sent + 1, readers) >= FIRST_BLOCKS
+
+
+def test_of_many_readers_each_begins_with_less() -> None:
+    assert [window_blocks(0, readers) for readers in (1, 2, 3, 100)] == [4, 4, 2, 2]
 
 
 def test_the_first_gets_take_a_block_each() -> None:

@@ -51,8 +51,10 @@ class Budget:
         """By how many bytes it is exceeded with `need` more; None: the free space has to be looked at (`looked`).
 
         The last look tells that there is enough of it if it was a moment ago, and what was reserved since fits in
-        beside as much again for others.
+        beside as much again for others. What can never fit needs no look.
         """
+        if need > self.capacity_bytes:
+            return need
         self._reserved_since_look += need
         fresh = now - self._looked_at < _FREE_KNOWN_S
         if not fresh or 2 * self._reserved_since_look >= self._free_beyond_floor:

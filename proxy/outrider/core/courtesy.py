@@ -1,9 +1,13 @@
 """How many fills that nobody waits for may run beside those that somebody does: as many as take nothing from them.
 
 Whether a line is full shows in the sum of what comes: when more fills do not bring more, they only share it out anew.
+Of bodies too small for that it shows in their delay: what comes later than usual waits in a queue. (The idea is that of
+RFC 6817, LEDBAT; by averages, since the latencies of a bucket scatter.)
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 # A quarter of a second has several chunks of each connection, and a reader is not held up for longer unnoticed.
 _WINDOW_S = 0.25
@@ -17,6 +21,11 @@ _FIRST = 2
 # After so long without a byte a burst begins anew: an epoch's first blocks would share the line with all that was
 # allowed at the end of the last one.
 _IDLE_S = 1.0
+# Bodies in one piece: so many times later than usual is a queue, and less than the other is none. What is late is an
+# average over the shorter number of them; usual is the least that the longer one was, and rises by so much of the way
+# with each of them, as a bucket may get slower.
+_LATE, _IN_TIME = 1.5, 1.3
+_LATELY, _LONGER, _RISE = 16, 64, 1 / 2048
 
 
 class Courtesy:
@@ -32,6 +41,8 @@ class Courtesy:
         self._flowed_at: float | None = None
         self._bytes = 0
         self._felt = False
+        self._at_once = self._since_change = 0
+        self._lately_s = self._longer_s = self._usual_s = 0.0
 
     def felt(self) -> None:
         """One had to wait because of the limit."""
@@ -54,11 +65,26 @@ class Courtesy:
         """So many bytes of a body came, after its first ones: their time is latency."""
         self._bytes += count
 
-    def unmeasured(self) -> None:
-        """A fill has ended whose body came in one piece: latency is its limit, and it takes nothing from others."""
-        if self._felt:
-            self._felt = False
-            self.alone, self.beside = self._more(self.alone), self._more(self.beside)
+    def came_at_once(self, after_s: float) -> None:
+        """A body came in one piece, so long after it was asked for: that is latency, and what it queued behind."""
+        self._at_once += 1
+        self._since_change += 1
+        count = self._at_once
+        self._lately_s += (after_s - self._lately_s) / min(count, _LATELY)
+        self._longer_s += (after_s - self._longer_s) / min(count, _LONGER)
+        rise_s = (self._longer_s - self._usual_s) * _RISE
+        self._usual_s = self._longer_s if count <= _LONGER // 2 else min(self._usual_s + rise_s, self._longer_s)
+        if self._lately_s > _LATE * self._usual_s:
+            # What comes now was asked for before the last step down: once for all that are under way.
+            if self._since_change > max(self.alone, self.beside):
+                self._change(self._less)
+        elif self._felt and self._lately_s < _IN_TIME * self._usual_s and self._since_change > self.beside // 2:
+            # Twice a round trip, so that the queue shows before much more is in it.
+            self._change(self._more)
+
+    def _change(self, step: Callable[[int], int]) -> None:
+        self._since_change, self._felt = 0, False
+        self.alone, self.beside = step(self.alone), step(self.beside)
 
     def judge(self, now: float, *, awaited: bool, queued: bool) -> None:
         """`awaited`: some reader waits for bytes that have not come yet. `queued`: more could be under way."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 # Four 8 MiB blocks at once: one connection of S3 gives 40-90 MB/s, a loader worker takes more than that.
 FIRST_BLOCKS = 4
+# Of more than two that begin at once each has its first block sooner where it asks for less beside it. Only then: later
+# two would leave the line idle for a round trip each time that both have come.
+_FEW, _FIRST_OF_MANY = 2, 2
 # 16 x 8 MiB = 128 MiB asked for ahead of one reader; beyond that the readers' own number makes the parallelism.
 WINDOW_BLOCKS_MAX = 16
 
@@ -23,22 +26,26 @@ class Run:
     count: int
 
 
-def window_blocks(blocks_sent: int) -> int:
-    """How far ahead a read that has sent `blocks_sent` blocks is filled.
+def window_blocks(blocks_sent: int, readers: int = 1) -> int:
+    """How far ahead a read that has sent `blocks_sent` blocks is filled; `readers`: reads under way, this one too.
 
     It doubles as the reader proves that it goes on: many `a-` reads are left after the first bytes.
     """
+    if blocks_sent == 0 and readers > _FEW:
+        return _FIRST_OF_MANY
     return min(WINDOW_BLOCKS_MAX, max(FIRST_BLOCKS, 2 * blocks_sent))
 
 
-def runs_ahead(position: int, last: int, blocks_sent: int, wanted: Callable[[int], bool]) -> list[Run]:
+def runs_ahead(
+    position: int, last: int, blocks_sent: int, wanted: Callable[[int], bool], readers: int = 1
+) -> list[Run]:
     """The GETs to start now for a read at block `position` that ends with block `last` (inclusive).
 
     `wanted(i)`: block i is neither here nor on its way. The first GETs take a block each, so that they run in
     parallel; once the window is wide, adjacent blocks are joined in pairs and fours, which saves requests where
     there is parallelism enough. A run that the window's edge would cut short waits until the window has moved on.
     """
-    window = window_blocks(blocks_sent)
+    window = window_blocks(blocks_sent, readers)
     join = max(1, window // FIRST_BLOCKS)
     runs: list[Run] = []
     index, stop = position, min(last + 1, position + window)

@@ -7,7 +7,14 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    suppress,
+)
 
 from outrider.core.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, Backoff
 from outrider.core.errors import OriginBroke, OriginBusy, Signal, VersionChanged
@@ -95,6 +102,10 @@ class Asking:
         self._metrics = metrics
         self._turns = turns
         self._hedging = hedging
+
+    def question(self) -> AbstractContextManager[None]:
+        """A client waits meanwhile for what it asks, and no flight says so."""
+        return self._turns.question()
 
     @asynccontextmanager
     async def reply(self, request: OriginRequest, *, hedged: bool = False) -> AsyncIterator[OriginReply]:

@@ -81,41 +81,42 @@ class Flights:
 
     async def _fill_in_turn(self, flights: Sequence[Flight], turn: Turn) -> None:
         async with turn:
-            await self._pour_safely(flights, None, turn)
+            await self._pour_safely(flights, None, None, turn)
 
-    async def pour(self, flights: Sequence[Flight], first: OriginReply) -> None:
-        """Fill the flights from `first`, a reply that already brings their bytes. Never raises a Signal: the readers of
-        the flights are told instead."""
-        await self._pour_safely(flights, first, None)
+    async def pour(self, flights: Sequence[Flight], first: OriginReply, asked_at: float) -> None:
+        """Fill the flights from `first`, a reply that already brings their bytes, which were asked for at `asked_at`.
+        Never raises a Signal: the readers of the flights are told instead."""
+        await self._pour_safely(flights, first, asked_at, None)
 
-    async def _pour_safely(self, flights: Sequence[Flight], first: OriginReply | None, turn: Turn | None) -> None:
+    async def _pour_safely(
+        self, flights: Sequence[Flight], first: OriginReply | None, asked_at: float | None, turn: Turn | None
+    ) -> None:
         try:
-            await self._pour(flights, first, turn)
+            await self._pour(flights, first, asked_at, turn)
         except (Signal, OSError) as error:
             log.debug("fill failed", extra={"object": str(flights[0].meta.version.ref), "error": repr(error)})
         except Exception:  # our own bug; the readers were told
             log.exception("fill failed")
 
-    async def _pour(self, flights: Sequence[Flight], first: OriginReply | None, turn: Turn | None) -> None:
+    async def _pour(
+        self, flights: Sequence[Flight], first: OriginReply | None, asked_at: float | None, turn: Turn | None
+    ) -> None:
         lead = flights[0]
         begun = Extent(lead.begins_at, flights[-1].meta.extent.stop)
         head = Extent(lead.meta.extent.start, begun.start)
         pouring = Pouring(
             self._asking, self._store, turn, self._clock, self._arrived, self._landed, self._flowed,
-            lambda: self._pouring,
+            self._turns.came_at_once, lambda: self._pouring,
         )  # fmt: skip
         self._pouring += 1
         try:
-            if first is None or head.length:
-                # The file of the first block is made before the GET is sent: no room, no traffic. Of a reply that is
-                # here already the first bytes are for their reader while the file is made.
-                await pouring.begin(lead)
-            if head.length == 0:
-                await pouring.bring(flights, begun, first)
-                return
             async with asyncio.TaskGroup() as parts:
-                parts.create_task(pouring.bring_head(lead, head))
-                await pouring.bring(flights, begun, first)
+                if first is None or head.length:
+                    # Of a reply that is here already the first bytes are for their reader while the file is made.
+                    await pouring.begin_beside(lead, parts, hurry=turn is None or turn.demand)
+                if head.length:
+                    parts.create_task(pouring.bring_head(lead, head))
+                await pouring.bring(flights, begun, first, asked_at)
                 lead.head_wanted.set()
         except BaseException as error:
             while isinstance(error, BaseExceptionGroup):
@@ -132,10 +133,7 @@ class Flights:
         self._lag.took(disk_s, origin_s, count, len(self._flights), self._clock())
 
     def _flowed(self, count: int) -> None:
-        if count:
-            self._turns.flowed(count, lambda: any(flight.awaited for flight in self._flights.values()))
-        else:
-            self._turns.unmeasured()
+        self._turns.flowed(count, lambda: any(flight.awaited for flight in self._flights.values()))
 
     def _landed(self, flight: Flight) -> None:
         # The store has it now: only then it leaves the table, so that nobody finds neither.

@@ -74,6 +74,7 @@ class Openings:
         self._flights = flights
         self._spawn = spawn
         self._block_bytes = block_bytes
+        self._clock = clock
         self._stale_if_error = stale_if_error
         self._sleep = sleep
         self._openings: dict[ObjectRef, _Opening] = {}
@@ -170,6 +171,7 @@ class Openings:
         start = 0 if whole else stop - self._block_bytes + fill_start(inside, self._block_bytes)
         if not whole:
             headers += (("range", f"bytes={start}-{stop - 1}"),)
+        asked_at = self._clock()
         async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers), hedged=True) as reply:
             if reply.status != 416:
                 version = await self._version_of(ref, reply, whole=whole)
@@ -180,7 +182,7 @@ class Openings:
                 flights = self._adopt(version, index, start, whole=whole)
                 self._learn(ref, opening, version)
                 if flights and _begins_at(reply) == flights[0].begins_at:
-                    await self._flights.pour(flights, reply)
+                    await self._flights.pour(flights, reply, asked_at)
                 elif flights:
                     # It ignored the Range or took another: ask as any fill does, which checks, skips and asks again.
                     self._flights.fill(flights)

@@ -33,11 +33,12 @@ class Pouring:
     def __init__(
         self, asking: Asking, store: BlockStore, turn: Turn | None, clock: Clock,
         arrived: Callable[[float, float, int], None], landed: Callable[[Flight], None],
-        flowed: Callable[[int], None], fills: Callable[[], int],
+        flowed: Callable[[int], None], came_at_once: Callable[[float], None], fills: Callable[[], int],
     ) -> None:  # fmt: skip
         """`turn`: given away while this waits for another try. `arrived` is told of each write: seconds of waiting for
         the origin, seconds that the disk took, bytes. `flowed` is told of the bytes of a body that come after its first
-        ones; 0: there were none. `fills`: how many are under way."""
+        ones; `came_at_once`, where there are none, of the seconds from question to body. `fills`: how many are under
+        way."""
         self._asking = asking
         self._store = store
         self._turn = turn
@@ -45,16 +46,37 @@ class Pouring:
         self._arrived = arrived
         self._landed = landed
         self._flowed = flowed
+        self._came_at_once = came_at_once
         self._fills = fills
         self._writers: dict[Flight, BlockWriter] = {}
+        self._beginning: asyncio.Task[BlockWriter] | None = None
+
+    async def begin_beside(self, lead: Flight, parts: asyncio.TaskGroup, *, hurry: bool) -> None:
+        """Make the first block's file before its bytes are asked for: no room, no traffic. `hurry`: somebody waits for
+        them, so they are asked for while the disk makes room and file, which takes two hops to threads; where there
+        can be no room, that is known at once, and elsewhere the request is given up."""
+        self._beginning = parts.create_task(self.begin(lead))
+        if hurry:
+            await asyncio.sleep(0)
+        if not hurry or self._beginning.done():
+            await self._beginning
 
     async def begin(self, flight: Flight) -> BlockWriter:
         writer = self._writers[flight] = await self._store.create(flight.meta)
         flight.begin(writer)
         return writer
 
-    async def bring(self, flights: Sequence[Flight], extent: Extent, first: OriginReply | None = None) -> None:
-        """The bytes of `extent` into those of `flights` that they belong to."""
+    async def _writer(self, flight: Flight) -> BlockWriter:
+        if self._beginning is not None:
+            await self._beginning
+            self._beginning = None
+        return self._writers.get(flight) or await self.begin(flight)
+
+    async def bring(
+        self, flights: Sequence[Flight], extent: Extent, first: OriginReply | None = None,
+        begun_at: float | None = None,
+    ) -> None:  # fmt: skip
+        """The bytes of `extent` into those of `flights` that they belong to. `begun_at`: when `first` was asked for."""
         coming = iter(flights)
         held = _Held(next(coming), extent.start)
         stream = self._asking.stream(held.flight.meta.version, extent, first, self._turn)
@@ -69,12 +91,14 @@ class Pouring:
             held.flight.on_wait.append(awaited)
             try:
                 asked_at = self._clock()
-                pieces = 0
+                began, came_s, pieces = asked_at if begun_at is None else begun_at, 0.0, 0
                 async for chunk in chunks:
                     held.waited_s += self._clock() - asked_at
                     pieces += 1
                     if pieces > 1:
                         self._flowed(len(chunk))
+                    else:
+                        came_s = self._clock() - began
                     rest: Buffer = chunk
                     while rest := held.add(rest):
                         await self._write(held)
@@ -85,7 +109,7 @@ class Pouring:
                         await self._write(held)
                     asked_at = self._clock()
                 if pieces == 1:
-                    self._flowed(0)
+                    self._came_at_once(came_s)
                 await self._write(held)
             finally:
                 held.flight.on_wait.remove(awaited)
@@ -103,7 +127,11 @@ class Pouring:
             if count:
                 if not flight.arrival.begun:
                     flight.hand_out(offset, pieces[0])
-                writer = self._writers.get(flight) or await self.begin(flight)
+                    # Room and file take the loop for a while: first the reader sends these. Who learns of the version
+                    # in this very moment has his turn after the next.
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+                writer = await self._writer(flight)
                 disk_s = await writer.write(offset, pieces)
                 flight.advance(offset, count)
                 self._arrived(held.waited_s, disk_s, count)

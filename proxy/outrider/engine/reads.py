@@ -146,12 +146,14 @@ class Reads:
         self._openings = openings
         self._metrics = metrics
         self._block_bytes = block_bytes
+        self._readers = 0
 
     async def head(self, ref: ObjectRef, headers: Mapping[str, str]) -> ReadAnswer:
         """Raises what `get` raises."""
         version, cache = await self._known(ref, headers), CacheStatus.HIT
         if version is None:
-            version, cache = await self._openings.ask(ref, None), CacheStatus.MISS
+            with self._asking.question():
+                version, cache = await self._openings.ask(ref, None), CacheStatus.MISS
         if (early := _conditional(version, headers, cache)) is not None:
             return early
         extent = _extent_of(headers, version)
@@ -170,7 +172,8 @@ class Reads:
                 version = await self._known(ref, headers)
                 if version is None:
                     asks = s3wire.asks_checksums(headers)
-                    version = await self._openings.ask(ref, _first_byte(headers), whole_headers=asks)
+                    with self._asking.question():
+                        version = await self._openings.ask(ref, _first_byte(headers), whole_headers=asks)
             except OriginRefused as refused:
                 if not refused.body:
                     # Asked by HEAD, whose refusals have no words: the origin says them to the GET itself.
@@ -238,6 +241,7 @@ class Reads:
         return CacheStatus.HIT if here == last - first + 1 else CacheStatus.PARTIAL
 
     async def _body(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
+        self._readers += 1
         try:
             async with aclosing(self._pieces(version, extent)) as pieces:
                 async for piece in pieces:
@@ -246,6 +250,8 @@ class Reads:
             # Also when it comes too late for this answer: the client's next try must not begin with the old blocks.
             self._catalog.forget(version.ref)
             raise
+        finally:
+            self._readers -= 1
 
     async def _pieces(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
         """The bytes of `extent` in order, each from the nearest place that has it."""
@@ -304,12 +310,12 @@ class Reads:
     def _fill_ahead(self, version: ObjectVersion, vid: bytes, rest: Extent, blocks_sent: int) -> None:
         index, last = rest.start // self._block_bytes, (rest.stop - 1) // self._block_bytes
         wanted = self._flights.wanted
-        for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i))):
+        for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), self._readers):
             if run.first > index and not self._flights.admits():
                 break
             self._flights.fill(self._flights.board(self._origin, version, self._block_bytes, run, rest.start))
         # What was to be brought for nobody is what this reader would ask for now: it must not come one by one.
-        for ahead in range(index, min(last + 1, index + window_blocks(blocks_sent))):
+        for ahead in range(index, min(last + 1, index + window_blocks(blocks_sent, self._readers))):
             flight = self._flights.get(BlockKey(vid, ahead))
             if flight is not None and flight.turn is not None:
                 flight.turn.promote()

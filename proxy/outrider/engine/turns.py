@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from outrider.core.concurrency import Concurrency
@@ -59,9 +60,20 @@ class Turns:
         self._held = {True: 0, False: 0}
         # Somebody did wait for bytes when that was last asked: not all that is waited for holds a turn.
         self._awaited = False
+        self._questions = 0
 
     def turn(self, *, demand: bool = True) -> Turn:
         return Turn(self, demand=demand)
+
+    @contextmanager
+    def question(self) -> Iterator[None]:
+        """Somebody waits for a reply that needs no turn."""
+        self._questions += 1
+        try:
+            yield
+        finally:
+            self._questions -= 1
+            self._admit()
 
     def arrived(self, count: int) -> None:
         """Bytes came from the origin."""
@@ -76,9 +88,9 @@ class Turns:
             self._courtesy.judge(now, awaited=self._awaited, queued=bool(self._waiting[False]))
         self._courtesy.flowed(count)
 
-    def unmeasured(self) -> None:
-        """A body came in one piece."""
-        self._courtesy.unmeasured()
+    def came_at_once(self, after_s: float) -> None:
+        """A body came in one piece, so long after it was asked for."""
+        self._courtesy.came_at_once(after_s)
 
     def slow_down(self) -> None:
         """The origin says that it is asked too much."""
@@ -130,7 +142,7 @@ class Turns:
             self._start(self._waiting[True].popleft())
         while self._waiting[False] and self._held[True] + self._held[False] < max(1, limit - limit // 4):
             self._courtesy.heed(self._clock())
-            awaited = self._awaited or self._held[True] > 0
+            awaited = self._awaited or self._held[True] > 0 or self._questions > 0
             if self._held[False] >= (self._courtesy.beside if awaited else self._courtesy.alone):
                 self._courtesy.felt()
                 return
