@@ -21,6 +21,7 @@ from outrider.core.model import BlockKey, ObjectVersion, version_id
 from outrider.core.window import Run
 from outrider.engine import pouring
 from outrider.engine.flight import Flight
+from outrider.ports import BlockWriter
 from tests.support.engine import BLOCK, REF, Engine, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 
@@ -227,6 +228,26 @@ async def test_no_room_means_no_traffic(tmp_path: Path) -> None:
             await flights[0].beyond(0)
         await room.tasks.settle()
         assert room.origin.count() == 0
+
+
+async def test_a_prefetch_asks_for_nothing_before_it_has_room_and_file(
+    room: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, create = asyncio.Event(), room.store.create
+
+    async def slow(meta: BlockMeta) -> BlockWriter:
+        await gate.wait()
+        return await create(meta)
+
+    monkeypatch.setattr(room.store, "create", slow)
+    room.origin.put(REF, DATA)
+    (flight,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
+    room.flights.fill([flight], prefetch=True)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert room.origin.count() == 0
+    gate.set()
+    assert await flight.ended()
 
 
 # -- from the middle --------------------------------------------------------------------------------------------

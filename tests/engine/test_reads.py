@@ -174,12 +174,31 @@ async def test_a_miss_of_a_known_object_asks_the_origin_while_the_disk_makes_its
         return await create(meta)
 
     monkeypatch.setattr(room.store, "create", slow)
-    answer = await room.reads.get(REF, {"range": "bytes=0-9"})
+    answer = await asyncio.wait_for(room.reads.get(REF, {"range": "bytes=0-9"}), 10)
     assert room.origin.count("GET") == 1
     gate.set()
     assert await taken(answer) == DATA[:10]
     await room.tasks.settle()
     assert len(room.store) == 1
+
+
+@pytest.mark.parametrize("method", ["get", "head"])
+async def test_beside_a_question_to_the_origin_prefetch_takes_what_it_may_beside_readers(
+    method: str, room: Engine
+) -> None:
+    room.turns._courtesy.alone = 4
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(gate=gate)]
+    asking = asyncio.create_task(getattr(room.reads, method)(REF, {}))
+    turns = [room.turns.turn(demand=False) for _ in range(3)]
+    taking = [asyncio.create_task(turn.take()) for turn in turns]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert [turn.held for turn in turns] == [True, False, False]
+    gate.set()
+    answer = await asking
+    await asyncio.wait_for(asyncio.gather(*taking), 10)
+    await taken(answer)
 
 
 @pytest.mark.parametrize(
