@@ -111,10 +111,13 @@ async def test_of_a_plan_that_is_withdrawn_only_what_is_on_its_way_is_brought(ma
 async def test_a_plan_counts_what_is_here_as_a_whole(making: Making) -> None:
     with making() as room:
         telling, gate = Telling(), asyncio.Event()
-        room.origin.faults.append(Fault(times=None, key=REFS[5].key, body_gate=gate, gate_after=BLOCK + 10))
+        # The first block of one comes, and of the second a part.
+        room.origin.faults += [Fault(key=REFS[5].key), Fault(key=REFS[5].key, body_gate=gate, gate_after=10)]
         room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, telling=telling)
-        await some_turns()
-        assert (await room.prefetch.progress(telling)).here < COUNT
+        async with asyncio.timeout(60):
+            while len(room.store) < 2 * COUNT - 1:
+                await asyncio.sleep(0)
+        assert (await room.prefetch.progress(telling)).here == COUNT - 1
         gate.set()
         await room.tasks.settle()
         assert await room.prefetch.progress(telling) == PlanProgress(told=COUNT, here=COUNT)
