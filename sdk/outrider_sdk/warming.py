@@ -31,11 +31,21 @@ class Warmed:
         self._endpoint = endpoint
         self._key = key
         self._progress = progress
+        self._cancelled = False
 
     @property
     def done(self) -> bool:
         """It has ended, well or not: see `failures`. Asks the proxy while it has not. Raises what `refresh` raises."""
-        return self.state != "running" or self.refresh().state != "running"
+        if self.state != "running":
+            return True
+        try:
+            return self.refresh().state != "running"
+        except Gone:
+            if not self._cancelled:
+                raise
+            # It ended of itself just before, and a proxy forgets what is cancelled after its end.
+            self.state = "cancelled"
+            return True
 
     def refresh(self) -> Warmed:
         """Ask the proxy how far it is.
@@ -78,6 +88,7 @@ class Warmed:
 
     def cancel(self) -> None:
         """End a warm-up, or a pin. What came stays on disk. Raises OSError, http.client.HTTPException."""
+        self._cancelled = True
         port = S3Port(self._endpoint, _TIMEOUT_S)
         try:
             port.delete(self._key)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.support.bucket import Bucket
 
-SIZES = {f"train-{index:03}.tar": 100_000 * index + 251 for index in range(12)}
+SIZES = {f"train-{index:03}.tar": 100_000 * (11 - index) + 251 for index in range(12)}
 TEMPLATE = "s3://sdk/train-{000..011}.tar"
 ENVIRONMENT = ("OUTRIDER_STATUS_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "OUTRIDER_ADMIN_TOKEN")
 
@@ -125,6 +125,13 @@ def test_without_waiting_it_goes_on_in_the_proxy(client: Client) -> None:
     warmed.cancel()
     with pytest.raises(Gone):
         warmed.refresh()
+
+
+def test_one_that_ended_just_before_it_was_cancelled_is_done(client: Client) -> None:
+    warmed = client.warm(TEMPLATE, wait=False, rate="100MB")
+    assert client.warm(TEMPLATE, rate="100MB").state == "done"
+    warmed.cancel()
+    assert warmed.done
 
 
 def test_pinned_it_stays_until_it_is_unpinned(client: Client) -> None:

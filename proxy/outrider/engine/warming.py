@@ -35,6 +35,8 @@ _OBJECTS_AT_ONCE = 16
 _PAUSES_S = (0.5, 2.0, 5.0)
 # Objects of HEADs that are waited for; a HEAD beyond them warms nothing.
 _HINTS_MAX = 1000
+# What is spent before an answer tells the size is given back then; who waits for it looks that often.
+_LOOK_AGAIN_S = 0.1
 # Blocks that are here are passed over so many at a time.
 _TURN_AFTER = 256
 # A LIST costs what a dozen HEADs do (AWS S3's prices), and takes longer.
@@ -236,12 +238,19 @@ class Warming:
         brought = False
         if version is None:
             brought = not self._begins_here(item.ref)
+            # The answer brings the first block: a whole one, as long as no size is known.
+            first_bytes = min(item.size, self._block_bytes) if item.size >= 0 else self._block_bytes
             if warmup is not None:
                 await self._wait_for_allowance(warmup)
-            async with self._blocks:
-                version = await self._prefetch.opened(item.ref, size=item.size)
-            if warmup is not None:
-                self._spend(warmup, min(version.size, self._block_bytes))
+                self._spend(warmup, first_bytes)
+            came_bytes = 0
+            try:
+                async with self._blocks:
+                    version = await self._prefetch.opened(item.ref, size=item.size)
+                came_bytes = min(version.size, self._block_bytes)
+            finally:
+                if warmup is not None:
+                    self._spend(warmup, came_bytes - first_bytes)
         vid = self.version_id(version)
         if warmup is None:
             item.is_now(version, vid)
@@ -304,7 +313,7 @@ class Warming:
 
     async def _wait_for_allowance(self, warmup: Warmup) -> None:
         while (wait_s := max(one.wait_s(self.clock()) for one in self._allowances(warmup))) > 0:
-            await self._sleep(wait_s)
+            await self._sleep(min(wait_s, _LOOK_AGAIN_S))
 
     def _spend(self, warmup: Warmup, count: int) -> None:
         for allowance in self._allowances(warmup):
