@@ -755,7 +755,7 @@ def test_a_page_is_looked_for_before_it_is_sent(tmp_path: Path) -> None:
 
 
 # A 64 KiB range, counted by this test, and a few to spare.
-CALLS_PER_HIT, CALLS_PER_SIGNED_HIT = 56, 104
+CALLS_PER_HIT, CALLS_PER_SIGNED_HIT = 51, 104
 
 
 def calls_per_request(lane: Lane, target: str, headers: Headers) -> float:
@@ -838,10 +838,29 @@ def test_no_byte_of_a_hit_is_copied_by_python(lane: Lane, monkeypatch: pytest.Mo
     assert (by_sendfile, read_into, in_one_call) == ([65537], [], [])
     # A small one that begins within a page is copied by the kernel, in and out of one buffer that is kept.
     for _ in range(2):
-        answer, seen = lane.ask("GET", f"/{NAME}/a", (("range", "bytes=1-65536"),))
-        assert (answer.body, seen) == (OBJECTS["a"][1:65537], True)
+        answer, seen = lane.ask("GET", f"/{NAME}/a", (("range", "bytes=1-32768"),))
+        assert (answer.body, seen) == (OBJECTS["a"][1:32769], True)
     assert by_sendfile == [65537]
-    assert [len(one) for one in in_one_call] == [65536, 65536]
+    assert [len(one) for one in in_one_call] == [32768, 32768]
     assert len({id(one.obj) for one in (*read_into, *in_one_call)}) == 1
     assert len(by_python) == 3
     assert sum(by_python) < 3 * 1024, "the heads"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "waits"), [(4096, 4096 + 131071, True), (4096, 4096 + 131072, False), (1, 65536, False)]
+)
+def test_a_head_waits_for_a_body_that_fits_beside_it(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch, first: int, last: int, waits: bool
+) -> None:
+    told: list[bool] = []
+    send_now = SocketWire.send_now
+
+    def noted(self: SocketWire, data: Any, *, more: bool = False) -> int:
+        told.append(more)
+        return send_now(self, data, more=more)
+
+    monkeypatch.setattr(SocketWire, "send_now", noted)
+    answer, seen = lane.ask("GET", f"/{NAME}/large", (("range", f"bytes={first}-{last}"),))
+    assert (answer.body, seen) == (LARGE[first : last + 1], True)
+    assert told == [waits]

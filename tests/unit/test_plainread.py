@@ -12,7 +12,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.core import freshness, ranges, s3wire
+from outrider.core import freshness, plainread, ranges, s3wire
 from outrider.core.canonical import parse_query
 from outrider.core.errors import S3Error
 from outrider.core.payload import payload_rule
@@ -180,6 +180,44 @@ BOTO = (
 )
 def test_what_clients_send_by_the_million_is_recognised(data: bytes) -> None:
     assert recognise(data) is not None
+
+
+@given(plain(), plain())
+def test_what_other_requests_said_before_makes_no_difference(first: bytes, then: bytes) -> None:
+    plainread._MEANINGS.clear()
+    alone = recognise(then)
+    plainread._MEANINGS.clear()
+    recognise(first)
+    assert recognise(then) == alone == recognise(then)
+
+
+def test_what_differs_each_time_is_not_kept() -> None:
+    plainread._MEANINGS.clear()
+    for number in range(2 * plainread._MEANINGS_MAX):
+        assert recognise(of("Host: h", f"amz-sdk-invocation-id: {number}")) is not None
+        assert recognise(of("Host: h", f"Authorization: {number}")) is not None
+    assert not plainread._MEANINGS
+    for number in range(2 * plainread._MEANINGS_MAX):
+        assert recognise(of("Host: h", f"User-Agent: {number}")) is not None
+    assert 0 < len(plainread._MEANINGS) <= plainread._MEANINGS_MAX
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Host: h", "range: bytes=0-1", "Range: bytes=5-6"),
+        ("Host: h", "Range: bytes=0-1", "Range: bytes=5-6"),
+        ("Host: h", "Range: bytes=0-1", "range: bytes=5-6"),
+        ("Host: h", "If-Range: bytes=0-1"),
+        ("Host: h", "Range:  bytes=0-1"),
+        ("Host: h", "Range: bytes=0-1 "),
+        ("Host: h", "RANGE: bytes=0-1"),
+    ],
+)
+def test_a_second_or_odd_range_is_for_the_parser(lines: tuple[str, ...]) -> None:
+    for known in (of("Host: h"), of("Host: h", "Range: bytes=0-1"), of("Host: h", "range: bytes=0-1")):
+        assert recognise(known) is not None
+    assert recognise(of(*lines)) is None
 
 
 def _refused() -> Iterator[tuple[str, bytes]]:

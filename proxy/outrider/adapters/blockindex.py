@@ -26,7 +26,7 @@ class BlockIndex:
         self._editions: dict[bytes, Edition] = {}
         self._open: OrderedDict[BlockKey, None] = OrderedDict()
         # Blocks read since the policy was last told: it lives on one thread, hits may come from several.
-        self._reads: deque[BlockKey] = deque()
+        self._reads: deque[BlockKey] = deque(maxlen=_READS_MAX)
         self.removals = 0
 
     # -- what is here -------------------------------------------------------------------------------------------
@@ -112,8 +112,6 @@ class BlockIndex:
         lease = None if file is None else FileLease.try_take(file)
         if lease is not None:
             self._reads.append(block)
-            if len(self._reads) >= _READS_MAX:
-                self._reads.popleft()
         return lease
 
     def _note_reads(self) -> None:

@@ -10,14 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from outrider.core import ranges
 from outrider.core.model import Headers
+from outrider.core.ranges import RangeSpec
 
 HEAD_BYTES_MAX = 8192
 
 # Visible ASCII alone in the target, one space where the grammar has one, CR LF at each end of line, no folded lines:
 # there is no second way to read this.
-_SHAPE = re.compile(rb"(?:GET|HEAD) /[!-~]+ HTTP/1\.1\r\n(?:[A-Za-z0-9-]+: [!-~](?:[ -~]*[!-~])?\r\n)+\r\n")
+_FIRST_LINE = re.compile(rb"(GET|HEAD) (/[!-~]+) HTTP/1\.1")
+_FIELDS = re.compile(rb"(?:[A-Za-z0-9-]+: [!-~](?:[ -~]*[!-~])?\r\n)+\r\n")
 
 
 # Read by signatures alone, or by nobody.
@@ -25,7 +29,8 @@ _SIGNED = frozenset(
     ("authorization", "x-amz-date", "x-amz-security-token", "user-agent", "accept", "accept-encoding",
      "amz-sdk-invocation-id", "amz-sdk-request", "x-amz-user-agent", "x-amz-api-version", "traceparent", "tracestate")
 )  # fmt: skip
-_PLAIN = _SIGNED | {"host", "range", "if-match", "x-amz-checksum-mode", "x-amz-content-sha256", "connection"}
+_PLAIN = _SIGNED | {"host", "if-match", "x-amz-checksum-mode", "x-amz-content-sha256", "connection"}
+_EACH_TIME_ANOTHER = frozenset(("authorization", "x-amz-date", "amz-sdk-invocation-id", "traceparent"))
 # A name comes in two or three spellings; each is put into lower case once.
 _SPELLINGS: dict[bytes, str] = {}
 _SPELLINGS_MAX = 256
@@ -34,26 +39,48 @@ _SPELLINGS_MAX = 256
 _NO_BODY = re.compile(r"UNSIGNED-PAYLOAD|[0-9a-f]{64}")
 
 
+class _Meaning(NamedTuple):
+    """What header fields say apart from a Range."""
+
+    host: str
+    if_match: str | None
+    checksums: bool
+
+
+# By all fields of a request but its Range: many clients send the same ones each time, and to read them one by one is a
+# fifth of what a hit costs here.
+_MEANINGS: dict[bytes, _Meaning] = {}
+_MEANINGS_MAX = 256
+_MEANING_BYTES_MAX = 2048
+
+
 @dataclass(slots=True)
 class PlainRead:
-    """A GET or HEAD whose answer hangs on nothing but the fields here and, where signatures count, on `lines`."""
+    """A GET or HEAD whose answer hangs on nothing but these and, where signatures count, on `headers`.
+
+    `fields`: all header lines, and the empty one. `span`: what `range` names.
+    """
 
     method: str
     path: bytes
     query: bytes
-    lines: list[bytes]
-    host: str = ""
-    range: str | None = None
-    if_match: str | None = None
-    checksums: bool = False
+    fields: bytes
+    host: str
+    if_match: str | None
+    checksums: bool
+    range: str | None
+    span: RangeSpec | None
 
     def headers(self) -> Headers:
         """All headers as they stood, names in lower case."""
-        return _pairs(self.lines)
+        return _pairs(self._lines())
 
     def trace_headers(self) -> Headers:
         """Those that may tell of the sender's trace, and maybe others."""
-        return _pairs(line for line in self.lines if line[0] in b"tT")
+        return _pairs(line for line in self._lines() if line[0] in b"tT")
+
+    def _lines(self) -> list[bytes]:
+        return self.fields[:-4].split(b"\r\n")
 
 
 def _pairs(lines: Iterable[bytes]) -> Headers:
@@ -63,45 +90,58 @@ def _pairs(lines: Iterable[bytes]) -> Headers:
 
 def recognise(data: bytes) -> PlainRead | None:
     """What `data` asks for, if it is one plain read and nothing else; None: let the parser see it."""
-    if len(data) > HEAD_BYTES_MAX or _SHAPE.fullmatch(data) is None:
+    first, _, fields = data.partition(b"\r\n")
+    match = _FIRST_LINE.fullmatch(first)
+    if match is None or len(data) > HEAD_BYTES_MAX:
         return None
-    lines = data[:-4].split(b"\r\n")
-    method, target, _ = lines.pop(0).split(b" ")
-    path, _, query = target.partition(b"?")
-    read = PlainRead("GET" if method == b"GET" else "HEAD", path, query, lines)
-    return read if _fill_in(read) else None
+    method = "GET" if match[1] == b"GET" else "HEAD"
+    before, found, rest = fields.partition(b"Range: ")
+    if not found:
+        before, found, rest = fields.partition(b"range: ")
+    value, _, after = rest.partition(b"\r\n")
+    if found and before and not before.endswith(b"\r\n"):  # the end of another name, or within a value
+        before, found, value, after = fields, b"", b"", b""
+    others, asked, span = before + after, None, None
+    if found:
+        asked = value.decode("latin-1")
+        span = ranges.parse_exact(asked)
+    meaning = _MEANINGS.get(others) or _meaning_of(others)
+    # What stores make of a HEAD's Range differs.
+    if meaning is None or (found and (span is None or method == "HEAD")):
+        return None
+    path, _, query = match[2].partition(b"?")
+    return PlainRead(method, path, query, fields, *meaning, asked, span)
 
 
-def _fill_in(read: PlainRead) -> bool:
-    """False: a header says more than a plain read does, or stands there twice."""
-    seen: set[str] = set()
-    for line in read.lines:
+def _meaning_of(fields: bytes) -> _Meaning | None:
+    """Of header lines and the empty line; None: they say more than those of a plain read do, or something twice."""
+    if _FIELDS.fullmatch(fields) is None:
+        return None
+    said: dict[str, str] = {}
+    for line in fields[:-4].split(b"\r\n"):
         spelled, _, value = line.partition(b": ")
         name = _SPELLINGS.get(spelled) or _name_of(spelled)
-        if name is None or name in seen:
-            return False
-        seen.add(name)
-        if name not in _SIGNED and not _note(read, name, value.decode("ascii")):
-            return False
-    # What stores make of a HEAD's Range differs.
-    return bool(read.host) and not (read.range is not None and read.method == "HEAD")
+        if name is None or name in said:
+            return None
+        said[name] = value.decode("ascii")
+        if name not in _SIGNED and not _is_plain(name, said[name]):
+            return None
+    if "host" not in said:
+        return None
+    meaning = _Meaning(said["host"], said.get("if-match"), "x-amz-checksum-mode" in said)
+    if _EACH_TIME_ANOTHER.isdisjoint(said) and len(fields) <= _MEANING_BYTES_MAX:
+        if len(_MEANINGS) >= _MEANINGS_MAX:
+            _MEANINGS.clear()
+        _MEANINGS[fields] = meaning
+    return meaning
 
 
-def _note(read: PlainRead, name: str, value: str) -> bool:
-    if name == "range":
-        read.range = value
-    elif name == "host":
-        read.host = value
-    elif name == "if-match":
-        read.if_match = value
-    elif name == "x-amz-checksum-mode":
-        read.checksums = True
+def _is_plain(name: str, value: str) -> bool:
+    if name == "x-amz-checksum-mode":
         return value.upper() == "ENABLED"
-    elif name == "x-amz-content-sha256":
+    if name == "x-amz-content-sha256":
         return _NO_BODY.fullmatch(value) is not None
-    else:
-        return value.lower() == "keep-alive"
-    return True
+    return name != "connection" or value.lower() == "keep-alive"
 
 
 def _name_of(spelled: bytes) -> str | None:

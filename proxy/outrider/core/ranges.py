@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.core.errors import InvalidRange
 from outrider.core.model import Extent
@@ -12,8 +12,7 @@ from outrider.core.model import Extent
 _ONE_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class RangeSpec:
+class RangeSpec(NamedTuple):
     """`first-last` (inclusive, as on the wire); `last` None: to the end; `first` None: the final `last` bytes."""
 
     first: int | None
@@ -26,7 +25,12 @@ def parse(header: str) -> RangeSpec | None:
     None covers several ranges, other units, and nonsense such as `bytes=5-2`: stores differ there, so the origin
     answers those requests itself.
     """
-    match = _ONE_RANGE.fullmatch(header.strip())
+    return parse_exact(header.strip())
+
+
+def parse_exact(value: str) -> RangeSpec | None:
+    """As `parse`, of a header's value without space around it."""
+    match = _ONE_RANGE.fullmatch(value)
     if match is None:
         return None
     first = int(match[1]) if match[1] else None

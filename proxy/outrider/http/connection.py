@@ -76,7 +76,8 @@ class Connection(RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_idle() and self._answered_at_once(data):
+        waiter = self._waiter  # `_is_idle`, in the one place where a call counts
+        if self._parser_is_clean and waiter is not None and not waiter.done() and self._answered_at_once(data):
             return
         if self._early:
             data, self._early = self._early + data, b""
