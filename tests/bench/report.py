@@ -140,6 +140,8 @@ def machine() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "memory": _first_match(Path("/proc/meminfo"), "MemTotal"),
         "kernel": platform.release(),
+        # How much a reader's socket may hold decides whether what it copies is in the processor's cache.
+        "tcp_rmem": " ".join(Path("/proc/sys/net/ipv4/tcp_rmem").read_text().split()),
         "python": platform.python_version(),
         "outrider": outrider.__version__,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
+from outrider.http import wire
 from outrider.http.wire import SocketWire
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask
@@ -453,6 +455,27 @@ def test_an_error_of_the_origin_is_not_remembered(proxy: Proxy, direct: Any) -> 
     direct.put_object(Bucket=NAME, Key="late", Body=b"here")
     assert ask(proxy.address, "GET", f"/{NAME}/late").body == b"here"
     direct.delete_object(Bucket=NAME, Key="late")
+
+
+@pytest.mark.parametrize(("near_s", "bounded"), [(60.0, True), (0.0, False)])
+def test_what_a_socket_holds_for_a_client_is_bounded_where_it_is_near(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, near_s: float, bounded: bool
+) -> None:
+    monkeypatch.setattr(wire, "_NEAR_S", near_s)
+    held: list[int] = []
+    lost = SocketWire.lost
+
+    def noted(self: SocketWire) -> None:
+        if self._socket is not None:
+            held.append(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        lost(self)
+
+    monkeypatch.setattr(SocketWire, "lost", noted)
+    for _ in range(2):
+        assert ask(proxy.address, "GET", f"/{NAME}/five-blocks").body == RAMP
+        proxy.settle()
+    assert held
+    assert all((one <= 2 * wire._NEAR_BUFFER_BYTES) == bounded for one in held), held
 
 
 def test_a_hit_goes_from_the_block_file_to_the_socket_by_the_kernel(
