@@ -84,8 +84,11 @@ demo-short: install
 bench: $(VENV)/bench-installed
 	$(BIN)/python -m tests.bench $(BENCH)
 
+# Outrider is measured with what it requires and no more, as in its image: some libraries import what they find.
 $(VENV)/bench-installed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
+	$(PYTHON) -m venv $(VENV)/alone
+	$(VENV)/alone/bin/python -m pip install --quiet --editable .
 	touch $@
 
 # On Debian and its kin, as root. Whoever else: the same four commands from your distribution.

@@ -116,6 +116,13 @@ class Target:
         return self._urls[key]
 
 
+def outrider_python() -> Path:
+    """That of the environment with Outrider alone (see the Makefile), if there is one: else what the tests need is in
+    its memory, too."""
+    alone = Path(sys.prefix) / "alone" / "bin" / "python"
+    return alone if alone.exists() else Path(sys.executable)
+
+
 class Outrider(Target):
     name, slug, peer = OUTRIDER, "outrider", False
 
@@ -123,7 +130,7 @@ class Outrider(Target):
         # Without a log line for each request, as nginx is measured without its access log; and names are believed for
         # an hour, as nginx and rclone are told to.
         return [
-            *(sys.executable, "-m", "outrider", "serve", "--origin", self.world.simulator.endpoint),
+            *(outrider_python(), "-m", "outrider", "serve", "--origin", self.world.simulator.endpoint),
             *("--listen", f"127.0.0.1:{self.port}", "--admin", f"127.0.0.1:{self.admin_port}"),
             *("--cache-dir", self.cache, "--cache-size", "2TiB", "--min-free", "0"),
             *("--freshness", "ttl:3600", "--log-level", "warning", *self.world.outrider_flags),
