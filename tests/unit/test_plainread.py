@@ -69,7 +69,9 @@ def requests(draw: st.DrawFn) -> bytes:
     separator = draw(st.sampled_from([": "] * 10 + [":", " : ", ":  "]))
     lines += [f"{name}{separator}{value}" for name, value in draw(st.lists(st.tuples(names, values), max_size=4))]
     text = "".join(line + draw(ends) for line in lines) + draw(ends)
-    return (text + draw(st.sampled_from([""] * 10 + ["\r\n", "x", "GET "]))).encode("latin-1", "replace")
+    return (text + draw(st.sampled_from([""] * 10 + ["\r\n", "x", "GET ", "Range: bytes=0-9\r\n"]))).encode(
+        "latin-1", "replace"
+    )
 
 
 @st.composite
@@ -87,7 +89,9 @@ def plain(draw: st.DrawFn) -> bytes:
     ]
     target = draw(st.one_of(visible.map(lambda text: f"/b/{text}"), targets.filter(lambda text: text.startswith("/"))))
     method = draw(st.sampled_from(["GET", "GET", "HEAD"]))
-    return "\r\n".join([f"{method} {target} HTTP/1.1", *draw(st.permutations(lines)), "", ""]).encode("latin-1")
+    more = draw(st.sampled_from(["", "", "", "Range: bytes=0-9\r\n", "range: bytes=0-9\r\n\r\n"]))
+    lines = [f"{method} {target} HTTP/1.1", *draw(st.permutations(lines)), "", more]
+    return "\r\n".join(lines).encode("latin-1")
 
 
 class Parsed:
@@ -200,6 +204,14 @@ def test_what_differs_each_time_is_not_kept() -> None:
     for number in range(2 * plainread._MEANINGS_MAX):
         assert recognise(of("Host: h", f"User-Agent: {number}")) is not None
     assert 0 < len(plainread._MEANINGS) <= plainread._MEANINGS_MAX
+
+
+def test_what_comes_after_the_head_is_no_range_of_it() -> None:
+    for known in (PLAIN, of("Host: h", "Range: bytes=0-1")):
+        assert recognise(known) is not None
+        for more in (b"Range: bytes=0-1\r\n", b"Range: bytes=0-1\r\n\r\n", b"range: bytes=0-1", b"Range: bytes=0-1"):
+            assert recognise(known + more) is None
+    assert recognise(b"GET /b/k HTTP/1.1\r\n\r\nRange: bytes=0-1\r\n") is None
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ def recognise(data: bytes) -> PlainRead | None:
     if not found:
         before, found, rest = fields.partition(b"range: ")
     value, _, after = rest.partition(b"\r\n")
-    if found and before and not before.endswith(b"\r\n"):  # the end of another name, or within a value
+    # Else it is the end of another name, stands in a value, or comes after the head's end.
+    if found and not (after and (not before or before.endswith(b"\r\n"))):
         before, found, value, after = fields, b"", b"", b""
     others, asked, span = before + after, None, None
     if found:
