@@ -90,9 +90,11 @@ def _pairs(lines: Iterable[bytes]) -> Headers:
 
 def recognise(data: bytes) -> PlainRead | None:
     """What `data` asks for, if it is one plain read and nothing else; None: let the parser see it."""
+    if len(data) > HEAD_BYTES_MAX:
+        return None
     first, _, fields = data.partition(b"\r\n")
     match = _FIRST_LINE.fullmatch(first)
-    if match is None or len(data) > HEAD_BYTES_MAX:
+    if match is None:
         return None
     method = "GET" if match[1] == b"GET" else "HEAD"
     before, found, rest = fields.partition(b"Range: ")
