@@ -106,7 +106,7 @@ class BlockWriter(Protocol):
     """A block on its way to disk. Ends with `commit` or `abort`, exactly once; `abort` never raises."""
 
     def lease(self) -> Lease:
-        """What was written so far can be read through it, also after `commit`."""
+        """What was written so far can be read through it, also after `commit`. Not before the first write."""
         ...
 
     async def write(self, offset: int, pieces: Sequence[Buffer]) -> float:

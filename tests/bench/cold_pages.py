@@ -64,7 +64,7 @@ def drain(proxy: ServedProxy, key: str) -> None:
 
 def drop_pages(cache_dir: Path) -> None:
     """Have the kernel forget the blocks' pages, which must be on disk first."""
-    for path in (cache_dir / "v1").glob("*/*/*"):
+    for path in (cache_dir / "v2").glob("*/*"):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
         # The small one stays: it is the hit that is measured.

@@ -117,7 +117,7 @@ def fill(root: Path, origin: str, count: int) -> None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                header = blockfile.encode_header(meta, checksum)
+                header = blockfile.Header(meta).sealed(checksum)
                 os.write(fd, header)
                 os.truncate(fd, len(header) + meta.extent.length)
             finally:

@@ -23,7 +23,7 @@ from outrider.adapters.diskwork import _THREADS, DiskWork
 from outrider.adapters.diskwriter import DiskBlockWriter
 from outrider.adapters.leases import FileLease
 from outrider.adapters.recovery import Recovery
-from outrider.core.blockfile import PAGE_BYTES, BlockMeta, disk_bytes, header_bytes
+from outrider.core.blockfile import PAGE_BYTES, BlockMeta, Header
 from outrider.core.errors import StoreUnavailable
 from outrider.core.eviction import POLICIES
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
@@ -120,7 +120,7 @@ def read_through(lease: FileLease, length: int) -> bytes:
 def on_disk(root: Path) -> int:
     """The blocks and what is on its way, in full pages; what is moved or removed meanwhile is not counted twice."""
     total = 0
-    for part in ("v1", "tmp"):
+    for part in ("v2", "tmp"):
         for path in (root / part).rglob("*"):
             with suppress(FileNotFoundError):
                 if path.is_file():
@@ -229,8 +229,8 @@ async def test_the_last_block_is_short_and_long_metadata_moves_the_payload(disk:
     meta = BlockMeta("http://o", version, BLOCK, 1)
     await disk.write(meta)
     assert await disk.read(meta) == payload_of(meta)
-    assert header_bytes(meta) > PAGE_BYTES
-    assert disk.store.used_bytes == disk_bytes(meta) == on_disk(disk.root)
+    assert Header(meta).length > PAGE_BYTES
+    assert disk.store.used_bytes == Header(meta).disk_bytes == on_disk(disk.root)
 
 
 async def test_metadata_beyond_any_header_is_not_stored(disk: Disk) -> None:
@@ -510,27 +510,53 @@ async def _create(disk: Disk) -> None:
     await disk.store.create(meta_of(9))
 
 
-async def _write(disk: Disk) -> None:
+async def write_whole(writer: DiskBlockWriter, data: bytes) -> None:
+    await writer.write(0, [data])
+
+
+async def write_in_parts(writer: DiskBlockWriter, data: bytes) -> None:
+    await writer.write(0, [data[:100]])
+    await writer.write(100, [data[100:]])
+
+
+async def write_at_once(writer: DiskBlockWriter, data: bytes) -> None:
+    """Two parts, neither of which knows that it is the last: the commit puts the block in its place."""
+    await writer.write(0, [data[:100]])
+    await asyncio.gather(writer.write(100, [data[100:4000]]), writer.write(4000, [data[4000:]]))
+
+
+Writing = Callable[[DiskBlockWriter, bytes], Awaitable[None]]
+WRITINGS = [write_whole, write_in_parts, write_at_once]
+
+
+async def _write(disk: Disk, writing: Writing = write_whole) -> None:
     writer = await disk.store.create(meta_of(9))
     try:
-        await writer.write(0, [payload_of(meta_of(9))])
-    finally:
-        await writer.abort()
-
-
-async def _commit(disk: Disk) -> None:
-    meta = meta_of(9)
-    writer = await disk.store.create(meta)
-    await writer.write(0, [payload_of(meta)])
-    try:
+        await writing(writer, payload_of(meta_of(9)))
         await writer.commit()
     finally:
         await writer.abort()
 
 
+async def _write_in_parts(disk: Disk) -> None:
+    await _write(disk, write_in_parts)
+
+
+async def _write_at_once(disk: Disk) -> None:
+    await _write(disk, write_at_once)
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
 @pytest.mark.parametrize(
-    ("broken", "act"), [("open", _create), ("pwritev", _write), ("rename", _commit), ("statvfs", _create)]
+    ("broken", "act"),
+    [
+        ("statvfs", _create),
+        *(
+            (broken, act)
+            for broken in ("open", "pwritev", "rename")
+            for act in (_write, _write_in_parts, _write_at_once)
+        ),
+    ],
 )
 async def test_a_disk_that_fails_a_write_is_left_alone_for_a_while(
     broken: str, act: Callable[[Disk], Awaitable[None]], number: int, disk: Disk, monkeypatch: pytest.MonkeyPatch
@@ -586,7 +612,7 @@ async def test_a_victim_that_will_not_go_keeps_its_place_and_no_snapshot_forgets
 
 async def test_a_directory_emptied_under_us_is_made_again(disk: Disk) -> None:
     await disk.write(meta_of(0))
-    shutil.rmtree(disk.root / "v1")
+    shutil.rmtree(disk.root / "v2")
     shutil.rmtree(disk.root / "tmp")
     await disk.write(meta_of(1))
     assert await disk.read(meta_of(1)) == payload_of(meta_of(1))
@@ -600,18 +626,19 @@ async def test_a_directory_that_is_gone_is_trouble_and_nothing_worse(disk: Disk)
 
 async def test_nothing_is_moved_or_removed_in_a_directory_that_is_another_process_by_now(disk: Disk) -> None:
     meta = meta_of(0)
+    data = payload_of(meta)
     writer = await disk.store.create(meta)
-    await writer.write(0, [payload_of(meta)])
+    await writer.write(0, [data[:100]])
     (ours,) = (disk.root / "tmp").iterdir()
     shutil.rmtree(disk.root)
     other = BlockDir.open(disk.root)
     # By chance he makes the same block.
     ours.write_bytes(b"his")
     with pytest.raises(StoreUnavailable):
-        await writer.commit()
+        await writer.write(100, [data[100:]])
     await writer.abort()
     assert ours.read_bytes() == b"his"
-    assert list(disk.root.glob("v1/*")) == []
+    assert list(disk.root.glob("v2/*")) == []
     assert disk.store.used_bytes == 0
     other.close()
 
@@ -621,7 +648,7 @@ async def test_nor_is_a_block_begun_there_where_the_free_space_was_looked_at_a_m
     shutil.rmtree(disk.root)
     other = BlockDir.open(disk.root)
     with pytest.raises(StoreUnavailable):
-        await disk.store.create(meta_of(1))
+        await disk.write(meta_of(1))
     assert list((disk.root / "tmp").iterdir()) == []
     other.close()
 
@@ -643,17 +670,19 @@ class Gated(BlockDir):
         return super().path_of(block)
 
 
-async def test_a_writer_cancelled_in_its_commit_leaves_no_block_that_the_index_does_not_know(root: Path) -> None:
+@pytest.mark.parametrize("writing", WRITINGS)
+async def test_a_writer_cancelled_at_the_rename_leaves_no_block_that_the_index_does_not_know(
+    writing: Writing, root: Path
+) -> None:
     disk = Disk(root, directory=Gated)
     before = open_fds()
     meta = meta_of(0)
     writer = await disk.store.create(meta)
-    await writer.write(0, [payload_of(meta)])
     Gated.reached.clear()
     Gated.go_on.clear()
     Gated.closed = True
     try:
-        await cancelled_in_commit(writer)
+        await cancelled_at_the_rename(writer, writing, payload_of(meta))
     finally:
         Gated.closed = False
         Gated.go_on.set()
@@ -662,14 +691,15 @@ async def test_a_writer_cancelled_in_its_commit_leaves_no_block_that_the_index_d
     disk.close()
 
 
-async def cancelled_in_commit(writer: DiskBlockWriter) -> None:
-    async def commit_or_abort() -> None:
+async def cancelled_at_the_rename(writer: DiskBlockWriter, writing: Writing, data: bytes) -> None:
+    async def write() -> None:
         try:
+            await writing(writer, data)
             await writer.commit()
         finally:
             await writer.abort()
 
-    task = asyncio.create_task(commit_or_abort())
+    task = asyncio.create_task(write())
     await asyncio.to_thread(Gated.reached.wait, 60)
     task.cancel()
     await asyncio.sleep(0)
@@ -713,7 +743,8 @@ async def all_done(work: DiskWork) -> None:
 
 
 @pytest.mark.parametrize("steps", range(1, 12))
-async def test_a_writer_cancelled_at_any_step_gives_all_back(steps: int, root: Path) -> None:
+@pytest.mark.parametrize("writing", WRITINGS)
+async def test_a_writer_cancelled_at_any_step_gives_all_back(steps: int, writing: Writing, root: Path) -> None:
     disk = Disk(root, 2 * FILE)
     await disk.write(meta_of(0), meta_of(1))
     before = open_fds()
@@ -721,7 +752,7 @@ async def test_a_writer_cancelled_at_any_step_gives_all_back(steps: int, root: P
     async def write() -> None:
         writer = await disk.store.create(meta_of(2))
         try:
-            await writer.write(0, [payload_of(meta_of(2))])
+            await writing(writer, payload_of(meta_of(2)))
             await writer.commit()
         finally:
             await writer.abort()
@@ -733,7 +764,7 @@ async def test_a_writer_cancelled_at_any_step_gives_all_back(steps: int, root: P
     await asyncio.wait([task])
     await all_done(disk.store.work)
     assert disk.store.used_bytes == FILE * len(disk.store)
-    assert len(list((root / "v1").rglob("*.*"))) == 0
+    assert len(list((root / "v2").rglob("*.*"))) == 0
     assert on_disk(root) == disk.store.used_bytes
     assert open_fds() <= before + 1
     disk.close()
@@ -819,14 +850,14 @@ async def test_a_scan_sweeps_what_a_crash_left_and_touches_nothing_else(root: Pa
     half = next((root / "tmp").iterdir())
     flip(disk.path(meta_of(1)), 3)
     disk.close()
-    junk = [root / "README", root / "tmp" / "mine.txt", root / "v1" / "notes", root / "v1" / "aa" / "bb" / "photo.jpg",
-            root / "v1" / "aa" / "bb" / "f", root / "other" / "x"]  # fmt: skip
+    junk = [root / "README", root / "tmp" / "mine.txt", root / "v2" / "notes", root / "v2" / "aa" / "photo.jpg",
+            root / "v2" / "aa" / "f", root / "other" / "x"]  # fmt: skip
     for path in junk:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("not ours")
     target = root / "other" / "target"
     target.write_text("not ours either")
-    link = root / "v1" / "aa" / "bb" / ("0" * 32)
+    link = root / "v2" / "aa" / ("0" * 32)
     link.symlink_to(target)
     disk = Disk(root)
     await disk.recovery.index()

@@ -18,7 +18,7 @@ from outrider.core.payload import UNSIGNED
 from outrider.core.s3wire import classify
 from outrider.engine.prefetch import Mode
 from outrider.engine.uploads import upload_of
-from tests.support.engine import BLOCK, REF, Engine, engine, taken
+from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
 from tests.support.scheduler import SeededLoop, SeededThreads
 from tests.support.trials import SCALE, Trials
@@ -60,12 +60,16 @@ async def writes(room: Engine) -> None:
 
 
 @contextlib.contextmanager
-def room_of(root: Path, capacity_bytes: int, *, ahead: bool) -> Iterator[Engine]:
+def room_of(
+    root: Path, capacity_bytes: int, may_hold: Callable[[int], int], *, ahead: bool
+) -> Iterator[Engine]:  # fmt: skip
     origin = FakeOrigin(chunk_bytes=30_000)
     origin.put(REF, DATA)
     origin.put(OTHER, OTHER_DATA)
     policy, mode = ("epoch", Mode.EPOCH) if ahead else ("lru", Mode.OFF)
-    with engine(root, origin, capacity_bytes=capacity_bytes, policy=policy, prefetch=mode, fills_max=2) as room:
+    with engine(
+        root, origin, capacity_bytes=capacity_bytes, policy=policy, prefetch=mode, fills_max=2, may_hold=may_hold
+    ) as room:
         room.store.work.threads.shutdown()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SeededLoop)
@@ -133,22 +137,23 @@ async def nothing_is_left(room: Engine) -> None:
     slots = room.store._slots.values()
     assert not any(slot.in_use for slot in slots)
     assert room.store.used_bytes == sum(slot.disk_bytes for slot in slots)
-    on_disk = {path.name for path in room.store.directory.root.glob("v1/*/*/*")}
+    on_disk = {path.name for path in room.store.directory.root.glob("v2/*/*")}
     assert len(on_disk) == len(slots), "a block that no index knows"
     room.origin.faults = []
     assert await room.get() == DATA
     await room.tasks.settle()
 
 
+@pytest.mark.parametrize("may_hold", [as_large, as_small])
 @pytest.mark.parametrize(("act", "kind", "warm", "ahead"), CASES)
 def test_a_cancellation_at_any_wait_is_nobody_elses(
-    act: Callable[[Engine], Coroutine[Any, Any, None]], kind: str, warm: bool, ahead: bool, tmp_path: Path,
-    trials: Trials,
+    act: Callable[[Engine], Coroutine[Any, Any, None]], kind: str, warm: bool, ahead: bool,
+    may_hold: Callable[[int], int], tmp_path: Path, trials: Trials,
 ) -> None:  # fmt: skip
     capacity_bytes, fault = ROOMS[kind]
 
     async def attempt(root: Path, waits: int) -> bool:
-        with room_of(root, capacity_bytes, ahead=ahead) as room:
+        with room_of(root, capacity_bytes, may_hold, ahead=ahead) as room:
             await prepare(room, fault, warm=warm)
             victim, beside = asyncio.ensure_future(act(room)), asyncio.ensure_future(reads(room))
             for _ in range(waits):
@@ -165,13 +170,16 @@ def test_a_cancellation_at_any_wait_is_nobody_elses(
     trials.record("order", f"cancelled at each of its waits, {kind}", "the right bytes", times=times)
 
 
+@pytest.mark.parametrize("may_hold", [as_large, as_small])
 @pytest.mark.parametrize("kind", ROOMS)
-def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(kind: str, tmp_path: Path, trials: Trials) -> None:
+def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(
+    kind: str, may_hold: Callable[[int], int], tmp_path: Path, trials: Trials
+) -> None:
     """Readers get the right bytes past the cache, or hear that the proxy stops."""
     capacity_bytes, fault = ROOMS[kind]
 
     async def attempt(root: Path, waits: int) -> bool:
-        with room_of(root, capacity_bytes, ahead=True) as room:
+        with room_of(root, capacity_bytes, may_hold, ahead=True) as room:
             await prepare(room, fault, warm=False)
             readers = [asyncio.ensure_future(act(room)) for act in (reads, reads_the_middle)]
             for _ in range(waits):

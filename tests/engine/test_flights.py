@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from outrider.adapters import blockdir
 from outrider.core.blockfile import BlockMeta
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
-from outrider.core.model import BlockKey, ObjectVersion, version_id
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
 from outrider.core.window import Run
 from outrider.engine import pouring
 from outrider.engine.flight import Flight
 from outrider.ports import BlockWriter
-from tests.support.engine import BLOCK, REF, Engine, engine
+from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 
 DATA = RAMP[: 4 * BLOCK]
@@ -33,6 +33,12 @@ def room(tmp_path: Path) -> Iterator[Engine]:
     with engine(tmp_path / "c", FakeOrigin(chunk_bytes=10_000)) as room:
         room.origin.put(REF, DATA)
         yield room
+
+
+async def here(one: Flight, offset: int) -> int:
+    """Up to where the bytes from `offset` on are, once that one is."""
+    early = await one.come(offset)
+    return one.arrival.reach(offset) if early is None else offset + len(early)
 
 
 def version_in(room: Engine) -> ObjectVersion:
@@ -51,7 +57,7 @@ def flight() -> Flight:
 
 async def test_a_waiter_wakes_when_his_byte_is_here_and_not_before() -> None:
     one = flight()
-    early, late = asyncio.create_task(one.beyond(0)), asyncio.create_task(one.beyond(100))
+    early, late = asyncio.create_task(here(one, 0)), asyncio.create_task(here(one, 100))
     await asyncio.sleep(0)
     one.advance(0, 50)
     await asyncio.sleep(0)
@@ -65,22 +71,19 @@ async def test_a_waiter_wakes_when_his_byte_is_here_and_not_before() -> None:
 async def test_what_is_on_its_way_to_disk_is_here_for_whoever_waits_for_it() -> None:
     one = flight()
     first, inner, beyond = (asyncio.create_task(one.come(at)) for at in (0, 7, 10))
-    on_disk = asyncio.create_task(one.beyond(0))
     await asyncio.sleep(0)
     one.hand_out(0, DATA[:10])
     assert bytes(await first or b"") == DATA[:10]
     assert bytes(await inner or b"") == DATA[7:10]
     assert not beyond.done()
-    assert not on_disk.done()
     one.advance(0, 11)
     assert await beyond is None
-    assert await on_disk == 11
     assert await one.come(0) is None, "it is on disk"
 
 
 async def test_no_waiter_sees_a_cancellation_that_was_not_his_own() -> None:
     one = flight()
-    waiters = [asyncio.create_task(one.beyond(0)) for _ in range(10)]
+    waiters = [asyncio.create_task(here(one, 0)) for _ in range(10)]
     await asyncio.sleep(0)
     for waiter in waiters[::2]:
         waiter.cancel()
@@ -94,17 +97,17 @@ async def test_what_arrived_can_be_had_even_when_the_rest_will_never_come() -> N
     one = flight()
     one.advance(0, 10)
     one.fail(OriginBroke("gone"))
-    assert await one.beyond(9) == 10
+    assert await here(one, 9) == 10
     for _ in range(2):
         with pytest.raises(OriginBroke):
-            await one.beyond(10)
+            await here(one, 10)
 
 
 async def test_a_flight_that_fails_between_a_byte_and_its_readers_turn_says_so(room: Engine) -> None:
     meta = BlockMeta("http://fake", version_in(room), BLOCK, 0)
     writer, one = await room.store.create(meta), Flight(meta)
     one.begin(writer)
-    reader = asyncio.create_task(one.beyond(0))
+    reader = asyncio.create_task(here(one, 0))
     await asyncio.sleep(0)
     await writer.write(0, [DATA[:10]])
     one.advance(0, 10)
@@ -123,6 +126,22 @@ async def test_a_run_is_one_get_and_fills_each_of_its_blocks(room: Engine) -> No
     assert room.origin.ranges == [f"bytes=0-{4 * BLOCK - 1}"]
     assert all(room.store.has(key_of(version, index)) for index in range(4))
     assert len(room.flights) == 0
+
+
+@pytest.mark.parametrize("may_hold", [as_large, as_small])
+@pytest.mark.parametrize("chunk_bytes", [BLOCK // 4, BLOCK, 2 * BLOCK, 10_000])
+async def test_pieces_may_end_where_blocks_do(chunk_bytes: int, may_hold: Callable[[int], int], tmp_path: Path) -> None:
+    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=chunk_bytes), may_hold=may_hold) as room:
+        room.origin.put(REF, DATA)
+        version = version_in(room)
+        flights = room.flights.board("http://fake", version, BLOCK, Run(0, 4))
+        room.flights.fill(flights)
+        await room.tasks.settle()
+        assert all(flight.has_landed for flight in flights)
+        assert [payload_in(room, key_of(version, index)) for index in range(4)] == [
+            DATA[index * BLOCK : (index + 1) * BLOCK] for index in range(4)
+        ]
+        assert (room.origin.count(), room.store.used_bytes) == (1, 4 * (BLOCK + 4096))
 
 
 async def test_a_block_is_in_the_table_or_in_the_store_at_every_moment_of_its_fill(room: Engine) -> None:
@@ -170,7 +189,7 @@ async def test_fills_take_turns(tmp_path: Path) -> None:
 async def test_all_waiters_of_a_failed_fill_are_told_why(fault: Fault, error: type[Exception], room: Engine) -> None:
     room.origin.faults = [fault]
     flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 2))
-    waiters = [asyncio.create_task(one.beyond(0)) for one in flights for _ in range(3)]
+    waiters = [asyncio.create_task(here(one, 0)) for one in flights for _ in range(3)]
     room.flights.fill(flights)
     for waiter in waiters:
         with pytest.raises(error):
@@ -184,15 +203,16 @@ async def test_a_bug_in_a_fill_is_told_to_its_waiters_too(room: Engine, caplog: 
     room.origin.faults = [Fault(bug=ZeroDivisionError())]
     room.flights.fill(flights)
     with pytest.raises(ZeroDivisionError):
-        await flights[0].beyond(0)
+        await here(flights[0], 0)
     await room.tasks.settle()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 20])
 async def test_a_stop_tells_the_waiters_and_leaves_nothing_behind(steps: int, room: Engine) -> None:
+    room.origin.faults = [Fault(body_gate=asyncio.Event(), gate_after=BLOCK)]
     flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 2))
     room.flights.fill(flights)
-    waiter = asyncio.create_task(flights[1].beyond(0))
+    waiter = asyncio.create_task(here(flights[1], 0))
     for _ in range(steps):
         await asyncio.sleep(0)
     await room.tasks.cancel()
@@ -225,14 +245,12 @@ async def test_no_room_means_no_traffic(tmp_path: Path) -> None:
         flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
         room.flights.fill(flights)
         with pytest.raises(StoreUnavailable):
-            await flights[0].beyond(0)
+            await here(flights[0], 0)
         await room.tasks.settle()
         assert room.origin.count() == 0
 
 
-async def test_a_prefetch_asks_for_nothing_before_it_has_room_and_file(
-    room: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_prefetch_asks_for_nothing_before_it_has_room(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, create = asyncio.Event(), room.store.create
 
     async def slow(meta: BlockMeta) -> BlockWriter:
@@ -267,7 +285,7 @@ async def test_a_fill_begins_where_its_first_reader_wants_and_brings_no_byte_twi
     version = version_in(room)
     flights = room.flights.board("http://fake", version, BLOCK, Run(0, 2), AT)
     room.flights.fill(flights)
-    assert await flights[0].beyond(AT) < BLOCK
+    assert await here(flights[0], AT) < BLOCK
     await room.tasks.settle()
     assert room.origin.ranges == [f"bytes={AT}-{2 * BLOCK - 1}", f"bytes=0-{AT - 1}"]
     assert room.origin.body_bytes == 2 * BLOCK
@@ -290,14 +308,15 @@ async def test_what_lies_before_is_brought_at_once_when_somebody_waits_for_it(ro
     room.origin.faults = [Fault(body_gate=gate, gate_after=100)]
     (one,) = room.flights.board("http://fake", version, BLOCK, Run(0, 1), AT)
     room.flights.fill([one])
-    assert await one.beyond(AT) == AT + 100
+    assert await here(one, AT) == AT + 100
     for _ in range(50):
         await asyncio.sleep(0)
     assert room.origin.count() == 1  # nobody waits for it yet
-    assert await one.beyond(0) > 0
+    assert await here(one, 0) > 0
     while one.arrival.reach(0) < AT:
         await asyncio.sleep(0)
-    assert await one.beyond(10) == AT + 100  # the tail is still on its way
+    assert await here(one, 10) == AT
+    assert await here(one, AT) == AT + 100  # the tail is still on its way
     gate.set()
     await room.tasks.settle()
     assert payload_in(room, key_of(version, 0)) == DATA[:BLOCK]
@@ -310,7 +329,7 @@ async def test_either_part_that_fails_ends_the_flight_for_all(which: int, room: 
     faults = [Fault(status=412), Fault(body_gate=gate, gate_after=100)]
     room.origin.faults = faults if which == 0 else faults[::-1]
     (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1), AT)
-    waiters = [asyncio.create_task(one.beyond(at)) for at in (0, BLOCK - 1)]
+    waiters = [asyncio.create_task(here(one, at)) for at in (0, BLOCK - 1)]
     room.flights.fill([one])
     for waiter in waiters:
         with pytest.raises(VersionChanged):
@@ -323,7 +342,7 @@ async def test_either_part_that_fails_ends_the_flight_for_all(which: int, room: 
 async def test_a_stop_in_either_part_leaves_nothing_behind(steps: int, room: Engine) -> None:
     (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1), AT)
     room.flights.fill([one])
-    waiters = [asyncio.create_task(one.beyond(at)) for at in (AT - 1, BLOCK - 1)]
+    waiters = [asyncio.create_task(here(one, at)) for at in (AT - 1, BLOCK - 1)]
     for _ in range(steps):
         await asyncio.sleep(0)
     await room.tasks.cancel()
@@ -349,7 +368,7 @@ async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_somebody_wait
         room.flights.fill(boarded[2], prefetch=True)
         for _ in range(20):
             await asyncio.sleep(0)
-        reader = asyncio.create_task(boarded[2][0].beyond(0))
+        reader = asyncio.create_task(here(boarded[2][0], 0))
         await asyncio.sleep(0)
         room.flights.fill(boarded[3])
         gate.set()
@@ -361,7 +380,7 @@ async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_somebody_wait
 # -- in larger pieces -------------------------------------------------------------------------------------------
 
 
-async def test_what_nobody_waits_for_is_held_until_somebody_does(room: Engine) -> None:
+async def test_what_is_held_back_from_the_disk_is_had_by_whoever_comes(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
     (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
@@ -372,16 +391,17 @@ async def test_what_nobody_waits_for_is_held_until_somebody_does(room: Engine) -
         await asyncio.sleep(0)
     assert one.arrival.reach(0) == 0
     # The origin is silent: what is here is given all the same.
-    assert await one.beyond(0) == 25_000
+    for start, stop in ((0, 10_000), (5, 10_000), (10_000, 20_000), (24_999, 25_000)):
+        assert bytes(await one.come(start) or b"") == DATA[start:stop]
     gate.set()
     await room.tasks.settle()
     assert payload_in(room, one.meta.key) == DATA[:BLOCK]
-    assert not one.on_wait
+    assert not one._early, "what is on disk is not in memory as well"
 
 
 async def test_what_somebody_waits_for_is_given_as_it_comes(room: Engine) -> None:
     (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
-    reader = asyncio.create_task(one.beyond(0))
+    reader = asyncio.create_task(here(one, 0))
     await asyncio.sleep(0)
     room.flights.fill([one])
     assert await reader == 10_000  # one piece of the origin's
@@ -389,7 +409,8 @@ async def test_what_somebody_waits_for_is_given_as_it_comes(room: Engine) -> Non
 
 
 async def test_a_disk_that_fails_what_was_held_ends_the_fill(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    room.origin.faults = [Fault(body_gate=asyncio.Event(), gate_after=25_000)]
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
     flights = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 2))
     room.flights.fill(flights)
     while room.origin.body_bytes < 25_000:
@@ -399,58 +420,12 @@ async def test_a_disk_that_fails_what_was_held_ends_the_fill(room: Engine, monke
         raise OSError(errno.EIO, "fake")
 
     monkeypatch.setattr(os, "pwritev", fail)
+    gate.set()
     for one in flights:
         with pytest.raises(StoreUnavailable):
-            await one.beyond(0)
+            await one.come(BLOCK - 1)
     await room.tasks.settle()
     assert (len(room.flights), room.store.used_bytes, room.origin.under_way) == (0, 0, 0)
-
-
-async def held_back(room: Engine) -> tuple[Flight, asyncio.Event]:
-    """A flight of which 25,000 bytes came, and nobody waited for them; the event lets the rest come."""
-    gate = asyncio.Event()
-    room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
-    (one,) = room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1))
-    room.flights.fill([one])
-    while room.origin.body_bytes < 25_000:
-        await asyncio.sleep(0)
-    return one, gate
-
-
-async def test_all_who_come_to_wait_make_one_write(room: Engine) -> None:
-    one, gate = await held_back(room)
-    before = len(asyncio.all_tasks())
-    waiters = [asyncio.create_task(one.beyond(0)) for _ in range(5)]
-    await asyncio.sleep(0)
-    assert len(asyncio.all_tasks()) == before + len(waiters) + 1
-    assert await asyncio.gather(*waiters) == [25_000] * 5
-    gate.set()
-    await room.tasks.settle()
-
-
-async def test_one_write_of_a_part_follows_another(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, gate = await held_back(room)
-    slow, writes, real = threading.Event(), 0, os.pwritev
-
-    def write(*given: Any) -> int:
-        nonlocal writes
-        writes += 1
-        slow.wait(60)
-        return real(*given)
-
-    monkeypatch.setattr(os, "pwritev", write)
-    waiter = asyncio.create_task(one.beyond(0))
-    await asyncio.sleep(0)
-    gate.set()
-    while room.origin.body_bytes == 25_000 or not writes:
-        await asyncio.sleep(0)
-    for _ in range(200):
-        await asyncio.sleep(0)
-    assert writes == 1
-    slow.set()
-    assert await waiter >= 25_000
-    await room.tasks.settle()
-    assert payload_in(room, one.meta.key) == DATA[:BLOCK]
 
 
 @given(st.integers(1, 10_000))
@@ -463,7 +438,9 @@ def test_what_all_fills_hold_back_is_bounded_and_one_alone_holds_enough_for_a_wr
 async def test_many_fills_that_nobody_waits_for_write_sooner_than_one_does(tmp_path: Path) -> None:
     written: dict[int, int] = {}
     for fills in (1, 4):
-        with engine(tmp_path / str(fills), FakeOrigin(chunk_bytes=1000)) as room:
+        with engine(
+            tmp_path / str(fills), FakeOrigin(chunk_bytes=1000), may_hold=lambda count: BLOCK // 2 // count
+        ) as room:
             room.origin.put(REF, DATA)
             version, writes = version_in(room), 0
 
@@ -471,15 +448,79 @@ async def test_many_fills_that_nobody_waits_for_write_sooner_than_one_does(tmp_p
                 nonlocal writes
                 writes += 1
 
-            alone = BLOCK // 2
             each = [room.flights.board("http://fake", version, BLOCK, Run(index, 1)) for index in range(fills)]
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(pouring, "_HOLD_BYTES", alone)
-                patch.setattr(pouring, "_HOLD_BYTES_MIN", 1)
-                patch.setattr(pouring, "_HOLD_ALL_BYTES", alone)
                 patch.setattr(room.flights, "_arrived", counted)
                 for flights in each:
                     room.flights.fill(flights, prefetch=False)
                 await room.tasks.settle()
             written[fills] = writes // fills
     assert written[4] > written[1]
+
+
+# -- small ones -------------------------------------------------------------------------------------------------
+
+
+async def test_a_small_block_costs_one_hop_to_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), may_hold=as_small) as room:
+        refs = [ObjectRef("train", f"{number}.jpg") for number in range(5)]
+        for ref in refs:
+            room.origin.put(ref, DATA[:BLOCK])
+        assert await room.get(refs[0]) == DATA[:BLOCK]  # looks at the free space
+        await room.tasks.settle()
+        hops, begin = 0, room.store.work.begin
+
+        def counted(work: Callable[..., Any], *args: object) -> asyncio.Future[Any]:
+            nonlocal hops
+            hops += 1
+            return begin(work, *args)
+
+        monkeypatch.setattr(room.store.work, "begin", counted)
+        for ref in refs[1:]:
+            assert await room.get(ref) == DATA[:BLOCK]
+            await room.tasks.settle()
+        assert (hops, len(room.store)) == (4, 5)
+
+
+async def test_readers_of_a_small_block_get_it_before_the_disk_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, real = threading.Event(), os.pwritev
+
+    def write(*given: Any) -> int:
+        disk.wait(60)
+        return real(*given)
+
+    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), may_hold=as_small) as room:
+        room.origin.put(REF, DATA[:BLOCK])
+        monkeypatch.setattr(os, "pwritev", write)
+        readers = [room.get(), room.range(5, BLOCK - 5), room.range(BLOCK // 2, BLOCK)]
+        wanted = [DATA[:BLOCK], DATA[5 : BLOCK - 5], DATA[BLOCK // 2 : BLOCK]]
+        assert await asyncio.gather(*readers) == wanted
+        assert await room.range(1, 9) == DATA[1:9]  # who comes later as well
+        assert len(room.store) == 0
+        disk.set()
+        await room.tasks.settle()
+        assert (len(room.store), room.origin.body_bytes) == (1, BLOCK)
+
+
+async def test_of_small_bodies_the_time_is_told_and_of_others_the_bytes(
+    room: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small: list[float] = []
+    flowed: list[int] = []
+    monkeypatch.setattr(pouring, "_SMALL_BYTES", BLOCK)
+    monkeypatch.setattr(room.turns, "came_small", small.append)
+    monkeypatch.setattr(room.turns, "flowed", lambda count, awaited: flowed.append(count))
+    version, gate = version_in(room), asyncio.Event()
+    room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
+    room.flights.fill(room.flights.board("http://fake", version, BLOCK, Run(0, 1)))
+    while room.origin.body_bytes < 25_000:
+        await asyncio.sleep(0)
+    room.clock.advance(3.0)
+    gate.set()
+    await room.tasks.settle()
+    assert (small, flowed) == ([3.0], []), "until its end, in pieces as it came"
+    room.flights.fill(room.flights.board("http://fake", version, BLOCK, Run(1, 2)))
+    await room.tasks.settle()
+    assert (small, sum(flowed)) == ([3.0], 2 * BLOCK - 10_000), "after the first piece, whose time is latency"

@@ -6,12 +6,12 @@ import asyncio
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from outrider.adapters.diskwriter import DiskBlockWriter
 from outrider.core.blockfile import BlockMeta
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, StoreUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
@@ -19,8 +19,8 @@ from outrider.engine.asking import OriginRefused
 from outrider.engine.flight import Flight
 from outrider.engine.openings import NotCacheable
 from outrider.engine.reads import Body, CacheStatus, EarlyPiece
-from outrider.ports import BlockWriter
-from tests.support.engine import BLOCK, REF, Engine, engine, pieces_of, taken
+from outrider.ports import BlockWriter, Buffer
+from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, pieces_of, taken
 from tests.support.fakes import RAMP, FakeOrigin, Fault, ramp
 
 SIZE = 5 * BLOCK + 777
@@ -28,9 +28,9 @@ DATA = RAMP[:SIZE]
 OTHER = ramp(SIZE, start=17)
 
 
-@pytest.fixture
-def room(tmp_path: Path) -> Iterator[Engine]:
-    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000)) as room:
+@pytest.fixture(params=[as_large, as_small])
+def room(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), may_hold=request.param) as room:
         room.origin.put(REF, DATA, (("content-type", "application/x-tar"), ("last-modified", "x")))
         yield room
 
@@ -418,27 +418,27 @@ async def test_a_body_that_ends_early_for_good_never_looks_whole(room: Engine) -
 
 
 class SlowWrites:
-    """`os.pwritev` on a disk that takes its seconds for each piece: they pass on the fake clock."""
+    """A disk that took its seconds for each write. Not by the clock: it would pass for the origin as well."""
 
-    def __init__(self, room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0.0
-        real = os.pwritev
+        real = DiskBlockWriter.write
 
-        def write(*given: Any) -> int:
-            room.clock.advance(self.seconds)
-            return real(*given)
+        async def write(writer: DiskBlockWriter, offset: int, pieces: Sequence[Buffer]) -> float:
+            return await real(writer, offset, pieces) + self.seconds
 
-        monkeypatch.setattr(os, "pwritev", write)
+        monkeypatch.setattr(DiskBlockWriter, "write", write)
 
 
+@pytest.mark.parametrize("may_hold", [as_large, as_small])
 async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_it_is_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    may_hold: Callable[[int], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine(tmp_path / "c", freshness="immutable") as room:
+    with engine(tmp_path / "c", freshness="immutable", may_hold=may_hold) as room:
         refs = [ObjectRef("train", f"{number}.tar") for number in range(60)]
         for ref in refs:
             room.origin.put(ref, DATA)
-        disk = SlowWrites(room, monkeypatch)
+        disk = SlowWrites(monkeypatch)
 
         async def filled(some: list[ObjectRef]) -> list[int]:
             """How many blocks of each were kept, in the end."""
@@ -447,6 +447,7 @@ async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_i
                 before = len(room.store)
                 assert await room.get(ref) == DATA
                 await room.tasks.settle()
+                room.clock.advance(disk.seconds)
                 kept.append(len(room.store) - before)
             return kept
 
@@ -654,12 +655,14 @@ async def test_a_disk_that_fails_at_any_step_costs_no_byte(
         await room.tasks.settle()
     assert bodies == [DATA, DATA, DATA, DATA[3:-9]]
     assert room.metrics.total("outrider_store_errors_total") >= 1
-    assert room.metrics.value("outrider_relays_total") >= 1
+    if room.flights._may_hold is as_large and (act, good_calls) in (("open", 0), ("pwritev", 0)):
+        # The second half of no block can be held; what is handed out from memory before needs no disk.
+        assert room.metrics.value("outrider_relays_total") >= 1
     room.clock.advance(10)
     assert await room.get() == DATA
     await room.tasks.settle()
     assert room.store.used_bytes == sum(path.stat().st_size + (-path.stat().st_size) % 4096
-                                        for path in (room.store.directory.root / "v1").rglob("?" * 32))  # fmt: skip
+                                        for path in (room.store.directory.root / "v2").rglob("?" * 32))  # fmt: skip
 
 
 async def test_a_reader_who_comes_while_a_failed_fill_is_cleaned_up_gets_his_bytes(
@@ -689,8 +692,9 @@ async def test_a_reader_who_comes_while_a_failed_fill_is_cleaned_up_gets_his_byt
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=7000)]
     leader = asyncio.create_task(room.range(0, BLOCK))
-    while not (flights := list(room.flights._flights.values())) or flights[0].arrival.reach(0) < 7000:
+    while not (flights := list(room.flights._flights.values())):
         await asyncio.sleep(0)
+    await flights[0].come(0)
     # Nobody else shall hold the file open.
     leader.cancel()
     await asyncio.wait([leader])
@@ -709,7 +713,7 @@ async def test_a_block_that_rots_while_it_lies_is_filled_again(tmp_path: Path) -
         room.origin.put(REF, DATA)
         await room.get()
         await room.tasks.settle()
-        for path in (tmp_path / "c" / "v1").rglob("?" * 32):
+        for path in (tmp_path / "c" / "v2").rglob("?" * 32):
             with path.open("r+b") as file:
                 file.seek(4096 + 7)
                 file.write(b"\xff")

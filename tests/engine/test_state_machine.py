@@ -28,7 +28,7 @@ from outrider.engine.openings import NotCacheable
 from outrider.engine.prefetch import Mode
 from outrider.engine.reads import ReadAnswer
 from outrider.engine.uploads import Upload, upload_of
-from tests.support.engine import BLOCK, Engine, engine, pieces_of
+from tests.support.engine import BLOCK, Engine, as_large, as_small, engine, pieces_of
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
 from tests.support.scheduler import SeededLoop, SeededThreads, leave_after
 from tests.support.trials import SCALE, rounds
@@ -67,6 +67,7 @@ class OneVersion(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**16))
     def begin(self, seed: int) -> None:
         self.loop = SeededLoop(seed)
+        self.may_hold = as_small if seed % 2 else as_large
         self.runner = asyncio.Runner(loop_factory=lambda: self.loop)
         self.origin = FakeOrigin(chunk_bytes=20_000)
         self.clock = FakeClock()
@@ -89,6 +90,7 @@ class OneVersion(RuleBasedStateMachine):
                 policy=self.policy,
                 prefetch=self.prefetch,
                 fills_max=2,
+                may_hold=self.may_hold,
             )
         )
         self.runner.get_loop()

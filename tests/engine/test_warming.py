@@ -283,7 +283,8 @@ async def test_pins_that_come_at_one_time_do_not_share_room(making: Making) -> N
         two = [warmup(room, [ref]) for ref in REFS[:2]]
         two[1].name = "other"
         results = await asyncio.gather(*(pins.pin(one) for one in two), return_exceptions=True)
-        assert [type(result).__name__ for result in results] == ["NoneType", "NoRoom"]
+        # Whose sizes are known first has it.
+        assert sorted(type(result).__name__ for result in results) == ["NoRoom", "NoneType"]
         await room.tasks.settle()
 
 

@@ -84,7 +84,7 @@ def test_it_leaves_nothing_in_the_cache_directory_but_its_layout(command: Comman
     command.cache_dir.mkdir()
     status, _ = findings(command)
     assert status == 0
-    assert {path.name for path in command.cache_dir.iterdir()} <= {"outrider-cache", "v1", "tmp"}
+    assert {path.name for path in command.cache_dir.iterdir()} <= {"outrider-cache", "v2", "tmp"}
     assert not list((command.cache_dir / "tmp").iterdir())
 
 

@@ -601,7 +601,7 @@ def test_what_a_block_file_lacks_comes_from_the_origin_and_is_told(
     caplog.set_level("INFO", "outrider.access")
     with own_lane(bucket) as lane:
         whole = lane.ask("GET", f"/{NAME}/a")[0].body
-        (file,) = (path for path in (lane.proxy.cache_dir / "v1").rglob("*") if path.is_file())
+        (file,) = (path for path in (lane.proxy.cache_dir / "v2").rglob("*") if path.is_file())
         os.truncate(file, 4096 + 100)
         disk_bytes = lane.proxy.metric("outrider_served_bytes_total", source="disk")
         assert lane.ask("GET", f"/{NAME}/a")[0].body == whole
@@ -712,7 +712,7 @@ class GatedReaders(ThreadPoolExecutor):
 
 def test_a_page_that_is_not_in_memory_holds_up_nobody_else(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     with own_lane(bucket) as lane:
-        (file,) = (path for path in (lane.proxy.cache_dir / "v1").rglob("*") if path.is_file())
+        (file,) = (path for path in (lane.proxy.cache_dir / "v2").rglob("*") if path.is_file())
         for _ in range(2):
             lane.ask("GET", f"/{NAME}/b")
             lane.proxy.settle()

@@ -167,7 +167,7 @@ def test_a_damaged_block_is_a_miss_and_the_right_bytes(bucket: Bucket, tmp_path:
         ask(proxy.address, "GET", TARGET)
         proxy.settle()
         proxy.stop()
-        for block in (proxy.cache_dir / "v1").glob("*/*/*"):
+        for block in (proxy.cache_dir / "v2").glob("*/*"):
             with block.open("r+b") as file:
                 file.seek(-1, 2)
                 file.write(b"!")
@@ -213,7 +213,7 @@ def test_a_cache_that_is_too_small_relays_the_right_bytes_and_keeps_its_budget(b
         async def on_disk() -> int:
             # Where room is given away: else a block could be counted that goes, and then the one that takes its place.
             sizes = 0
-            for file in proxy.cache_dir.glob("v1/*/*/*"):
+            for file in proxy.cache_dir.glob("v2/*/*"):
                 try:
                     sizes += file.stat().st_size
                 except FileNotFoundError:

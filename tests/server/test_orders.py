@@ -396,7 +396,7 @@ def test_verify_finds_rot_and_drops_it(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "warm/set", ALL)
     ended(s3, "warm/set")
-    path = max((proxy.cache_dir / "v1").rglob("*"), key=lambda path: path.stat().st_size)
+    path = max((proxy.cache_dir / "v2").rglob("*"), key=lambda path: path.stat().st_size)
     with path.open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\xff")  # no byte of a ramp

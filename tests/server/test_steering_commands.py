@@ -120,7 +120,7 @@ def test_a_pin_that_does_not_fit_says_by_how_much(bucket: Bucket, tmp_path: Path
 
 
 def rotten(directory: Path) -> None:
-    path = max((directory / "v1").rglob("*"), key=lambda path: path.stat().st_size)
+    path = max((directory / "v2").rglob("*"), key=lambda path: path.stat().st_size)
     with path.open("r+b") as file:
         file.seek(-1, 2)
         last = file.read(1)[0]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def block_files(root: Path) -> list[Path]:
     """All of a cache directory, in the order of their names."""
-    return sorted(path for path in (root / "v1").glob("*/*/*") if path.is_file())
+    return sorted(path for path in (root / "v2").glob("*/*") if path.is_file())
 
 
 def put(path: Path, offset: int, data: bytes) -> None:
@@ -65,12 +65,12 @@ def longer(path: Path, chance: random.Random) -> None:
 
 def another_block(path: Path, chance: random.Random) -> None:
     """The name tells of one block, the file of another."""
-    others = [other for other in path.parent.parent.parent.glob("*/*/*") if other != path]
+    others = [other for other in path.parent.parent.glob("*/*") if other != path]
     shutil.copyfile(chance.choice(others), path)
 
 
 def rename_lost(path: Path, _: random.Random) -> None:
-    path.replace(path.parent.parent.parent.parent / "tmp" / f"{path.name}.0")
+    path.replace(path.parent.parent.parent / "tmp" / f"{path.name}.0")
 
 
 def flip_a_bit(path: Path, chance: random.Random) -> None:

@@ -2,8 +2,8 @@
 not answer: `python -m tests.support.doomed serve ...`.
 
 `DOOM` in the environment is `MOMENT:NUMBER`: death comes at operation NUMBER (from 1) of those in the cache directory
-whose name begins with MOMENT. Names tell what is done, and where: `open tmp`, `write tmp`, `rename v1`, `remove v1`,
-`scandir v1`, `write index`. A `write` dies with the first half of its bytes written, all else before it is done; or
+whose name begins with MOMENT. Names tell what is done, and where: `open tmp`, `write tmp`, `rename v2`, `remove v2`,
+`scandir v2`, `write index`. A `write` dies with the first half of its bytes written, all else before it is done; or
 after it, with `MOMENT:NUMBER:after`. With `MOMENT:NUMBER:hang` it hangs there, and so do all like it that come later.
 """
 

@@ -39,6 +39,16 @@ BLOCK = 64 * 1024
 REF = ObjectRef("train", "a.tar")
 
 
+def as_large(fills: int) -> int:
+    """Of a block, half may be held back."""
+    return BLOCK // 2
+
+
+def as_small(fills: int) -> int:
+    """All of a block may."""
+    return BLOCK
+
+
 @dataclass(slots=True)
 class Engine:
     """All rooms of one proxy without its doors."""
@@ -109,7 +119,9 @@ def engine(
     stale_if_error: bool = False, fills_max: int = 64, verify_always: bool = False, clock: FakeClock | None = None,
     catalog_entries: int = 10_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, budget: Budget | None = None,
+    may_hold: Callable[[int], int] = as_large,
 ) -> Iterator[Engine]:  # fmt: skip
+    """`may_hold`: `as_large`, or `as_small`, where each block is written whole."""
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
@@ -129,7 +141,7 @@ def engine(
     catalog = Catalog(origin.endpoint, lambda _: mode, clock, catalog_entries)
     turns = Turns(Concurrency(fills_max), Courtesy(fills_max), clock)
     asking = Asking(origin, patience or no_wait_patience(), metrics, turns, Hedging())
-    flights = Flights(asking, store, tasks.spawn, turns, clock)
+    flights = Flights(asking, store, tasks.spawn, turns, clock, may_hold=may_hold)
     openings = Openings(
         asking, origin.endpoint, catalog, flights, tasks.spawn, clock, block_bytes=BLOCK,
         stale_if_error=stale_if_error, sleep=sleep,

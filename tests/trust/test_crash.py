@@ -52,7 +52,7 @@ def shelf(bucket: Bucket) -> Shelf:
 
 def on_disk(root: Path) -> int:
     """All that the store keeps there, in full pages."""
-    sizes = [path.stat().st_size for part in ("v1", "tmp") for path in (root / part).rglob("*") if path.is_file()]
+    sizes = [path.stat().st_size for part in ("v2", "tmp") for path in (root / part).rglob("*") if path.is_file()]
     return sum(-(-size // PAGE_BYTES) * PAGE_BYTES for size in sizes)
 
 
@@ -136,8 +136,8 @@ def told(seen: list[str]) -> str:
 
 # Where death comes, and up to which one of these operations: some of a start, of fills, of evictions, of the stop.
 MOMENTS = [
-    ("a fill", "open tmp", 25), ("a fill", "write tmp", 40), ("a fill", "rename v1", 25),
-    ("an eviction", "remove v1", 20), ("a start", "scandir v1", 12), ("a start", "open v1", 12),
+    ("a fill", "open tmp", 25), ("a fill", "write tmp", 40), ("a fill", "rename v2", 25),
+    ("an eviction", "remove v2", 20), ("a start", "scandir v2", 12), ("a start", "open v2", 12),
     ("a start", "remove index", 1), ("the snapshot of a stop", "open index", 1),
     ("the snapshot of a stop", "write index", 1), ("the snapshot of a stop", "rename index", 1),
 ]  # fmt: skip
@@ -305,7 +305,7 @@ def of_format(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None
     payload = bytes(byte ^ 0xFF for byte in raw[PAGE_BYTES:])
     with monkeypatch.context() as patch:
         patch.setattr(blockfile, "FORMAT", version)
-        header = blockfile.encode_header(meta, blockfile.PayloadChecksum(payload).digest())
+        header = blockfile.Header(meta).sealed(blockfile.PayloadChecksum(payload).digest())
     path.write_bytes(header + payload)
 
 
@@ -401,7 +401,7 @@ async def test_ready_does_not_wait_for_the_scan(
 ) -> None:
     (stopped.cache_dir / "index").unlink()
     gate = Gate()
-    blocks = str(stopped.cache_dir / "v1")
+    blocks = str(stopped.cache_dir / "v2")
     monkeypatch.setattr(os, "scandir", gate.before(os.scandir, blocks))
     opened: list[str] = []
     os_open = os.open

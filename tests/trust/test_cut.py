@@ -102,7 +102,7 @@ def test_a_block_file_that_is_cut_while_it_is_sent_gives_no_wrong_byte(
                 assert heads[-1].read(1000) == data[:1000]
             if not still_there:
                 client.delete_object(Bucket="cut", Key="large")
-            (block,) = proxy.cache_dir.glob("v1/*/*/*")
+            (block,) = proxy.cache_dir.glob("v2/*/*")
             with block.open("r+b") as file:
                 file.truncate(1024 * 1024)
             for head in heads:

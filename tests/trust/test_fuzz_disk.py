@@ -60,7 +60,7 @@ def test_a_block_header_with_a_right_checksum_is_a_block_or_a_bad_one(trials: Tr
     else:
         saw = "a block"
         assert meta.key
-        assert blockfile.disk_bytes(meta) >= PAGE_BYTES
+        assert blockfile.Header(meta).disk_bytes >= PAGE_BYTES
         assert b"".join(value.encode("utf-8", "surrogateescape") for _, value in meta.version.headers) is not None
     trials.record("fuzz", "block headers, nonsense under a right checksum", saw)
 
@@ -120,7 +120,7 @@ def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, li
         saw = "a snapshot"
         for meta in found:
             assert meta.key
-            assert blockfile.disk_bytes(meta) >= PAGE_BYTES
+            assert blockfile.Header(meta).disk_bytes >= PAGE_BYTES
             assert b"".join(snapshot.encode([meta]))
     trials.record("fuzz", "index snapshots, nonsense under a right checksum", saw)
 

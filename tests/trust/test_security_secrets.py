@@ -264,7 +264,7 @@ def test_nothing_on_disk_is_for_others(bucket: Bucket, tmp_path: Path, trials: T
     """Blocks hold objects, the index their names: whatever the umask, and whoever made the directory."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o777)
-    for folder in ("v1", "tmp"):
+    for folder in ("v2", "tmp"):
         (cache / folder).mkdir()
         (cache / folder).chmod(0o777)
     before = os.umask(0)
@@ -274,8 +274,8 @@ def test_nothing_on_disk_is_for_others(bucket: Bucket, tmp_path: Path, trials: T
             proxy.settle()
             proxy.stop()
             found = [path for path in cache.rglob("*") if path != cache]
-            assert {path.name for path in found} >= {"index", "orders", "outrider-cache", "v1", "tmp"}
-            assert any(path.is_file() and path.is_relative_to(cache / "v1") for path in found)
+            assert {path.name for path in found} >= {"index", "orders", "outrider-cache", "v2", "tmp"}
+            assert any(path.is_file() and path.is_relative_to(cache / "v2") for path in found)
             for path in found:
                 mode = stat.S_IMODE(path.lstat().st_mode)
                 if path.is_file():
@@ -291,6 +291,6 @@ def test_a_cache_directory_of_links_is_refused(bucket: Bucket, tmp_path: Path) -
     cache, victim = tmp_path / "cache", tmp_path / "victim"
     cache.mkdir()
     victim.mkdir()
-    (cache / "v1").symlink_to(victim)
+    (cache / "v2").symlink_to(victim)
     with pytest.raises(UnusableCacheDir, match="link"), Proxy(bucket, cache_dir=str(cache)):
         pass

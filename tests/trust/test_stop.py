@@ -159,8 +159,8 @@ def test_what_does_not_end_in_time_is_cut_visibly(
 
 HANGS = {
     "write tmp:1:hang": "a fill is written",
-    "rename v1:1:hang": "a block is put in its place",
-    "open v1:1:hang": "a block is opened",
+    "rename v2:1:hang": "a block is put in its place",
+    "open v2:1:hang": "a block is opened",
     "write index:1:hang": "the snapshot is written",
     "rename index:1:hang": "the snapshot is put in its place",
 }

@@ -15,12 +15,10 @@ from outrider.core.blockfile import (
     PAGE_BYTES,
     BadBlock,
     BlockMeta,
+    Header,
     OtherFormat,
     PayloadChecksum,
     decode_header,
-    disk_bytes,
-    encode_header,
-    header_bytes,
     header_length,
 )
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
@@ -49,8 +47,8 @@ metas = st.builds(
 
 @given(metas, st.binary(min_size=16, max_size=16))
 def test_a_header_reads_back_whatever_the_key_and_the_headers_are(meta: BlockMeta, checksum: bytes) -> None:
-    header = encode_header(meta, checksum)
-    assert len(header) == header_bytes(meta) == header_length(header[:PAGE_BYTES])
+    header = Header(meta).sealed(checksum)
+    assert len(header) == Header(meta).length == header_length(header[:PAGE_BYTES])
     assert len(header) % PAGE_BYTES == 0
     assert decode_header(header) == (meta, checksum)
     assert decode_header(header + b"payload") == (meta, checksum)
@@ -60,14 +58,14 @@ def test_a_header_reads_back_whatever_the_key_and_the_headers_are(meta: BlockMet
 def test_the_last_block_is_cut_and_the_file_counts_in_full_pages() -> None:
     meta = meta_of(size=100, block_bytes=30, index=3)
     assert meta.extent == Extent(90, 100)
-    assert disk_bytes(meta) == 2 * PAGE_BYTES
-    assert disk_bytes(meta_of(size=PAGE_BYTES, block_bytes=PAGE_BYTES, index=0)) == 2 * PAGE_BYTES
-    assert disk_bytes(meta_of(size=PAGE_BYTES + 1, block_bytes=2 * PAGE_BYTES, index=0)) == 3 * PAGE_BYTES
+    assert Header(meta).disk_bytes == 2 * PAGE_BYTES
+    assert Header(meta_of(size=PAGE_BYTES, block_bytes=PAGE_BYTES, index=0)).disk_bytes == 2 * PAGE_BYTES
+    assert Header(meta_of(size=PAGE_BYTES + 1, block_bytes=2 * PAGE_BYTES, index=0)).disk_bytes == 3 * PAGE_BYTES
 
 
 def test_metadata_longer_than_a_page_makes_the_header_longer() -> None:
     meta = meta_of("ключ" * 100, headers=(("x-amz-meta-a", "v" * 2048), ("x-amz-meta-b", "w" * 6000)))
-    header = encode_header(meta, CHECKSUM)
+    header = Header(meta).sealed(CHECKSUM)
     assert len(header) > 2 * PAGE_BYTES
     assert header_length(header[:PAGE_BYTES]) == len(header)
     assert decode_header(header) == (meta, CHECKSUM)
@@ -75,13 +73,13 @@ def test_metadata_longer_than_a_page_makes_the_header_longer() -> None:
 
 def test_metadata_longer_than_any_header_is_refused() -> None:
     meta = meta_of(headers=(("x", "v" * HEADER_BYTES_MAX),))
-    assert header_bytes(meta) > HEADER_BYTES_MAX
+    assert Header(meta).length > HEADER_BYTES_MAX
     with pytest.raises(ValueError):
-        encode_header(meta, CHECKSUM)
+        Header(meta).sealed(CHECKSUM)
 
 
 def test_every_single_bit_flip_is_found() -> None:
-    header = encode_header(meta_of(headers=(("content-type", "x"),)), CHECKSUM)
+    header = Header(meta_of(headers=(("content-type", "x"),))).sealed(CHECKSUM)
     used = len(header.rstrip(b"\0"))
     for position in range(len(header)):
         for bit in range(8 if position < used else 1):
@@ -92,7 +90,7 @@ def test_every_single_bit_flip_is_found() -> None:
 
 
 def test_a_header_cut_anywhere_is_found() -> None:
-    header = encode_header(meta_of(headers=(("x", "v" * 5000),)), CHECKSUM)
+    header = Header(meta_of(headers=(("x", "v" * 5000),))).sealed(CHECKSUM)
     for length in [*range(100), PAGE_BYTES - 1, PAGE_BYTES, len(header) - 1]:
         with pytest.raises(BadBlock):
             decode_header(header[:length])

@@ -66,12 +66,12 @@ def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
     courtesy = Courtesy(64)
     for _ in range(200):
         courtesy.felt()
-        courtesy.came_at_once(0.05)
+        courtesy.came_small(0.05)
     assert courtesy.alone == courtesy.beside == 64
 
 
 def small_bodies(courtesy: Courtesy, latency_s: float, each_s: float, count: int, *, scatter: float = 0.0) -> list[int]:
-    """`count` bodies in one piece over a line that takes `each_s` for one, beside a reader that asks for one after the
+    """`count` small bodies over a line that takes `each_s` for one, beside a reader that asks for one after the
     other; how many were allowed as each of them came."""
     chance = random.Random(6)
     free_at = 0.0
@@ -89,7 +89,7 @@ def small_bodies(courtesy: Courtesy, latency_s: float, each_s: float, count: int
         now, asked_at, demand = heapq.heappop(under_way)
         held = sum(not demand for _, _, demand in under_way)
         courtesy.felt()
-        courtesy.came_at_once(now - asked_at)
+        courtesy.came_small(now - asked_at)
         if demand:
             ask(now, demand=True)
         while held < courtesy.beside and len(allowed) >= 20:

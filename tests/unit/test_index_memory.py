@@ -54,8 +54,8 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
             await recovery.index()
         else:
             for meta in metas:
-                store.budget.take(blockfile.disk_bytes(meta))
-                store.adopt(meta, blockfile.disk_bytes(meta))
+                store.budget.take(blockfile.Header(meta).disk_bytes)
+                store.adopt(meta, blockfile.Header(meta).disk_bytes)
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]
     finally:

@@ -1,7 +1,7 @@
 """The cache directory on disk: its layout, its lock, and the blocking file work that `disk` runs in its threads.
 
     <dir>/outrider-cache    format of the layout, and the lock: one process per directory
-    <dir>/v1/aa/bb/<name>   one file a block (see core/blockfile); the name is a hash of the block's identity
+    <dir>/v2/aa/<name>      one file a block (see core/blockfile); the name is a hash of the block's identity
     <dir>/tmp/              blocks on their way in
     <dir>/index             snapshot of the index, there only between a clean stop and the next start
     <dir>/orders            what the planner had learned at the last clean stop
@@ -32,7 +32,7 @@ from outrider.core.blockfile import BadBlock, BlockMeta
 from outrider.core.model import BlockKey
 from outrider.ports import Buffer
 
-_LAYOUT = "outrider cache, layout 1\n"
+_LAYOUT = "outrider cache, layout 2\n"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TMP_NAME = re.compile(r"[0-9a-f]{32}\.[0-9]+")
 # A disk that takes longer for one thing (a network's, as a rule) is one that fails: what waits for it goes on from the
@@ -68,7 +68,7 @@ class BlockDir:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.blocks = root / "v1"
+        self.blocks = root / "v2"
         self.tmp = root / "tmp"
         self.snapshot = root / "index"
         self.orders = root / "orders"
@@ -76,6 +76,8 @@ class BlockDir:
         self.pins = root / "pins"
         self.warmups = root / "warmups"
         self._lock_fd = -1
+        # Device and number of the marker that our lock is on.
+        self._locked = (-1, -1)
         self._holding = threading.Lock()
 
     @classmethod
@@ -118,14 +120,11 @@ class BlockDir:
         Raises:
             OSError: it is another process' now, or not there.
         """
+        if self._is_ours():
+            return
         with self._holding:
-            ours = os.fstat(self._lock_fd)
-            try:
-                there = self._marker.stat()
-                if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
-                    return
-            except FileNotFoundError:
-                pass
+            if self._is_ours():
+                return
             gone = self._lock_fd
             try:
                 self._lock()
@@ -135,15 +134,23 @@ class BlockDir:
                 if self._lock_fd != gone:
                     os.close(gone)
 
+    def _is_ours(self) -> bool:
+        try:
+            there = self._marker.stat()
+        except FileNotFoundError:
+            return False
+        return (there.st_dev, there.st_ino) == self._locked
+
     def _lock(self) -> None:
         """Raises UnusableCacheDir, OSError; the lock that we had is then ours still."""
         fd = os.open(self._marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take(fd)
+            ours = os.fstat(fd)
         except BaseException:
             os.close(fd)
             raise
-        self._lock_fd = fd
+        self._lock_fd, self._locked = fd, (ours.st_dev, ours.st_ino)
 
     def _take(self, fd: int) -> None:
         try:
@@ -186,8 +193,10 @@ class BlockDir:
             self._lock_fd = -1
 
     def path_of(self, block: BlockKey) -> Path:
+        # 256 directories. With a second level nearly each block of a new cache made one of its own: a rename that
+        # fails, two mkdirs and a rename that does not.
         name = file_name(block)
-        return self.blocks / name[:2] / name[2:4] / name
+        return self.blocks / name[:2] / name
 
     def create(self, path: Path) -> int:
         """A new file in `tmp`, open for reading and writing."""
@@ -224,14 +233,13 @@ class BlockDir:
 
     def walk(self) -> Iterator[FoundFile]:
         """All block files, in no order, with the size that they take."""
-        for first in _directories(self.blocks):
-            for second in _directories(first):
-                with os.scandir(second) as entries:
-                    for entry in entries:
-                        if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                            stat = entry.stat(follow_symlinks=False)
-                            pages = -(-stat.st_size // blockfile.PAGE_BYTES)
-                            yield FoundFile(Path(entry.path), pages * blockfile.PAGE_BYTES, stat.st_mtime)
+        for folder in _directories(self.blocks):
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        stat = entry.stat(follow_symlinks=False)
+                        pages = -(-stat.st_size // blockfile.PAGE_BYTES)
+                        yield FoundFile(Path(entry.path), pages * blockfile.PAGE_BYTES, stat.st_mtime)
 
 
 def _directories(parent: Path) -> list[Path]:

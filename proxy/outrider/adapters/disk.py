@@ -314,30 +314,17 @@ class DiskStore(BlockIndex):
     # -- writing ------------------------------------------------------------------------------------------------
 
     async def create(self, meta: BlockMeta) -> DiskBlockWriter:
-        need = blockfile.disk_bytes(meta)
-        if blockfile.header_bytes(meta) > blockfile.HEADER_BYTES_MAX:
+        header = blockfile.Header(meta)
+        if header.length > blockfile.HEADER_BYTES_MAX:
             raise StoreUnavailable("the object's metadata is too long for a block header")
+        need = header.disk_bytes
         try:
             async with asyncio.timeout(blockdir.PATIENCE_S):
-                return await self._begun(meta, need)
+                await self.reserve(need, meta)
         except TimeoutError as error:
             raise self.work.write_failed("create", error) from error
-
-    async def _begun(self, meta: BlockMeta, need: int) -> DiskBlockWriter:
-        await self.reserve(need, meta)
         path = self.directory.tmp / f"{blockdir.file_name(meta.key)}.{next(self._tmp_numbers)}"
-        try:
-            file = await self.work.run_opening(
-                lambda: OpenFile(self.directory.create(path), blockfile.header_bytes(meta)),
-                undo=lambda: self.directory.remove(path),
-            )
-        except OSError as error:
-            self.budget.unreserve(need)
-            raise self.work.write_failed("create", error) from error
-        except BaseException:
-            self.budget.unreserve(need)
-            raise
-        return DiskBlockWriter(self, meta, path, need, file)
+        return DiskBlockWriter(self, header, path, need)
 
     def landed(self, meta: BlockMeta, disk_bytes: int, file: OpenFile) -> None:
         """A block was renamed into place: from reservation to index."""

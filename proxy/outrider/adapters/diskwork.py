@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from outrider.adapters import blockdir
@@ -82,19 +81,11 @@ class DiskWork:
     async def run(self, work: Callable[..., T], *args: object) -> T:
         return await self.begin(work, *args)
 
-    async def run_opening(self, work: Callable[[], OpenFile], undo: Callable[[], None] | None = None) -> OpenFile:
-        """Run `work` in a thread; if the caller is cancelled meanwhile, the file that it opens is closed again, and
-        `undo` called in a thread."""
-
-        def give_up(done: asyncio.Future[OpenFile]) -> None:
-            doom_result(done)
-            if undo is not None:
-                with suppress(RuntimeError):  # the store is closed; the next start sweeps `tmp`
-                    self.threads.submit(undo)
-
+    async def run_opening(self, work: Callable[[], OpenFile]) -> OpenFile:
+        """Run `work` in a thread; if the caller is cancelled meanwhile, the file that it opens is closed again."""
         future = self.begin(work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            future.add_done_callback(give_up)
+            future.add_done_callback(doom_result)
             raise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from outrider.adapters import blockdir
 from outrider.adapters.leases import FileLease, OpenFile
 from outrider.core import blockfile
-from outrider.core.blockfile import BlockMeta
+from outrider.core.blockfile import Header
 from outrider.ports import Buffer
 
 if TYPE_CHECKING:
@@ -20,14 +20,20 @@ T = TypeVar("T")
 
 
 class DiskBlockWriter:
-    """A block in `tmp`, and its reservation, until `commit` or `abort`."""
+    """A block in `tmp`, and its reservation, until `commit` or `abort`.
 
-    def __init__(self, store: DiskStore, meta: BlockMeta, path: Path, disk_bytes: int, file: OpenFile) -> None:
+    A hop to a thread and back, with the GIL handed over at each system call there, costs more than all else that a
+    small block does: so the first write makes the file, and the one that makes the block whole puts it in its place.
+    """
+
+    def __init__(self, store: DiskStore, header: Header, path: Path, disk_bytes: int) -> None:
         self._store = store
-        self._meta = meta
+        self._header = header
+        self._meta = header.meta
         self._path = path
         self._disk_bytes = disk_bytes
-        self._file = file
+        self._file: OpenFile | None = None
+        self._opening = asyncio.Lock()
         self._written = 0
         self._digest = blockfile.PayloadChecksum()
         # The payload up to here is in the digest. Only the write that begins here moves it, and no byte comes twice, so
@@ -38,32 +44,71 @@ class DiskBlockWriter:
         self._ended = False
 
     def lease(self) -> FileLease:
+        assert self._file is not None, "nothing was written yet"
         return FileLease(self._file)
 
     async def write(self, offset: int, pieces: Sequence[Buffer]) -> float:
-        def write() -> tuple[int, float]:
+        if self._file is not None:
+            return await self._write(offset, pieces)
+        async with self._opening:
+            return await self._write(offset, pieces)
+
+    async def _write(self, offset: int, pieces: Sequence[Buffer]) -> float:
+        count = sum(len(piece) for piece in pieces)
+        # Of two that are under way at once neither is counted yet, nor known to be the last.
+        last = self._written + count == self._meta.extent.length
+        act = "create"
+
+        def write() -> float:
+            nonlocal act
+            if self._file is None:
+                self._file = OpenFile(self._store.directory.create(self._path), self._header.length)
+            act = "write"
             if offset == self._digested:
                 # Hash before the pages can be touched by anything else than this process' memory.
                 for piece in pieces:
                     self._digest.update(piece)
-                self._digested += sum(len(piece) for piece in pieces)
+                self._digested += count
+            whole = last and offset == 0 and self._digested == self._meta.extent.length
             began = self._store.clock()
-            written = blockdir.write_all(self._file.fd, pieces, self._file.payload_offset + offset)
-            return written, self._store.clock() - began
+            if whole:
+                header = self._header.sealed(self._digest.digest())
+                blockdir.write_all(self._file.fd, [header, *pieces], 0)
+            else:
+                blockdir.write_all(self._file.fd, pieces, self._header.length + offset)
+            took_s = self._store.clock() - began
+            if last:
+                act = "commit"
+                self._put_in_place(sealed=whole)
+            return took_s
 
         try:
-            written, took_s = await self._in_thread(write)
+            took_s = await self._in_thread(write)
         except OSError as error:
-            raise self._store.work.write_failed("write", error) from error
-        self._written += written  # not in one line with the await: two writes may be under way
+            raise self._store.work.write_failed(act, error) from error
+        self._written += count  # after the await: two writes may be under way
         return took_s
+
+    def _put_in_place(self, *, sealed: bool) -> None:
+        """In a thread, when all is written; `sealed`: the header as well."""
+        assert self._file is not None
+        if not sealed:
+            # What came before what lies before it is read back, from the page cache as a rule.
+            self._digested += blockdir.digest_payload(
+                self._digest, self._file.fd, self._header.length + self._digested,
+                self._meta.extent.length - self._digested,
+            )  # fmt: skip
+            blockdir.write_all(self._file.fd, [self._header.sealed(self._digest.digest())], 0)
+        self._store.directory.put(self._path, self._store.directory.path_of(self._meta.key))
+        self._renamed = True
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         # The lease is the thread's: were we cancelled and aborted now, the fd must not close, and its number go to
         # another file, under the thread's hands.
-        lease = self.lease()
+        lease = None if self._file is None else self.lease()
         future = self._store.work.begin(work)
-        future.add_done_callback(lambda _: lease.release())
+        if lease is not None:
+            future.add_done_callback(lambda _: lease.release())
         self._working.add(future)
         future.add_done_callback(self._working.discard)
         async with asyncio.timeout(blockdir.PATIENCE_S):
@@ -71,29 +116,19 @@ class DiskBlockWriter:
 
     async def commit(self) -> None:
         assert self._written == self._meta.extent.length, "only a whole block is committed"
-
-        def finish() -> None:
-            # What came before what lies before it is read back, from the page cache as a rule.
-            self._digested += blockdir.digest_payload(
-                self._digest, self._file.fd, self._file.payload_offset + self._digested, self._written - self._digested
-            )
-            header = blockfile.encode_header(self._meta, self._digest.digest())
-            blockdir.write_all(self._file.fd, [header], 0)
-            self._store.directory.put(self._path, self._store.directory.path_of(self._meta.key))
-            self._renamed = True
-
-        try:
-            await self._in_thread(finish)
-        except OSError as error:
-            raise self._store.work.write_failed("commit", error) from error
+        if not self._renamed:
+            try:
+                await self._in_thread(lambda: self._put_in_place(sealed=False))
+            except OSError as error:
+                raise self._store.work.write_failed("commit", error) from error
         self._ended = True
+        assert self._file is not None
         self._store.landed(self._meta, self._disk_bytes, self._file)
 
     async def abort(self) -> None:
         if self._ended:
             return
         self._ended = True
-        self._file.doom()
         await self._store.work.waited_for(self._clean_up())
 
     async def _clean_up(self) -> None:
@@ -101,6 +136,9 @@ class DiskBlockWriter:
             if self._working:
                 # We were cancelled, and a thread may be about to rename: a block that no index knows would be left.
                 await asyncio.wait(self._working)
+            if self._file is None:
+                return
+            self._file.doom()
             path = self._store.directory.path_of(self._meta.key) if self._renamed else self._path
             await self._store.work.run(self._store.directory.remove, path)
         except OSError as error:

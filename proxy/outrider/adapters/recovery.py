@@ -78,7 +78,7 @@ class Recovery:
         metas = iter(saved)
         while batch := list(islice(metas, _BATCH)):
             for meta in batch:
-                disk_bytes = blockfile.disk_bytes(meta)
+                disk_bytes = blockfile.Header(meta).disk_bytes
                 self._store.budget.take(disk_bytes)
                 self._adopt(meta, disk_bytes)
             await asyncio.sleep(0)

@@ -60,32 +60,35 @@ class BlockMeta:
         return block_extent(self.index, self.version.size, self.block_bytes)
 
 
-def header_bytes(meta: BlockMeta) -> int:
-    """The length of the header of `meta`'s file: the payload's offset, a multiple of the page size."""
-    used = _FIXED.size + len(_meta_json(meta))
-    return -(-used // PAGE_BYTES) * PAGE_BYTES
+class Header:
+    """The header of `meta`'s file: all of it is certain before the payload is, but for the payload's checksum."""
 
+    __slots__ = ("_raw", "length", "meta")
 
-def disk_bytes(meta: BlockMeta) -> int:
-    """What the whole file takes on disk, in full pages."""
-    return header_bytes(meta) + -(-meta.extent.length // PAGE_BYTES) * PAGE_BYTES
+    def __init__(self, meta: BlockMeta) -> None:
+        self.meta = meta
+        self._raw = _meta_json(meta)
+        self.length = -(-(_FIXED.size + len(self._raw)) // PAGE_BYTES) * PAGE_BYTES
+        """The payload's offset, a multiple of the page size."""
+
+    def sealed(self, payload_checksum: bytes) -> bytes:
+        """The header's bytes; `payload_checksum` is the digest of `PayloadChecksum`."""
+        if self.length > HEADER_BYTES_MAX:
+            raise ValueError(f"the metadata of {self.meta.version.ref} needs a header of {self.length} bytes")
+        fixed = _FIXED.pack(_MAGIC, FORMAT, self.length, len(self._raw), payload_checksum, bytes(8))
+        seal = xxhash.xxh3_64(fixed + self._raw).digest()
+        fixed = _FIXED.pack(_MAGIC, FORMAT, self.length, len(self._raw), payload_checksum, seal)
+        return (fixed + self._raw).ljust(self.length, b"\0")
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the whole file takes on disk, in full pages."""
+        return self.length + -(-self.meta.extent.length // PAGE_BYTES) * PAGE_BYTES
 
 
 def usual_disk_bytes(length: int) -> int:
-    """The same for a block of `length` bytes whose header is as short as nearly all are."""
+    """What the file of a block of `length` bytes takes, whose header is as short as nearly all are."""
     return PAGE_BYTES + -(-length // PAGE_BYTES) * PAGE_BYTES
-
-
-def encode_header(meta: BlockMeta, payload_checksum: bytes) -> bytes:
-    """The header's bytes; `payload_checksum` is the digest of `PayloadChecksum`."""
-    raw = _meta_json(meta)
-    length = header_bytes(meta)
-    if length > HEADER_BYTES_MAX:
-        raise ValueError(f"the metadata of {meta.version.ref} needs a header of {length} bytes")
-    fixed = _FIXED.pack(_MAGIC, FORMAT, length, len(raw), payload_checksum, bytes(8))
-    seal = xxhash.xxh3_64(fixed + raw).digest()
-    fixed = _FIXED.pack(_MAGIC, FORMAT, length, len(raw), payload_checksum, seal)
-    return (fixed + raw).ljust(length, b"\0")
 
 
 def header_length(first_page: bytes) -> int:

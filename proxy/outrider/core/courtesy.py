@@ -21,7 +21,7 @@ _FIRST = 2
 # After so long without a byte a burst begins anew: an epoch's first blocks would share the line with all that was
 # allowed at the end of the last one.
 _IDLE_S = 1.0
-# Bodies in one piece: so many times later than usual is a queue, and less than the other is none. What is late is an
+# Small bodies: so many times later than usual is a queue, and less than the other is none. What is late is an
 # average over the shorter number of them; usual is the least that the longer one was, and rises by so much of the way
 # with each of them, as a bucket may get slower.
 _LATE, _IN_TIME = 1.5, 1.3
@@ -41,7 +41,7 @@ class Courtesy:
         self._flowed_at: float | None = None
         self._bytes = 0
         self._felt = False
-        self._at_once = self._since_change = 0
+        self._small = self._since_change = 0
         self._lately_s = self._longer_s = self._usual_s = 0.0
 
     def felt(self) -> None:
@@ -65,11 +65,11 @@ class Courtesy:
         """So many bytes of a body came, after its first ones: their time is latency."""
         self._bytes += count
 
-    def came_at_once(self, after_s: float) -> None:
-        """A body came in one piece, so long after it was asked for: that is latency, and what it queued behind."""
-        self._at_once += 1
+    def came_small(self, after_s: float) -> None:
+        """A small body was here so long after it was asked for: that is latency, and what it queued behind."""
+        self._small += 1
         self._since_change += 1
-        count = self._at_once
+        count = self._small
         self._lately_s += (after_s - self._lately_s) / min(count, _LATELY)
         self._longer_s += (after_s - self._longer_s) / min(count, _LONGER)
         rise_s = (self._longer_s - self._usual_s) * _RISE

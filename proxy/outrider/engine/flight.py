@@ -6,7 +6,6 @@ A flight belongs to nobody: readers come and go, and only the task that fills it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from outrider.core.arrival import Arrival
 from outrider.core.blockfile import BlockMeta
@@ -27,7 +26,6 @@ class Flight:
         "has_landed",
         "head_wanted",
         "meta",
-        "on_wait",
         "turn",
     )
 
@@ -37,10 +35,9 @@ class Flight:
         self.head_wanted = asyncio.Event()
         """Somebody waits for what lies before `start`, or all the rest is here."""
         self.turn: Turn | None = None
-        self.on_wait: list[Callable[[], None]] = []
-        """Called each time that somebody is about to wait."""
         self._writer: BlockWriter | None = None
-        self._early: tuple[int, Buffer] | None = None
+        # What came and is not on disk yet: where it lies in the block, and the bytes.
+        self._early: list[tuple[int, Buffer]] = []
         self._error: Exception | None = None
         self.has_landed = False
         """The store has it, or had it: it may have been evicted since."""
@@ -61,17 +58,17 @@ class Flight:
         self._writer = writer
 
     def hand_out(self, offset: int, data: Buffer) -> None:
-        """The first bytes came, and are on their way to disk: who waits for them need not wait for that."""
-        self._early = offset, data
+        """These bytes came: who waits for them need not wait until they are on disk."""
+        self._early.append((offset, data))
         self._wake()
 
     def advance(self, offset: int, count: int) -> None:
-        self._early = None
+        self._early = [(start, data) for start, data in self._early if not offset <= start < offset + count]
         self.arrival.add(offset, count)
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        self._early = None
+        self._early = []
         self._error = error
         self._end.set()
         self._wake()
@@ -99,28 +96,18 @@ class Flight:
         self._waiters.clear()
 
     async def come(self, offset: int) -> Buffer | None:
-        """Wait until byte `offset` of the block is here. What came from there on when it is not on disk yet; None: it
-        is, and `beyond` tells how much.
-
-        Raises what `beyond` raises.
-        """
-        while self.arrival.reach(offset) <= offset:
-            if self._early is not None:
-                start, data = self._early
-                if start <= offset < start + len(data):
-                    return memoryview(data)[offset - start :]
-            await self._change(offset)
-        return None
-
-    async def beyond(self, offset: int) -> int:
-        """Wait until byte `offset` of the block is on disk; where the run of bytes that are ends from there on.
+        """Wait until byte `offset` of the block is here. What came from there on and is not on disk yet; None: it is,
+        and `arrival` tells how far.
 
         Raises:
             Signal: why it will never come.
         """
-        while (reach := self.arrival.reach(offset)) <= offset:
+        while self.arrival.reach(offset) <= offset:
+            for start, data in self._early:
+                if start <= offset < start + len(data):
+                    return memoryview(data)[offset - start :]
             await self._change(offset)
-        return reach
+        return None
 
     async def _change(self, offset: int) -> None:
         if self._error is not None:
@@ -129,8 +116,6 @@ class Flight:
             self.turn.promote()
         if offset < self.arrival.start:
             self.head_wanted.set()
-        for told in self.on_wait:
-            told()
         await self._next_step()
 
     async def _next_step(self) -> None:

@@ -14,7 +14,7 @@ from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.core.window import Run, fill_start
 from outrider.engine.asking import Asking
 from outrider.engine.flight import Flight
-from outrider.engine.pouring import Pouring
+from outrider.engine.pouring import Pouring, hold_bytes
 from outrider.engine.turns import Turn, Turns
 from outrider.ports import BlockStore, Clock, OriginReply
 
@@ -27,12 +27,17 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 class Flights:
     """The table of flights, and the tasks that carry them out: one fill per block at a time."""
 
-    def __init__(self, asking: Asking, store: BlockStore, spawn: Spawn, turns: Turns, clock: Clock) -> None:
+    def __init__(
+        self, asking: Asking, store: BlockStore, spawn: Spawn, turns: Turns, clock: Clock,
+        *, may_hold: Callable[[int], int] = hold_bytes,
+    ) -> None:  # fmt: skip
+        """`may_hold`: how many bytes one of so many fills under way may hold back before they are written."""
         self._asking = asking
         self._store = store
         self._spawn = spawn
         self._turns = turns
         self._clock = clock
+        self._may_hold = may_hold
         self._lag = DiskLag()
         self._flights: dict[BlockKey, Flight] = {}
         self._pouring = 0
@@ -68,6 +73,11 @@ class Flights:
     def admits(self) -> bool:
         """Whether one more fill may begin. False: the disk is what fills wait for, so a miss had better be relayed."""
         return self._lag.allows(len(self._flights), self._clock())
+
+    @property
+    def disk_lags(self) -> bool:
+        """The disk is what fills wait for, or was a moment ago."""
+        return self._lag.fills is not None
 
     def fill(self, flights: Sequence[Flight], *, prefetch: bool = False) -> None:
         """Bring adjacent blocks by one GET, in a task of its own. `prefetch`: nobody waits for them yet; it is demand
@@ -106,7 +116,7 @@ class Flights:
         head = Extent(lead.meta.extent.start, begun.start)
         pouring = Pouring(
             self._asking, self._store, turn, self._clock, self._arrived, self._landed, self._flowed,
-            self._turns.came_at_once, lambda: self._pouring,
+            self._turns.came_small, lambda: self._may_hold(self._pouring),
         )  # fmt: skip
         self._pouring += 1
         try:

@@ -12,14 +12,16 @@ from outrider.engine.flight import Flight
 from outrider.engine.turns import Turn
 from outrider.ports import BlockStore, BlockWriter, Buffer, Clock, OriginReply
 
-# What nobody waits for is written by so much at once: a write costs a hop to a thread and back, and bytes come from a
-# bucket's connection some 100 KiB at a time. The profile of a cold read (tests.bench.cold_cpu under perf) says: what
-# is left is the kernel's copying (socket, page cache, socket) and the HTTP client's two copies of each byte.
+# Written by so much at once: a write costs a hop to a thread and back, with the GIL handed over at each of its system
+# calls, and bytes come from a bucket's connection some 100 KiB at a time. Readers do not wait for it: what came is
+# handed out from memory until it is on disk.
 _HOLD_BYTES = 512 * 1024
 # All fills together hold less than this: a fill of many holds less of its own. Half a hundred that each held as much as
 # one alone took more memory than all else in the process.
 _HOLD_ALL_BYTES = 8 * 1024 * 1024
 _HOLD_BYTES_MIN = 64 * 1024
+# Of a body of so few bytes the time is latency, and says more of a line than its rate does.
+_SMALL_BYTES = 256 * 1024
 
 
 def hold_bytes(fills: int) -> int:
@@ -33,12 +35,12 @@ class Pouring:
     def __init__(
         self, asking: Asking, store: BlockStore, turn: Turn | None, clock: Clock,
         arrived: Callable[[float, float, int], None], landed: Callable[[Flight], None],
-        flowed: Callable[[int], None], came_at_once: Callable[[float], None], fills: Callable[[], int],
+        flowed: Callable[[int], None], came_small: Callable[[float], None], may_hold: Callable[[], int],
     ) -> None:  # fmt: skip
         """`turn`: given away while this waits for another try. `arrived` is told of each write: seconds of waiting for
         the origin, seconds that the disk took, bytes. `flowed` is told of the bytes of a body that come after its first
-        ones; `came_at_once`, where there are none, of the seconds from question to body. `fills`: how many are under
-        way."""
+        ones; `came_small`, of one with few, how many seconds it took from question to end. `may_hold`: how many bytes
+        may be held back before they are written."""
         self._asking = asking
         self._store = store
         self._turn = turn
@@ -46,15 +48,15 @@ class Pouring:
         self._arrived = arrived
         self._landed = landed
         self._flowed = flowed
-        self._came_at_once = came_at_once
-        self._fills = fills
+        self._came_small = came_small
+        self._may_hold = may_hold
         self._writers: dict[Flight, BlockWriter] = {}
         self._beginning: asyncio.Task[BlockWriter] | None = None
 
     async def begin_beside(self, lead: Flight, parts: asyncio.TaskGroup, *, hurry: bool) -> None:
-        """Make the first block's file before its bytes are asked for: no room, no traffic. `hurry`: somebody waits for
-        them, so they are asked for while the disk makes room and file, which takes two hops to threads; where there
-        can be no room, that is known at once, and elsewhere the request is given up."""
+        """Take room for the first block before its bytes are asked for: no room, no traffic. `hurry`: somebody waits
+        for them, so they are asked for while the disk makes room, which may take a hop to a thread; where there can be
+        none, that is known at once, and elsewhere the request is given up."""
         self._beginning = parts.create_task(self.begin(lead))
         if hurry:
             await asyncio.sleep(0)
@@ -80,39 +82,30 @@ class Pouring:
         coming = iter(flights)
         held = _Held(next(coming), extent.start)
         stream = self._asking.stream(held.flight.meta.version, extent, first, self._turn)
-        async with asyncio.TaskGroup() as early, aclosing(stream) as chunks:
-
-            def awaited() -> None:
-                # Somebody came to wait while bytes were held back, and the next may be long in coming.
-                if held.pieces and not held.overdue:
-                    held.overdue = True
-                    early.create_task(self._write(held))
-
-            held.flight.on_wait.append(awaited)
-            try:
+        async with aclosing(stream) as chunks:
+            asked_at = self._clock()
+            took_s, pieces = 0.0 if begun_at is None else asked_at - begun_at, 0
+            is_small = extent.length <= _SMALL_BYTES
+            async for chunk in chunks:
+                waited_s = self._clock() - asked_at
+                held.waited_s += waited_s
+                took_s += waited_s
+                pieces += 1
+                if pieces > 1 and not is_small:
+                    self._flowed(len(chunk))
+                rest: Buffer = chunk
+                while rest := held.add(rest):
+                    if held.count:
+                        await self._write(held)
+                    held.flight = next(coming)
+                if held.full or held.count >= self._may_hold():
+                    await self._write(held)
                 asked_at = self._clock()
-                began, came_s, pieces = asked_at if begun_at is None else begun_at, 0.0, 0
-                async for chunk in chunks:
-                    held.waited_s += self._clock() - asked_at
-                    pieces += 1
-                    if pieces > 1:
-                        self._flowed(len(chunk))
-                    else:
-                        came_s = self._clock() - began
-                    rest: Buffer = chunk
-                    while rest := held.add(rest):
-                        await self._write(held)
-                        held.flight.on_wait.remove(awaited)
-                        held.flight = next(coming)
-                        held.flight.on_wait.append(awaited)
-                    if held.flight.awaited or held.count >= hold_bytes(self._fills()) or held.full:
-                        await self._write(held)
-                    asked_at = self._clock()
-                if pieces == 1:
-                    self._came_at_once(came_s)
+            if is_small:
+                self._came_small(took_s)
+            if held.count:
+                # What lies before the first bytes that came ends amid a block.
                 await self._write(held)
-            finally:
-                held.flight.on_wait.remove(awaited)
 
     async def bring_head(self, lead: Flight, head: Extent) -> None:
         # What nobody waits for comes after what somebody does.
@@ -120,27 +113,21 @@ class Pouring:
         await self.bring([lead], head)
 
     async def _write(self, held: _Held) -> None:
-        async with held.lock:
-            # Taken before the first wait: more is held meanwhile.
-            flight, offset, pieces, count = held.flight, held.offset, held.pieces, held.count
-            held.pieces, held.count, held.position = [], 0, held.position + count
-            if count:
-                if not flight.arrival.begun:
-                    flight.hand_out(offset, pieces[0])
-                    # Room and file take the loop for a while: first the reader sends these. Who learns of the version
-                    # in this very moment has his turn after the next.
-                    await asyncio.sleep(0)
-                    await asyncio.sleep(0)
-                writer = await self._writer(flight)
-                disk_s = await writer.write(offset, pieces)
-                flight.advance(offset, count)
-                self._arrived(held.waited_s, disk_s, count)
-                held.waited_s = 0.0
-                if flight.arrival.whole:
-                    await writer.commit()
-                    del self._writers[flight]
-                    self._landed(flight)
-            held.overdue = False
+        flight, offset, pieces, count = held.flight, held.offset, held.pieces, held.count
+        if not flight.arrival.begun:
+            # The disk's work takes the GIL for a while: first the reader sends what he was handed out. Who learns of
+            # the version in this very moment has his turn after the next.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        writer = await self._writer(flight)
+        disk_s = await writer.write(offset, pieces)
+        flight.advance(offset, count)
+        self._arrived(held.waited_s, disk_s, count)
+        held.written()
+        if flight.arrival.whole:
+            await writer.commit()
+            del self._writers[flight]
+            self._landed(flight)
 
     async def abort(self) -> None:
         """Also when this is cancelled: each file goes, and with it the room that is reserved for it."""
@@ -158,7 +145,7 @@ class Pouring:
 class _Held:
     """What came of one GET and is not on disk yet: `pieces`, from the object's byte `position` on, all of `flight`."""
 
-    __slots__ = ("count", "flight", "lock", "overdue", "pieces", "position", "waited_s")
+    __slots__ = ("count", "flight", "pieces", "position", "waited_s")
 
     def __init__(self, flight: Flight, position: int) -> None:
         self.flight = flight
@@ -166,9 +153,6 @@ class _Held:
         self.pieces: list[Buffer] = []
         self.count = 0
         self.waited_s = 0.0
-        self.lock = asyncio.Lock()
-        self.overdue = False
-        """A task is about to write it. It stays so when that fails, as the fill then ends."""
 
     @property
     def offset(self) -> int:
@@ -180,13 +164,18 @@ class _Held:
         return self.position + self.count == self.flight.meta.extent.stop
 
     def add(self, chunk: Buffer) -> Buffer:
-        """Hold what of `chunk` belongs to the block; the rest is returned."""
+        """Hold what of `chunk` belongs to the block, for its readers to have at once; the rest is returned."""
         room = self.flight.meta.extent.stop - self.position - self.count
-        if len(chunk) <= room:
+        rest: Buffer = b""
+        if len(chunk) > room:
+            view = memoryview(chunk)
+            chunk, rest = view[:room], view[room:]
+        if chunk:
+            self.flight.hand_out(self.offset + self.count, chunk)
             self.pieces.append(chunk)
             self.count += len(chunk)
-            return b""
-        view = memoryview(chunk)
-        self.pieces.append(view[:room])
-        self.count += room
-        return view[room:]
+        return rest
+
+    def written(self) -> None:
+        self.position += self.count
+        self.pieces, self.count, self.waited_s = [], 0, 0.0

@@ -79,7 +79,7 @@ OnAsked = Callable[[ObjectVersion, Extent], None]
 
 @dataclass(frozen=True, slots=True)
 class EarlyPiece:
-    """The first bytes of a flight, in memory: to be sent while they are written to disk."""
+    """Bytes of a flight that are not on disk yet: to be sent from memory."""
 
     data: Buffer
     source: str = "flight"
@@ -258,12 +258,13 @@ class Reads:
         vid = version_id(self._origin, version, self._block_bytes)
         position, relaying, first_index = extent.start, False, extent.start // self._block_bytes
         sick_index = -1  # the block whose file failed under this read: the rest of it comes from the origin
+        lagged = False  # the last block came at the pace of a disk that lags: what follows need not
         while position < extent.stop:
             index = position // self._block_bytes
             key = BlockKey(vid, index)
             block = block_extent(index, version.size, self._block_bytes)
             inside = Extent(position - block.start, min(extent.stop, block.stop) - block.start)
-            filling = not relaying and self._flights.admits()
+            filling = not relaying and not lagged and self._flights.admits()
             if filling:
                 self._fill_ahead(version, vid, Extent(position, extent.stop), index - first_index)
             sick = index == sick_index
@@ -284,6 +285,7 @@ class Reads:
                             yield come
                             position += come.sent
                             sick_index = self._sick_after(come, key, sick_index)
+                    lagged = self._flights.disk_lags
                     continue
                 except StoreUnavailable:
                     # No room, or a sick disk: what is left of this read goes past the cache where it is not here.
@@ -292,6 +294,7 @@ class Reads:
                 continue  # found bad and deleted, or evicted, since the fills were planned: plan again
             self._metrics.relays.inc()
             # Where the disk only lags, it is asked again whether it still does.
+            lagged = False
             window = WINDOW_BLOCKS_MAX * self._block_bytes
             relay_max = extent.stop if relaying else min(extent.stop, position + window)
             stop = self._relay_stop(version, vid, position, relay_max)
@@ -336,26 +339,27 @@ class Reads:
 async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece | EarlyPiece, None]:
     """The bytes `inside` a block as they arrive; until one piece falls short."""
     offset = inside.start
-    if (early := await flight.come(offset)) is not None:
-        yield EarlyPiece(early[: inside.length])
-        offset += min(len(early), inside.length)
-        if offset == inside.stop:
-            return
-        await flight.beyond(offset)
-        if flight.has_landed:
-            # The client took its time with these: the block may have been evicted since, and its file is closed.
-            return
-    lease = flight.lease()
+    lease: Lease | None = None
     try:
         while offset < inside.stop:
-            stop = min(await flight.beyond(offset), inside.stop)
-            piece = _file_piece(lease, Extent(offset, stop), "flight")
+            if (early := await flight.come(offset)) is not None:
+                early = early[: inside.stop - offset]
+                yield EarlyPiece(early)
+                offset += len(early)
+                continue
+            if lease is None:
+                if flight.has_landed:
+                    # It may have been evicted since, and its file is closed.
+                    return
+                lease = flight.lease()
+            piece = _file_piece(lease, Extent(offset, min(flight.arrival.reach(offset), inside.stop)), "flight")
             yield piece
             if piece.fell_short:
                 return
-            offset = stop
+            offset += piece.count
     finally:
-        lease.release()
+        if lease is not None:
+            lease.release()
 
 
 def _file_piece(lease: Lease, inside: Extent, source: str) -> FilePiece:

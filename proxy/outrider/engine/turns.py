@@ -88,9 +88,9 @@ class Turns:
             self._courtesy.judge(now, awaited=self._awaited, queued=bool(self._waiting[False]))
         self._courtesy.flowed(count)
 
-    def came_at_once(self, after_s: float) -> None:
-        """A body came in one piece, so long after it was asked for."""
-        self._courtesy.came_at_once(after_s)
+    def came_small(self, after_s: float) -> None:
+        """A small body was here so long after it was asked for."""
+        self._courtesy.came_small(after_s)
 
     def slow_down(self) -> None:
         """The origin says that it is asked too much."""
