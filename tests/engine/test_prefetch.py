@@ -258,6 +258,33 @@ async def test_prefetching_ends_within_a_second_of_its_readers(making: Making) -
         assert gets(room) <= before + 2, "only what was under way already"
 
 
+def page(refs: list[ObjectRef], *, more: bool) -> bytes:
+    contents = "".join(f"<Contents><Key>{ref.key}</Key><Size>{2 * BLOCK}</Size></Contents>" for ref in refs)
+    token = "<NextContinuationToken>more</NextContinuationToken>" if more else ""
+    return (
+        f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{contents}{token}</ListBucketResult>".encode()
+    )
+
+
+@pytest.mark.parametrize("then", [200, 403])
+async def test_a_long_list_is_fetched_from_while_it_comes(then: int, room: Engine) -> None:
+    gate = asyncio.Event()
+    room.origin.faults += [Fault(key="", status=200, body=page(REFS[:6], more=True)),
+                           Fault(key="", status=then, body=page(REFS[6:], more=False), gate=gate)]  # fmt: skip
+    for number in (3, 0, 5, 1):
+        await read(room, REFS[number])
+    async with asyncio.timeout(60):
+        while not all(map(room.prefetch._is_here, REFS[:6])):
+            await asyncio.sleep(0)
+    assert not any(request.key == REFS[6].key for request in room.origin.log)
+    gate.set()
+    await room.tasks.settle()
+    await read(room, REFS[11])
+    await read(room, REFS[8])
+    await room.tasks.settle()
+    assert all(map(room.prefetch._is_here, REFS)) == (then == 200)
+
+
 async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room: Engine) -> None:
     broken = [Fault(times=None, key=REFS[0].key, status=403), Fault(times=None, key=REFS[1].key, refuse=True)]
     room.origin.faults += broken

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.datasets import prefix_of, template_of
+from outrider.core.datasets import Names, prefix_of, template_of
+from outrider.core.jobs import Job
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner
 
@@ -104,6 +107,43 @@ def test_a_template_is_listed_once_after_its_first_keys() -> None:
     assert riders.planner.please_list() == []
 
 
+def test_what_was_listed_a_moment_ago_is_not_listed_again() -> None:
+    riders, asked = Riders(listed=False, believed_s=60.0), []
+    riders.now = 1000.0
+    for _ in range(100):
+        riders.now += 1.0
+        riders.read([0, 1, 2])
+        if riders.planner.please_list():
+            asked.append(riders.now)
+            riders.planner.listed("b", [(key, MIB) for key in KEYS], riders.now)
+    assert len(asked) == 3
+    assert all(45.0 <= later - sooner <= 46.1 for sooner, later in pairwise(asked))
+
+
+def test_a_list_that_comes_by_pages_is_fetched_from_by_its_first_and_thought_over_at_each_doubling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    riders, thought = Riders(listed=False), list[object]()
+    monkeypatch.setattr(Job, "listed", spied(Job.listed, thought))
+    riders.read([5, 0, 8, 3])
+    for before in range(0, COUNT, 10):
+        page = [(key, MIB) for key in KEYS[before : before + 10]]
+        riders.planner.listed("b", page, riders.now, before=before, more=True)
+        assert riders.wanted(), "of what is known so far"
+    riders.planner.listed("b", (), riders.now, before=COUNT)
+    assert thought == [10, 30, 70, 150, COUNT]
+    riders.read(SHUFFLED[:50])
+    assert set(riders.wanted(150)) == set(range(COUNT)) - set(SHUFFLED[:50]) - {5, 0, 8, 3}
+
+
+def spied(method: Callable[..., None], calls: list[object]) -> Callable[..., None]:
+    def spy(job: Job, names: Names) -> None:
+        calls.append(len(names.listed))
+        method(job, names)
+
+    return spy
+
+
 @pytest.mark.parametrize(("believed_s", "lists"), [(60.0, 2), (0.0, 0), (float("inf"), 0)])
 def test_a_set_that_is_read_fast_is_listed_again_before_its_names_grow_stale(believed_s: float, lists: int) -> None:
     riders = Riders(believed_s=believed_s)
@@ -149,6 +189,16 @@ def test_a_sidecar_that_reads_its_part_has_hardly_more_than_that_fetched(part: r
     fetched = set(riders.wanted(60))
     assert len(fetched & own) >= 20
     assert len(fetched - own) <= 10
+
+
+def test_a_name_that_the_list_has_not_says_nothing_of_the_part_that_is_read() -> None:
+    riders, own = Riders(listed=False), range(1, COUNT, 4)
+    reads = Random(6).sample(own, 25)
+    riders.read(reads[:12])
+    riders.planner.asked("a", ObjectRef("b", "train/part-99999.tar"), MIB, Extent(0, MIB), riders.now)
+    riders.read(reads[12:])
+    riders.planner.listed("b", [(key, MIB) for key in KEYS], riders.now)
+    assert len(set(riders.wanted(60)) - set(own)) <= 10
 
 
 @pytest.mark.parametrize(("seed", "read_before"), [(0, 21), (1, 7), (2, 3), (3, 10)])

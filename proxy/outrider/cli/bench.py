@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,7 @@ from outrider.core.concurrency import Concurrency
 from outrider.core.courtesy import Courtesy
 from outrider.core.errors import Signal
 from outrider.core.hedging import Hedging
-from outrider.core.listing import PAGE_BYTES_MAX
+from outrider.core.listing import PAGE_BYTES_MAX, Listed
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.survey import Survey
 from outrider.engine.turns import Turns
@@ -136,11 +136,17 @@ async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -
         raise SettingsError(f"{url}: write s3://BUCKET/PREFIX.")
     prefix = parts.path.lstrip("/")
     asking = Asking(bucket, Patience(), metrics, Turns(Concurrency(1), Courtesy(1), time.monotonic), Hedging())
-    listed = await Survey(asking, Buffers(2 * PAGE_BYTES_MAX)).objects(parts.netloc, prefix)
-    chosen = [(key, size) for key, size in listed if size > 0][:count]
+    listed: list[Listed] = []
+    with suppress(Signal):
+        async with aclosing(Survey(asking, Buffers(2 * PAGE_BYTES_MAX)).pages(parts.netloc, prefix)) as pages:
+            async for page in pages:
+                listed += [one for one in page if one.size > 0]
+                if len(listed) >= count:
+                    break
+    chosen = listed[:count]
     if not chosen:
         raise SettingsError(f"{url}: no objects there, or no permission to list them. `outrider doctor` tells which.")
-    return _Objects(parts.netloc, [key for key, _ in chosen], sum(size for _, size in chosen))
+    return _Objects(parts.netloc, [one.key for one in chosen], sum(one.size for one in chosen))
 
 
 async def _read(origin: HttpOrigin, way: str, objects: _Objects, readers: int) -> Measured:

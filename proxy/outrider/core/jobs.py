@@ -218,7 +218,8 @@ class Job:
             if one.number == 0 and not one.told and not self.free:
                 self._part = _Part()
                 for key in one.log:
-                    self._part.read(names.rank_of(key), len(names.listed))
+                    if (rank := names.rank_of(key)) >= 0:
+                        self._part.read(rank, len(names.listed))
                 one.plan((key for key in names.listed if self._part.has(names.rank_of(key))), order=ORDER_UNLIKELY)
 
     def told(self, keys: Sequence[int], start: int, total: int, key_count: int, now: float) -> Pass:

@@ -60,10 +60,12 @@ class Dataset:
         self.jobs: dict[str, Job] = {}
         self.learned: list[Learned] = []
         self.list_wanted = False
-        # How long a LIST of it is, when the last one was asked for again, and how many objects were opened since.
+        # How long a LIST of it is, when the last one was asked for, and how many objects were opened since.
         self.list_pages = 1
         self.listed_at = 0.0
         self.reads_since_list = 0
+        # So many names were listed when that was last thought over.
+        self._names_listed = 0
         self.kept: dict[int, Kept] = {}
         # On disk, outdated versions included.
         self.kept_bytes = 0
@@ -86,6 +88,15 @@ class Dataset:
         return number
 
     # -- jobs ---------------------------------------------------------------------------------------------------
+
+    def listed(self, *, more: bool) -> None:
+        """A LIST has shown what there is; `more`: of its beginning. That is thought over, which costs as much as there
+        are names, when it is whole, and before that each time that it is twice as long."""
+        count = len(self.names.listed)
+        if count > self._names_listed * (2 if more else 1):
+            self._names_listed = count
+            for job in self.jobs.values():
+                job.listed(self.names)
 
     def passes(self) -> list[Pass]:
         if self._passes is None:

@@ -183,7 +183,7 @@ class Planner:
             and len(dataset.names.keys) >= 3
         ):
             dataset.list_wanted = True
-            self._lists.append((dataset.bucket, prefix_of(dataset.template)))
+            self._list(dataset)
 
     def _think_of_listing_again(self, dataset: Dataset, key: int) -> None:
         if not dataset.names.listed and (dataset.list_wanted or not dataset.is_told):
@@ -194,11 +194,14 @@ class Planner:
         if not 0 < believed_s < _FAREST or since_s < pause_s:
             return
         if dataset.reads_since_list >= _READS_PER_PAGE * dataset.list_pages:
-            self._lists.append((dataset.bucket, prefix_of(dataset.template)))
-            dataset.listed_at, dataset.reads_since_list = self._now, 0
+            self._list(dataset)
         elif since_s > pause_s + believed_s:
             # Too slow for a LIST to pay; from here on it may become fast.
             dataset.listed_at, dataset.reads_since_list = self._now - pause_s, 0
+
+    def _list(self, dataset: Dataset) -> None:
+        self._lists.append((dataset.bucket, prefix_of(dataset.template)))
+        dataset.listed_at, dataset.reads_since_list = self._now, 0
 
     def please_list(self) -> list[tuple[str, str]]:
         """Buckets and prefixes worth a LIST, each told once: to learn what there is, or that what is believed of many
@@ -206,14 +209,18 @@ class Planner:
         lists, self._lists = self._lists, []
         return lists
 
-    def listed(self, bucket: str, entries: Iterable[tuple[str, int]], now: float) -> None:
-        """Keys and sizes under a prefix, in the order of the LIST."""
+    def listed(
+        self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, before: int = 0, more: bool = False
+    ) -> None:
+        """Keys and sizes under a prefix, in the order of the LIST, of which `before` have been told already, and `more`
+        are to come: a part of it is worth fetching from, too."""
         self._now = now
         entries = list(entries)
-        for dataset in self.library.list(bucket, entries):
-            dataset.list_pages = 1 + len(entries) // _NAMES_PER_PAGE
-            for job in dataset.jobs.values():
-                job.listed(dataset.names)
+        told = self.library.list(bucket, entries)
+        for dataset in told:
+            dataset.list_pages = 1 + (before + len(entries)) // _NAMES_PER_PAGE
+        for dataset in told if more else self.library.datasets():
+            dataset.listed(more=more)
 
     def told(
         self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,

@@ -1,43 +1,29 @@
-"""What objects there are: a LIST of the origin, page by page, for the planner."""
+"""What objects there are: a LIST of the origin, page by page."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from outrider.core.buffers import Buffers
-from outrider.core.errors import OriginBroke, Signal
+from outrider.core.errors import OriginBroke
 from outrider.core.listing import PAGE_BYTES_MAX, Listed, Page, parse_page
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.ports import OriginRequest
-
-log = logging.getLogger(__name__)
 
 # A million keys: what is larger is no dataset that one cache rides ahead of.
 _PAGES_MAX = 1000
 
 
 class Survey:
-    """Asks the origin with the proxy's own credentials; a LIST that it refuses is none."""
+    """Asks the origin with the proxy's own credentials."""
 
     def __init__(self, asking: Asking, buffers: Buffers, catalog: Catalog | None = None) -> None:
         """`catalog` learns from each page which versions still are the ones."""
         self._asking = asking
         self._buffers = buffers
         self._catalog = catalog
-
-    async def objects(self, bucket: str, prefix: str) -> list[tuple[str, int]]:
-        """Keys under `prefix` and their sizes in bytes, in order; empty when the origin does not tell."""
-        found: list[tuple[str, int]] = []
-        try:
-            async with aclosing(self.pages(bucket, prefix)) as pages:
-                async for page in pages:
-                    found += [(one.key, one.size) for one in page]
-        except Signal as error:
-            log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": str(error)})
-        return found
 
     async def pages(self, bucket: str, prefix: str) -> AsyncGenerator[Sequence[Listed], None]:
         """The objects under `prefix`, a page at a time.
