@@ -136,6 +136,16 @@ def test_a_list_that_comes_by_pages_is_fetched_from_by_its_first_and_thought_ove
     assert set(riders.wanted(150)) == set(range(COUNT)) - set(SHUFFLED[:50]) - {5, 0, 8, 3}
 
 
+def test_a_set_that_was_forgotten_but_for_what_is_kept_is_learned_anew_from_a_shorter_list() -> None:
+    riders = Riders()
+    riders.read(SHUFFLED[:20])
+    riders.came(150)
+    riders.planner.library._forget_oldest(None)
+    riders.read([5, 0, 8, 3])
+    riders.planner.listed("b", [(key, MIB) for key in KEYS[:100]], riders.now)
+    assert riders.wanted()
+
+
 def spied(method: Callable[..., None], calls: list[object]) -> Callable[..., None]:
     def spy(job: Job, names: Names) -> None:
         calls.append(len(names.listed))

@@ -175,7 +175,7 @@ class Dataset:
         kept, names = list(self.kept.values()), self.names
         self.names, self.jobs, self.learned, self.list_wanted = Names(), {}, [], False
         self.kept, self._ranked, self._recent = {}, SortedList(), OrderedDict()
-        self._passes, self._sweep = None, []
+        self._passes, self._sweep, self._names_listed = None, [], 0
         for one in kept:
             size = names.sizes[one.key]
             one.key = self.names.number(names.keys[one.key])
