@@ -72,19 +72,31 @@ async def test_of_many_readers_at_once_each_asks_for_less_beside_its_first_block
     assert gets() == [4, 4, 2, 0]
     for answer in answers:
         assert await taken(answer) == DATA
-    assert gets() == [6, 6, 6, 0]
+    assert max(gets()) <= 6, "a GET a block, or two blocks"
+    assert gets()[3] == 0
     last = await room.reads.get(refs[3], {})
     await room.tasks.settle()
     assert gets()[3] == 4, "the others have gone"
     assert await taken(last) == DATA
 
 
-async def test_five_hundred_readers_of_a_cold_object_cost_one_get_per_block(room: Engine) -> None:
+async def test_a_lone_reader_has_more_asked_for_while_its_first_block_arrives(room: Engine) -> None:
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(body_gate=gate, gate_after=BLOCK // 2 + 7000)]
+    reader = asyncio.create_task(room.get())
+    async with asyncio.timeout(10):
+        while room.origin.count() < 6:
+            await asyncio.sleep(0)
+    gate.set()
+    assert await reader == DATA
+
+
+async def test_five_hundred_readers_of_a_cold_object_cost_one_get_per_block_at_most(room: Engine) -> None:
     bodies = await asyncio.gather(*(room.get() for _ in range(500)))
     assert all(body == DATA for body in bodies)
     await room.tasks.settle()
     assert max(Counter(room.origin.ranges).values()) == 1
-    assert room.origin.count() == 6
+    assert room.origin.count() <= 6
     assert room.origin.body_bytes == SIZE
 
 
