@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
+
+import pytest
 
 from outrider.core.courtesy import Courtesy
 
@@ -70,51 +73,127 @@ def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
     assert courtesy.alone == courtesy.beside == 64
 
 
-def small_bodies(courtesy: Courtesy, latency_s: float, each_s: float, count: int, *, scatter: float = 0.0) -> list[int]:
-    """`count` small bodies over a line that takes `each_s` for one, beside a reader that asks for one after the
-    other; how many were allowed as each of them came."""
-    chance = random.Random(6)
-    free_at = 0.0
-    under_way: list[tuple[float, float, bool]] = []
-    allowed: list[int] = []
+class SmallBodies:
+    """Bodies over a line that takes `each_s` for one, asked for by readers who want one after the other, and by as many
+    fills beside them as are allowed; `scatter` is that of the logarithm of a bucket's latency."""
 
-    def ask(now: float, *, demand: bool) -> None:
-        nonlocal free_at
-        ready = now + latency_s * chance.lognormvariate(-(scatter**2) / 2, scatter)
-        free_at = max(free_at, ready) + each_s
-        heapq.heappush(under_way, (free_at, now, demand))
+    def __init__(self, latency_s: float, each_s: float, *, readers: int = 1, scatter: float = 0.0) -> None:
+        self.courtesy = Courtesy(64)
+        self.latency_s = latency_s
+        self.each_s = each_s
+        self.scatter = scatter
+        self.now = 0.0
+        self.read = 0
+        self.brought = 0
+        self._chance = random.Random(6)
+        self._free_at = 0.0
+        self._numbers = itertools.count()
+        # When it happens, which body, when that was asked for, whether a reader waits for it, whether the line has it.
+        self._coming: list[tuple[float, int, float, bool, bool]] = []
+        self._beside = 0
+        for _ in range(readers):
+            self._ask(waited_for=True)
 
-    ask(0.0, demand=True)
-    while len(allowed) < count:
-        now, asked_at, demand = heapq.heappop(under_way)
-        held = sum(not demand for _, _, demand in under_way)
-        courtesy.felt()
-        courtesy.came_small(now - asked_at)
-        if demand:
-            ask(now, demand=True)
-        while held < courtesy.beside and len(allowed) >= 20:
-            ask(now, demand=False)
-            held += 1
-        allowed.append(courtesy.beside)
-        if len(allowed) < 20:
-            courtesy.beside = 1
-    return allowed
+    def _ask(self, *, waited_for: bool) -> None:
+        factor = self._chance.lognormvariate(-(self.scatter**2) / 2, self.scatter)
+        ready = self.now + self.latency_s * factor
+        heapq.heappush(self._coming, (ready, next(self._numbers), self.now, waited_for, False))
+
+    def run(self, seconds: float, *, prefetch: bool = True) -> list[int]:
+        """How many were allowed beside the readers when each body came."""
+        allowed, until = [], self.now + seconds
+        while self._coming[0][0] < until:
+            self.now, number, asked_at, waited_for, on_line = heapq.heappop(self._coming)
+            if not on_line:
+                self._free_at = max(self._free_at, self.now) + self.each_s
+                heapq.heappush(self._coming, (self._free_at, number, asked_at, waited_for, True))
+                continue
+            self.courtesy.came_small(self.now - asked_at)
+            if waited_for:
+                self.read += 1
+                self._ask(waited_for=True)
+            else:
+                self.brought += 1
+                self._beside -= 1
+            if prefetch:
+                self.courtesy.felt()
+                while self._beside < self.courtesy.beside:
+                    self._beside += 1
+                    self._ask(waited_for=False)
+            allowed.append(self.courtesy.beside)
+        self.now = until
+        return allowed
 
 
 def test_small_bodies_that_queue_behind_each_other_are_held_back() -> None:
-    allowed = small_bodies(Courtesy(64), latency_s=0.056, each_s=0.009, count=1500)
+    line = SmallBodies(latency_s=0.056, each_s=0.009)
+    line.run(2, prefetch=False)
     # 6 fill the line; 12 would double what a reader waits.
-    assert 6 <= sum(allowed[100:]) / len(allowed[100:]) <= 14
+    allowed = line.run(30)
+    assert max(allowed) <= 14
+    assert 5 <= sum(allowed) / len(allowed) <= 10
 
 
-def test_small_bodies_of_a_bucket_whose_latencies_scatter_are_not() -> None:
-    allowed = small_bodies(Courtesy(64), latency_s=0.056, each_s=0.0001, count=5000, scatter=0.5)
-    assert sum(allowed[2500:]) / len(allowed[2500:]) >= 48
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.7), (8, 0.7), (40, 0.8)])
+def test_readers_of_small_bodies_keep_most_of_a_full_line_however_long_prefetch_goes_on(
+    readers: int, share: float
+) -> None:
+    line, alone = (SmallBodies(latency_s=0.03, each_s=0.0017, readers=readers, scatter=0.3) for _ in range(2))
+    line.run(60)
+    alone.run(60, prefetch=False)
+    assert line.read >= share * alone.read
+    assert (line.read + line.brought) * line.each_s >= 0.85 * 60, "the line is used"
+
+
+@pytest.mark.parametrize(("scatter", "share"), [(0.5, 0.9), (1.0, 0.5)])
+def test_small_bodies_of_a_bucket_whose_latencies_scatter_are_not_held_back(scatter: float, share: float) -> None:
+    line = SmallBodies(latency_s=0.056, each_s=0.0001, scatter=scatter)
+    line.run(60)
+    assert line.brought >= share * 60 * 64 / 0.056
 
 
 def test_a_bucket_that_became_slower_is_not_taken_for_a_queue_for_ever() -> None:
-    courtesy = Courtesy(64)
-    small_bodies(courtesy, latency_s=0.03, each_s=0.0001, count=500)
-    allowed = small_bodies(courtesy, latency_s=0.06, each_s=0.0001, count=4000)
+    line = SmallBodies(latency_s=0.03, each_s=0.0001, scatter=0.3)
+    assert line.run(10)[-1] == 64
+    line.latency_s *= 2
+    allowed = line.run(20)
     assert min(allowed) == 1
     assert allowed[-1] == 64
+
+
+def test_what_was_usual_beside_a_list_is_not_what_is_usual_after_it() -> None:
+    line = SmallBodies(latency_s=0.06, each_s=0.006)
+    line.latency_s += 0.03
+    line.run(5)
+    line.latency_s -= 0.03
+    line.courtesy.alone_again()
+    line.run(1)
+    read = line.read
+    line.run(5)
+    # A queue of 30 ms would leave a reader 52 of his 76.
+    assert line.read - read >= 60
+
+
+def test_what_was_asked_for_beside_a_list_is_not_learnt_from_after_it() -> None:
+    courtesy = Courtesy(64)
+    courtesy.alone = courtesy.beside = 20
+    courtesy.alone_again()
+    for _ in range(20):
+        courtesy.came_small(0.2)
+    for _ in range(60):
+        courtesy.felt()
+        courtesy.came_small(0.05)
+    learnt = courtesy.beside
+    assert learnt > 8
+    for _ in range(60):
+        courtesy.felt()
+        courtesy.came_small(0.1)
+    assert courtesy.beside < learnt / 2, "twice as late as usual is a queue"
+
+
+def test_until_it_is_known_what_is_usual_there_are_no_more() -> None:
+    courtesy = Courtesy(64)
+    for _ in range(16):
+        courtesy.felt()
+        courtesy.came_small(0.05)
+    assert (courtesy.alone, courtesy.beside) == (2, 1)

@@ -8,6 +8,7 @@ RFC 6817, LEDBAT; by averages, since the latencies of a bucket scatter.)
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import sqrt
 
 # A quarter of a second has several chunks of each connection, and a reader is not held up for longer unnoticed.
 _WINDOW_S = 0.25
@@ -21,11 +22,15 @@ _FIRST = 2
 # After so long without a byte a burst begins anew: an epoch's first blocks would share the line with all that was
 # allowed at the end of the last one.
 _IDLE_S = 1.0
-# Small bodies: so many times later than usual is a queue, and less than the other is none. What is late is an
-# average over the shorter number of them; usual is the least that the longer one was, and rises by so much of the way
-# with each of them, as a bucket may get slower.
-_LATE, _IN_TIME = 1.5, 1.3
-_LATELY, _LONGER, _RISE = 16, 64, 1 / 2048
+# Small bodies: so many times what is usual, and so many standard errors more, since the latencies of some buckets
+# scatter. Later than the first is a queue, the last its first sign.
+_LATE, _IN_TIME, _FIRST_SIGN = (1.25, 2.5), (1.1, 1.5), (1.05, 1.0)
+# What comes lately is an average over so many bodies, or over a round trip's where that has more, and what is usual
+# the least that one over four times as many was.
+_LATELY, _LONGER = 16, 4
+# Beside one fill of ours a body that is late has waited for others, or the bucket got slower: by so much of the way
+# that is usual from then on. At more it would be our own queue that is taken for usual, deeper and deeper.
+_RISE = 1 / 64
 
 
 class Courtesy:
@@ -41,8 +46,12 @@ class Courtesy:
         self._flowed_at: float | None = None
         self._bytes = 0
         self._felt = False
-        self._small = self._since_change = 0
-        self._lately_s = self._longer_s = self._usual_s = 0.0
+        self._since_change = 0
+        self._delay = _Delay()
+        # No queue was seen yet: what the line takes is found in a few round trips, not in dozens.
+        self._rushing = True
+        # Small bodies that were asked for while something else shared the line.
+        self._foreign = 0
 
     def felt(self) -> None:
         """One had to wait because of the limit."""
@@ -53,6 +62,13 @@ class Courtesy:
         if self._flowed_at is not None and now - self._flowed_at > _IDLE_S:
             self.alone, self.beside = min(_FIRST, self._ceiling), 1
             self._flowed_at = None
+
+    def alone_again(self) -> None:
+        """Something large that shared the line, and of which nothing is told here, has ended: what is usual was learnt
+        beside it."""
+        self._foreign = max(self.alone, self.beside)
+        self.alone, self.beside = min(_FIRST, self._ceiling), 1
+        self._delay, self._rushing = _Delay(), True
 
     def is_due(self, now: float) -> bool:
         """Bytes of a body came; whether what came lately is to be judged now."""
@@ -67,20 +83,23 @@ class Courtesy:
 
     def came_small(self, after_s: float) -> None:
         """A small body was here so long after it was asked for: that is latency, and what it queued behind."""
-        self._small += 1
+        if self._foreign:
+            self._foreign -= 1
+            return
         self._since_change += 1
-        count = self._small
-        self._lately_s += (after_s - self._lately_s) / min(count, _LATELY)
-        self._longer_s += (after_s - self._longer_s) / min(count, _LONGER)
-        rise_s = (self._longer_s - self._usual_s) * _RISE
-        self._usual_s = self._longer_s if count <= _LONGER // 2 else min(self._usual_s + rise_s, self._longer_s)
-        if self._lately_s > _LATE * self._usual_s:
+        window = max(_LATELY, self.beside)
+        self._delay.came(after_s, window, not_ours=self.beside == 1)
+        if self._delay.is_beyond(*_LATE):
             # What comes now was asked for before the last step down: once for all that are under way.
             if self._since_change > max(self.alone, self.beside):
+                self._rushing = False
                 self._change(self._less)
-        elif self._felt and self._lately_s < _IN_TIME * self._usual_s and self._since_change > self.beside // 2:
-            # Twice a round trip, so that the queue shows before much more is in it.
-            self._change(self._more)
+        elif self._felt and self._delay.is_known and not self._delay.is_beyond(*_IN_TIME):
+            self._rushing &= not self._delay.is_beyond(*_FIRST_SIGN)
+            # Twice a round trip, or once all that is looked at was asked for after the last step: a step that is taken
+            # before the last one shows is one too many.
+            if self._since_change > (self.beside // 2 if self._rushing else window + self.beside):
+                self._change(self._more)
 
     def _change(self, step: Callable[[int], int]) -> None:
         self._since_change, self._felt = 0, False
@@ -111,3 +130,38 @@ class Courtesy:
 
     def _more(self, limit: int) -> int:
         return min(self._ceiling, limit + max(1, limit // 4))
+
+
+class _Delay:
+    """How late small bodies come, all in seconds."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._window = _LATELY
+        self._lately_s = self._longer_s = self._usual_s = self._scatter_s = 0.0
+
+    def came(self, after_s: float, window: int, *, not_ours: bool) -> None:
+        """One took `after_s`. `window`: how many of them are lately. `not_ours`: what is late is late without us."""
+        self._count += 1
+        self._window = window
+        long = min(self._count, _LONGER * window)
+        if self._count > 1:
+            self._scatter_s += (abs(after_s - self._longer_s) - self._scatter_s) / long
+        self._lately_s += (after_s - self._lately_s) / min(self._count, window)
+        self._longer_s += (after_s - self._longer_s) / long
+        if not self.is_known:
+            self._usual_s = self._longer_s
+            return
+        rise_s = (self._longer_s - self._usual_s) * _RISE if not_ours else 0.0
+        self._usual_s = min(self._usual_s + rise_s, self._longer_s)
+
+    @property
+    def is_known(self) -> bool:
+        """So many came that an average of them says what is usual."""
+        return self._count > _LATELY
+
+    def is_beyond(self, times: float, errors: float) -> bool:
+        """What came lately took longer than that."""
+        # The mean distance from the average is 0.8 of a standard deviation, where that is normal.
+        error_s = 1.25 * self._scatter_s / sqrt(self._window)
+        return self._lately_s > times * self._usual_s + errors * error_s

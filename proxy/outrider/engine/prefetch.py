@@ -223,6 +223,7 @@ class Prefetch:
                     self.think()
         except Signal as error:
             log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": str(error)})
+        self._turns.alone_again()
         self._planner.listed(bucket, (), self._clock(), before=count)
         self.think()
 

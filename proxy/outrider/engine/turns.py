@@ -92,6 +92,10 @@ class Turns:
         """A small body was here so long after it was asked for."""
         self._courtesy.came_small(after_s)
 
+    def alone_again(self) -> None:
+        """A LIST of ours that shared the line has ended."""
+        self._courtesy.alone_again()
+
     def slow_down(self) -> None:
         """The origin says that it is asked too much."""
         self._concurrency.slow_down(self._clock())
