@@ -68,7 +68,6 @@ class Courtesy:
         beside it."""
         self._foreign = max(self.alone, self.beside)
         self.alone, self.beside = min(_FIRST, self._ceiling), 1
-        self._delay, self._rushing = _Delay(), True
 
     def is_due(self, now: float) -> bool:
         """Bytes of a body came; whether what came lately is to be judged now."""
