@@ -39,12 +39,22 @@ def test_it_reads_a_bucket_in_three_ways(command: Command) -> None:
     measured = json.loads(done.stdout)
     assert [one["way"] for one in measured] == ["direct", "cold", "warm"]
     assert all(one["megabytes_per_s"] > 0 for one in measured)
+    assert measured[0]["from_cache"] == 0
+    assert measured[2]["from_cache"] >= 0.5
+    assert "could not keep" not in done.stderr
 
 
 def test_it_tells_people_what_it_does_and_found(command: Command) -> None:
     done = command.run("bench", f"s3://{NAME}/train/", "--rounds", "1", "--objects", "2")
     assert "2 objects, 0.4 MB" in done.stderr
     assert "of direct" in done.stdout
+
+
+def test_a_disk_without_room_for_the_cache_is_said(command: Command) -> None:
+    command.environ["OUTRIDER_MIN_FREE"] = "1000TiB"
+    done = command.run("bench", f"s3://{NAME}/train/", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "could not keep what was read" in done.stderr
 
 
 @pytest.mark.parametrize("url", ["no-url", f"s3://{NAME}/nothing-there/", "s3://no-such-bucket-of-ours/"])
