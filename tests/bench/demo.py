@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tests.bench.dataset import Shard, write_shards
-from tests.bench.table import footnotes, table
+from tests.bench.table import Row, footnotes, table
 from tests.support.bucket import Bucket
 from tests.support.child import Child, clean_environment, scratch_directory
 from tests.support.simulator_process import REPOSITORY, SimulatorProcess
@@ -56,21 +56,6 @@ class Plan:
 
 
 SHORT = Plan(shards=6, samples_per_shard=200)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One epoch of one run; GETs and bytes are those that the bucket's network saw in that time."""
-
-    run: str
-    epoch: int
-    samples: int
-    first_batch_s: float
-    data_wait_s: float
-    samples_per_s: float
-    digest: str
-    bucket_gets: int
-    bucket_bytes: int
 
 
 class DemoError(Exception):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from tests.bench.demo import Row
 
 GOAL = 0.10
 # On a machine that has the CPU for it, the job waits for the local disk about 1 % of the time.
@@ -19,6 +16,21 @@ _LIMIT = {
     "curl": "curl with a file:// URL",
     "boto3": "opened in the process itself",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One epoch of one run; GETs and bytes are those that the bucket's network saw in that time."""
+
+    run: str
+    epoch: int
+    samples: int
+    first_batch_s: float
+    data_wait_s: float
+    samples_per_s: float
+    digest: str
+    bucket_gets: int
+    bucket_bytes: int
 
 
 def excess_wait_s(row: Row, rows: list[Row]) -> float:

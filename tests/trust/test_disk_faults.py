@@ -376,7 +376,8 @@ def test_a_directory_that_another_process_made_again_is_his(bucket: Bucket, shel
         with closing(BlockDir.open(proxy.cache_dir)):
             # By chance he has blocks of the same names.
             for name in names:
-                (proxy.cache_dir / name).parent.mkdir(parents=True)
+                # Two of them may lie in one directory.
+                (proxy.cache_dir / name).parent.mkdir(parents=True, exist_ok=True)
                 (proxy.cache_dir / name).write_bytes(b"his")
             assert read(proxy, shelf, random.Random(7)) == {RIGHT}
             proxy.settle()

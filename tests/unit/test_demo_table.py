@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench.demo import Row
-from tests.bench.table import footnotes
+from tests.bench.table import Row, footnotes
 
 
 def rows(*waits_s: float) -> list[Row]:
