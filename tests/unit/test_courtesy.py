@@ -191,9 +191,12 @@ def test_what_was_asked_for_beside_a_list_is_not_learnt_from_after_it() -> None:
     assert courtesy.beside < learnt / 2, "twice as late as usual is a queue"
 
 
-def test_until_it_is_known_what_is_usual_there_are_no_more() -> None:
+def test_until_it_is_known_what_is_usual_there_are_few() -> None:
     courtesy = Courtesy(64)
     for _ in range(16):
         courtesy.felt()
         courtesy.came_small(0.05)
-    assert (courtesy.alone, courtesy.beside) == (2, 1)
+    assert (courtesy.alone, courtesy.beside) == (6, 5)
+    courtesy.felt()
+    courtesy.came_small(0.05)
+    assert courtesy.alone > 6
