@@ -277,10 +277,10 @@ async def test_a_long_list_is_fetched_from_while_it_comes(then: int, room: Engin
         while not all(map(room.prefetch._is_here, REFS[:6])):
             await asyncio.sleep(0)
     assert not any(request.key == REFS[6].key for request in room.origin.log)
-    room.turns._courtesy.beside = 9
+    room.turns._courtesy.beside = 40
     gate.set()
     await room.tasks.settle()
-    assert room.turns._courtesy.beside == 1, "what was learnt beside the LIST says nothing of the line alone"
+    assert room.turns._courtesy.beside < 10, "what was learnt beside the LIST says nothing of the line alone"
     await read(room, REFS[11])
     await read(room, REFS[8])
     await room.tasks.settle()

@@ -166,7 +166,7 @@ def test_what_was_usual_beside_a_list_is_not_what_is_usual_after_it() -> None:
     line.latency_s += 0.03
     line.run(5)
     line.latency_s -= 0.03
-    line.courtesy.alone_again()
+    line.courtesy.alone_again(len(line._coming))
     line.run(1)
     read = line.read
     line.run(5)
@@ -177,7 +177,7 @@ def test_what_was_usual_beside_a_list_is_not_what_is_usual_after_it() -> None:
 def test_what_was_asked_for_beside_a_list_is_not_learnt_from_after_it() -> None:
     courtesy = Courtesy(64)
     courtesy.alone = courtesy.beside = 20
-    courtesy.alone_again()
+    courtesy.alone_again(20)
     for _ in range(20):
         courtesy.came_small(0.2)
     for _ in range(60):

@@ -65,10 +65,10 @@ class Courtesy:
             self.alone, self.beside = min(_FIRST, self._ceiling), 1
             self._flowed_at = None
 
-    def alone_again(self) -> None:
+    def alone_again(self, under_way: int) -> None:
         """Something large that shared the line, and of which nothing is told here, has ended: what is usual was learnt
-        beside it."""
-        self._foreign = max(self.alone, self.beside)
+        beside it, and so many bodies were asked for beside it."""
+        self._foreign = under_way
         self.alone, self.beside = min(_FIRST, self._ceiling), 1
 
     def is_due(self, now: float) -> bool:

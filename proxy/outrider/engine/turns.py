@@ -94,7 +94,7 @@ class Turns:
 
     def alone_again(self) -> None:
         """A LIST of ours that shared the line has ended."""
-        self._courtesy.alone_again()
+        self._courtesy.alone_again(self._held[True] + self._held[False] + self._questions)
 
     def slow_down(self) -> None:
         """The origin says that it is asked too much."""
