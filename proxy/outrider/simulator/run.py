@@ -92,6 +92,7 @@ class Simulation:
         self.epochs: list[Epoch] = []
         self.opened: list[tuple[ObjectRef, Epoch]] = []
         self.objects: dict[ObjectRef, SimObject] = {}
+        self.readers = 0
         for job in jobs:
             for index in range(job.shards.count):
                 self._know(ObjectRef(job.shards.bucket, job.shards.key(index)), job.shards.size)
@@ -168,6 +169,7 @@ class _Visit:
         self._last = (extent.stop - 1) // block_bytes
         # Blocks that were relayed to this reader, and are read from memory.
         self._relayed: set[int] = set()
+        sim.readers += 1
         row.opened += 1
         row.hits += all(sim.store.has(block) for block, _ in of.blocks[self._first : self._last + 1])
         sim.opened.append((of.ref, row))
@@ -180,7 +182,7 @@ class _Visit:
 
     def _step(self) -> None:
         sim, blocks = self._sim, self._of.blocks
-        stop = min(self._last + 1, self._at + window_blocks(self._at - self._first))
+        stop = min(self._last + 1, self._at + window_blocks(self._at - self._first, sim.readers))
         for index in range(self._at, stop):
             block = blocks[index][0]
             if index not in self._relayed and not sim.store.has(block):
@@ -213,6 +215,7 @@ class _Visit:
         if self._at <= self._last:
             self._step()
             return
+        sim.readers -= 1
         if sim.planner is not None:
             sim.planner.sent(self._client, self._of.ref, sim.time.now)
         self._then()
