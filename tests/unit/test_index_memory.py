@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 import tracemalloc
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from outrider.adapters import snapshot
 from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.disk import DiskStore, Limits
+from outrider.adapters.leases import OpenFile
 from outrider.adapters.recovery import Recovery
 from outrider.core import blockfile
 from outrider.core.blockfile import BlockMeta
@@ -62,4 +64,27 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
         tracemalloc.stop()
     assert len(store) == OBJECTS * BLOCKS_EACH
     assert taken / len(store) < BYTES_PER_BLOCK_MAX
+    store.close()
+
+
+async def test_one_more_open_file_costs_the_same_however_many_are_open(tmp_path: Path) -> None:
+    store = DiskStore(
+        BlockDir.open(tmp_path / "cache"), policy_of("lru", 10**15, BLOCK_BYTES), Limits(10**15, open_files=10**6),
+        Metrics(), time.monotonic,
+    )  # fmt: skip
+    metas = [meta_of(number, index) for number in range(20) for index in range(BLOCKS_EACH)]
+    peaks = []
+    tracemalloc.start()
+    try:
+        for meta in metas:
+            need = blockfile.Header(meta).disk_bytes
+            await store.reserve(need, meta)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            store.landed(meta, need, OpenFile(-1, blockfile.PAGE_BYTES))
+            peaks.append(tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+    # A list of all that are open would be 8 bytes for each of them, made anew for each block that comes.
+    assert statistics.median(peaks[-500:]) < 4 * len(metas)
     store.close()

@@ -210,11 +210,11 @@ class BlockDir:
             return os.open(path, flags, 0o600)
 
     def put(self, path: Path, final: Path) -> None:
-        """Rename it into place."""
-        self.hold()
+        """Rename it into place. Where `path` is found, the directory is still the one that `create` held."""
         try:
             path.rename(final)
         except FileNotFoundError:
+            self.hold()
             final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.rename(final)
 

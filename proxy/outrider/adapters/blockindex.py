@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from itertools import islice
 
 from outrider.adapters.leases import Edition, FileLease, OpenFile, Slot
 from outrider.core.blockfile import BlockMeta
@@ -128,7 +129,7 @@ class BlockIndex:
         self._open[block] = None
         self._open.move_to_end(block)
         spare = len(self._open) - self._open_files
-        for oldest in list(self._open)[: max(0, spare)]:
+        for oldest in list(islice(self._open, max(0, spare))):
             idle = self._slots[oldest]
             assert idle.file is not None
             if idle.file.leases == 0:
