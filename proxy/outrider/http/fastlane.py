@@ -7,13 +7,11 @@ Where anything is unusual, missing, stale, unproved or refused, nothing has been
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from email.utils import formatdate
-from itertools import count
 from typing import TYPE_CHECKING
 
 from outrider.core import ranges, s3wire
@@ -28,7 +26,7 @@ from outrider.core.s3wire import Kind, Operation
 from outrider.core.sigv4 import SignedRequest
 from outrider.engine.hits import Hits, Known, Piece
 from outrider.http.access import Access, Who, reader_name
-from outrider.http.accesslog import AccessLog, subject_of
+from outrider.http.accesslog import AccessLog, new_request_id, subject_of
 from outrider.http.tally import Ended
 from outrider.http.wire import SocketWire, in_memory, read_in_memory
 from outrider.metrics import Metrics
@@ -149,7 +147,6 @@ class FastLane:
         self._harmless_hosts: set[str] = set()
         # Access keys and names that a grant covers: grants stand for as long as the process.
         self._granted: set[tuple[str, bytes]] = set()
-        self._ids = count(secrets.randbits(40) << 20)
         self._second = 0
         self._date = b""
         self._first_byte_s = {op: metrics.first_byte_s.labels(op) for op in ("get", "head")}
@@ -310,7 +307,7 @@ class FastLane:
         self, read: PlainRead, subject: _Subject, wire: SocketWire, extent: Extent,
         brought: _Brought, started: float, who: Who,
     ) -> bool | Begun:  # fmt: skip
-        request_id = f"{next(self._ids):016X}"
+        request_id = new_request_id()
         status = 200 if read.range is None else 206
         head = self._head(read, subject, extent, request_id)
         taken, sent, disk_failed = _written(wire, head, brought, extent.length)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import socket
 import time
 from collections import Counter
@@ -46,7 +45,7 @@ from outrider.engine.prefetch import Prefetch
 from outrider.engine.reads import Body, CacheStatus, OnAsked, ReadAnswer, Reads
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name
-from outrider.http.accesslog import AccessLog
+from outrider.http.accesslog import AccessLog, new_request_id
 from outrider.http.clientbody import client_body, send_leave
 from outrider.http.connection import Connection
 from outrider.http.fastlane import Begun, FastLane
@@ -90,7 +89,7 @@ class _Asked:
     request: web.BaseRequest
     wire: Wire
     headers: Headers
-    id: str = field(default_factory=lambda: secrets.token_hex(8).upper())
+    id: str = field(default_factory=new_request_id)
     started: float = field(default_factory=time.perf_counter)
     operation: Operation | None = None
     client: str = "-"
