@@ -96,20 +96,20 @@ class Store:
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32), objects=st.integers(4, 24), blocks=st.integers(1, 4), capacity=st.integers(2, 40),
-    in_epochs=st.booleans(), listed=st.booleans(),
+    in_epochs=st.booleans(), page=st.sampled_from([0, 1, 5, 24]),
 )  # fmt: skip
 def test_for_any_trace_the_budget_holds_and_nothing_is_wanted_twice_or_taken_from_a_reader(
-    seed: int, objects: int, blocks: int, capacity: int, in_epochs: bool, listed: bool
+    seed: int, objects: int, blocks: int, capacity: int, in_epochs: bool, page: int
 ) -> None:
-    """Long traces of two clients, drawn from `seed`; half of them in epochs, so that there is something to want."""
+    """Long traces of two clients, drawn from `seed`; half of them in epochs, so that there is something to want. A LIST
+    comes by pages of `page` names, among the rest; 0: none comes."""
     chance, store = Random(seed), Store(objects, blocks, capacity)
-    if listed:
-        store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    to_list = [(ref.key, store.size) for ref in store.refs] if page else []
     to_read: dict[str, list[ObjectRef]] = {"a": [], "b": []}
     tellings: dict[str, Telling] = {}
     for _ in range(500):
         store.now += 0.01
-        act, client = chance.choice("aarrrrrwwwllllTD" if seed % 3 == 0 else "aarrrrrwwwllll"), chance.choice("ab")
+        act, client = chance.choice("aarrrrrwwwllllPTD" if seed % 3 == 0 else "aarrrrrwwwllllP"), chance.choice("ab")
         if act == "a":
             to_read[client] = to_read[client] or chance.sample(store.refs, objects)
             ref = to_read[client].pop() if in_epochs else chance.choice(store.refs)
@@ -121,6 +121,10 @@ def test_for_any_trace_the_budget_holds_and_nothing_is_wanted_twice_or_taken_fro
             store.take(store.planner.wants(store.now, (capacity - len(store.present)) * BLOCK, 8))
         elif act == "l" and store.coming:
             store.land(chance.choice(sorted(store.coming)))
+        elif act == "P" and to_list:
+            come, to_list = to_list[:page], to_list[page:]
+            before = objects - len(come) - len(to_list)
+            store.planner.listed("bucket", come, store.now, before=before, more=bool(to_list))
         elif act == "T":
             told = tellings.setdefault(client, Telling())
             store.planner.told(client, chance.sample(store.refs, objects // 2), store.now, telling=told)

@@ -136,6 +136,18 @@ def test_a_list_that_comes_by_pages_is_fetched_from_by_its_first_and_thought_ove
     assert set(riders.wanted(150)) == set(range(COUNT)) - set(SHUFFLED[:50]) - {5, 0, 8, 3}
 
 
+def test_what_a_page_has_told_may_be_read_and_kept_before_the_list_is_whole() -> None:
+    riders = Riders(listed=False)
+    riders.read([5, 0, 8, 3])
+    riders.read([5, 0, 8, 3], client="b")
+    for before in range(0, COUNT, 10):
+        page = [(key, MIB) for key in KEYS[before : before + 10]]
+        riders.planner.listed("b", page, riders.now, before=before, more=True)
+        riders.came(before + 9)
+        riders.read([before + 7])
+        riders.read([before + 6], client="b")
+
+
 def test_a_set_that_was_forgotten_but_for_what_is_kept_is_learned_anew_from_a_shorter_list() -> None:
     riders = Riders()
     riders.read(SHUFFLED[:20])

@@ -213,7 +213,6 @@ class Job:
 
     def listed(self, names: Names) -> None:
         """A LIST has shown which keys there are."""
-        self.grow(len(names.keys))
         for one in self.passes:
             if one.number == 0 and not one.told and not self.free:
                 self._part = _Part()

@@ -91,7 +91,10 @@ class Dataset:
 
     def listed(self, *, more: bool) -> None:
         """A LIST has shown what there is; `more`: of its beginning. That is thought over, which costs as much as there
-        are names, when it is whole, and before that each time that it is twice as long."""
+        are names, when it is whole, and before that each time that it is twice as long. That there are more is heard
+        at once: any of them may be read now."""
+        for job in self.jobs.values():
+            job.grow(len(self.names.keys))
         count = len(self.names.listed)
         if count > self._names_listed * (2 if more else 1):
             self._names_listed = count
