@@ -410,3 +410,22 @@ async def test_a_stop_leaves_nothing_behind(room: Engine) -> None:
     assert room.origin.under_way == 0
     assert len(room.flights) == 0
     assert room.planner.blocks_coming == 0
+
+
+async def test_an_error_of_our_own_in_the_planner_costs_no_reader_his_reply_and_is_said_once_a_minute(
+    room: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise IndexError("array index out of range")
+
+    version = await room.openings.ask(REFS[0], 0)
+    for act in ("asked", "sent", "wants"):
+        with monkeypatch.context() as now:
+            now.setattr(room.planner, act, broken)
+            await read(room, REFS[1])
+            for _ in range(3):
+                room.prefetch.note(CLIENT, version, Extent(0, BLOCK))
+                room.prefetch.tick()
+        assert [line.message for line in caplog.records if line.exc_info] == ["prefetch failed"], act
+        caplog.clear()
+        room.clock.advance(60.0)

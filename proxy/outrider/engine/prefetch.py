@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -48,6 +48,7 @@ _FOLDERS_MAX = 4096
 _LOOKED_FOR = 1000
 # After a fill that failed, prefetching rests: twice as long after each in a row.
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
+_LOG_PAUSE_S = 60.0
 
 
 class Mode(Enum):
@@ -104,6 +105,7 @@ class Prefetch:
         # reader a question to the origin.
         self._checksums: LRUCache[tuple[str, str], bool] = LRUCache(_FOLDERS_MAX)
         self._pause_s = self._paused_until = 0.0
+        self._log_after = 0.0
         self.allowance = Allowance(budget.bytes_per_s, clock())
 
     # -- facts ----------------------------------------------------------------------------------------------------
@@ -114,16 +116,18 @@ class Prefetch:
         if mode is Mode.OFF or extent.length == 0:
             return
         self._checksums[_folder(version.ref)] = checksums
-        ahead = self._tell(mode, Note(client, version, extent, self._clock()))
-        if ahead is not None:
-            self._bring_ahead(version, ahead)
-        if mode is Mode.EPOCH:
-            self.think()
+        with self._harmless():
+            ahead = self._tell(mode, Note(client, version, extent, self._clock()))
+            if ahead is not None:
+                self._bring_ahead(version, ahead)
+            if mode is Mode.EPOCH:
+                self.think()
 
     def sent(self, client: str, ref: ObjectRef) -> None:
         """A request of `client` for `ref` has ended."""
         if self._mode_of(ref) is Mode.EPOCH:
-            self._planner.sent(client, ref, self._clock())
+            with self._harmless():
+                self._planner.sent(client, ref, self._clock())
 
     def note(self, client: str, version: ObjectVersion, extent: Extent) -> None:
         """A hit that needed nobody: asked for and sent. From any thread; heard of at the next `tick`."""
@@ -171,12 +175,25 @@ class Prefetch:
             mode = self._mode_of(note.version.ref)
             if mode is Mode.OFF:
                 continue
-            ahead = self._tell(mode, note)
-            if ahead is not None:
-                self._bring_ahead(note.version, ahead)
-            if mode is Mode.EPOCH:
-                self._planner.sent(note.client, note.version.ref, note.at)
-        self.think()
+            with self._harmless():
+                ahead = self._tell(mode, note)
+                if ahead is not None:
+                    self._bring_ahead(note.version, ahead)
+                if mode is Mode.EPOCH:
+                    self._planner.sent(note.client, note.version.ref, note.at)
+        with self._harmless():
+            self.think()
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """An error of our own in what only guesses costs no reader his reply, and does not end the ticks."""
+        try:
+            yield
+        except Exception:  # said once a minute: it may come with each request
+            now = self._clock()
+            if now >= self._log_after:
+                self._log_after = now + _LOG_PAUSE_S
+                log.exception("prefetch failed")
 
     def _tell(self, mode: Mode, note: Note) -> Extent | None:
         """What else of the object is worth bringing."""
