@@ -161,7 +161,7 @@ def machine() -> dict[str, str]:
 
 
 def file_system(directory: Path) -> str:
-    """The kind that `directory` is on. To make a file, ext4 without a journal passes over each inode that was deleted in
+    """The kind that `directory` is on. For a new file, ext4 without a journal passes over each inode deleted in
     the last minutes: where caches come and go, small objects pay for that and not for their proxy."""
     device = directory.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
