@@ -15,6 +15,8 @@ from outrider.adapters.diskwriter import DiskBlockWriter
 from outrider.core.blockfile import BlockMeta
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, StoreUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
+from outrider.core.window import Run, runs_ahead
+from outrider.engine import reads
 from outrider.engine.asking import OriginRefused
 from outrider.engine.flight import Flight
 from outrider.engine.openings import NotCacheable
@@ -479,15 +481,22 @@ async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_i
 
 async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     await room.reads.head(REF, {})
-    most = 0
+    most = reader_at = 0
 
     fill = room.flights.fill
 
+    def planned(position: int, last: int, sent: float, wanted: Callable[[int], bool], readers: int) -> list[Run]:
+        nonlocal reader_at
+        reader_at = position
+        return runs_ahead(position, last, sent, wanted, readers)
+
     def counted(flights: Sequence[Flight]) -> None:
         nonlocal most
-        most = max(most, len(room.flights))
+        if flights[0].meta.index > reader_at:  # what the reader waits for comes in any case
+            most = max(most, len(room.flights))
         fill(flights)
 
+    monkeypatch.setattr(reads, "runs_ahead", planned)
     monkeypatch.setattr(room.flights, "admits", lambda: len(room.flights) < 2)
     monkeypatch.setattr(room.flights, "fill", counted)
     assert await room.get() == DATA
