@@ -146,6 +146,7 @@ def test_what_a_page_has_told_may_be_read_and_kept_before_the_list_is_whole() ->
         riders.came(before + 9)
         riders.read([before + 7])
         riders.read([before + 6], client="b")
+        assert riders.wanted(), "of what is known so far"
 
 
 def test_a_set_that_was_forgotten_but_for_what_is_kept_is_learned_anew_from_a_shorter_list() -> None:
