@@ -231,6 +231,8 @@ async def running(
             await _drain(outrider, hurry or asyncio.Event())
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
             under_way = outrider.steering.orders.under_way()
+            # Readers may outlast the drain, and what they bring from here on no snapshot would tell of.
+            outrider.store.stopping = True
             await tasks.stop()
             await recovery.save()
             orders.save(directory, outrider.planner.library)

@@ -21,7 +21,7 @@ from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.diskwork import _THREADS, DiskWork
 from outrider.adapters.diskwriter import DiskBlockWriter
-from outrider.adapters.leases import FileLease
+from outrider.adapters.leases import FileLease, OpenFile
 from outrider.adapters.recovery import Recovery
 from outrider.core.blockfile import PAGE_BYTES, BlockMeta, Header
 from outrider.core.errors import StoreUnavailable
@@ -610,6 +610,32 @@ async def test_a_victim_that_will_not_go_keeps_its_place_and_no_snapshot_forgets
     disk.close()
 
 
+def test_a_file_whose_close_tells_of_an_error_is_closed_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.mkdir()
+    file = OpenFile(os.open(root / "f", os.O_RDWR | os.O_CREAT), 0)
+    close = os.close
+
+    def closes_and_fails(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", closes_and_fails)
+        file.doom()
+    # The lowest number that is free: the one that was closed.
+    other = os.open(os.devnull, os.O_RDONLY)
+    file.doom()
+    os.fstat(other)
+    os.close(other)
+
+
+async def test_a_store_that_stops_takes_no_block_any_more(disk: Disk) -> None:
+    disk.store.stopping = True
+    with pytest.raises(StoreUnavailable, match="stops"):
+        await disk.store.create(meta_of(0))
+    disk.keep_budget()
+
+
 async def test_a_directory_emptied_under_us_is_made_again(disk: Disk) -> None:
     await disk.write(meta_of(0))
     shutil.rmtree(disk.root / "v2")
@@ -688,6 +714,29 @@ async def test_a_writer_cancelled_at_the_rename_leaves_no_block_that_the_index_d
         Gated.go_on.set()
     assert on_disk(root) == 0
     assert (disk.store.used_bytes, len(disk.store), open_fds()) == (0, 0, before)
+    disk.close()
+
+
+async def test_a_block_in_its_place_that_will_not_go_is_found_by_the_next_start(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(root, directory=Gated)
+    await disk.recovery.index()
+    writer = await disk.store.create(meta_of(0))
+    Gated.reached.clear()
+    Gated.go_on.clear()
+    Gated.closed = True
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", failing(errno.EIO))
+            await cancelled_at_the_rename(writer, write_whole, payload_of(meta_of(0)))
+    finally:
+        Gated.closed = False
+        Gated.go_on.set()
+    assert (on_disk(root), len(disk.store)) == (FILE, 0)
+    disk = await restarted(disk, clean=True)
+    disk.keep_budget()
+    assert len(disk.store) == 1
     disk.close()
 
 

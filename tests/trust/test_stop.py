@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
+from outrider.adapters import snapshot
 from tests.support.fakes import ramp
-from tests.support.proxy import ServedProxy, s3_client
+from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.trials import Trials, rounds
 from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from outrider.core.blockfile import BlockMeta
     from tests.support.bucket import Bucket
     from tests.support.simulator import Simulator
 
@@ -155,6 +158,40 @@ def test_what_does_not_end_in_time_is_cut_visibly(
             answer = ask(proxy.address, "GET", TARGET)
             assert (answer.headers["x-cache"], answer.body) == ("HIT", DATA)
             assert list((proxy.cache_dir / "tmp").iterdir()) == []
+
+
+def test_the_snapshot_tells_of_all_that_lies_there_whoever_still_reads(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, trials: Trials
+) -> None:
+    saving, over, encode = threading.Event(), threading.Event(), snapshot.encode
+
+    def while_somebody_reads(blocks: Iterable[BlockMeta]) -> Iterator[bytes]:
+        known = list(blocks)
+        saving.set()
+        assert over.wait(60)
+        yield from encode(known)
+
+    with Proxy(bucket, block_size="1MiB", drain_s="0", prefetch="off") as proxy:
+        with RawConnection(proxy.address) as reader:
+            reader.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            reader.send(request("GET", TARGET))
+            answer = reader.read_head()
+            assert answer.read(MIB) == DATA[:MIB]
+            monkeypatch.setattr(snapshot, "encode", while_somebody_reads)
+            with ThreadPoolExecutor(1) as elsewhere:
+                stopped = elsewhere.submit(proxy.stop)
+                try:
+                    assert saving.wait(60)
+                    with contextlib.suppress(http.client.IncompleteRead, ConnectionError):
+                        assert answer.read() == DATA[MIB:]
+                finally:
+                    over.set()
+                stopped.result()
+        monkeypatch.undo()
+        proxy.start()
+        there = {path.name: path.stat().st_size for path in (proxy.cache_dir / "v2").glob("*/*")}
+        trials.record("stop", "a reader who outlasts the drain", "the snapshot tells of all blocks")
+        assert len(there) == len(proxy.outrider.store), there
 
 
 HANGS = {

@@ -69,6 +69,8 @@ class DiskStore(BlockIndex):
         self._tmp_numbers = count()
         # Until the scan knows what lies in the directory, nothing is admitted: the budget could not be kept.
         self.admitting = True
+        # The snapshot is about to be written, or was: what comes now the next start would not know of.
+        self.stopping = False
         # False: a file lies there that the next start would not know of without a scan.
         self.whole = True
         self._making_room = asyncio.Lock()
@@ -187,6 +189,8 @@ class DiskStore(BlockIndex):
         """
         if not self.admitting:
             raise StoreUnavailable("the directory is being scanned")
+        if self.stopping:
+            raise StoreUnavailable("the proxy stops")
         if self.work.is_sick:
             raise StoreUnavailable("the disk failed a moment ago")
         # One at a time: two that looked at the same full budget would each evict for both.

@@ -142,6 +142,8 @@ class DiskBlockWriter:
             path = self._store.directory.path_of(self._meta.key) if self._renamed else self._path
             await self._store.work.run(self._store.directory.remove, path)
         except OSError as error:
+            # In its place already: a file that no snapshot tells of.
+            self._store.whole &= not self._renamed
             self._store.work.trouble("unlink", error)
         except RuntimeError:
             pass  # the store is closed; the next start sweeps it

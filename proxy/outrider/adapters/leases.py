@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from contextlib import suppress
 
 from outrider.core.blockfile import BlockMeta
 from outrider.core.model import BlockKey
@@ -49,8 +50,10 @@ class OpenFile:
 
     def _close_if_over(self) -> None:
         if self._doomed and self.leases == 0 and self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+            fd, self.fd = self.fd, -1
+            # NFS and FUSE tell of a write that failed here. The number is free all the same, and somebody else's next.
+            with suppress(OSError):
+                os.close(fd)
 
 
 class FileLease:
