@@ -150,6 +150,17 @@ def test_what_a_start_found_must_be_asked_about_and_replaces_nothing() -> None:
     assert catalog.fresh(A) == version(A, 2)
 
 
+@pytest.mark.parametrize("write_first", [False, True])
+def test_what_a_start_found_is_no_stand_in_for_what_was_written_since(write_first: bool) -> None:
+    catalog, _ = catalog_of("immutable")
+    if write_first:
+        catalog.forget(A)
+    catalog.recall("http://o", version(A))
+    if not write_first:
+        catalog.forget(A)
+    assert (catalog.fresh(A), catalog.stale(A)) == (None, None)
+
+
 def test_gone_is_gone() -> None:
     catalog, _ = catalog_of()
     catalog.learn(version(A), catalog.mark())

@@ -103,3 +103,20 @@ async def test_what_fell_out_of_the_catalog_is_believed_no_more(room: Engine) ->
     assert not hits.is_current(found)
     assert hits.known(REF) is None
     assert len(room.catalog) == 2
+
+
+async def test_a_look_in_the_middle_of_a_forget_keeps_nothing_old(
+    room: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await read(room)
+    hits, seen = hits_of(room), []
+    note = room.catalog._forgotten.note
+
+    def looked_at_just_here(name: ObjectRef, generation: int) -> None:
+        seen.append(hits.known(REF))  # as a worker may, on another thread
+        note(name, generation)
+
+    monkeypatch.setattr(room.catalog._forgotten, "note", looked_at_just_here)
+    room.catalog.forget(REF)
+    assert len(seen) == 1
+    assert seen[0] is None or not hits.is_current(seen[0])

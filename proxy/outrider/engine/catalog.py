@@ -117,7 +117,8 @@ class Catalog:
     def stale(self, ref: ObjectRef) -> ObjectVersion | None:
         """What may stand in while the origin is down: the version last heard of, unless a write made it doubtful."""
         entry = self._entries.get(ref)
-        if entry is None or (entry.mark is not None and not self.believes(ref, entry.mark)):
+        # What was found at a start, or doubted by a LIST, has no mark: it is older than any write that we know of.
+        if entry is None or not self.believes(ref, entry.mark or Mark(0, -inf)):
             return None
         return entry.version
 
@@ -173,13 +174,14 @@ class Catalog:
     def forget(self, ref: ObjectRef) -> None:
         """A write is about to change `ref`, or has: the next read asks the origin, and no older answer is believed."""
         self._generation += 1
-        self.changes += 1
         self._forgotten.note(ref, self._generation)
+        # Last: a worker that looks between the two must not keep the old version under the new count.
+        self.changes += 1
 
     def forget_bucket(self, bucket: str) -> None:
         self._generation += 1
-        self.changes += 1
         self._forgotten_buckets.note(bucket, self._generation)
+        self.changes += 1
 
     def doubt(self, name: ObjectRef | str) -> None:
         """A write ended without an answer, and the origin may carry it out yet: for a while each read of the name, or
