@@ -19,9 +19,11 @@ from tests.support.bucket import REGION
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
+from tests.support.weather import Fault, FaultKind, Weather
 
 if TYPE_CHECKING:
     from tests.support.bucket import Bucket
+    from tests.support.simulator import Simulator
     from tests.support.trials import Trials
 
 MIB = 1024 * 1024
@@ -109,3 +111,23 @@ async def test_a_connection_is_free_when_the_reply_was_read_not_when_its_reader_
             assert reply.status == 200
     finally:
         await origin.close()
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_first_bodies_that_break_do_not_keep_their_connections_from_those_that_go_on(
+    bucket: Bucket, simulator: Simulator, trials: Trials, connections: int
+) -> None:
+    data = LARGE[: 5 * MIB]
+    direct = bucket.client()
+    for number in range(connections):
+        direct.put_object(Bucket=NAME, Key=f"first-{connections}-{number}", Body=data)
+    direct.close()
+    broken = Fault(FaultKind.TRUNCATE, times=connections, path_contains=f"first-{connections}", after_bytes=2 * MIB)
+    simulator.weather = Weather(connection_bytes_s=8e6, faults=[broken])
+    with Proxy(
+        bucket, simulator.endpoint, origin_connections=connections, origin_timeout_s="2", prefetch="off"
+    ) as proxy, ThreadPoolExecutor(connections) as clients:  # fmt: skip
+        targets = [f"/{NAME}/first-{connections}-{number}" for number in range(connections)]
+        answers = list(clients.map(lambda target: ask(proxy.address, "GET", target), targets))
+    trials.record("all connections in use", "bodies that break at once", "the right bytes", times=connections)
+    assert [answer.body == data for answer in answers] == [True] * connections

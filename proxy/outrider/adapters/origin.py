@@ -365,6 +365,10 @@ class HttpReply:
                     self.came_bytes += len(chunk)
                     yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            # Who goes on with another reply may still hold this one, and wait for the connection that it has.
+            self.close()
+            if self.ended is not None:
+                self.ended()
             raise OriginBroke(_words(error)) from error
 
 
