@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, ValuesView
 from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace, merge
 
 from outrider.core.datasets import template_of
-from outrider.core.kept import Dataset
+from outrider.core.kept import Dataset, Kept
 from outrider.core.memory import packed, unpacked
 from outrider.core.model import ObjectRef
 
@@ -14,6 +15,8 @@ Item = tuple[Dataset, int]
 """An object: its dataset and its number there."""
 
 _DATASETS_MAX = 4096
+# Sets of which the first in line is found anew each time; of more, so long after it was last.
+_FEW_SETS, _FIRSTS_S = 16, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Library:
         self._forget = forget
         self._datasets: dict[tuple[str, str], Dataset] = {}
         self._keys = 0
+        self._firsts: list[tuple[float, Dataset]] = []
+        self._firsts_at = 0.0
 
     def __len__(self) -> int:
         return self._keys
@@ -90,6 +95,29 @@ class Library:
         known = (dataset.bucket, dataset.template) in self._datasets
         return self._keys + new_keys <= self._keys_max and (known or len(self._datasets) < _DATASETS_MAX)
 
+    def farthest(self, now: float) -> Iterator[tuple[float, Kept]]:
+        """See `Dataset.farthest`, of all sets. Of many, such as a folder for each class, only those are begun with of which
+        the first is about as far as what was found so far."""
+        sets = [one for one in self._datasets.values() if one.kept]
+        if len(sets) <= _FEW_SETS:
+            few = [one.farthest(now) for one in sets]
+            return few[0] if len(few) == 1 else merge(*few, key=lambda pair: -pair[0])
+        if len(sets) != len(self._firsts) or now - self._firsts_at > _FIRSTS_S:
+            self._firsts = sorted(((next(one.farthest(now))[0], one) for one in sets), key=lambda pair: -pair[0])
+            self._firsts_at = now
+        return self._farthest_of_many(now)
+
+    def _farthest_of_many(self, now: float) -> Iterator[tuple[float, Kept]]:
+        begun: list[tuple[float, int, Kept, Iterator[tuple[float, Kept]]]] = []
+        for number, (first_s, one) in enumerate(self._firsts):
+            while begun and -begun[0][0] >= first_s:
+                yield _next_of(begun)
+            its = one.farthest(now)
+            if (pair := next(its, None)) is not None:
+                heappush(begun, (-pair[0], number, pair[1], its))
+        while begun:
+            yield _next_of(begun)
+
     def _forget_oldest(self, wanted: Dataset | None) -> bool:
         """False: nothing more can be forgotten."""
         idle = [one for one in self._datasets.values() if len(one.names.keys) > len(one.kept)]
@@ -132,3 +160,12 @@ class Library:
             else:
                 known, known_bytes = known + reads, known_bytes + total
         return Outlook(ordered, known, free, ordered_bytes, known_bytes)
+
+
+def _next_of(begun: list[tuple[float, int, Kept, Iterator[tuple[float, Kept]]]]) -> tuple[float, Kept]:
+    negative_s, number, kept, its = begun[0]
+    if (pair := next(its, None)) is not None:
+        heapreplace(begun, (-pair[0], number, pair[1], its))
+    else:
+        heappop(begun)
+    return -negative_s, kept

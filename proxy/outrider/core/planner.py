@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import merge
+from typing import NamedTuple
 
 from outrider.core.datasets import prefix_of
 from outrider.core.epochs import Pass
@@ -36,6 +36,8 @@ _FORGIVEN = 1 / 16
 _FAREST = float("inf")
 # Times the pace of the readers at which a set of unknown order is fetched.
 _PACE = 2
+# Offers that are tried, soonest due first: where there is no room for one, there is none for what is due later.
+_TRIED = 16
 # An order so likely that what lies far behind the readers is given up.
 _SURE = 0.8
 
@@ -49,6 +51,15 @@ class Want:
     size: int
     blocks: tuple[int, ...]
     due_s: float
+
+
+class _Offer(NamedTuple):
+    """What a pass reads next of what is not here."""
+
+    due_s: float
+    dataset: Dataset
+    by: Pass
+    key: int
 
 
 @dataclass(slots=True)
@@ -384,8 +395,7 @@ class Planner:
     def _farthest(self, later_than_s: float) -> Iterator[Kept]:
         """What is needed later than that, about the farthest first."""
         yield from (kept for kept in self._outdated.values() if not self._pinned(kept.version_id))
-        ranked = [dataset.farthest(self._now) for dataset in self.library.datasets() if dataset.kept]
-        for seconds, kept in ranked[0] if len(ranked) == 1 else merge(*ranked, key=lambda pair: -pair[0]):
+        for seconds, kept in self.library.farthest(self._now):
             if seconds <= later_than_s:
                 return
             if not self._pinned(kept.version_id):
@@ -401,21 +411,26 @@ class Planner:
         wants: list[Want] = []
         active = [(dataset, one) for dataset in self.library.datasets() if self._may_fetch(dataset)
                   for one in dataset.passes() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
-        while active and self._handed_blocks < blocks:
-            offers = []
-            for dataset, one in active:
-                if (key := self._next(dataset, one)) is not None:
-                    offers.append((one.until(key) * one.seconds(now), dataset, one, key))
-            offers.sort(key=lambda offer: offer[0])
-            for due_s, dataset, one, key in offers:
-                want = self._want(dataset, one, key, due_s, free_bytes)
+        offers: list[_Offer] = []
+        anew = active
+        while anew and self._handed_blocks < blocks:
+            offers += filter(None, (self._offer(dataset, one) for dataset, one in anew))
+            offers.sort(key=lambda offer: offer.due_s)
+            anew = []
+            for offer in offers[:_TRIED]:
+                want = self._want(offer.dataset, offer.by, offer.key, offer.due_s, free_bytes)
                 if want is not None:
                     wants.append(want)
-                    self._advance(one)
+                    self._advance(offer.by)
+                    # Others who read the same set may have offered the same.
+                    anew = [pair for pair in active if pair[0] is offer.dataset]
+                    offers = [other for other in offers if other.dataset is not offer.dataset]
                     break
-            else:
-                break
         return wants
+
+    def _offer(self, dataset: Dataset, one: Pass) -> _Offer | None:
+        key = self._next(dataset, one)
+        return None if key is None else _Offer(one.until(key) * one.seconds(self._now), dataset, one, key)
 
     @property
     def blocks_coming(self) -> int:
