@@ -429,3 +429,30 @@ async def test_an_error_of_our_own_in_the_planner_costs_no_reader_his_reply_and_
         assert [line.message for line in caplog.records if line.exc_info] == ["prefetch failed"], act
         caplog.clear()
         room.clock.advance(60.0)
+
+
+async def test_thoughts_that_take_long_take_a_tenth_of_the_time(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    took_s = 0.02
+    thoughts: list[float] = []
+
+    def long_thought(now: float, *_: object) -> list[object]:
+        thoughts.append(now)
+        room.clock.advance(took_s)
+        return []
+
+    monkeypatch.setattr(room.planner, "wants", long_thought)
+    began = room.clock()
+    while room.clock() - began < 10.0:
+        room.prefetch.think()
+        room.clock.advance(0.001)
+    assert 0.08 * 10.0 <= took_s * len(thoughts) <= 0.12 * 10.0
+    # Short ones are no matter, nor is a single one that was held up.
+    took_s = 0.0005
+    room.prefetch.think()
+    for took_s in (0.0005, 0.5, 0.0005):
+        room.clock.advance(5.0)
+        count = len(thoughts)
+        for _ in range(3 if took_s < 0.1 else 1):
+            room.prefetch.think()
+        assert len(thoughts) - count == (3 if took_s < 0.1 else 1)
+    await room.tasks.settle()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from heapq import merge
+from random import Random
+
+import pytest
+
 from outrider.core.library import Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner
+from tests.unit.test_ahead_properties import calls_of
 
 MIB = 2**20
 DATASETS_MAX = 4096
@@ -87,3 +93,44 @@ def test_an_earlier_run_may_have_known_more_datasets() -> None:
 def _word(number: int) -> str:
     """A folder's name of letters alone: a number would make many folders one dataset."""
     return "".join("abcdefghij"[int(digit)] for digit in str(number))
+
+
+def kept(planner: Planner, key: str, now: float) -> BlockKey:
+    ref = asked(planner, key, now)
+    block = BlockKey(key.encode().ljust(16)[:16], 0)
+    planner.added(block, ObjectVersion(ref, '"e"', MIB))
+    return block
+
+
+@pytest.mark.parametrize("sets", [5, 60])
+def test_of_many_sets_the_farthest_is_found_as_of_few(sets: int) -> None:
+    planner, random = Planner(10**6 * MIB, MIB), Random(sets)
+    keys = [f"{_word(number)}/{index}" for number in range(sets) for index in range(4)]
+    now = 0.0
+    for key in random.sample(keys, len(keys)):
+        now += 1.0
+        kept(planner, key, now)
+    # Each folder is a set that was read once, in an order of its own; some keys of some of them now for a second time.
+    for key in random.sample(keys, sets):
+        now += 1.0
+        asked(planner, key, now)
+    found = list(planner.library.farthest(now))
+    assert sorted(one.version_id for _, one in found) == sorted(key.encode().ljust(16)[:16] for key in keys)
+    each = [one.farthest(now) for one in planner.library.datasets()]
+    exact = [seconds for seconds, _ in merge(*each, key=lambda pair: -pair[0])]
+    # Beyond these, two are equally far, and either may be first.
+    assert [seconds for seconds, _ in found][:100] == exact[:100]
+    newest = kept(planner, f"{_word(sets)}/new", now)
+    assert newest.version_id in {one.version_id for _, one in planner.library.farthest(now)}
+
+
+def test_of_many_sets_few_are_looked_at_for_each_eviction() -> None:
+    def work(sets: int) -> int:
+        planner = Planner(10**6 * MIB, MIB)
+        for number in range(sets):
+            for index in range(600 // sets):
+                kept(planner, f"{_word(number)}/{index}", float(number))
+        next(planner.victims())
+        return calls_of(lambda: next(planner.victims()))
+
+    assert work(300) <= 5 * work(1)

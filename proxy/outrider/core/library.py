@@ -96,8 +96,8 @@ class Library:
         return self._keys + new_keys <= self._keys_max and (known or len(self._datasets) < _DATASETS_MAX)
 
     def farthest(self, now: float) -> Iterator[tuple[float, Kept]]:
-        """See `Dataset.farthest`, of all sets. Of many, such as a folder for each class, only those are begun with of which
-        the first is about as far as what was found so far."""
+        """See `Dataset.farthest`, of all sets. Of many, such as a folder for each class, only those are begun with of
+        which the first is about as far as what was found so far."""
         sets = [one for one in self._datasets.values() if one.kept]
         if len(sets) <= _FEW_SETS:
             few = [one.farthest(now) for one in sets]

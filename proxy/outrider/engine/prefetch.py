@@ -49,6 +49,8 @@ _LOOKED_FOR = 1000
 # After a fill that failed, prefetching rests: twice as long after each in a row.
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 _LOG_PAUSE_S = 60.0
+# A thought that takes longer holds all readers up: then at most one part in so many of the time goes into thinking.
+_LONG_S, _REST = 0.002, 10.0
 
 
 class Mode(Enum):
@@ -105,7 +107,7 @@ class Prefetch:
         # reader a question to the origin.
         self._checksums: LRUCache[tuple[str, str], bool] = LRUCache(_FOLDERS_MAX)
         self._pause_s = self._paused_until = 0.0
-        self._log_after = 0.0
+        self._log_after = self._took_s = self._rested_at = 0.0
         self.allowance = Allowance(budget.bytes_per_s, clock())
 
     # -- facts ----------------------------------------------------------------------------------------------------
@@ -209,10 +211,14 @@ class Prefetch:
         now = self._clock()
         for bucket, prefix in self._planner.please_list():
             self._spawn(self._look_around(bucket, prefix), f"list s3://{bucket}/{prefix}")
-        if now < self._paused_until:
+        if now < max(self._paused_until, self._rested_at):
             return
         for want in self._wants(now):
             self._spawn(self._bring(want), f"prefetch {want.ref}")
+        before_s, self._took_s = self._took_s, self._clock() - now
+        # Twice in a row: one may have been held up itself.
+        if (took_s := min(before_s, self._took_s)) > _LONG_S:
+            self._rested_at = now + _REST * took_s
 
     def _wants(self, now: float) -> Iterator[Want]:
         room_bytes, blocks = self._store.room_bytes, self._budget.blocks
