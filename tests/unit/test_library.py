@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from outrider.core.kept import Dataset
 from outrider.core.library import Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner
@@ -134,3 +135,40 @@ def test_of_many_sets_few_are_looked_at_for_each_eviction() -> None:
         return calls_of(lambda: next(planner.victims()))
 
     assert work(300) <= 5 * work(1)
+
+
+def test_a_set_of_more_names_than_are_remembered_is_not_listed_in_a_circle() -> None:
+    names_max, count, page = 3000, 3800, 100
+    planner = Planner(10_000, 10, keys_max=names_max)
+    keys = [f"d/{number:06d}.jpg" for number in range(count)]
+    lists, told = 0, names_max
+    for now, key in enumerate(Random(1).sample(keys, count)):
+        asked(planner, key, 0.01 * now)
+        if planner.please_list():
+            lists, told = lists + 1, 0
+        for _ in range(4):
+            if told < names_max:
+                planner.listed("b", [(one, 10) for one in keys[told : told + page]], 0.01 * now, before=told, more=True)
+                told += page
+                if told == names_max:
+                    planner.listed("b", (), 0.01 * now, before=told)
+    assert lists == 1
+
+
+def test_where_all_names_are_of_what_is_kept_none_are_numbered_anew_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shrunk, shrink = [], Dataset.shrink
+
+    def counted(dataset: Dataset) -> None:
+        shrunk.append(dataset)
+        shrink(dataset)
+
+    monkeypatch.setattr(Dataset, "shrink", counted)
+    planner = Planner(10**9, 10, keys_max=1000)
+    for number in range(1100):
+        key = f"d/{number:06d}.jpg"
+        kept(planner, key, float(number))
+        if number >= 1000:
+            planner.removed(next(planner.victims()))
+    assert len(shrunk) <= 2

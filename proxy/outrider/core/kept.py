@@ -60,6 +60,8 @@ class Dataset:
         self.jobs: dict[str, Job] = {}
         self.learned: list[Learned] = []
         self.list_wanted = False
+        # Of more names than are remembered: a LIST would be forgotten before it is of use.
+        self.too_many = False
         # How long a LIST of it is, when the last one was asked for, and how many objects were opened since.
         self.list_pages = 1
         self.listed_at = 0.0

@@ -15,6 +15,8 @@ Item = tuple[Dataset, int]
 """An object: its dataset and its number there."""
 
 _DATASETS_MAX = 4096
+# A set is forgotten for a part of its names that is larger than this, and none where nothing is kept of it.
+_WORTH_IT = 16
 # Sets of which the first in line is found anew each time; of more, so long after it was last.
 _FEW_SETS, _FIRSTS_S = 16, 0.25
 
@@ -88,6 +90,8 @@ class Library:
                 self._keys += new
                 dataset.names.list(its)
                 told.append(dataset)
+            else:
+                dataset.too_many = True
         return told
 
     def _may_have(self, dataset: Dataset, new_keys: int) -> bool:
@@ -120,13 +124,16 @@ class Library:
 
     def _forget_oldest(self, wanted: Dataset | None) -> bool:
         """False: nothing more can be forgotten."""
-        idle = [one for one in self._datasets.values() if len(one.names.keys) > len(one.kept)]
+        # To number all anew for a few names would cost more than they take.
+        idle = [one for one in self._datasets.values()
+                if (count := len(one.names.keys)) - len(one.kept) > count // _WORTH_IT]  # fmt: skip
         if not idle:
             return False
         oldest = min(idle, key=lambda one: (one is wanted, one.active_at))
         self._forget(oldest)
         self._keys -= len(oldest.names.keys)
         oldest.shrink()
+        oldest.too_many |= oldest is wanted
         self._keys += len(oldest.names.keys)
         if not oldest.kept and oldest is not wanted:
             del self._datasets[oldest.bucket, oldest.template]

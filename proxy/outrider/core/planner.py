@@ -189,6 +189,7 @@ class Planner:
     def _think_of_listing(self, dataset: Dataset) -> None:
         if (
             not dataset.list_wanted
+            and not dataset.too_many
             and not dataset.names.listed
             and not dataset.is_told
             and len(dataset.names.keys) >= 3
