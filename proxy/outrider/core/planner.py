@@ -294,6 +294,8 @@ class Planner:
             self._kept[block.version_id] = kept
             if (old := dataset.kept.get(key)) is not None:
                 dataset.drop(old)
+                # Its readers' end would be told of the new one.
+                old.reading = False
                 self._outdated[old.version_id] = old
             dataset.keep(kept, self._now)
         kept.present |= 1 << block.index
@@ -343,6 +345,7 @@ class Planner:
             item = kept.dataset, kept.key
             if item in self._open:
                 self._open[item] = (self._open[item][0], self._now)
+                self._open.move_to_end(item)
 
     def removed(self, block: BlockKey) -> None:
         kept = self._kept.get(block.version_id)
@@ -355,7 +358,9 @@ class Planner:
             self.wasted_bytes += kept.block_bytes
             if not kept.excused:
                 self._owing[dataset] = self._owing.get(dataset, 0.0) + kept.block_bytes
-        self._fetch_again(dataset, kept.key)
+        if dataset.kept.get(kept.key) is kept:
+            # An outdated one's number may be from before the set was forgotten.
+            self._fetch_again(dataset, kept.key)
         if not kept.present:
             del self._kept[block.version_id]
             self._outdated.pop(block.version_id, None)

@@ -1,0 +1,60 @@
+"""The planner and what is unusual: objects that are overwritten, sets that are forgotten, plans that change."""
+
+from __future__ import annotations
+
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.planner import Planner
+
+SIZE = 10
+OLD, NEW = b"1" * 16, b"2" * 16
+ETAGS = {OLD: '"1"', NEW: '"2"'}
+
+
+def refs_of(count: int, folder: str = "d") -> list[ObjectRef]:
+    return [ObjectRef("b", f"{folder}/{i:06d}.tar") for i in range(count)]
+
+
+def read(planner: Planner, ref: ObjectRef, now: float, client: str = "a") -> None:
+    planner.asked(client, ref, SIZE, Extent(0, SIZE), now)
+    planner.sent(client, ref, now)
+
+
+def test_an_object_that_is_overwritten_while_it_is_open_may_go() -> None:
+    planner = Planner(100, SIZE)
+    ref = ObjectRef("b", "ckpt/latest.pt")
+    for vid, now in ((OLD, 1.0), (NEW, 100.0)):
+        planner.asked("a", ref, 2 * SIZE, Extent(0, 2 * SIZE), now)
+        for index in (0, 1):
+            planner.added(BlockKey(vid, index), ObjectVersion(ref, ETAGS[vid], 2 * SIZE))
+            planner.read(BlockKey(vid, index))
+        planner.sent("a", ref, now)
+    assert [block.version_id for block in planner.victims()] == [OLD, OLD, NEW, NEW]
+
+
+def test_an_outdated_version_goes_after_its_set_was_forgotten_and_numbered_anew() -> None:
+    planner = Planner(10_000, SIZE, keys_max=100)
+    refs = refs_of(50)
+    for i, ref in enumerate(refs):
+        read(planner, ref, 1.0 + i)
+    for vid in (OLD, NEW):
+        planner.added(BlockKey(vid, 0), ObjectVersion(refs[-1], ETAGS[vid], SIZE))
+    for i, ref in enumerate(refs_of(80, "e")):
+        read(planner, ref, 100.0 + i)
+    for i, ref in enumerate(refs[:10]):
+        read(planner, ref, 200.0 + i)
+    oldest = next(iter(planner.victims()))
+    assert oldest.version_id == OLD
+    planner.removed(oldest)
+    assert [block.version_id for block in planner.victims()] == [NEW]
+
+
+def test_a_long_read_does_not_keep_what_others_have_left_open() -> None:
+    planner = Planner(10_000, SIZE)
+    long = ObjectRef("b", "big/one.tar")
+    planner.asked("slow", long, 100_000, Extent(0, 100_000), 0.0)
+    for i, ref in enumerate(refs_of(1000)):
+        planner.added(BlockKey(b"big!", i), ObjectVersion(long, '"e"', 100_000))
+        planner.asked("fast", ref, 100, Extent(0, 10), float(i))
+        planner.read(BlockKey(b"big!", i))
+        planner.sent("fast", ref, float(i))
+    assert planner.readers <= 100
