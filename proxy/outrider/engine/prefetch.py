@@ -18,13 +18,15 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from outrider.core.allowance import Allowance
-from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown
+from outrider.core.backoff import RETRYABLE_STATUSES
+from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
 from outrider.core.planner import Planner, Want
 from outrider.core.plans import PlanProgress
 from outrider.core.streams import Streams
 from outrider.core.tellings import Telling
 from outrider.core.window import Run
+from outrider.engine.asking import OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.flight import Flight
 from outrider.engine.flights import Flights, Spawn
@@ -140,10 +142,8 @@ class Prefetch:
         wanted = [ref for ref in refs if self._mode_of(ref) is Mode.EPOCH]
         if telling is not None:
             telling.ignored += len(refs) - len(wanted)
-        if len(wanted) == len(refs):
+        if wanted:
             self._planner.told(client, wanted, self._clock(), start=start, total=total, telling=telling)
-        elif wanted:
-            self._planner.told(client, wanted, self._clock(), telling=telling)
         self.think()
 
     def withdraw(self, telling: Telling, others: Iterable[Telling]) -> int:
@@ -252,8 +252,13 @@ class Prefetch:
             flights = await self._begin_unknown(want) if version is None else self._begin(want, version)
             ended = [await flight.ended() for flight in flights]
             again = not all(ended)
+            if any(isinstance(flight.failure, VersionChanged) for flight in flights):
+                # Else the same version would be asked for again, and again in vain.
+                self._catalog.forget(want.ref)
         except (Signal, S3Error) as error:
-            again = isinstance(error, ServiceUnavailable | SlowDown)
+            again = isinstance(error, ServiceUnavailable | SlowDown) or (
+                isinstance(error, OriginRefused) and error.status in RETRYABLE_STATUSES
+            )
             log.debug("prefetch given up", extra={"object": str(want.ref), "error": repr(error)})
         finally:
             self._planner.dropped(want.ref, again=again)
