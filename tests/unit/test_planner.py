@@ -58,3 +58,25 @@ def test_a_long_read_does_not_keep_what_others_have_left_open() -> None:
         planner.read(BlockKey(b"big!", i))
         planner.sent("fast", ref, float(i))
     assert planner.readers <= 100
+
+
+def test_a_follower_that_left_does_not_hear_of_names_that_it_has_no_room_for() -> None:
+    planner = Planner(10_000, SIZE)
+    refs = refs_of(120)
+    steps = [("a", i) for i in range(100)] + [("b", i) for i in range(8)]
+    # Then it reads the same few again and again.
+    steps += [("b", i) for _ in range(40) for i in range(4)] + [("a", i) for i in range(100, 120)]
+    for step, (client, i) in enumerate(steps):
+        read(planner, refs[i], 0.1 * step, client)
+    assert len(planner.library) == 120
+
+
+def test_a_job_that_ended_in_its_first_epoch_is_forgotten() -> None:
+    planner = Planner(10_000, SIZE)
+    refs = refs_of(1000)
+    planner.listed("b", [(ref.key, SIZE) for ref in refs], 0.0)
+    for job in range(10):
+        for i, ref in enumerate(refs[:50]):
+            read(planner, ref, 3600.0 * job + 0.1 * i, f"10.0.0.{job}")
+    [dataset] = planner.library.datasets()
+    assert len(dataset.jobs) == 1

@@ -197,6 +197,8 @@ class Pass:
         self.done[key] = len(self.log)
         self.log.append(key)
         for follower in self.followers:
+            # One whose job has let go of it hears of no new names.
+            follower.grow(len(self.place))
             follower.hear(key, len(self.log) - 1)
         gap = now - self.last
         self._gaps += 1

@@ -160,7 +160,7 @@ class Dataset:
 
     def _end_old(self, now: float) -> None:
         for client, job in list(self.jobs.items()):
-            if now - job.last > max([_OVER_S, *(2 * one.seconds(now) for one in job.passes)]):
+            if now - job.last > max([_OVER_S, *(2 * one.seconds(one.last) for one in job.passes)]):
                 del self.jobs[client]
                 self._passes = None
                 self._learn(job)

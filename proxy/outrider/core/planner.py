@@ -16,6 +16,7 @@ from outrider.core.epochs import Pass
 from outrider.core.kept import Dataset, Kept, blocks_of, may_go
 from outrider.core.library import Item, Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.plans import COUNT_MAX
 from outrider.core.streams import ABANDONED_S, Streams
 from outrider.core.tellings import Telling
 
@@ -226,7 +227,7 @@ class Planner:
         self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,
         telling: Telling | None = None,
     ) -> None:  # fmt: skip
-        """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: these are all.
+        """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may come.
         `telling` remembers it, to be asked about or withdrawn."""
         self._now = now
         keys: dict[Dataset, list[int]] = {}
@@ -234,7 +235,7 @@ class Planner:
             dataset, key = self.library.item(ref)
             keys.setdefault(dataset, []).append(key)
         for dataset, its in keys.items():
-            one = dataset.told(client, its, start, total or start + len(refs), now)
+            one = dataset.told(client, its, start, total or COUNT_MAX, now)
             if telling is not None:
                 telling.add(dataset, one, its)
             if not dataset.list_wanted and not dataset.names.listed:
@@ -448,7 +449,7 @@ class Planner:
             if coming is None:
                 return None
             # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
-            in_agenda = not one.again and one.cursor < len(one.agenda)
+            in_agenda = one.again or one.cursor < len(one.agenda)
             left_behind = in_agenda and one.order > _SURE and one.is_passed_over(coming)
             if not left_behind and not self._is_fetched(dataset, one, coming):
                 return coming
