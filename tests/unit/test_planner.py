@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner
 
@@ -80,3 +82,17 @@ def test_a_job_that_ended_in_its_first_epoch_is_forgotten() -> None:
             read(planner, ref, 3600.0 * job + 0.1 * i, f"10.0.0.{job}")
     [dataset] = planner.library.datasets()
     assert len(dataset.jobs) == 1
+
+
+def test_one_object_too_large_for_the_cache_does_not_hold_up_the_others() -> None:
+    planner = Planner(100, SIZE)
+    refs = refs_of(100)
+    planner.listed("b", [(ref.key, 80 if i == 3 else SIZE) for i, ref in enumerate(refs)], 0.0)
+    wanted = set()
+    for i, ref in enumerate(Random(2).sample(refs[4:], 60)):
+        read(planner, ref, 0.05 * i)
+        for want in planner.wants(0.05 * i, 100, 4):
+            wanted.add(want.ref)
+            planner.dropped(want.ref, again=False)
+    assert len(wanted) > 20
+    assert refs[3] not in wanted

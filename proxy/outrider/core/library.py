@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Sequence, ValuesView
 from dataclasses import dataclass
 
 from outrider.core.datasets import template_of
@@ -65,6 +65,20 @@ class Library:
                 pass
             self._keys += 1
         return dataset, dataset.number(ref.key)
+
+    def numbered(self, refs: Sequence[ObjectRef], now: float) -> dict[Dataset, list[int]]:
+        """The same for many at once, that are spoken of at `now`: a set among them may be forgotten for another."""
+        for _ in range(2):
+            for ref in refs:
+                self.item(ref)[0].active_at = now
+            keys: dict[Dataset, list[int]] = {}
+            for ref in refs:
+                dataset = self._datasets.get((ref.bucket, template_of(ref.key)))
+                if dataset is not None and (key := dataset.names.known(ref.key)) is not None:
+                    keys.setdefault(dataset, []).append(key)
+            if sum(map(len, keys.values())) == len(refs):
+                break
+        return keys
 
     def list(self, bucket: str, entries: Iterable[tuple[str, int]]) -> list[Dataset]:
         """The datasets that a LIST has told more of. One with too many names, or one too many, stays as it is: it is

@@ -230,11 +230,7 @@ class Planner:
         """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may come.
         `telling` remembers it, to be asked about or withdrawn."""
         self._now = now
-        keys: dict[Dataset, list[int]] = {}
-        for ref in refs:
-            dataset, key = self.library.item(ref)
-            keys.setdefault(dataset, []).append(key)
-        for dataset, its in keys.items():
+        for dataset, its in self.library.numbered(refs, now).items():
             one = dataset.told(client, its, start, total or COUNT_MAX, now)
             if telling is not None:
                 telling.add(dataset, one, its)
@@ -451,9 +447,14 @@ class Planner:
             # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
             in_agenda = one.again or one.cursor < len(one.agenda)
             left_behind = in_agenda and one.order > _SURE and one.is_passed_over(coming)
-            if not left_behind and not self._is_fetched(dataset, one, coming):
+            if not (left_behind or self._is_fetched(dataset, one, coming) or self._is_too_large(dataset, one, coming)):
                 return coming
             self._advance(one)
+
+    def _is_too_large(self, dataset: Dataset, one: Pass, key: int) -> bool:
+        """An exception among its like, that would hold up the others."""
+        size, room_bytes = dataset.names.sizes[key], self._capacity_bytes // (self.readers + 1)
+        return one.part < 1 and self._disk_bytes(size) > room_bytes >= self._disk_bytes(dataset.usual_bytes) >= 0
 
     def _coming(self, one: Pass) -> int | None:
         if one.again:
