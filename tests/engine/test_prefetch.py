@@ -309,6 +309,19 @@ async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room:
     assert seen[-3:] == ["HIT"] * 3
 
 
+@pytest.mark.parametrize(("status", "lists"), [(400, 2), (403, 1), (503, 2)])
+async def test_a_list_is_tried_again_where_it_may_come(status: int, lists: int, room: Engine) -> None:
+    room.origin.faults.append(Fault(times=None, key="", status=status))
+    asked = 0
+    for ref in REFS[:6]:
+        room.origin.log.clear()
+        await read(room, ref)
+        await room.tasks.settle()
+        asked += any(request.key == "" for request in room.origin.log)
+        room.clock.advance(30.0)
+    assert asked == lists
+
+
 async def test_where_nothing_may_be_kept_prefetching_rests(room: Engine) -> None:
     room.store.admitting = False
     tell(room)

@@ -96,3 +96,27 @@ def test_one_object_too_large_for_the_cache_does_not_hold_up_the_others() -> Non
             planner.dropped(want.ref, again=False)
     assert len(wanted) > 20
     assert refs[3] not in wanted
+
+
+def test_a_list_that_failed_is_tried_again_after_rests_that_double() -> None:
+    planner = Planner(10_000, SIZE)
+    asked = []
+    for i, ref in enumerate(refs_of(500)):
+        read(planner, ref, float(i))
+        for bucket, prefix in planner.please_list():
+            asked.append(i)
+            planner.list_failed(bucket, prefix, float(i))
+            planner.listed(bucket, (), float(i))
+    assert asked == [2, 62, 182, 422]
+
+
+def test_a_set_of_more_names_than_may_be_known_is_not_listed_over_and_over() -> None:
+    planner = Planner(10_000, SIZE, keys_max=300)
+    refs = refs_of(500)
+    lists = 0
+    for i, ref in enumerate(Random(1).sample(refs, 500)):
+        read(planner, ref, 0.01 * i)
+        for bucket, _ in planner.please_list():
+            lists += 1
+            planner.listed(bucket, [(one.key, SIZE) for one in refs[:290]], 0.01 * i)
+    assert lists == 1

@@ -114,6 +114,9 @@ class Library:
         self._keys -= len(oldest.names.keys)
         oldest.shrink()
         self._keys += len(oldest.names.keys)
+        if oldest is wanted:
+            # No other was left to be forgotten: listed again, it would only be forgotten again.
+            oldest.too_many = True
         if not oldest.kept and oldest is not wanted:
             del self._datasets[oldest.bucket, oldest.template]
         return oldest is not wanted

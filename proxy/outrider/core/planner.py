@@ -181,13 +181,15 @@ class Planner:
             not dataset.list_wanted
             and not dataset.names.listed
             and not dataset.is_told
+            and not dataset.too_many
+            and self._now >= dataset.list_after
             and len(dataset.names.keys) >= 3
         ):
             dataset.list_wanted = True
             self._list(dataset)
 
     def _think_of_listing_again(self, dataset: Dataset, key: int) -> None:
-        if not dataset.names.listed and (dataset.list_wanted or not dataset.is_told):
+        if dataset.too_many or (not dataset.names.listed and (dataset.list_wanted or not dataset.is_told)):
             return
         dataset.reads_since_list += 1
         believed_s = self._believed_s(ObjectRef(dataset.bucket, dataset.names.keys[key]))
@@ -209,6 +211,12 @@ class Planner:
         names still holds. Answer by `listed`, or not at all."""
         lists, self._lists = self._lists, []
         return lists
+
+    def list_failed(self, bucket: str, prefix: str, now: float) -> None:
+        """A LIST that was asked for has failed, and may come when it is tried again: it will be, after a rest."""
+        for dataset in self.library.datasets():
+            if dataset.list_wanted and dataset.bucket == bucket and prefix_of(dataset.template) == prefix:
+                dataset.list_failed(now)
 
     def listed(
         self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, before: int = 0, more: bool = False

@@ -51,6 +51,8 @@ _LOOKED_FOR = 1000
 # After a fill that failed, prefetching rests: twice as long after each in a row.
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 _LOG_PAUSE_S = 60.0
+# A LIST that nobody may have, or of nothing: it would fail the next time, too.
+_NOT_TO_BE_LISTED = (403, 404)
 
 
 class Mode(Enum):
@@ -238,7 +240,9 @@ class Prefetch:
                     self._planner.listed(bucket, entries, self._clock(), before=count, more=True)
                     count += len(entries)
                     self.think()
-        except Signal as error:
+        except (Signal, S3Error) as error:
+            if not (isinstance(error, OriginRefused) and error.status in _NOT_TO_BE_LISTED):
+                self._planner.list_failed(bucket, prefix, self._clock())
             log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": str(error)})
         self._turns.alone_again()
         self._planner.listed(bucket, (), self._clock(), before=count)
