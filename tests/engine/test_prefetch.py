@@ -309,6 +309,19 @@ async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room:
     assert seen[-3:] == ["HIT"] * 3
 
 
+@pytest.mark.parametrize(("status", "lists"), [(400, 2), (403, 1), (503, 2)])
+async def test_a_list_is_tried_again_where_it_may_come(status: int, lists: int, room: Engine) -> None:
+    room.origin.faults.append(Fault(times=None, key="", status=status))
+    asked = 0
+    for ref in REFS[:6]:
+        room.origin.log.clear()
+        await read(room, ref)
+        await room.tasks.settle()
+        asked += any(request.key == "" for request in room.origin.log)
+        room.clock.advance(30.0)
+    assert asked == lists
+
+
 async def test_where_nothing_may_be_kept_prefetching_rests(room: Engine) -> None:
     room.store.admitting = False
     tell(room)
@@ -366,6 +379,55 @@ async def test_fills_that_fail_together_are_one_failure(room: Engine) -> None:
     tell(room)
     await room.tasks.settle()
     assert await read(room, REFS[0]) == "HIT"
+
+
+async def test_an_origin_that_is_busy_is_asked_again_after_a_rest_and_nothing_is_passed_over(making: Making) -> None:
+    with making(budget=Budget(4)) as room:
+        sizes_known(room)
+        room.origin.faults.append(Fault(times=None, status=503))
+        tell(room)
+        for _ in range(10):
+            await room.tasks.settle()
+            room.clock.advance(0.02)
+            room.prefetch.tick()
+        room.origin.faults.clear()
+        room.clock.advance(5.0)
+        for _ in range(10):
+            tell(room, REFS[:1])
+            await room.tasks.settle()
+            room.clock.advance(0.02)
+        assert all(map(room.prefetch._is_here, REFS))
+
+
+async def test_an_object_that_has_changed_is_brought_as_it_is_now(making: Making) -> None:
+    with making(freshness="immutable") as room:
+        sizes_known(room)
+        await read(room, REFS[1])
+        await room.tasks.settle()
+        await room.store.drop(room.store.blocks_of(lambda ref: ref == REFS[1]))
+        room.origin.put(REFS[1], ramp(2 * BLOCK, 99))
+        tell(room, [REFS[0], *REFS[2:], REFS[1]])
+        for _ in range(3):
+            # No read forgets it for the fill; only the fill has been told that it changed.
+            room.clock.advance(10.0)
+            room.planner.told("another", REFS, room.clock())
+            room.prefetch.tick()
+            await room.tasks.settle()
+        assert room.prefetch._is_here(REFS[1])
+
+
+async def test_the_order_of_what_is_wanted_is_kept_where_the_settings_leave_something_out(
+    making: Making, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with making() as room:
+        monkeypatch.setattr(room.prefetch, "_mode_of", lambda ref: Mode.OFF if ref.key.endswith("json") else Mode.EPOCH)
+        refs = [ObjectRef("train", f"s/{n:06d}.{kind}") for n in range(60) for kind in ("jpg", "json")]
+        for at in range(0, 120, 40):
+            room.prefetch.told(CLIENT, refs[at : at + 40], start=at, total=120)
+        [dataset] = room.planner.library.datasets()
+        told = [dataset.names.keys[key] for key in dataset.passes()[-1].agenda]
+        await room.tasks.cancel()
+        assert told == [ref.key for ref in refs[::2]]
 
 
 # -- notes of hits ------------------------------------------------------------------------------------------------

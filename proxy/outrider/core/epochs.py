@@ -197,6 +197,8 @@ class Pass:
         self.done[key] = len(self.log)
         self.log.append(key)
         for follower in self.followers:
+            # One whose job has let go of it hears of no new names.
+            follower.grow(len(self.place))
             follower.hear(key, len(self.log) - 1)
         gap = now - self.last
         self._gaps += 1
@@ -293,8 +295,9 @@ class Pass:
             self._shares = array("d")
             self.plan((), order=1.0)
         for share, key in new:
-            self._shares.append(share)
-            self._append(key)
+            if self.place[key] < 0:
+                self._shares.append(share)
+                self._append(key)
 
     def withdraw(self, keys: Set[int]) -> None:
         """Expect none of these any more. When no told one is left, expect what was expected before."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence, Set
-from itertools import chain
+from itertools import chain, pairwise
 from math import gcd
 from typing import Protocol
 
@@ -75,7 +75,7 @@ class Job:
             first = self.passes[0]
             self._by_chance += len(first.log) / max(first.size, key_count if self.free else 1)
         self._count(key)
-        if not self.free and self._repeats and self._is_chance():
+        if not self.free and self._repeats and not self._is_told and self._is_chance():
             self.free = True
             self._restart(key_count, now)
         one = self._pass_of(key)
@@ -139,6 +139,11 @@ class Job:
         if len(self.passes) > _PASSES_MAX:
             self.passes.pop(0)
         return one
+
+    @property
+    def _is_told(self) -> bool:
+        """What it reads next is known, be it drawn by chance."""
+        return any(one.told and one.left > 0 for one in self.passes)
 
     def _is_chance(self) -> bool:
         if self._thirds >= 3 and self._thirds > 0.02 * self._reads:
@@ -235,6 +240,12 @@ class Job:
                 new.go_on_like(one)
             one = new
             self.passes = [*self.passes[1 - _PASSES_MAX :], one]
+        elif start == 0 and one.told and one.log and _is_another_order(keys, one):
+            # The run was begun anew, or its epoch cut short.
+            new = Pass((), key_count, now, order=ORDER_UNLIKELY)
+            new.period_s, new.number = one.seconds(now), one.number
+            new.go_on_like(one)
+            one = self.passes[-1] = new
         if start == 0:
             # Plans that repeat are as good for the next pass as an order that was learned.
             one.repeats = len(keys) > 0 and all(0 <= one.place[key] <= 2 * one.tolerance for key in keys[:_ALIKE])
@@ -255,6 +266,13 @@ class Job:
             self.passes.remove(one)
         elif one.number == 0 and not one.agenda:
             self.listed(names)
+
+
+def _is_another_order(keys: Sequence[int], one: Pass) -> bool:
+    """These were told to `one` before, and not in this order."""
+    places = [one.place[key] for key in dict.fromkeys(keys) if one.place[key] >= 0]
+    ascents = sum(sooner < later for sooner, later in pairwise(places))
+    return 2 * len(places) > len(keys) and 4 * ascents < 3 * (len(places) - 1)
 
 
 def _alike(reads: array[int], order: Order, key_count: int) -> bool:

@@ -22,6 +22,8 @@ _SILENCE_S, _PAUSES = 1.0, 2.0
 # A job that was silent for so long, and for two of its passes, is over.
 _OVER_S = 900.0
 _ORDERS_MAX = 2
+# After a LIST that failed; twice as long after each in a row.
+_LIST_REST_S, _LIST_REST_MAX_S = 60.0, 3600.0
 # Ranks looked at again with each read.
 _SWEPT = 2
 # Candidates for eviction that are compared where two kinds of jobs meet.
@@ -60,8 +62,10 @@ class Dataset:
         self.jobs: dict[str, Job] = {}
         self.learned: list[Learned] = []
         self.list_wanted = False
-        # Of more names than are remembered: a LIST would be forgotten before it is of use.
+        # Whether it has more names than may be known, and when a LIST that failed may be tried again.
         self.too_many = False
+        self.list_after = 0.0
+        self._list_rest_s = _LIST_REST_S
         # How long a LIST of it is, when the last one was asked for, and how many objects were opened since.
         self.list_pages = 1
         self.listed_at = 0.0
@@ -102,6 +106,10 @@ class Dataset:
             self._names_listed = count
             for job in self.jobs.values():
                 job.listed(self.names)
+
+    def list_failed(self, now: float) -> None:
+        self.list_wanted, self.list_after = False, now + self._list_rest_s
+        self._list_rest_s = min(2 * self._list_rest_s, _LIST_REST_MAX_S)
 
     def passes(self) -> list[Pass]:
         if self._passes is None:
@@ -162,7 +170,7 @@ class Dataset:
 
     def _end_old(self, now: float) -> None:
         for client, job in list(self.jobs.items()):
-            if now - job.last > max([_OVER_S, *(2 * one.seconds(now) for one in job.passes)]):
+            if now - job.last > max([_OVER_S, *(2 * one.seconds(one.last) for one in job.passes)]):
                 del self.jobs[client]
                 self._passes = None
                 self._learn(job)

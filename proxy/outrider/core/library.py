@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence, ValuesView
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace, merge
 
@@ -73,6 +73,20 @@ class Library:
             self._keys += 1
         return dataset, dataset.number(ref.key)
 
+    def numbered(self, refs: Sequence[ObjectRef], now: float) -> dict[Dataset, list[int]]:
+        """The same for many at once, that are spoken of at `now`: a set among them may be forgotten for another."""
+        for _ in range(2):
+            for ref in refs:
+                self.item(ref)[0].active_at = now
+            keys: dict[Dataset, list[int]] = {}
+            for ref in refs:
+                dataset = self._datasets.get((ref.bucket, template_of(ref.key)))
+                if dataset is not None and (key := dataset.names.known(ref.key)) is not None:
+                    keys.setdefault(dataset, []).append(key)
+            if sum(map(len, keys.values())) == len(refs):
+                break
+        return keys
+
     def list(self, bucket: str, entries: Iterable[tuple[str, int]]) -> list[Dataset]:
         """The datasets that a LIST has told more of. One with too many names, or one too many, stays as it is: it is
         read as it comes."""
@@ -133,8 +147,10 @@ class Library:
         self._forget(oldest)
         self._keys -= len(oldest.names.keys)
         oldest.shrink()
-        oldest.too_many |= oldest is wanted
         self._keys += len(oldest.names.keys)
+        if oldest is wanted:
+            # No other was left to be forgotten: listed again, it would only be forgotten again.
+            oldest.too_many = True
         if not oldest.kept and oldest is not wanted:
             del self._datasets[oldest.bucket, oldest.template]
         return oldest is not wanted

@@ -16,6 +16,7 @@ from outrider.core.epochs import Pass
 from outrider.core.kept import Dataset, Kept, blocks_of, may_go
 from outrider.core.library import Item, Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.plans import COUNT_MAX
 from outrider.core.streams import ABANDONED_S, Streams
 from outrider.core.tellings import Telling
 
@@ -189,16 +190,17 @@ class Planner:
     def _think_of_listing(self, dataset: Dataset) -> None:
         if (
             not dataset.list_wanted
-            and not dataset.too_many
             and not dataset.names.listed
             and not dataset.is_told
+            and not dataset.too_many
+            and self._now >= dataset.list_after
             and len(dataset.names.keys) >= 3
         ):
             dataset.list_wanted = True
             self._list(dataset)
 
     def _think_of_listing_again(self, dataset: Dataset, key: int) -> None:
-        if not dataset.names.listed and (dataset.list_wanted or not dataset.is_told):
+        if dataset.too_many or (not dataset.names.listed and (dataset.list_wanted or not dataset.is_told)):
             return
         dataset.reads_since_list += 1
         believed_s = self._believed_s(ObjectRef(dataset.bucket, dataset.names.keys[key]))
@@ -221,6 +223,12 @@ class Planner:
         lists, self._lists = self._lists, []
         return lists
 
+    def list_failed(self, bucket: str, prefix: str, now: float) -> None:
+        """A LIST that was asked for has failed, and may come when it is tried again: it will be, after a rest."""
+        for dataset in self.library.datasets():
+            if dataset.list_wanted and dataset.bucket == bucket and prefix_of(dataset.template) == prefix:
+                dataset.list_failed(now)
+
     def listed(
         self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, before: int = 0, more: bool = False
     ) -> None:
@@ -238,15 +246,11 @@ class Planner:
         self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,
         telling: Telling | None = None,
     ) -> None:  # fmt: skip
-        """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: these are all.
+        """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may come.
         `telling` remembers it, to be asked about or withdrawn."""
         self._now = now
-        keys: dict[Dataset, list[int]] = {}
-        for ref in refs:
-            dataset, key = self.library.item(ref)
-            keys.setdefault(dataset, []).append(key)
-        for dataset, its in keys.items():
-            one = dataset.told(client, its, start, total or start + len(refs), now)
+        for dataset, its in self.library.numbered(refs, now).items():
+            one = dataset.told(client, its, start, total or COUNT_MAX, now)
             if telling is not None:
                 telling.add(dataset, one, its)
             if not dataset.list_wanted and not dataset.names.listed:
@@ -306,6 +310,8 @@ class Planner:
             self._kept[block.version_id] = kept
             if (old := dataset.kept.get(key)) is not None:
                 dataset.drop(old)
+                # Its readers' end would be told of the new one.
+                old.reading = False
                 self._outdated[old.version_id] = old
             dataset.keep(kept, self._now)
         kept.present |= 1 << block.index
@@ -355,6 +361,7 @@ class Planner:
             item = kept.dataset, kept.key
             if item in self._open:
                 self._open[item] = (self._open[item][0], self._now)
+                self._open.move_to_end(item)
 
     def removed(self, block: BlockKey) -> None:
         kept = self._kept.get(block.version_id)
@@ -367,7 +374,9 @@ class Planner:
             self.wasted_bytes += kept.block_bytes
             if not kept.excused:
                 self._owing[dataset] = self._owing.get(dataset, 0.0) + kept.block_bytes
-        self._fetch_again(dataset, kept.key)
+        if dataset.kept.get(kept.key) is kept:
+            # An outdated one's number may be from before the set was forgotten.
+            self._fetch_again(dataset, kept.key)
         if not kept.present:
             del self._kept[block.version_id]
             self._outdated.pop(block.version_id, None)
@@ -459,11 +468,16 @@ class Planner:
             if coming is None:
                 return None
             # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
-            in_agenda = not one.again and one.cursor < len(one.agenda)
+            in_agenda = one.again or one.cursor < len(one.agenda)
             left_behind = in_agenda and one.order > _SURE and one.is_passed_over(coming)
-            if not left_behind and not self._is_fetched(dataset, one, coming):
+            if not (left_behind or self._is_fetched(dataset, one, coming) or self._is_too_large(dataset, one, coming)):
                 return coming
             self._advance(one)
+
+    def _is_too_large(self, dataset: Dataset, one: Pass, key: int) -> bool:
+        """An exception among its like, that would hold up the others."""
+        size, room_bytes = dataset.names.sizes[key], self._capacity_bytes // (self.readers + 1)
+        return one.part < 1 and self._disk_bytes(size) > room_bytes >= self._disk_bytes(dataset.usual_bytes) >= 0
 
     def _coming(self, one: Pass) -> int | None:
         if one.again:

@@ -12,7 +12,7 @@ from outrider.core.model import ObjectRef
 from outrider.core.s3wire import ref_of
 
 # Far beyond any count of reads or steps in one message.
-_COUNT_MAX = 10**12
+COUNT_MAX = 10**12
 _SECONDS_MAX = 10**9
 
 
@@ -111,7 +111,7 @@ def _ref(number: int, url: object) -> ObjectRef:
 def _count(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name, 0)
     # True is an int to Python, and 3.0 is one to JavaScript; neither to us.
-    if type(value) is not int or not 0 <= value <= _COUNT_MAX:
+    if type(value) is not int or not 0 <= value <= COUNT_MAX:
         raise InvalidArgument(f'"{name}" must be a whole number, 0 or more.')
     return value
 

@@ -18,13 +18,15 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from outrider.core.allowance import Allowance
-from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown
+from outrider.core.backoff import RETRYABLE_STATUSES
+from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
 from outrider.core.planner import Planner, Want
 from outrider.core.plans import PlanProgress
 from outrider.core.streams import Streams
 from outrider.core.tellings import Telling
 from outrider.core.window import Run
+from outrider.engine.asking import OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.flight import Flight
 from outrider.engine.flights import Flights, Spawn
@@ -51,6 +53,8 @@ _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 _LOG_PAUSE_S = 60.0
 # A thought that takes longer holds all readers up: then at most one part in so many of the time goes into thinking.
 _LONG_S, _REST = 0.002, 10.0
+# A LIST that nobody may have, or of nothing: it would fail the next time, too.
+_NOT_TO_BE_LISTED = (403, 404)
 
 
 class Mode(Enum):
@@ -142,10 +146,8 @@ class Prefetch:
         wanted = [ref for ref in refs if self._mode_of(ref) is Mode.EPOCH]
         if telling is not None:
             telling.ignored += len(refs) - len(wanted)
-        if len(wanted) == len(refs):
+        if wanted:
             self._planner.told(client, wanted, self._clock(), start=start, total=total, telling=telling)
-        elif wanted:
-            self._planner.told(client, wanted, self._clock(), telling=telling)
         self.think()
 
     def withdraw(self, telling: Telling, others: Iterable[Telling]) -> int:
@@ -244,7 +246,9 @@ class Prefetch:
                     self._planner.listed(bucket, entries, self._clock(), before=count, more=True)
                     count += len(entries)
                     self.think()
-        except Signal as error:
+        except (Signal, S3Error) as error:
+            if not (isinstance(error, OriginRefused) and error.status in _NOT_TO_BE_LISTED):
+                self._planner.list_failed(bucket, prefix, self._clock())
             log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": str(error)})
         self._turns.alone_again()
         self._planner.listed(bucket, (), self._clock(), before=count)
@@ -258,8 +262,13 @@ class Prefetch:
             flights = await self._begin_unknown(want) if version is None else self._begin(want, version)
             ended = [await flight.ended() for flight in flights]
             again = not all(ended)
+            if any(isinstance(flight.failure, VersionChanged) for flight in flights):
+                # Else the same version would be asked for again, and again in vain.
+                self._catalog.forget(want.ref)
         except (Signal, S3Error) as error:
-            again = isinstance(error, ServiceUnavailable | SlowDown)
+            again = isinstance(error, ServiceUnavailable | SlowDown) or (
+                isinstance(error, OriginRefused) and error.status in RETRYABLE_STATUSES
+            )
             log.debug("prefetch given up", extra={"object": str(want.ref), "error": repr(error)})
         finally:
             self._planner.dropped(want.ref, again=again)

@@ -1,0 +1,122 @@
+"""The planner and what is unusual: objects that are overwritten, sets that are forgotten, plans that change."""
+
+from __future__ import annotations
+
+from random import Random
+
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.planner import Planner
+
+SIZE = 10
+OLD, NEW = b"1" * 16, b"2" * 16
+ETAGS = {OLD: '"1"', NEW: '"2"'}
+
+
+def refs_of(count: int, folder: str = "d") -> list[ObjectRef]:
+    return [ObjectRef("b", f"{folder}/{i:06d}.tar") for i in range(count)]
+
+
+def read(planner: Planner, ref: ObjectRef, now: float, client: str = "a") -> None:
+    planner.asked(client, ref, SIZE, Extent(0, SIZE), now)
+    planner.sent(client, ref, now)
+
+
+def test_an_object_that_is_overwritten_while_it_is_open_may_go() -> None:
+    planner = Planner(100, SIZE)
+    ref = ObjectRef("b", "ckpt/latest.pt")
+    for vid, now in ((OLD, 1.0), (NEW, 100.0)):
+        planner.asked("a", ref, 2 * SIZE, Extent(0, 2 * SIZE), now)
+        for index in (0, 1):
+            planner.added(BlockKey(vid, index), ObjectVersion(ref, ETAGS[vid], 2 * SIZE))
+            planner.read(BlockKey(vid, index))
+        planner.sent("a", ref, now)
+    assert [block.version_id for block in planner.victims()] == [OLD, OLD, NEW, NEW]
+
+
+def test_an_outdated_version_goes_after_its_set_was_forgotten_and_numbered_anew() -> None:
+    planner = Planner(10_000, SIZE, keys_max=100)
+    refs = refs_of(50)
+    for i, ref in enumerate(refs):
+        read(planner, ref, 1.0 + i)
+    for vid in (OLD, NEW):
+        planner.added(BlockKey(vid, 0), ObjectVersion(refs[-1], ETAGS[vid], SIZE))
+    for i, ref in enumerate(refs_of(80, "e")):
+        read(planner, ref, 100.0 + i)
+    for i, ref in enumerate(refs[:10]):
+        read(planner, ref, 200.0 + i)
+    oldest = next(iter(planner.victims()))
+    assert oldest.version_id == OLD
+    planner.removed(oldest)
+    assert [block.version_id for block in planner.victims()] == [NEW]
+
+
+def test_a_long_read_does_not_keep_what_others_have_left_open() -> None:
+    planner = Planner(10_000, SIZE)
+    long = ObjectRef("b", "big/one.tar")
+    planner.asked("slow", long, 100_000, Extent(0, 100_000), 0.0)
+    for i, ref in enumerate(refs_of(1000)):
+        planner.added(BlockKey(b"big!", i), ObjectVersion(long, '"e"', 100_000))
+        planner.asked("fast", ref, 100, Extent(0, 10), float(i))
+        planner.read(BlockKey(b"big!", i))
+        planner.sent("fast", ref, float(i))
+    assert planner.readers <= 100
+
+
+def test_a_follower_that_left_does_not_hear_of_names_that_it_has_no_room_for() -> None:
+    planner = Planner(10_000, SIZE)
+    refs = refs_of(120)
+    steps = [("a", i) for i in range(100)] + [("b", i) for i in range(8)]
+    # Then it reads the same few again and again.
+    steps += [("b", i) for _ in range(40) for i in range(4)] + [("a", i) for i in range(100, 120)]
+    for step, (client, i) in enumerate(steps):
+        read(planner, refs[i], 0.1 * step, client)
+    assert len(planner.library) == 120
+
+
+def test_a_job_that_ended_in_its_first_epoch_is_forgotten() -> None:
+    planner = Planner(10_000, SIZE)
+    refs = refs_of(1000)
+    planner.listed("b", [(ref.key, SIZE) for ref in refs], 0.0)
+    for job in range(10):
+        for i, ref in enumerate(refs[:50]):
+            read(planner, ref, 3600.0 * job + 0.1 * i, f"10.0.0.{job}")
+    [dataset] = planner.library.datasets()
+    assert len(dataset.jobs) == 1
+
+
+def test_one_object_too_large_for_the_cache_does_not_hold_up_the_others() -> None:
+    planner = Planner(100, SIZE)
+    refs = refs_of(100)
+    planner.listed("b", [(ref.key, 80 if i == 3 else SIZE) for i, ref in enumerate(refs)], 0.0)
+    wanted = set()
+    for i, ref in enumerate(Random(2).sample(refs[4:], 60)):
+        read(planner, ref, 0.05 * i)
+        for want in planner.wants(0.05 * i, 100, 4):
+            wanted.add(want.ref)
+            planner.dropped(want.ref, again=False)
+    assert len(wanted) > 20
+    assert refs[3] not in wanted
+
+
+def test_a_list_that_failed_is_tried_again_after_rests_that_double() -> None:
+    planner = Planner(10_000, SIZE)
+    asked = []
+    for i, ref in enumerate(refs_of(500)):
+        read(planner, ref, float(i))
+        for bucket, prefix in planner.please_list():
+            asked.append(i)
+            planner.list_failed(bucket, prefix, float(i))
+            planner.listed(bucket, (), float(i))
+    assert asked == [2, 62, 182, 422]
+
+
+def test_a_set_of_more_names_than_may_be_known_is_not_listed_over_and_over() -> None:
+    planner = Planner(10_000, SIZE, keys_max=300)
+    refs = refs_of(500)
+    lists = 0
+    for i, ref in enumerate(Random(1).sample(refs, 500)):
+        read(planner, ref, 0.01 * i)
+        for bucket, _ in planner.please_list():
+            lists += 1
+            planner.listed(bucket, [(one.key, SIZE) for one in refs[:290]], 0.01 * i)
+    assert lists == 1

@@ -1,0 +1,115 @@
+"""Orders that were told: in pieces, in part, anew, or with an object twice."""
+
+from __future__ import annotations
+
+from random import Random
+
+from outrider.core.model import Extent, ObjectRef
+from outrider.core.planner import Planner
+from tests.unit.test_ahead_properties import BLOCK, Store
+
+
+def drive(store: Store, order: list[ObjectRef], client: str = "a") -> list[bool]:
+    """Reads one after the other, while two blocks come with each. Which of them were hits."""
+    hits = []
+    for ref in order:
+        store.now += 0.01
+        hits.append(store.key(ref, 0) in store.present)
+        store.ask(ref, client)
+        store.read_on(ref)
+        for _ in range(2):
+            think(store)
+            land(store, 1)
+    return hits
+
+
+def think(store: Store) -> None:
+    free_bytes = (store.capacity_blocks - len(store.present)) * BLOCK
+    store.take(store.planner.wants(store.now, free_bytes, 16))
+
+
+def land(store: Store, count: int) -> None:
+    for block in sorted(store.coming)[:count]:
+        store.land(block)
+
+
+def shuffled(store: Store, seed: int) -> list[ObjectRef]:
+    return Random(seed).sample(store.refs, len(store.refs))
+
+
+def tell(store: Store, order: list[ObjectRef], total: int | None) -> None:
+    """As the server passes it on."""
+    for at in range(0, len(order), 100):
+        store.planner.told("a", order[at : at + 100], store.now, start=at, total=total)
+
+
+def ratio(hits: list[bool]) -> float:
+    return sum(hits) / len(hits)
+
+
+def agenda(store: Store) -> list[str]:
+    [dataset] = store.planner.library.datasets()
+    return [dataset.names.keys[key] for key in dataset.passes()[-1].agenda]
+
+
+def test_the_pieces_of_a_plan_without_a_total_are_read_one_after_the_other() -> None:
+    store = Store(300, 1, 30)
+    order = shuffled(store, 1)
+    tell(store, order, None)
+    assert agenda(store) == [ref.key for ref in order]
+
+
+def test_what_a_run_taken_up_amid_a_told_order_has_left_behind_does_not_stop_it() -> None:
+    store = Store(1000, 1, 250)
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    order = shuffled(store, 1)
+    store.planner.told("a", order, 0.0)
+    for _ in range(40):
+        think(store)
+        land(store, 16)
+    assert ratio(drive(store, order[500:])[60:]) > 0.8
+
+
+def test_a_plan_of_more_names_than_may_be_known_is_told_as_far_as_it_goes() -> None:
+    planner = Planner(10 * BLOCK, BLOCK, keys_max=1500)
+    planner.asked("x", ObjectRef("b", "other/000001.jpg"), BLOCK, Extent(0, BLOCK), 1.0)
+    refs = [ObjectRef("b", f"d/{i:06d}.jpg") for i in range(1800)]
+    for at in range(0, 1800, 1000):
+        planner.told("a", refs[at : at + 1000], 2.0, start=at, total=1800)
+    assert len(planner.library) <= 1500
+    assert planner.wants(2.0, BLOCK, 1)
+
+
+def test_a_plan_for_which_another_set_is_forgotten_is_told_as_a_whole() -> None:
+    planner = Planner(10 * BLOCK, BLOCK, keys_max=1000)
+    for i in range(700):
+        planner.asked("x", ObjectRef("b", f"old/{i:06d}.jpg"), BLOCK, Extent(0, BLOCK), 1.0)
+    refs = [ObjectRef("b", f"{folder}/{i:06d}.jpg") for folder in ("cats", "dogs") for i in range(200)]
+    planner.told("a", refs, 2.0)
+    assert sum(one.left for dataset in planner.library.datasets() for one in dataset.passes()) == 400
+
+
+def test_a_plan_told_anew_in_another_order_takes_the_place_of_the_one_under_way() -> None:
+    store = Store(500, 1, 100)
+    first, second = shuffled(store, 1), shuffled(store, 2)
+    store.planner.told("a", first, 0.0)
+    drive(store, first[:80])
+    store.planner.told("a", first, store.now)
+    assert ratio(drive(store, first[80:100])) == 1.0, "the same once more changes nothing"
+    store.now += 30.0
+    tell(store, second, 500)
+    assert ratio(drive(store, second)) > 0.9
+
+
+def test_draws_with_replacement_that_were_told_are_foreseen() -> None:
+    store = Store(400, 1, 120)
+    draws = Random(1).choices(store.refs, k=400)
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    tell(store, draws, 400)
+    assert ratio(drive(store, draws)) > 0.8
+
+
+def test_an_object_that_is_told_twice_in_one_piece_is_waited_for_once() -> None:
+    store = Store(100, 1, 30)
+    store.planner.told("a", store.refs[:50] + store.refs[:10], 0.0)
+    assert len(agenda(store)) == 50
