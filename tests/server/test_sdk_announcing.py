@@ -566,6 +566,37 @@ def run(program: list[str], environ: dict[str, str]) -> subprocess.CompletedProc
     return done
 
 
+def test_a_program_whose_loader_is_a_global_ends(proxy: Proxy) -> None:
+    """Its generator is closed when the interpreter ends, and has its first stall to tell then."""
+    program = "from outrider_sdk import StallMeter; batches = iter(StallMeter([1, 2])); print(next(batches))"
+    done = run(["-c", f"{PATIENT}; {program}"], {"AWS_ENDPOINT_URL": proxy.endpoint})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def no_room(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_machine_without_room_for_a_thread_trains(plans: ToldPlans, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = StallMeter([1, 2])
+    sampler = AnnouncingSampler(range(SAMPLES), key_of)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_room)
+        assert (list(meter), list(sampler)) == ([1, 2], list(range(SAMPLES)))
+    list(sampler)
+    plans.wait(lambda told: len(told.urls) == SAMPLES)
+
+
+def test_where_no_thread_can_look_for_a_proxy_nothing_is_announced(
+    plans: ToldPlans, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_room)
+    assert list(AnnouncingSampler(range(3), key_of)) == [0, 1, 2]
+    (warning,) = warnings(caplog)
+    assert "can't start new thread" in warning
+    assert NO_PROXY in warning
+
+
 def test_it_imports_without_torch_and_webdataset() -> None:
     names = ["outrider_sdk", *(f"outrider_sdk.{path.stem}" for path in (ROOT / "sdk/outrider_sdk").glob("[a-z]*.py"))]
     program = (
