@@ -332,6 +332,70 @@ def test_an_endless_sampler_is_announced_in_bounded_pieces(plans: ToldPlans) -> 
     assert {piece.total for piece in plans.pieces} == {None}
 
 
+def test_an_error_of_the_sampler_comes_in_its_turn(plans: ToldPlans) -> None:
+    def broken() -> Iterator[int]:
+        yield from range(5)
+        raise OSError("the index is gone")
+
+    items = iter(AnnouncingSampler(broken(), key_of))
+    assert list(itertools.islice(items, 5)) == list(range(5))
+    with pytest.raises(OSError, match="the index is gone"):
+        next(items)
+
+
+class Stateful:
+    """As torchdata's StatefulDistributedSampler: counts what it has yielded. `more` is in its state, too."""
+
+    def __init__(self, more: object = None) -> None:
+        self.yielded = 0
+        self.more = more
+
+    def __iter__(self) -> Iterator[int]:
+        while self.yielded < SAMPLES:
+            self.yielded += 1
+            yield self.yielded - 1
+        self.yielded = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def state_dict(self) -> dict[str, object]:
+        return {"yielded": self.yielded, "more": self.more}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.yielded = state["yielded"]
+
+
+def test_a_sampler_that_is_resumed_in_mid_epoch_skips_nothing(plans: ToldPlans) -> None:
+    sampler = AnnouncingSampler(Stateful(), key_of)
+    assert sampler.state_dict()["yielded"] == 0
+    items = iter(sampler)
+    assert [next(items) for _ in range(10)] == list(range(10))
+    saved = sampler.state_dict()
+    assert saved == {"yielded": 10, "more": None}
+    plans.wait(lambda told: len(told.urls) == SAMPLES)
+    assert list(items) == list(range(10, SAMPLES))
+    assert sampler.state_dict()["yielded"] == 0
+    resumed = AnnouncingSampler(Stateful(), key_of)
+    resumed.load_state_dict(saved)
+    assert resumed.state_dict() == saved
+    assert list(resumed) == list(range(10, SAMPLES))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_sampler_whose_state_cannot_be_kept_beside_each_item_is_not_announced(
+    plans: ToldPlans, caplog: pytest.LogCaptureFixture, batched: bool
+) -> None:
+    inner = Stateful() if batched else Stateful(more=[1, 2, 3])
+    sampler = AnnouncingSampler(BatchSampler(inner, 1, False) if batched else inner, key_of)
+    for _ in range(2):
+        assert next(iter(sampler)) in (0, [0], 1, [1])
+    assert inner.state_dict()["yielded"] == 2
+    (warning,) = warnings(caplog)
+    assert "not announced" in warning
+    assert not plans.urls
+
+
 def test_a_sample_may_have_several_objects_or_none(plans: ToldPlans) -> None:
     sampler = AnnouncingSampler(
         [1, 2, 3], lambda index: None if index == 2 else [f"s3://bkt/{index}.jpg", f"s3://bkt/{index}.txt", "/local"]
