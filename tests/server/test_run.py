@@ -288,6 +288,39 @@ def test_the_summary_tells_what_was_read(command: Command) -> None:
     assert again.stderr == "outrider: 3 reads, 100 % from the cache, 0 B from the bucket, 9.4 MB saved\n"
 
 
+@pytest.mark.parametrize("form", ["text", "json", "none"])
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-", "<&- 2>&-"])
+def test_a_stderr_that_takes_nothing_spoils_no_success(
+    command: Command, bucket: Bucket, stderr: str, form: str
+) -> None:
+    command.without("OUTRIDER_ORIGIN")
+    command.environ["AWS_ENDPOINT_URL"] = bucket.endpoint  # of which it has something to say before the child, too
+    words = (sys.executable, "-m", "outrider", "run", "--summary", form, "--", "echo", "hello")
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {stderr}', "sh", *words], env=command.environ, stdout=subprocess.PIPE, text=True,
+        timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+
+
+def test_the_child_has_what_we_inherited_and_nothing_of_ours(command: Command) -> None:
+    """As `<(...)` and make's jobserver hand it on."""
+    reads, writes = os.pipe()
+    program = f"import os; print(os.read({reads}, 9)); print(sorted(map(int, os.listdir('/proc/self/fd'))))"
+    os.write(writes, b"handed on")
+    done = subprocess.run(
+        [sys.executable, "-m", "outrider", "run", "--summary", "none", "--", *python(program)], env=command.environ,
+        pass_fds=[reads], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    os.close(reads)
+    os.close(writes)
+    told, has = done.stdout.splitlines()
+    assert told == "b'handed on'"
+    # One more is the directory that it lists.
+    assert set(json.loads(has)) <= {0, 1, 2, 3, 4, reads}
+    assert len(json.loads(has)) == 5
+
+
 def test_nothing_but_the_child_is_heard_when_nothing_is_asked_for(command: Command) -> None:
     done = command.run("run", "--summary", "none", "--", "echo", "hello")
     assert (done.stdout, done.stderr) == ("hello\n", "")
