@@ -78,8 +78,8 @@ def run(
 
 def _settings(flags: dict[str, object], config: Path | None) -> Settings:
     settings = environment.load(flags, config, _DEFAULTS)
-    found = None if settings.origin is not None else environment.endpoint_in(os.environ)
-    if found is not None:
+    found = environment.endpoint_in(os.environ) or environment.endpoint_in_profile(os.environ)
+    if settings.origin is None and found is not None:
         name, endpoint = found
         settings = environment.load({**flags, "origin": endpoint}, config, _DEFAULTS)
         _say(f"the bucket is at {settings.origin}, as {name} says (--origin URL to name another)")
