@@ -361,7 +361,7 @@ class _GrantEntry(BaseModel):
 class _ClientEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     access_key: str = Field(min_length=1)
-    secret_key: SecretStr
+    secret_key: SecretStr = Field(min_length=1)
     name: str = ""
     grants: tuple[_GrantEntry, ...] = ()
 

@@ -6,6 +6,7 @@ Training must run unchanged anywhere: nothing here raises, waits (but once, for 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import http.client
 import itertools
 import json
@@ -84,14 +85,24 @@ class Announcer:
         log.warning(what)
 
     def _put(self, key: str, told: dict[str, object]) -> None:
-        try:
-            self._messages.put_nowait((key, json.dumps(told).encode()))
-        except (queue.Full, ValueError, TypeError):
+        # A generator that is closed at exit comes here, and a thread that starts then hangs the process (Python 3.11).
+        if sys.is_finalizing():
             return
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._send, name="outrider-announcer", daemon=True)
-                self._thread.start()
+            if self._thread is None and not self._start():
+                return
+        with contextlib.suppress(queue.Full, ValueError, TypeError):
+            self._messages.put_nowait((key, json.dumps(told).encode()))
+
+    def _start(self) -> bool:
+        """False: the machine has no room for a thread just now."""
+        self._thread = threading.Thread(target=self._send, name="outrider-announcer", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+            return False
+        return True
 
     def _send(self) -> None:
         port = S3Port(self.endpoint or "", _SEND_S)
@@ -139,7 +150,11 @@ def _look(endpoint: str | None) -> str | None:
     if endpoint is None:
         return "no proxy is named (AWS_ENDPOINT_URL is not set)"
     answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answers.put(_why_not(endpoint)), name="outrider-look", daemon=True).start()
+    looking = threading.Thread(target=lambda: answers.put(_why_not(endpoint)), name="outrider-look", daemon=True)
+    try:
+        looking.start()
+    except RuntimeError as error:
+        return f"nobody looked for a proxy at {endpoint} ({error})"
     try:
         return answers.get(timeout=_LOOK_S)
     except queue.Empty:

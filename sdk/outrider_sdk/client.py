@@ -101,7 +101,7 @@ class Client:
                 f"no Outrider's admin port at {self.admin} ({why}): start `outrider serve`, run this under "
                 "`outrider run --`, or give admin= or OUTRIDER_STATUS_URL"
             ) from error
-        except ValueError as error:
+        except (ValueError, http.client.HTTPException) as error:
             raise ProxyNotFound(f"{self.admin} is no Outrider: its /status is not JSON") from error
         return _status_of(told, self.admin)
 

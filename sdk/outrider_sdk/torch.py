@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ _HORIZON_S = 60.0
 _AHEAD_MIN, _AHEAD_MAX = 1024, 65536
 # What is announced at once: to name so many keys takes some milliseconds, in which the loader waits.
 _FETCH_MIN, _FETCH_MAX = 512, 4096
+_SMALL = (int, float, str, bytes, type(None))
 
 
 class AnnouncingSampler:
@@ -26,6 +28,9 @@ class AnnouncingSampler:
     `threshold` announced samples are left, the next `fetch` are announced. By default both follow the measured rate;
     `fetch` alone: at half. Whatever else `sampler` has (`set_epoch`, its length) is reached through this one.
     Where there is no proxy, nothing is announced and `key_of_index` is not called.
+
+    `state_dict()` tells what was passed on, not what was drawn ahead of it. A sampler whose state is more than a few
+    numbers, and a batch sampler over one that has a state of its own, are passed through and not announced.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class AnnouncingSampler:
         self._clock = clock
         self._to = announcer(client)
         self._name = new_name()
+        self._state: Any = None
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]
@@ -51,32 +57,56 @@ class AnnouncingSampler:
         # Asked only for what is not here. Special names are asked of copies in the making, which have no `sampler` yet.
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.sampler, name)
+        found = getattr(self.sampler, name)
+        if name == "state_dict" and self._state is not None:
+            return self._state_passed_on
+        return self._load_state_dict if name == "load_state_dict" else found
+
+    def _state_passed_on(self) -> Any:
+        return copy.deepcopy(self._state)
+
+    def _load_state_dict(self, state: Any) -> None:
+        self._state = None
+        self.sampler.load_state_dict(state)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Any]:
-        return self._announced() if self._to.is_heard else iter(self.sampler)
+        if not self._to.is_heard:
+            return iter(self.sampler)
+        if not self._may_look_ahead():
+            self._to.complain("outrider: the sampler's state cannot be told apart from what is drawn: not announced")
+            return iter(self.sampler)
+        return self._announced()
+
+    def _may_look_ahead(self) -> bool:
+        """Whether a checkpoint in mid-epoch stays right: the state can be kept beside each item that is drawn."""
+        if not hasattr(self.sampler, "state_dict"):
+            return not hasattr(getattr(self.sampler, "sampler", None), "state_dict")
+        state = self.sampler.state_dict()
+        # Others (a generator's bytes, a permutation) are too much to keep thousands of.
+        return isinstance(state, dict) and all(isinstance(value, _SMALL) for value in state.values())
 
     def _announced(self) -> Iterator[Any]:
-        source = iter(self.sampler)
+        source = _Source(self.sampler)
         pace = Pace(self._fetch, self._threshold, self._clock())
         drawn: deque[Any] = deque()
         left = start = samples = 0
-        ended = False
         while True:
-            if not ended and (left == 0 or left < pace.threshold):
-                new, count = _draw(source, pace.fetch)
-                ended = count < pace.fetch
+            if not source.ended and (left == 0 or left < pace.threshold):
+                new, count = source.draw(pace.fetch)
                 drawn.extend(new)
                 urls = self._urls_of(new)
                 samples += count
                 start += len(urls)
-                total = start if ended else self._total(drawn, one_each=start == samples)
+                total = start if source.ended else self._total(drawn, one_each=start == samples)
                 self._to.plan(self._name, urls, start - len(urls), total)
                 left += count
                 pace.announced(self._clock())
             if not drawn:
+                self._state = None
+                source.finish()
                 return
             item = drawn.popleft()
+            self._state = source.states.popleft() if source.states else None
             count = len(_indices(item))
             left -= count
             pace.passed_on(count)
@@ -124,18 +154,38 @@ class Pace:
         self.fetch = min(max(ahead // 4, _FETCH_MIN), _FETCH_MAX)
 
 
-def _draw(source: Iterator[Any], samples: int) -> tuple[list[Any], int]:
-    """Items of at least so many samples, or all that are left; and how many they are."""
-    items: list[Any] = []
-    count = 0
-    while count < samples:
-        try:
-            item = next(source)
-        except StopIteration:
-            break
-        items.append(item)
-        count += len(_indices(item))
-    return items, count
+class _Source:
+    """What is drawn of a sampler. `states` are those right after each item, where the sampler has any."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.ended = False
+        self.states: deque[Any] = deque()
+        self._state_dict = getattr(sampler, "state_dict", None)
+        self._items = iter(sampler)
+        self._error: Exception | None = None
+
+    def draw(self, samples: int) -> tuple[list[Any], int]:
+        """Items of at least so many samples, or all that are left; and how many they are."""
+        items: list[Any] = []
+        count = 0
+        while count < samples and not self.ended:
+            try:
+                item = next(self._items)
+            except StopIteration:
+                self.ended = True
+            except Exception as error:  # noqa: BLE001 - raised in `finish`, when its turn has come
+                self.ended, self._error = True, error
+            else:
+                items.append(item)
+                count += len(_indices(item))
+                if self._state_dict is not None:
+                    self.states.append(copy.deepcopy(self._state_dict()))
+        return items, count
+
+    def finish(self) -> None:
+        """Raises what the sampler raised."""
+        if self._error is not None:
+            raise self._error
 
 
 def _indices(item: Any) -> Sequence[Any]:

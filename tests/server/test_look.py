@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from urllib.parse import quote
 
 import pytest
 
+from outrider_sdk import Client, ProxyNotFound
 from tests.support.child import free_ports
 from tests.support.command import Command
 from tests.support.proxy import Proxy
@@ -156,6 +159,30 @@ class _Stranger(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def test_something_that_speaks_no_http_is_told_from_a_proxy(command: Command) -> None:
+    command.environ["OUTRIDER_ORIGIN"] = "http://127.0.0.1:1"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer_nonsense, args=(listener,), daemon=True).start()
+        admin = f"127.0.0.1:{listener.getsockname()[1]}"
+        for words in (("ls",), ("stats", "--once"), ("doctor", "--health"), ("doctor",)):
+            done = command.run(*words, "--admin", admin)
+            assert done.returncode == 1
+            assert "Traceback" not in done.stderr
+            assert words[0] == "doctor" or "no admin port of outrider" in done.stderr
+        with pytest.raises(ProxyNotFound, match="is no Outrider"):
+            Client("http://127.0.0.1:1", f"http://{admin}").status()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def answer_nonsense(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"-ERR unknown command\r\n")
 
 
 def test_another_server_is_told_from_a_proxy(command: Command) -> None:

@@ -149,6 +149,32 @@ def test_a_child_with_a_role_asks_for_it_where_it_would_have_without_us(
     assert child["AWS_ENDPOINT_URL_STS"] == sts
 
 
+def test_a_child_with_a_single_sign_on_asks_where_it_would_have_without_us(tmp_path: Path) -> None:
+    names = ("AWS_ENDPOINT_URL_SSO", "AWS_ENDPOINT_URL_SSO_OIDC")
+
+    def told(environ: dict[str, str], region: str | None) -> list[str | None]:
+        child = for_child(environ, endpoint="http://e", admin="http://a", region=region, needs_keys=False)
+        return [child.get(name) for name in names]
+
+    aws = "eu-west-1.amazonaws.com"
+    assert told({}, "eu-west-1") == [f"https://portal.sso.{aws}", f"https://oidc.{aws}"]
+    assert told({"AWS_ENDPOINT_URL": "http://minio"}, None) == ["http://minio", "http://minio"]
+    config = tmp_path / "config"
+    config.write_text("[profile dev]\nsso_session = corp\n[sso-session corp]\nsso_region = us-west-2\n")
+    profile = {"AWS_CONFIG_FILE": str(config), "AWS_PROFILE": "dev"}
+    assert told(profile, "eu-west-1")[0] == "https://portal.sso.us-west-2.amazonaws.com"
+    assert told(dict.fromkeys(names, "http://sso"), "eu-west-1") == ["http://sso", "http://sso"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environ", "told"),
+    [("http://e", {}, "true"), ("http://e", {"AWS_ALLOW_HTTP": "false"}, "false"), ("https://e", {}, None)],
+)
+def test_a_child_that_refuses_http_takes_ours(endpoint: str, environ: dict[str, str], told: str | None) -> None:
+    child = for_child(environ, endpoint=endpoint, admin="http://a", region=None, needs_keys=False)
+    assert child.get("AWS_ALLOW_HTTP") == told
+
+
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
 def test_the_endpoint_of_our_own_environment_is_the_origin(command: Command, bucket: Bucket, name: str) -> None:
     command.without("OUTRIDER_ORIGIN")
@@ -156,6 +182,16 @@ def test_the_endpoint_of_our_own_environment_is_the_origin(command: Command, buc
     done = command.run("run", "--", *python(READ_BY_BOTO))
     assert (done.returncode, done.stdout) == (0, f"{len(RAMP)}\n"), done.stderr
     assert f"the bucket is at {bucket.endpoint}, as {name} says" in done.stderr
+
+
+def test_the_endpoint_of_the_aws_profile_is_the_origin(command: Command, bucket: Bucket, tmp_path: Path) -> None:
+    command.without("OUTRIDER_ORIGIN")
+    config = tmp_path / "config"
+    config.write_text(f"[profile lab]\nendpoint_url = {bucket.endpoint}\n")
+    command.environ |= {"AWS_CONFIG_FILE": str(config), "AWS_PROFILE": "lab", **bucket.environment()}
+    done = command.run("run", "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert f"the bucket is at {bucket.endpoint}, as endpoint_url of the AWS profile says" in done.stderr
 
 
 def test_an_origin_that_was_named_wins_over_the_endpoint_of_our_environment(command: Command) -> None:
@@ -286,6 +322,39 @@ def test_the_summary_tells_what_was_read(command: Command) -> None:
     assert len(set(again.stdout.splitlines())) == 1
     assert again.stdout.endswith(" HIT\n")
     assert again.stderr == "outrider: 3 reads, 100 % from the cache, 0 B from the bucket, 9.4 MB saved\n"
+
+
+@pytest.mark.parametrize("form", ["text", "json", "none"])
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-", "<&- 2>&-"])
+def test_a_stderr_that_takes_nothing_spoils_no_success(
+    command: Command, bucket: Bucket, stderr: str, form: str
+) -> None:
+    command.without("OUTRIDER_ORIGIN")
+    command.environ["AWS_ENDPOINT_URL"] = bucket.endpoint  # of which it has something to say before the child, too
+    words = (sys.executable, "-m", "outrider", "run", "--summary", form, "--", "echo", "hello")
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {stderr}', "sh", *words], env=command.environ, stdout=subprocess.PIPE, text=True,
+        timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+
+
+def test_the_child_has_what_we_inherited_and_nothing_of_ours(command: Command) -> None:
+    """As `<(...)` and make's jobserver hand it on."""
+    reads, writes = os.pipe()
+    program = f"import os; print(os.read({reads}, 9)); print(sorted(map(int, os.listdir('/proc/self/fd'))))"
+    os.write(writes, b"handed on")
+    done = subprocess.run(
+        [sys.executable, "-m", "outrider", "run", "--summary", "none", "--", *python(program)], env=command.environ,
+        pass_fds=[reads], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    os.close(reads)
+    os.close(writes)
+    told, has = done.stdout.splitlines()
+    assert told == "b'handed on'"
+    # One more is the directory that it lists.
+    assert set(json.loads(has)) <= {0, 1, 2, 3, 4, reads}
+    assert len(json.loads(has)) == 5
 
 
 def test_nothing_but_the_child_is_heard_when_nothing_is_asked_for(command: Command) -> None:

@@ -332,6 +332,70 @@ def test_an_endless_sampler_is_announced_in_bounded_pieces(plans: ToldPlans) -> 
     assert {piece.total for piece in plans.pieces} == {None}
 
 
+def test_an_error_of_the_sampler_comes_in_its_turn(plans: ToldPlans) -> None:
+    def broken() -> Iterator[int]:
+        yield from range(5)
+        raise OSError("the index is gone")
+
+    items = iter(AnnouncingSampler(broken(), key_of))
+    assert list(itertools.islice(items, 5)) == list(range(5))
+    with pytest.raises(OSError, match="the index is gone"):
+        next(items)
+
+
+class Stateful:
+    """As torchdata's StatefulDistributedSampler: counts what it has yielded. `more` is in its state, too."""
+
+    def __init__(self, more: object = None) -> None:
+        self.yielded = 0
+        self.more = more
+
+    def __iter__(self) -> Iterator[int]:
+        while self.yielded < SAMPLES:
+            self.yielded += 1
+            yield self.yielded - 1
+        self.yielded = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def state_dict(self) -> dict[str, object]:
+        return {"yielded": self.yielded, "more": self.more}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.yielded = state["yielded"]
+
+
+def test_a_sampler_that_is_resumed_in_mid_epoch_skips_nothing(plans: ToldPlans) -> None:
+    sampler = AnnouncingSampler(Stateful(), key_of)
+    assert sampler.state_dict()["yielded"] == 0
+    items = iter(sampler)
+    assert [next(items) for _ in range(10)] == list(range(10))
+    saved = sampler.state_dict()
+    assert saved == {"yielded": 10, "more": None}
+    plans.wait(lambda told: len(told.urls) == SAMPLES)
+    assert list(items) == list(range(10, SAMPLES))
+    assert sampler.state_dict()["yielded"] == 0
+    resumed = AnnouncingSampler(Stateful(), key_of)
+    resumed.load_state_dict(saved)
+    assert resumed.state_dict() == saved
+    assert list(resumed) == list(range(10, SAMPLES))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_sampler_whose_state_cannot_be_kept_beside_each_item_is_not_announced(
+    plans: ToldPlans, caplog: pytest.LogCaptureFixture, batched: bool
+) -> None:
+    inner = Stateful() if batched else Stateful(more=[1, 2, 3])
+    sampler = AnnouncingSampler(BatchSampler(inner, 1, False) if batched else inner, key_of)
+    for _ in range(2):
+        assert next(iter(sampler)) in (0, [0], 1, [1])
+    assert inner.state_dict()["yielded"] == 2
+    (warning,) = warnings(caplog)
+    assert "not announced" in warning
+    assert not plans.urls
+
+
 def test_a_sample_may_have_several_objects_or_none(plans: ToldPlans) -> None:
     sampler = AnnouncingSampler(
         [1, 2, 3], lambda index: None if index == 2 else [f"s3://bkt/{index}.jpg", f"s3://bkt/{index}.txt", "/local"]
@@ -564,6 +628,37 @@ def run(program: list[str], environ: dict[str, str]) -> subprocess.CompletedProc
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def test_a_program_whose_loader_is_a_global_ends(proxy: Proxy) -> None:
+    """Its generator is closed when the interpreter ends, and has its first stall to tell then."""
+    program = "from outrider_sdk import StallMeter; batches = iter(StallMeter([1, 2])); print(next(batches))"
+    done = run(["-c", f"{PATIENT}; {program}"], {"AWS_ENDPOINT_URL": proxy.endpoint})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def no_room(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_machine_without_room_for_a_thread_trains(plans: ToldPlans, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = StallMeter([1, 2])
+    sampler = AnnouncingSampler(range(SAMPLES), key_of)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_room)
+        assert (list(meter), list(sampler)) == ([1, 2], list(range(SAMPLES)))
+    list(sampler)
+    plans.wait(lambda told: len(told.urls) == SAMPLES)
+
+
+def test_where_no_thread_can_look_for_a_proxy_nothing_is_announced(
+    plans: ToldPlans, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_room)
+    assert list(AnnouncingSampler(range(3), key_of)) == [0, 1, 2]
+    (warning,) = warnings(caplog)
+    assert "can't start new thread" in warning
+    assert NO_PROXY in warning
 
 
 def test_it_imports_without_torch_and_webdataset() -> None:

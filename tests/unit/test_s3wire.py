@@ -16,6 +16,7 @@ from outrider.core.s3wire import (
     bucket_of_host,
     classify,
     error_xml,
+    is_plain_list,
     is_preflight,
     keys_to_delete,
     passed_down,
@@ -71,6 +72,10 @@ NOTHING, KEY, KEYS, BUCKET = Forgets.NOTHING, Forgets.KEY, Forgets.KEYS_IN_BODY,
         ("GET", "/bkt/k", (("x-amz-request-payer", "requester"),), FORWARD, NOTHING),
         ("GET", "/bkt/k", (("x-amz-expected-bucket-owner", "1"),), FORWARD, NOTHING),
         ("GET", "/bkt/k", (("x-amz-invented-tomorrow", "1"),), FORWARD, NOTHING),
+        # Other stores' own words.
+        *((method, "/bkt/k", ((name, "1"),), FORWARD, NOTHING) for method in ("GET", "HEAD") for name in (
+            "x-minio-extract", "x-goog-encryption-key", "x-goog-if-generation-match", "x-oss-process",
+            "x-obs-process", "x-cos-server-side-encryption-customer-key")),
         ("GET", "/bkt/k", (("origin", "https://x"),), FORWARD, NOTHING),
         ("GET", "/bkt/k", (("if-range", "e"),), FORWARD, NOTHING),
         # Ranges that stores read differently, and any on a HEAD.
@@ -180,6 +185,20 @@ def test_a_copy_names_its_source(value: str, source: ObjectRef) -> None:
     operation = classify("PUT", "/bkt/k", (("x-amz-copy-source", value),))
     assert operation.sources == (source,)
     assert not operation.renames
+
+
+@pytest.mark.parametrize("store", ["goog", "minio", "oss", "obs", "cos"])
+def test_a_copy_in_another_stores_words_is_refused(store: str) -> None:
+    with pytest.raises(BadRequest, match="write x-amz-copy-source"):
+        classify("PUT", "/bkt/k", ((f"x-{store}-copy-source", "/src/k"),))
+    assert classify("PUT", "/bkt/k", ((f"x-{store}-meta-copy-source", "x"),)).forgets is KEY
+
+
+@pytest.mark.parametrize("name", ["x-amz-expected-bucket-owner", "x-goog-user-project", "x-minio-extract"])
+def test_a_list_with_a_stores_own_header_is_not_plain(name: str) -> None:
+    operation = classify("GET", "/bkt/?list-type=2", ())
+    assert is_plain_list(operation, (("x-amz-date", "x"),))
+    assert not is_plain_list(operation, ((name, "1"),))
 
 
 def test_a_rename_names_its_source_in_the_same_bucket_and_takes_it_away() -> None:

@@ -182,6 +182,7 @@ def test_sigv4_takes_any_address_and_needs_clients(tmp_path: Path) -> None:
         f'[[client]]\nsecret_key = "{SECRET}"\n',
         f'[[client]]\naccess_key = ""\nsecret_key = "{SECRET}"\n',
         f'[[client]]\naccess_key = "{SECRET}"\n',
+        '[[client]]\naccess_key = "AK"\nsecret_key = ""\n',
         f'[[client]]\naccess_key = "AK"\nsecret_key = ["{SECRET}"]\n',
         f'[[client]]\naccess_key = "AK"\nsecret_key = "{SECRET}"\nextra = "{SECRET}"\n',
         f'[[client]]\naccess_key = "AK"\nsecret_key = "{SECRET}"\ngrants = "{SECRET}"\n',

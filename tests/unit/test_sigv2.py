@@ -131,6 +131,14 @@ def test_signed_metadata_may_come_in_the_url_in_a_header_or_in_both() -> None:
         ask(replace(both, headers=(*both.headers[:1], ("x-amz-meta-a", "3"))))
 
 
+@pytest.mark.parametrize("store", ["goog", "minio", "oss", "obs", "cos"])
+def test_another_stores_header_is_refused_since_nothing_protects_it(store: str) -> None:
+    request = of_url(client().generate_presigned_url("get_object", {"Bucket": "b", "Key": "k"}))
+    assert ask(request) is not None
+    with pytest.raises(errors.AccessDenied, match="does not protect the header"):
+        ask(replace(request, headers=(*request.headers, (f"x-{store}-acl", "1"))))
+
+
 def test_content_type_and_md5_are_signed_as_sent() -> None:
     request = presigned("PUT", headers={"content-type": "a/b", "content-md5": "1B2M2Y8AsgTpgAmY7PhCfg=="})
     assert ask(request) is not None

@@ -92,7 +92,9 @@ def test_an_empty_header_may_not_stand_in_for_one_that_is_missing() -> None:
 
 
 @pytest.mark.parametrize("presign_s", [None, 60])
-@pytest.mark.parametrize("name", ["x-amz-copy-source", "x-amz-acl", "x-amz-security-token", "x-amz-meta-a"])
+@pytest.mark.parametrize(
+    "name", ["x-amz-copy-source", "x-amz-acl", "x-amz-security-token", "x-amz-meta-a", "x-goog-acl"]
+)
 def test_an_unsigned_amz_header_is_refused_by_name(name: str, presign_s: int | None) -> None:
     request, at = signed_by_boto("PUT", presign_s=presign_s)
     with pytest.raises(errors.AccessDenied, match=f"headers present in the request which were not signed: {name}"):

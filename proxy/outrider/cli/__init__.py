@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -73,5 +74,20 @@ def with_commands(names: Iterable[str]) -> typer.Typer:
     return app
 
 
+def _open_standard_files() -> None:
+    """Where one of them is closed, the next file or socket would take its number, and get what is printed."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # The lowest free number is this one.
+            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(fd, True)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - for as long as the process lives
+
+
 def main() -> None:
+    _open_standard_files()
     with_commands([name for name in sys.argv[1:2] if name in _COMMANDS] or _COMMANDS)()

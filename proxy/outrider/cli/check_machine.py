@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import json
 import mmap
 import os
@@ -162,7 +163,7 @@ def running_outrider(settings: Settings) -> dict[str, object] | None:
     try:
         with direct().open(request, timeout=_ADMIN_TIMEOUT_S) as reply:
             status = json.loads(reply.read(_STATUS_BYTES_MAX))
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return None
     return status if isinstance(status, dict) and "version" in status and "listen" in status else None
 

@@ -72,7 +72,7 @@ class Signals:
 
 
 def start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """The child, with our own stdin, stdout and stderr.
+    """The child, with our own stdin, stdout and stderr, and whatever else we inherited.
 
     Not by the loop: uvloop's children forget which signals were ignored, and it hands a file that the kernel cannot run
     to a shell.
@@ -82,7 +82,9 @@ def start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Pope
     """
     name = command[0]
     try:
-        return subprocess.Popen(command, env=environ)
+        # What we inherited is the command's, too: `<(...)`, make's jobserver, a socket that was passed on. Our own
+        # descriptors are closed by exec (PEP 446).
+        return subprocess.Popen(command, env=environ, close_fds=False)
     except FileNotFoundError as error:
         if "/" in name and os.path.exists(name):  # noqa: PTH110 - on the way out
             raise CannotStart(

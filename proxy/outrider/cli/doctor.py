@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -96,6 +97,6 @@ def _probe(url: str) -> int:
     try:
         with direct().open(target, timeout=_PROBE_TIMEOUT_S):
             return 0
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         typer.echo(f"outrider: {target}: not ready: {error}", err=True)
         return 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
 from pathlib import Path
 
 from outrider import settings
@@ -44,6 +46,26 @@ def endpoint_in(environ: Mapping[str, str]) -> tuple[str, str] | None:
     return next(((name, environ[name]) for name in ENDPOINTS if environ.get(name)), None)
 
 
+def endpoint_in_profile(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """As `endpoint_in`, of the AWS config file, which the variables win over."""
+    endpoint = None if ignores_endpoints(environ) else _in_profile(environ, "endpoint_url")
+    return None if endpoint is None else ("endpoint_url of the AWS profile", endpoint)
+
+
+def _in_profile(environ: Mapping[str, str], name: str) -> str | None:
+    """What the AWS profile, or the single sign-on that it names, says of `name`. Read here, since botocore's import
+    takes a third of a second."""
+    config = ConfigParser(interpolation=None, strict=False)
+    try:
+        config.read(Path(environ.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser())
+    except (ConfigParserError, OSError, ValueError):
+        return None  # whoever needs it will say what is wrong with it
+    profile = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
+    section = profile if profile == "default" else f"profile {profile}"
+    session = f"sso-session {config.get(section, 'sso_session', fallback='')}"
+    return config.get(section, name, fallback="") or config.get(session, name, fallback="") or None
+
+
 def ignores_endpoints(environ: Mapping[str, str]) -> bool:
     """The AWS SDKs are told not to look at AWS_ENDPOINT_URL at all."""
     return environ.get(_IGNORE_ENDPOINTS, "").lower() == "true"
@@ -62,8 +84,17 @@ def for_child(
     """The child's environment. `needs_keys`: it has no credentials, and SDKs refuse to send what they cannot sign."""
     child = {**environ, **dict.fromkeys(ENDPOINTS, endpoint), STATUS_URL: admin}
     child.pop(_IGNORE_ENDPOINTS, None)
-    # The general variable moves every service, but the child's role is still to be had from STS.
-    child.setdefault("AWS_ENDPOINT_URL_STS", environ.get("AWS_ENDPOINT_URL") or _sts(region))
+    # The general variable moves every service, but the child's role is still to be had from where it was before.
+    elsewhere = environ.get("AWS_ENDPOINT_URL") or _in_profile(environ, "endpoint_url")
+    child.setdefault("AWS_ENDPOINT_URL_STS", elsewhere or _sts(region))
+    # Which may be in another region than the buckets.
+    sso_region = _in_profile(environ, "sso_region") or region
+    for name, service in (("AWS_ENDPOINT_URL_SSO", "portal.sso"), ("AWS_ENDPOINT_URL_SSO_OIDC", "oidc")):
+        if place := elsewhere or (sso_region and _of_aws(service, sso_region)):
+            child.setdefault(name, place)
+    if endpoint.startswith("http://"):
+        # Rust's object_store refuses http otherwise.
+        child.setdefault("AWS_ALLOW_HTTP", "true")
     if needs_keys:
         child["AWS_ACCESS_KEY_ID"] = child["AWS_SECRET_ACCESS_KEY"] = "outrider-accepts-any"  # noqa: S105 - no secret
     if any(environ.get(name) for name in _PROXIES):
@@ -81,4 +112,8 @@ def _hosts_of(environ: Mapping[str, str]) -> list[str]:
 def _sts(region: str | None) -> str:
     if region is None:
         return "https://sts.amazonaws.com"
-    return f"https://sts.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+    return _of_aws("sts", region)
+
+
+def _of_aws(service: str, region: str) -> str:
+    return f"https://{service}.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"

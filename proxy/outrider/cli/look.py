@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import sys
@@ -60,7 +61,7 @@ def status_at(url: str, settings: Settings) -> Status:
         raise NoStatus(
             f"No outrider answers at {url}. Start one with `outrider serve`, or say where it is: --admin HOST:PORT."
         ) from error
-    except ValueError as error:
+    except (ValueError, http.client.HTTPException) as error:
         raise NoStatus(f"{url} is no admin port of outrider. Is --admin right?") from error
     if not isinstance(status, dict) or "verdict" not in status:
         raise NoStatus(f"{url} is no admin port of outrider, or of an older one. Is --admin right?")

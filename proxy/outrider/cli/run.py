@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -69,13 +71,15 @@ def run(
     set_up_logs(settings.log_level, settings.log_format)
     keep_memory_small()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        raise typer.Exit(runner.run(_run(settings, command, summary)))
+        status = runner.run(_run(settings, command, summary))
+    _let_go_of_stderr()
+    raise typer.Exit(status)
 
 
 def _settings(flags: dict[str, object], config: Path | None) -> Settings:
     settings = environment.load(flags, config, _DEFAULTS)
-    found = None if settings.origin is not None else environment.endpoint_in(os.environ)
-    if found is not None:
+    found = environment.endpoint_in(os.environ) or environment.endpoint_in_profile(os.environ)
+    if settings.origin is None and found is not None:
         name, endpoint = found
         settings = environment.load({**flags, "origin": endpoint}, config, _DEFAULTS)
         _say(f"the bucket is at {settings.origin}, as {name} says (--origin URL to name another)")
@@ -109,7 +113,7 @@ async def _run(settings: Settings, command: list[str], form: SummaryForm) -> int
     if form == "text":
         _say(summary.text())
     elif form == "json":
-        typer.echo(summary.json(), err=True)
+        _write(summary.json())
     return status
 
 
@@ -157,4 +161,20 @@ def _reachable(url: str) -> str:
 
 
 def _say(words: str) -> None:
-    typer.echo(f"outrider: {words}", err=True)
+    _write(f"outrider: {words}")
+
+
+def _write(line: str) -> None:
+    # A job that succeeded stays so whatever became of stderr: a full disk, a pipe that nobody reads.
+    with contextlib.suppress(OSError):
+        typer.echo(line, err=True)
+
+
+def _let_go_of_stderr() -> None:
+    """What it does not take is lost: Python would try again at its exit, and make the status 120."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)

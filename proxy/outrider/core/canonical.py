@@ -13,6 +13,10 @@ from urllib.parse import quote, unquote_to_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+OTHER_STORES = ("x-goog-", "x-minio-", "x-oss-", "x-obs-", "x-cos-")
+"""What headers of stores that speak S3 beside words of their own begin with."""
+OF_STORES = ("x-amz-", *OTHER_STORES)
+
 _UNRESERVED = re.compile(r"[A-Za-z0-9\-._~]*")
 _AMZ_DATE = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})Z")
 _HTTP_DATE = re.compile(

@@ -14,7 +14,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from xml.parsers import expat
 
 from outrider.core import freshness, ranges
-from outrider.core.canonical import parse_query
+from outrider.core.canonical import OF_STORES, OTHER_STORES, parse_query
 from outrider.core.errors import BadRequest, InvalidBucketName, S3Error
 from outrider.core.freshness import CONDITIONALS
 from outrider.core.model import Headers, ObjectRef
@@ -93,6 +93,9 @@ LIST_QUERY = frozenset(
 )  # fmt: skip
 """What the lists of a bucket (objects, versions, uploads) take; `x-id` means nothing."""
 
+# Some stores take them for their own, and no grant would have been asked for what they name.
+_OTHER_SOURCES = frozenset(f"{prefix}copy-source" for prefix in OTHER_STORES)
+
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -100,7 +103,8 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
     """Understand a request from its method, raw target and headers (names in lower case).
 
     Raises:
-        BadRequest: the target is not a path (absolute form, `*`), or there is not exactly one Host header.
+        BadRequest: the target is not a path (absolute form, `*`), there is not exactly one Host header, or another
+            store's header names an object to copy.
         InvalidBucketName: it names a bucket that cannot be.
     """
     path, _, raw_query = target.partition("?")
@@ -184,7 +188,7 @@ def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
             return Kind.FORWARD
         # CORS answers vary with Origin, and stores differ on If-Range. SSE-C, requester pays, expected owner: the
         # origin must judge each time.
-        if name in ("origin", "if-range") or (name.startswith("x-amz-") and name not in _PLAIN_AMZ):
+        if name in ("origin", "if-range") or (name.startswith(OF_STORES) and name not in _PLAIN_AMZ):
             return Kind.FORWARD
     return Kind.GET if method == "GET" else Kind.HEAD
 
@@ -210,7 +214,7 @@ def is_plain_list(operation: Operation, headers: Headers) -> bool:
     if not {name for name, _ in operation.query} <= LIST_QUERY:
         return False
     return all(
-        name in _PLAIN_AMZ_OF_LIST or not (name.startswith("x-amz-") or name in ("origin", "range", *CONDITIONALS))
+        name in _PLAIN_AMZ_OF_LIST or not (name.startswith(OF_STORES) or name in ("origin", "range", *CONDITIONALS))
         for name, _ in headers
     )
 
@@ -230,6 +234,8 @@ def _effects(
             # Within one bucket, and so without its name: a folder may look like one.
             sources.append(ObjectRef(bucket, unquote(value, errors="surrogateescape").removeprefix("/")))
             renames = True
+        if name in _OTHER_SOURCES:
+            raise BadRequest(f"{name} is not understood here: write x-amz-copy-source.")
     if key:
         return Forgets.KEY, tuple(sources), renames
     if method == "POST" and any(name == "delete" for name, _ in query):

@@ -10,7 +10,7 @@ import re
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
-from outrider.core.canonical import raw_bytes
+from outrider.core.canonical import OTHER_STORES, raw_bytes
 from outrider.core.errors import AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def _amz_lines(headers: Sequence[tuple[str, str]], query: Sequence[tuple[str, st
     for name, value in headers:
         if name.startswith("x-amz-"):
             values.setdefault(name, []).append(value.strip())
+        elif name.startswith(OTHER_STORES):
+            raise AccessDenied(f"Signature Version 2 does not protect the header {name}. Use AWS4-HMAC-SHA256.")
     # boto moves the x-amz-* headers that it signs into the URL; a client may send them as headers as well.
     for name, value in query:
         lower = name.lower()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.core import sigv2
 from outrider.core.canonical import (
+    OF_STORES,
     amz_date_of,
     encode_path,
     encode_query,
@@ -215,7 +216,8 @@ def verify(
 ) -> Identity | None:
     """Who signed `request`; None when nothing in it claims to be a signature.
 
-    Every x-amz-* header is then under the signature: forwarding one that is not would sign a stranger's wish.
+    Every x-amz-* header is then under the signature, and every one of another store's: forwarding one that is not
+    would sign a stranger's wish.
     Every query parameter is too, except that a SigV2 URL leaves those of a listing open. The body is not checked
     here, see `Identity.payload`. `secret_of` answers None for an unknown key; `bucket_of_host` is the bucket of a
     virtual-host style request, which SigV2 signs as part of the path.
@@ -318,7 +320,7 @@ def _check_coverage(headers: Mapping[str, str], names: list[str], payload_hash: 
     if "host" not in names:
         raise AccessDenied("The host header must be signed.")
     for name, value in headers.items():
-        if name.startswith("x-amz-") and name not in names:
+        if name.startswith(OF_STORES) and name not in names:
             # A presigned URL says nothing of the body; a library that adds the header with this value adds nothing.
             if name == "x-amz-content-sha256" and value == payload_hash == PayloadForm.UNSIGNED.value:
                 continue

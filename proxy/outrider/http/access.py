@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core import browsers
+from outrider.core.canonical import OF_STORES
 from outrider.core.errors import AccessDenied
 from outrider.core.grants import Client, allowed, may_read
 from outrider.core.model import Headers, ObjectRef
@@ -80,7 +81,7 @@ def _told_by_url(request: SignedRequest) -> tuple[str, str, str, str] | None:
     for name, value in request.headers:
         if name == "host":
             host += f"{value}\n"
-        elif name.startswith("x-amz-") or name == "authorization":
+        elif name.startswith(OF_STORES) or name == "authorization":
             return None
     return request.method, request.raw_path, request.raw_query, host
 
@@ -160,7 +161,7 @@ class SigV4:
     def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
         # A form says what it wants in its fields, which its policy covers; headers are under no signature.
         for name, _ in headers:
-            if name.startswith("x-amz-"):
+            if name.startswith(OF_STORES):
                 raise AccessDenied(f"There were headers present in the request which were not signed: {name}")
         access_key = signer_of(form, secret_of=self._secrets.get, keys=self._keys)
         policy = parse_policy(form.values["policy"])
