@@ -194,7 +194,7 @@ async def running(
         metrics.started_at.set(wall_clock())
         directory = stack.enter_context(_directory(settings.cache_dir))
         tasks = await stack.enter_async_context(_background())
-        credentials = AwsCredentials()
+        credentials = AwsCredentials(settings.listen)
         region = settings.region or await credentials.region() or DEFAULT_REGION
         endpoint = settings.origin or f"https://s3.{region}.amazonaws.com"
         shares = Shares.of(settings.buffer_bytes, settings.origin_connections)

@@ -162,6 +162,16 @@ def test_without_a_proxy_it_says_how_to_start_one(bucket: Bucket, tmp_path: Path
     assert (wrong.returncode, "but no Outrider" in wrong.stderr) == (1, True)
 
 
+def test_credentials_that_cannot_be_had_are_told_and_not_needed(command: Command) -> None:
+    command.without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    command.environ["AWS_PROFILE"] = "nope"
+    done = command.run("warm", SHARDS)
+    assert done.returncode == 0, done.stderr
+    assert "asking unsigned" in done.stderr
+    assert "nope" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_who_is_refused_is_told_which_keys_were_used(bucket: Bucket, tmp_path: Path) -> None:
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS)

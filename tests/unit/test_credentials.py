@@ -9,7 +9,7 @@ import pytest
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError
 
-from outrider.adapters.credentials import AwsCredentials
+from outrider.adapters.credentials import AwsCredentials, _make_session
 from outrider.core.errors import OriginBroke
 from outrider.core.sigv4 import Credentials
 
@@ -47,3 +47,24 @@ async def test_they_are_those_that_the_chain_finds(given: tuple[str, ...], monke
     for name in given:
         monkeypatch.setenv(name, VALUES.get(name, f"the {name}"))
     assert await by_us() == await by_the_chain()
+
+
+@pytest.mark.parametrize(
+    ("environ", "ignored"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9480"}, True),
+        ({"AWS_ENDPOINT_URL": "http://localhost:9480"}, True),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9480", "AWS_ENDPOINT_URL_STS": "http://sts"}, False),
+        ({"AWS_ENDPOINT_URL": "http://minio:9000"}, False),
+        ({}, False),
+    ],
+)
+def test_the_proxy_does_not_ask_itself_for_a_role(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], ignored: bool
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_STS", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    session = _make_session("127.0.0.1:9480")
+    assert bool(session.get_config_variable("ignore_configured_endpoint_urls")) == ignored

@@ -8,6 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from outrider.core.errors import OriginBroke
 from outrider.core.sigv4 import Credentials
@@ -30,7 +31,9 @@ class AwsCredentials:
     Temporary ones are refreshed before they expire, by aiobotocore, once for all who wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, listen: str = "") -> None:
+        """`listen`: our own address; an AWS_ENDPOINT_URL that is meant for our clients is not asked for a role."""
+        self._listen = listen
         self._plain = _from_environment()
         self._session: AioSession | None = None
         self._found: Any = None
@@ -74,7 +77,7 @@ class AwsCredentials:
                 return False
             self._renewed_at = now
             try:
-                session = await asyncio.to_thread(_make_session)
+                session = await asyncio.to_thread(_make_session, self._listen)
                 found = await session.get_credentials()
                 frozen = None if found is None else await found.get_frozen_credentials()
             except Exception as error:  # noqa: BLE001 - dozens of kinds; the refusal stands, and is told
@@ -139,7 +142,7 @@ class AwsCredentials:
     async def _open_session(self) -> AioSession:
         if self._session is None:
             # The import takes a third of a second: in a thread, so that the proxy is ready meanwhile.
-            self._session = await asyncio.to_thread(_make_session)
+            self._session = await asyncio.to_thread(_make_session, self._listen)
         return self._session
 
 
@@ -167,7 +170,16 @@ def _has_profiles() -> bool:
     )
 
 
-def _make_session() -> AioSession:
+def _make_session(listen: str) -> AioSession:
     from aiobotocore.session import get_session
 
-    return get_session()
+    session = get_session()
+    if _is_ours(os.environ.get("AWS_ENDPOINT_URL_STS") or os.environ.get("AWS_ENDPOINT_URL") or "", listen):
+        session.set_config_variable("ignore_configured_endpoint_urls", True)
+    return session
+
+
+def _is_ours(endpoint: str, listen: str) -> bool:
+    host, _, port = listen.rpartition(":")
+    asked, _, asked_port = urlsplit(endpoint).netloc.rpartition(":")
+    return bool(port) and port == asked_port and asked in {host, "127.0.0.1", "localhost", "[::1]"}

@@ -59,13 +59,11 @@ class Proxy:
 
     def __init__(self, endpoint: str | None, config: Path | None) -> None:
         self.endpoint = endpoint or _endpoint(config)
-        session = Session()
-        signs = environment.names_credentials(os.environ)
-        credentials = session.get_credentials() if signs else None
+        session, credentials, region = _identity()
         self._keys = "no keys" if credentials is None else f"{credentials.access_key} ({credentials.method})"
         try:
             self._client = session.create_client(
-                "s3", endpoint_url=self.endpoint, region_name=session.get_config_variable("region") or "us-east-1",
+                "s3", endpoint_url=self.endpoint, region_name=region or "us-east-1",
                 config=ClientConfig(
                     s3={"addressing_style": "path"}, retries={"max_attempts": 0}, proxies={},
                     connect_timeout=_CONNECT_TIMEOUT_S, read_timeout=_ANSWER_TIMEOUT_S,
@@ -127,6 +125,22 @@ class Proxy:
     def _check(self, answer: dict[str, Any]) -> None:
         if answer["ResponseMetadata"].get("HTTPHeaders", {}).get("server") != "outrider":
             failed(f"at {self.endpoint} there is a server, but no Outrider: give --endpoint, or set AWS_ENDPOINT_URL.")
+
+
+def _identity() -> tuple[Session, Any, str | None]:
+    """What to sign with and for. Credentials that cannot be had are none: a proxy on loopback asks for no key."""
+    session = Session()
+    if not environment.names_credentials(os.environ):
+        return session, None, session.get_config_variable("region")
+    try:
+        credentials = session.get_credentials()
+        if credentials is not None:
+            credentials.get_frozen_credentials()
+        return session, credentials, session.get_config_variable("region")
+    except (BotoCoreError, ClientError) as error:
+        typer.echo(f"outrider: no credentials ({error}), asking unsigned", err=True)
+        # Without the profile that AWS_PROFILE names: if it is not there, the client would ask for it again.
+        return Session({"profile": (None, None, None, None)}), None, None
 
 
 def _endpoint(config: Path | None) -> str:
