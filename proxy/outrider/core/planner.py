@@ -419,6 +419,8 @@ class Planner:
         of its blocks, or in `dropped`."""
         self._now = now
         wants: list[Want] = []
+        if self._handed_blocks >= blocks:
+            return wants
         active = [(dataset, one) for dataset in self.library.datasets() if self._may_fetch(dataset)
                   for one in dataset.passes() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
         offers: list[_Offer] = []
