@@ -250,8 +250,6 @@ async def test_the_scrubber_leaves_memory_to_the_readers(tmp_path: Path) -> None
     def drop() -> None:
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)
-        # A look at the pages has the kernel bring them; while they come, they do not go.
-        os.pread(fd, FILE, 0)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
 
