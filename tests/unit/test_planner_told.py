@@ -6,7 +6,7 @@ from random import Random
 
 from outrider.core.model import Extent, ObjectRef
 from outrider.core.planner import Planner
-from tests.unit.test_ahead_properties import BLOCK, Store
+from tests.unit.test_ahead_properties import BLOCK, Store, calls_of
 
 
 def drive(store: Store, order: list[ObjectRef], client: str = "a") -> list[bool]:
@@ -113,3 +113,18 @@ def test_an_object_that_is_told_twice_in_one_piece_is_waited_for_once() -> None:
     store = Store(100, 1, 30)
     store.planner.told("a", store.refs[:50] + store.refs[:10], 0.0)
     assert len(agenda(store)) == 50
+
+
+def test_a_piece_of_a_plan_costs_as_much_as_it_brings_however_much_is_kept() -> None:
+    """Measured in calls of functions."""
+
+    def work(kept: int) -> int:
+        store = Store(2 * kept, 1, 2 * kept)
+        for ref in store.refs[:kept]:
+            store.ask(ref, "a")
+            store.read_on(ref)
+        order = shuffled(store, 1)[:1000]
+        store.planner.told("b", order[:100], store.now, start=0, total=1000)
+        return calls_of(lambda: store.planner.told("b", order[100:200], store.now, start=100, total=1000))
+
+    assert work(4000) < 2 * work(500)

@@ -149,7 +149,15 @@ class Dataset:
             job = self.jobs[client] = Job(client, now)
         one = job.told(keys, start, total, len(self.names.keys), now)
         self.active_at = now
-        self._expect_anew(now)
+        if len(keys) >= len(self.kept):
+            self._expect_anew(now)
+            return one
+        # It comes in many pieces: each ranks its own, and as many of the others.
+        self._passes = None
+        for key in keys:
+            if (kept := self.kept.get(key)) is not None:
+                self.rank(kept, now)
+        self._sweep_some(now, len(keys))
         return one
 
     def pass_in(self, one_round: Round) -> Pass | None:
@@ -249,9 +257,9 @@ class Dataset:
             kept.rank = rank
             self._ranked.add((rank, kept.key))
 
-    def _sweep_some(self, now: float) -> None:
+    def _sweep_some(self, now: float, count: int = _SWEPT) -> None:
         """What is expected changes with a LIST, a plan, another job: ranks follow, a few with each read."""
-        for _ in range(min(_SWEPT, len(self.kept))):
+        for _ in range(min(count, len(self.kept))):
             if not self._sweep:
                 self._sweep = list(self.kept)
             kept = self.kept.get(self._sweep.pop())
