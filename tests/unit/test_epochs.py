@@ -259,6 +259,22 @@ def test_a_told_order_is_not_listed_before_its_names_grow_stale() -> None:
     assert riders.planner.please_list() == [("b", "train/part-")]
 
 
+def test_the_first_reads_of_a_told_epoch_may_be_heard_of_before_its_order() -> None:
+    """A LIST would share the line with the first batch."""
+    riders = Riders(listed=False)
+    riders.tell(SHUFFLED)
+    riders.read(SHUFFLED)
+    other = Random(8).sample(range(COUNT), COUNT)
+    riders.read(other[:3])
+    riders.tell(other[3:])
+    riders.read(other[3:])
+    assert riders.planner.please_list() == []
+    riders.read(SHUFFLED[:15])
+    assert riders.planner.please_list() == []
+    riders.read(SHUFFLED[15:17])
+    assert riders.planner.please_list() == [("b", "train/part-")], "nobody tells of this one any more"
+
+
 def test_a_told_order_is_fetched_ahead_from_its_first_moment() -> None:
     """The first one as far as there is room, while it is not known how fast they read; the next one as the last."""
     riders = Riders(listed=False)

@@ -28,6 +28,8 @@ _LIST_REST_S, _LIST_REST_MAX_S = 60.0, 3600.0
 _SWEPT = 2
 # Candidates for eviction that are compared where two kinds of jobs meet.
 _AT_ONCE = 16
+# Reads of a pass after which it will not be told any more, where the last one was.
+_UNTOLD = 16
 # Less than a millionth of a pass is no change.
 _SAME_RANK = 1e-6
 
@@ -118,8 +120,9 @@ class Dataset:
 
     @property
     def is_told(self) -> bool:
-        """A job has told what it reads, or did so for its last pass and has yet to begin the next."""
-        return any(one.told or (one.was_told and not one.log) for one in self.passes())
+        """A job has told what it reads, or did so for its last pass and may yet tell the next: its first reads come
+        beside what it tells, and may be heard of before."""
+        return any(one.told or (one.was_told and len(one.log) < _UNTOLD) for one in self.passes())
 
     def orders(self) -> list[Order]:
         return [*self.passes(), *self.learned]
