@@ -7,6 +7,7 @@ pass knows of them stands in arrays, so that a million keys take some twenty meg
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
 
@@ -269,9 +270,13 @@ class Pass:
         """A new agenda, for this very pass."""
         self.agenda, self.place = array("i"), blanks(len(self.place))
         self.order, self._expected_read, self.cursor = order, 0, 0
-        self._recent.clear()
         self.again.clear()
         self.expect(keys)
+        self._recall()
+
+    def _recall(self) -> None:
+        """Places have changed: those of the last reads, and where the readers are by them."""
+        self._recent.clear()
         for key in self.log[-_RECENT:]:
             if self.place[key] >= 0:
                 self._recent.append(self.place[key])
@@ -291,13 +296,23 @@ class Pass:
             self.told, self.number = True, max(1, self.number)
         new = [((start + i + 0.5) / total, key) for i, key in enumerate(keys) if self.place[key] < 0]
         if new and self._shares and new[0][0] < self._shares[-1]:
-            new = sorted([*zip(self._shares, self.agenda, strict=True), *new])
-            self._shares = array("d")
-            self.plan((), order=1.0)
+            # Workers that tell a piece each, in turn, are about as far: most of what was told stays where it is.
+            new = sorted([*self._cut(bisect_left(self._shares, new[0][0])), *new])
         for share, key in new:
             if self.place[key] < 0:
                 self._shares.append(share)
                 self._append(key)
+        self._recall()
+
+    def _cut(self, first: int) -> list[tuple[float, int]]:
+        """Take out what was told from this place on: shares and keys."""
+        tail = list(zip(self._shares[first:], self.agenda[first:], strict=True))
+        for _, key in tail:
+            self._expected_read -= self.done[key] >= 0
+            self.place[key] = -1
+        del self._shares[first:], self.agenda[first:]
+        self.cursor = min(self.cursor, first)
+        return tail
 
     def withdraw(self, keys: Set[int]) -> None:
         """Expect none of these any more. When no told one is left, expect what was expected before."""
