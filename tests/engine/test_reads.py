@@ -78,8 +78,23 @@ async def test_of_many_readers_at_once_each_asks_for_less_beside_its_first_block
     assert gets()[3] == 0
     last = await room.reads.get(refs[3], {})
     await room.tasks.settle()
-    assert gets()[3] == 4, "the others have gone"
+    assert gets()[3] == 2, "the first of the next epoch: the others will come"
     assert await taken(last) == DATA
+
+
+async def test_a_reader_who_stays_alone_has_the_line_to_himself_again(room: Engine) -> None:
+    refs = [ObjectRef("bucket", f"shard-{number}") for number in range(4)]
+    for ref in refs:
+        room.origin.put(ref, DATA)
+    for answer in [await room.reads.get(ref, {}) for ref in refs[:3]]:
+        assert await taken(answer) == DATA
+    for _ in range(50):
+        await room.range(0, 10, refs[0])
+    before = room.origin.count()
+    answer = await room.reads.get(refs[3], {})
+    await room.tasks.settle()
+    assert room.origin.count() == before + 4
+    assert await taken(answer) == DATA
 
 
 async def test_a_lone_reader_has_more_asked_for_while_its_first_block_arrives(room: Engine) -> None:

@@ -46,7 +46,7 @@ def test_what_workers_tell_in_pieces_is_one_order_however_they_come(
 
 
 def test_a_piece_costs_what_it_brings_where_workers_are_about_as_far() -> None:
-    """Eight ranks of a node tell theirs in turn; the whole merged each time took the loop half a second at a million."""
+    """Eight ranks of a node tell theirs in turn: the whole merged each time would hold all readers up."""
     placed = 0
 
     class Counted(Pass):

@@ -40,14 +40,20 @@ def test_a_lone_reader_has_more_asked_for_before_its_first_block_is_whole() -> N
 def test_a_wide_window_takes_fewer_gets_of_each_of_many_readers() -> None:
     runs = {readers: runs_ahead(10, 99, 10, lambda _: True, readers) for readers in (1, 2, 3)}
     assert {readers: [run.count for run in its] for readers, its in runs.items()} == {
-        1: [2] * 8,
-        2: [2] * 8,
-        3: [4] * 4,
+        1: [1, 1] + [2] * 7,
+        2: [1, 1] + [2] * 7,
+        3: [1, 1] + [4] * 3,
     }
 
 
-def test_of_many_readers_each_begins_with_less() -> None:
+def test_the_next_blocks_are_not_joined_for_they_would_come_one_after_the_other() -> None:
+    for readers in (1, 8):
+        assert [run.count for run in runs_ahead(1, 99, 1, lambda _: True, readers)][:2] == [1, 1]
+
+
+def test_of_many_readers_each_begins_with_less_and_goes_on_as_it_proves_to() -> None:
     assert [window_blocks(0, readers) for readers in (1, 2, 3, 100)] == [4, 4, 2, 2]
+    assert [window_blocks(part / 4, 8) for part in range(6)] == [2, 3, 4, 5, 6, 7]
 
 
 def test_the_first_gets_take_a_block_each() -> None:

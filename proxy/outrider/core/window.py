@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 # Four 8 MiB blocks at once: one connection of S3 gives 40-90 MB/s, a loader worker takes more than that.
 FIRST_BLOCKS = 4
-# Of more than two that begin at once each has its first block sooner where it asks for less beside it. Only then: later
-# two would leave the line idle for a round trip each time that both have come.
+# Of more than two readers each has its first block sooner where it asks for less beside it. Only at first: later two
+# would leave the line idle for a round trip each time that both have come.
 _FEW, _FIRST_OF_MANY = 2, 2
 # 16 x 8 MiB = 128 MiB asked for ahead of one reader; beyond that the readers' own number makes the parallelism.
 WINDOW_BLOCKS_MAX = 16
@@ -17,6 +17,8 @@ _GROWTH = 4
 # GETs that a wide window is brought by. A reader who has the line to himself needs more than one of many does: from 4
 # to 8, at 40 MB/s each, one read of 100 MB shards was 1.2 times as fast (`make bench`, epoch-1-curl and -boto3).
 _GETS_OF_FEW, _GETS_OF_MANY = 8, 4
+# The nearest blocks are never joined: the second of a pair would come after what is needed later.
+_NEAR = 2
 
 # 1/32 of a block, 256 KiB of 8 MiB, come in the time of a few round trips at most: for less, no second GET.
 _SKIP_SHARE = 32
@@ -31,13 +33,13 @@ class Run:
 
 
 def window_blocks(blocks_sent: float, readers: int = 1) -> int:
-    """How far ahead a read that has sent `blocks_sent` blocks is filled; `readers`: reads under way, this one too.
+    """How far ahead a read that has sent `blocks_sent` blocks is filled; `readers`: reads under way of late, this one
+    too.
 
     It grows as the reader proves that it goes on: many `a-` reads are left after the first bytes.
     """
-    if blocks_sent < 1 and readers > _FEW:
-        return _FIRST_OF_MANY
-    return min(WINDOW_BLOCKS_MAX, FIRST_BLOCKS + int(_GROWTH * blocks_sent))
+    first = FIRST_BLOCKS if readers <= _FEW else _FIRST_OF_MANY
+    return min(WINDOW_BLOCKS_MAX, first + int(_GROWTH * blocks_sent))
 
 
 def runs_ahead(
@@ -46,19 +48,19 @@ def runs_ahead(
     """The GETs to start now for a read at block `position` that ends with block `last` (inclusive).
 
     `wanted(i)`: block i is neither here nor on its way. The first GETs take a block each, so that they run in
-    parallel; once the window is wide, adjacent blocks are joined in pairs, or fours where there are many readers, which
-    saves requests where there is parallelism enough. A run that the window's edge would cut short waits until the
-    window has moved on.
+    parallel; once the window is wide, adjacent blocks that are not the next are joined in pairs, or fours where there
+    are many readers, which saves requests where there is parallelism enough. A run that the window's edge would cut
+    short waits until the window has moved on.
     """
     window = window_blocks(blocks_sent, readers)
-    join = max(1, window // (_GETS_OF_FEW if readers <= _FEW else _GETS_OF_MANY))
+    wide = max(1, window // (_GETS_OF_FEW if readers <= _FEW else _GETS_OF_MANY))
     runs: list[Run] = []
     index, stop = position, min(last + 1, position + window)
     while index < stop:
         if not wanted(index):
             index += 1
             continue
-        count = 1
+        count, join = 1, wide if index >= position + _NEAR else 1
         while count < join and index + count < stop and wanted(index + count):
             count += 1
         cut_short = count < join and index + count == stop <= last and index >= position + join

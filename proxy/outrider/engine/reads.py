@@ -43,6 +43,9 @@ _BEGINNINGS = 3
 # While a block arrives, a read that goes on widens its window: a lone reader's first blocks take 0.2 s at 40 MB/s, and
 # the rest of the line is idle meanwhile.
 _PLANS_PER_BLOCK = 8
+# Of the readers that there were so many are still believed in after each read: a lone one has the line to himself
+# again after some fifty.
+_READERS_KEPT = 0.98
 # `x-cache` judges a read by its first 8 GiB: a 5 TB object must not hold up everybody else for a header.
 _STATUS_BLOCKS_MAX = 1024
 
@@ -150,6 +153,9 @@ class Reads:
         self._metrics = metrics
         self._block_bytes = block_bytes
         self._readers = 0
+        # As many as there were lately: those of a job begin one after the other, at each epoch again, and the first has
+        # the line to himself for a moment only.
+        self._readers_lately = 0.0
 
     async def head(self, ref: ObjectRef, headers: Mapping[str, str]) -> ReadAnswer:
         """Raises what `get` raises."""
@@ -245,6 +251,7 @@ class Reads:
 
     async def _body(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
         self._readers += 1
+        self._readers_lately = max(self._readers, self._readers_lately * _READERS_KEPT)
         try:
             async with aclosing(self._pieces(version, extent)) as pieces:
                 async for piece in pieces:
@@ -318,15 +325,15 @@ class Reads:
         return key.index
 
     def _fill_ahead(self, version: ObjectVersion, vid: bytes, rest: Extent, begun_at: int) -> None:
-        blocks_sent = (rest.start - begun_at) / self._block_bytes
+        blocks_sent, readers = (rest.start - begun_at) / self._block_bytes, round(self._readers_lately)
         index, last = rest.start // self._block_bytes, (rest.stop - 1) // self._block_bytes
         wanted = self._flights.wanted
-        for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), self._readers):
+        for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), readers):
             if run.first > index and not self._flights.admits():
                 break
             self._flights.fill(self._flights.board(self._origin, version, self._block_bytes, run, rest.start))
         # What was to be brought for nobody is what this reader would ask for now: it must not come one by one.
-        for ahead in range(index, min(last + 1, index + window_blocks(blocks_sent, self._readers))):
+        for ahead in range(index, min(last + 1, index + window_blocks(blocks_sent, readers))):
             flight = self._flights.get(BlockKey(vid, ahead))
             if flight is not None and flight.turn is not None:
                 flight.turn.promote()
