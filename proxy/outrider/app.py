@@ -256,7 +256,7 @@ def _rooms(
         disk_bytes=blockfile.usual_disk_bytes,
         opened=ghost.opened,
         believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
-        pinned=pins.holds,
+        pins=pins,
     )
     orders.load(directory.orders, planner.library)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()

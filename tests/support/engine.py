@@ -130,9 +130,7 @@ def engine(
         lambda size: disk_bytes_of(size, BLOCK, usual_disk_bytes),
         lambda version: version_id(origin.endpoint, version, BLOCK),
     )
-    planner = Planner(
-        capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s, pinned=pins.holds
-    )
+    planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s, pins=pins)
     its_policy = planner if policy == "epoch" else POLICIES[policy]()
     store = DiskStore(
         directory or BlockDir.open(root), its_policy, Limits(capacity_bytes, min_free_bytes), metrics, clock,

@@ -38,7 +38,8 @@ _SAME_RANK = 1e-6
 class Kept:
     """Of one version of an object: which blocks are here (`present`), which of them were read in the pass over it that
     is under way (`served`), both as bits; `block_bytes`: what one takes on disk, on the average. `ahead`: fetched
-    before anybody asked, and not asked for since. `excused`: for a plan that was withdrawn since."""
+    before anybody asked, and not asked for since. `excused`: for a plan that was withdrawn since. `aside`: no victim,
+    as it is pinned."""
 
     dataset: Dataset
     key: int
@@ -48,6 +49,7 @@ class Kept:
     used_at: float
     ahead: bool
     excused: bool = False
+    aside: bool = False
     reading: bool = False
     present: int = 0
     served: int = 0
@@ -79,7 +81,8 @@ class Dataset:
         self.kept_bytes = 0
         # By expected next use on the dataset's own clock, which goes 1.0 forward in each pass of its jobs.
         self._ranked: SortedList[tuple[float, int]] = SortedList()
-        self._recent: OrderedDict[int, None] = OrderedDict()
+        # All that may be a victim, by its last read.
+        self.recent: OrderedDict[int, None] = OrderedDict()
         self._clock = 0.0
         self.active_at = 0.0
         # Of the object whose size was learned last, in bytes: what one of unknown size is taken for.
@@ -143,7 +146,8 @@ class Dataset:
         kept = self.kept.get(key)
         if kept is not None:
             kept.ahead, kept.reading, kept.served, kept.used_at = False, True, 0, now
-            self._recent.move_to_end(key)
+            if not kept.aside:
+                self.recent.move_to_end(key)
             self.rank(kept, now)
 
     def told(self, client: str, keys: Sequence[int], start: int, total: int, now: float) -> Pass:
@@ -198,7 +202,7 @@ class Dataset:
         """Forget all but what is kept, and number it anew."""
         kept, names = list(self.kept.values()), self.names
         self.names, self.jobs, self.learned, self.list_wanted = Names(), {}, [], False
-        self.kept, self._ranked, self._recent = {}, SortedList(), OrderedDict()
+        self.kept, self._ranked, self.recent = {}, SortedList(), OrderedDict()
         self._passes, self._sweep, self._names_listed = None, [], 0
         for one in kept:
             size = names.sizes[one.key]
@@ -228,7 +232,7 @@ class Dataset:
     def farthest(self, now: float) -> Iterator[tuple[float, Kept]]:
         """Seconds until the next use, and what is kept: about the farthest first."""
         if not self.passes():
-            keys = iter(self._recent)
+            keys = iter(self.recent)
         elif any(job.free for job in self.jobs.values()):
             return self._farthest_of_both(now)
         else:
@@ -237,7 +241,7 @@ class Dataset:
 
     def _farthest_of_both(self, now: float) -> Iterator[tuple[float, Kept]]:
         """One job reads in epochs and another one by chance: the best of the next few candidates of either."""
-        streams = [(key for _, key in reversed(self._ranked)), iter(self._recent)]
+        streams = [(key for _, key in reversed(self._ranked)), iter(self.recent)]
         seen: set[int] = set()
         heap: list[tuple[float, int]] = []
         take = _AT_ONCE
@@ -253,7 +257,22 @@ class Dataset:
             seconds, key = heappop(heap)
             yield -seconds, self.kept[key]
 
+    def set_aside(self, kept: Kept) -> None:
+        """It is pinned: those who look for a victim need not pass it by each time, until `put_back`."""
+        if self.kept.get(kept.key) is kept:
+            self._unrank(kept)
+            kept.aside = True
+
+    def put_back(self, now: float) -> None:
+        """A pin let go some of its versions: all that were set aside are looked at anew."""
+        for kept in sorted((kept for kept in self.kept.values() if kept.aside), key=lambda kept: -kept.used_at):
+            self.keep(kept, now)
+            # They are idle for long, or they would not have been looked at.
+            self.recent.move_to_end(kept.key, last=False)
+
     def rank(self, kept: Kept, now: float) -> None:
+        if kept.aside:
+            return
         rank = self._clock + self.parts_until(kept.key, now)
         if abs(rank - kept.rank) > _SAME_RANK:
             self._ranked.discard((kept.rank, kept.key))
@@ -273,15 +292,19 @@ class Dataset:
 
     def keep(self, kept: Kept, now: float) -> None:
         self.kept[kept.key] = kept
-        self._recent[kept.key] = None
+        kept.aside = False
+        self.recent[kept.key] = None
         self._ranked.add((kept.rank, kept.key))
         self.rank(kept, now)
 
     def drop(self, kept: Kept) -> None:
         if self.kept.get(kept.key) is kept:
             del self.kept[kept.key]
-            self._recent.pop(kept.key, None)
-            self._ranked.discard((kept.rank, kept.key))
+            self._unrank(kept)
+
+    def _unrank(self, kept: Kept) -> None:
+        self.recent.pop(kept.key, None)
+        self._ranked.discard((kept.rank, kept.key))
 
 
 def _learned_of(job: Job) -> list[Learned]:

@@ -44,6 +44,8 @@ class Library:
         self._forget = forget
         self._datasets: dict[tuple[str, str], Dataset] = {}
         self._keys = 0
+        # Of those sets that have any victims, the first of each, the farthest first.
+        self._sets: list[Dataset] = []
         self._firsts: list[tuple[float, Dataset]] = []
         self._firsts_at = 0.0
 
@@ -116,11 +118,12 @@ class Library:
     def farthest(self, now: float) -> Iterator[tuple[float, Kept]]:
         """See `Dataset.farthest`, of all sets. Of many, such as a folder for each class, only those are begun with of
         which the first is about as far as what was found so far."""
-        sets = [one for one in self._datasets.values() if one.kept]
+        sets = [one for one in self._datasets.values() if one.recent]
         if len(sets) <= _FEW_SETS:
             few = [one.farthest(now) for one in sets]
             return few[0] if len(few) == 1 else merge(*few, key=lambda pair: -pair[0])
-        if len(sets) != len(self._firsts) or now - self._firsts_at > _FIRSTS_S:
+        if sets != self._sets or now - self._firsts_at > _FIRSTS_S:
+            self._sets = sets
             self._firsts = sorted(((next(one.farthest(now))[0], one) for one in sets), key=lambda pair: -pair[0])
             self._firsts_at = now
         return self._farthest_of_many(now)

@@ -49,6 +49,8 @@ class Pins:
         self._versions: set[bytes] = set()
         self.reserved_bytes = 0
         """Of the cache, for all pins together."""
+        self.released = 0
+        """How many versions were let go so far."""
 
     def holds(self, version_id: bytes) -> bool:
         """Blocks of this version may not go."""
@@ -88,17 +90,21 @@ class Pins:
             held.by.discard(pin)
             if not held.by:
                 del self._held[ref]
-                self._versions.discard(held.version_id)
+                self._let_go(held.version_id)
                 self.reserved_bytes -= held.disk_bytes
 
     def came(self, version: ObjectVersion, version_id: bytes) -> None:
         """A block of `version` came in: the object's newest, as far as we know."""
         held = self._held.get(version.ref)
         if held is not None and held.version_id != version_id:
-            self._versions.discard(held.version_id)
+            self._let_go(held.version_id)
             self._versions.add(version_id)
             self.reserved_bytes += (disk_bytes := self._disk_bytes(version.size)) - held.disk_bytes
             held.version_id, held.disk_bytes = version_id, disk_bytes
+
+    def _let_go(self, version_id: bytes) -> None:
+        self._versions.discard(version_id)
+        self.released += 1
 
     def _others_hold(self, ref: ObjectRef, pin: PinKey) -> bool:
         held = self._held.get(ref)

@@ -16,6 +16,7 @@ from outrider.core.epochs import Pass
 from outrider.core.kept import Dataset, Kept, blocks_of, may_go
 from outrider.core.library import Item, Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.pins import Pins
 from outrider.core.plans import COUNT_MAX
 from outrider.core.streams import ABANDONED_S, Streams
 from outrider.core.tellings import Telling
@@ -85,17 +86,18 @@ class Planner:
         self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000,
         disk_bytes: Callable[[int], int] = int, opened: Callable[[ObjectRef, int], None] = lambda ref, size: None,
         believed_s: Callable[[ObjectRef], float] = lambda ref: _FAREST,
-        pinned: Callable[[bytes], bool] = lambda version_id: False,
+        pins: Pins | None = None,
     ) -> None:  # fmt: skip
         """`disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` hears of each pass over an
-        object (see `ghost`). `believed_s`: for how long a name is believed without asking the origin again. `pinned`:
-        versions whose blocks never go.
+        object (see `ghost`). `believed_s`: for how long a name is believed without asking the origin again. What
+        `pins` hold never goes; None: nothing is pinned.
 
         `keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
         """
         self._on_opened = opened
         self._believed_s = believed_s
-        self._pinned = pinned
+        self._pins = Pins(int, lambda version: b"") if pins is None else pins
+        self._pins_released = 0
         self._capacity_bytes = capacity_bytes
         self._block_bytes = block_bytes
         self._disk_bytes = disk_bytes
@@ -404,12 +406,24 @@ class Planner:
 
     def _farthest(self, later_than_s: float) -> Iterator[Kept]:
         """What is needed later than that, about the farthest first."""
-        yield from (kept for kept in self._outdated.values() if not self._pinned(kept.version_id))
-        for seconds, kept in self.library.farthest(self._now):
-            if seconds <= later_than_s:
-                return
-            if not self._pinned(kept.version_id):
-                yield kept
+        if self._pins_released != self._pins.released:
+            self._pins_released = self._pins.released
+            for dataset in self.library.datasets():
+                dataset.put_back(self._now)
+        holds = self._pins.holds
+        yield from (kept for kept in self._outdated.values() if not holds(kept.version_id))
+        passed_by: list[Kept] = []
+        try:
+            for seconds, kept in self.library.farthest(self._now):
+                if seconds <= later_than_s:
+                    return
+                if holds(kept.version_id):
+                    passed_by.append(kept)
+                else:
+                    yield kept
+        finally:
+            for kept in passed_by:
+                kept.dataset.set_aside(kept)
 
     # -- decisions: what to fetch -------------------------------------------------------------------------------
 
