@@ -214,9 +214,14 @@ class Dataset:
 
     def parts_until(self, key: int, now: float) -> float:
         """Parts of a pass until somebody reads `key`."""
-        return min(
-            (one.until(key) + silence(one, now) * _FADE / one.seconds(now) for one in self.passes()), default=1.0
-        )
+        soonest = None
+        for one in self.passes():
+            parts = one.until(key)
+            if silent_s := silence(one, now):
+                parts += silent_s * _FADE / one.seconds(now)
+            if soonest is None or parts < soonest:
+                soonest = parts
+        return 1.0 if soonest is None else soonest
 
     def seconds_until(self, kept: Kept, now: float) -> float:
         """Expected until the next read. Where there is no epoch, what was used lately is used soon."""
@@ -313,7 +318,9 @@ def _learned_of(job: Job) -> list[Learned]:
 
 def silence(one: Pass, now: float) -> float:
     """Seconds for which this pass has been silent beyond what is usual."""
-    return max(0.0, now - one.last - max(_SILENCE_S, _PAUSES * one.pause_s))
+    since_s = now - one.last
+    # Asked for each rank, and hardly ever so long.
+    return 0.0 if since_s <= _SILENCE_S else max(0.0, since_s - max(_SILENCE_S, _PAUSES * one.pause_s))
 
 
 def may_go(kept: Kept) -> int:
