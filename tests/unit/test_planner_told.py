@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,6 +113,23 @@ def test_the_pieces_of_a_plan_without_a_total_are_read_one_after_the_other() -> 
     order = shuffled(store, 1)
     tell(store, order, None)
     assert agenda(store) == [ref.key for ref in order]
+
+
+@pytest.mark.parametrize(("piece", "ahead"), [(400, 0), (40, 20), (40, 2), (4, 2), (1, 1)])
+def test_an_order_that_repeats_is_foreseen_in_pieces_too_told_when_few_reads_are_left(piece: int, ahead: int) -> None:
+    store = Store(400, 1, 100)
+    order = shuffled(store, 1)
+    for _ in range(3):
+        hits: list[bool] = []
+        told = 0
+        for number, ref in enumerate(order):
+            while told < len(order) and told - number <= ahead:
+                store.planner.told("a", order[told : told + piece], store.now, start=told, total=len(order))
+                told += piece
+            think(store)
+            land(store, 4)
+            hits += drive(store, [ref])
+    assert ratio(hits) > 0.95
 
 
 def test_what_a_run_taken_up_amid_a_told_order_has_left_behind_does_not_stop_it() -> None:

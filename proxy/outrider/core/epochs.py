@@ -263,6 +263,9 @@ class Pass:
 
     def _append(self, key: int) -> None:
         self.place[key] = len(self.agenda)
+        if self.cursor > self.place[key]:
+            # What was taken for the end of the pass was none, and fetching had begun with the next one.
+            self.cursor = self.place[key]
         self.agenda.append(key)
         self._expected_read += self.done[key] >= 0
 
