@@ -132,6 +132,48 @@ def test_an_order_that_repeats_is_foreseen_in_pieces_too_told_when_few_reads_are
     assert ratio(hits) > 0.95
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_ranks_whose_sampler_pads_the_last_batch_are_foreseen_in_the_next_epochs_too(told: bool) -> None:
+    """DistributedSampler gives each rank as many: some of the first are read once more at the end of an epoch."""
+    store, ranks, random = Store(403, 1, 100), 8, Random(0)
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    order, ratios = shuffled(store, 1), []
+    for epoch in range(4):
+        if told:
+            order = shuffled(store, epoch)
+        padded = order + order[: -len(order) % ranks]
+        parts = [padded[rank::ranks] for rank in range(ranks)]
+        for part in parts if told else []:
+            store.planner.told("a", part, store.now, start=0, total=len(part))
+        ratios.append(ratio(drive_beside(store, parts, random)))
+    assert min(ratios[1:]) > 0.7, ratios
+
+
+def drive_beside(store: Store, parts: list[list[ObjectRef]], random: Random) -> list[bool]:
+    """Readers that are up to three objects apart, each with one open until it opens the next."""
+    hits, at, last = [], [0] * len(parts), dict[int, ObjectRef]()
+    while going := [i for i, part in enumerate(parts) if at[i] < len(part) and at[i] <= min(at) + 3]:
+        reader = random.choice(going)
+        ref = parts[reader][at[reader]]
+        at[reader] += 1
+        store.now += 0.01
+        for _ in range(2):
+            think(store)
+            land(store, 1)
+        if reader in last:
+            store.planner.sent("a", last[reader], store.now)
+        hits.append(store.key(ref, 0) in store.present)
+        store.planner.asked("a", ref, store.size, Extent(0, store.size), store.now)
+        if not hits[-1]:
+            store.fill(ref, 0)
+        store.coming.discard(store.key(ref, 0))
+        store.planner.read(store.key(ref, 0))
+        last[reader] = ref
+    for ref in last.values():
+        store.planner.sent("a", ref, store.now)
+    return hits
+
+
 def test_what_a_run_taken_up_amid_a_told_order_has_left_behind_does_not_stop_it() -> None:
     store = Store(1000, 1, 250)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)

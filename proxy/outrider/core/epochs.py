@@ -135,12 +135,15 @@ class Pass:
     def to_come(self, key: int) -> bool:
         return self.done[key] < 0 <= self.place[key]
 
-    def fits(self, key: int) -> bool:
-        """The key stands about where this pass is in its agenda."""
+    def fits(self, key: int, *, ahead_of_all: bool = False) -> bool:
+        """The key stands about where this pass is in its agenda. `ahead_of_all`: another one is ending, and what that
+        has still to read stands at the end of this one's."""
         place = self.place[key]
         if place < 0:
             return False
         apart = abs(place - self.frontier)
+        if ahead_of_all:
+            return apart <= self.tolerance
         # A run that was taken up in mid-epoch comes round to the front.
         return min(apart, len(self.agenda) - apart) <= self.tolerance
 
@@ -283,6 +286,9 @@ class Pass:
         for key in self.log[-_RECENT:]:
             if self.place[key] >= 0:
                 self._recent.append(self.place[key])
+        if self._recent and max(self._recent) - min(self._recent) > 2 * self.tolerance:
+            # Not read in this order, as what pads the last epoch: they tell nothing of where the readers are.
+            self._recent.clear()
         self._find_frontier()
 
     def _find_frontier(self) -> None:
