@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.epochs import ORDER_UNLIKELY, Pass
-from outrider.core.model import Extent, ObjectRef
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner
 from tests.unit.test_ahead_properties import BLOCK, Store, calls_of
 
@@ -147,6 +147,23 @@ def test_ranks_whose_sampler_pads_the_last_batch_are_foreseen_in_the_next_epochs
             store.planner.told("a", part, store.now, start=0, total=len(part))
         ratios.append(ratio(drive_beside(store, parts, random)))
     assert min(ratios[1:]) > 0.7, ratios
+
+
+def test_a_set_that_went_since_it_was_read_is_fetched_from_its_first_object_on_when_it_comes_again() -> None:
+    """A validation set between epochs: of it the last goes first."""
+    store = Store(360, 1, 130)
+    train = shuffled(store, 1)[:300]
+    check = [ref for ref in store.refs if ref not in train]
+    names = {ref: ObjectRef("bucket", f"check/{number:05d}.tar") for number, ref in enumerate(check)}
+    for ref, name in names.items():
+        store.versions[name], store.ids[name] = ObjectVersion(name, '"e"', store.size, ()), store.ids[ref]
+        store.refs[store.refs.index(ref)] = name
+    for name in (train, list(names.values())):
+        store.planner.listed("bucket", [(ref.key, store.size) for ref in name], 0.0)
+    drive(store, train)
+    drive(store, list(names.values()))
+    drive(store, train)
+    assert ratio(drive(store, list(names.values()))) > 0.9
 
 
 def drive_beside(store: Store, parts: list[list[ObjectRef]], random: Random) -> list[bool]:

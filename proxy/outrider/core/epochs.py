@@ -88,7 +88,8 @@ class Pass:
         self.passed_over = 0
         # How far fetching has got in the agenda and, past its end, in the log, which is the next agenda.
         self.cursor = 0
-        self.again: deque[int] = deque()
+        # A heap, by place: what went last was the farthest first, and would stand before what is read sooner.
+        self.again: list[tuple[int, int]] = []
         self.frontier = 0
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._expected_read = 0
