@@ -97,6 +97,24 @@ async def test_a_reader_who_stays_alone_has_the_line_to_himself_again(room: Engi
     assert await taken(answer) == DATA
 
 
+async def test_a_long_read_that_stays_alone_is_brought_as_if_there_had_been_no_others(room: Engine) -> None:
+    """A checkpoint, while the loader's workers wait."""
+    long = ramp(40 * BLOCK)
+
+    async def gets_of(ref: ObjectRef) -> int:
+        room.origin.put(ref, long)
+        assert await taken(await room.reads.get(ref, {})) == long
+        return sum(request.key == ref.key for request in room.origin.log)
+
+    alone = await gets_of(ObjectRef("bucket", "alone"))
+    refs = [ObjectRef("bucket", f"shard-{number}") for number in range(8)]
+    for ref in refs:
+        room.origin.put(ref, DATA)
+    for answer in [await room.reads.get(ref, {}) for ref in refs]:
+        assert await taken(answer) == DATA
+    assert alone - 2 <= await gets_of(ObjectRef("bucket", "after")) <= alone + 2
+
+
 async def test_a_lone_reader_has_more_asked_for_while_its_first_block_arrives(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=BLOCK // 2 + 7000)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.epochs import ORDER_UNLIKELY, Pass
-from outrider.core.model import Extent, ObjectRef
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner
 from tests.unit.test_ahead_properties import BLOCK, Store, calls_of
 
@@ -112,6 +113,82 @@ def test_the_pieces_of_a_plan_without_a_total_are_read_one_after_the_other() -> 
     order = shuffled(store, 1)
     tell(store, order, None)
     assert agenda(store) == [ref.key for ref in order]
+
+
+@pytest.mark.parametrize(("piece", "ahead"), [(400, 0), (40, 20), (40, 2), (4, 2), (1, 1)])
+def test_an_order_that_repeats_is_foreseen_in_pieces_too_told_when_few_reads_are_left(piece: int, ahead: int) -> None:
+    store = Store(400, 1, 100)
+    order = shuffled(store, 1)
+    for _ in range(3):
+        hits: list[bool] = []
+        told = 0
+        for number, ref in enumerate(order):
+            while told < len(order) and told - number <= ahead:
+                store.planner.told("a", order[told : told + piece], store.now, start=told, total=len(order))
+                told += piece
+            think(store)
+            land(store, 4)
+            hits += drive(store, [ref])
+    assert ratio(hits) > 0.95
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_ranks_whose_sampler_pads_the_last_batch_are_foreseen_in_the_next_epochs_too(told: bool) -> None:
+    """DistributedSampler gives each rank as many: some of the first are read once more at the end of an epoch."""
+    store, ranks, random = Store(403, 1, 100), 8, Random(0)
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    order, ratios = shuffled(store, 1), []
+    for epoch in range(4):
+        if told:
+            order = shuffled(store, epoch)
+        padded = order + order[: -len(order) % ranks]
+        parts = [padded[rank::ranks] for rank in range(ranks)]
+        for part in parts if told else []:
+            store.planner.told("a", part, store.now, start=0, total=len(part))
+        ratios.append(ratio(drive_beside(store, parts, random)))
+    assert min(ratios[1:]) > 0.7, ratios
+
+
+def test_a_set_that_went_since_it_was_read_is_fetched_from_its_first_object_on_when_it_comes_again() -> None:
+    """A validation set between epochs: of it the last goes first."""
+    store = Store(360, 1, 130)
+    train = shuffled(store, 1)[:300]
+    check = [ref for ref in store.refs if ref not in train]
+    names = {ref: ObjectRef("bucket", f"check/{number:05d}.tar") for number, ref in enumerate(check)}
+    for ref, name in names.items():
+        store.versions[name], store.ids[name] = ObjectVersion(name, '"e"', store.size, ()), store.ids[ref]
+        store.refs[store.refs.index(ref)] = name
+    for name in (train, list(names.values())):
+        store.planner.listed("bucket", [(ref.key, store.size) for ref in name], 0.0)
+    drive(store, train)
+    drive(store, list(names.values()))
+    drive(store, train)
+    assert ratio(drive(store, list(names.values()))) > 0.9
+
+
+def drive_beside(store: Store, parts: list[list[ObjectRef]], random: Random) -> list[bool]:
+    """Readers that are up to three objects apart, each with one open until it opens the next."""
+    hits, at, last = [], [0] * len(parts), dict[int, ObjectRef]()
+    while going := [i for i, part in enumerate(parts) if at[i] < len(part) and at[i] <= min(at) + 3]:
+        reader = random.choice(going)
+        ref = parts[reader][at[reader]]
+        at[reader] += 1
+        store.now += 0.01
+        for _ in range(2):
+            think(store)
+            land(store, 1)
+        if reader in last:
+            store.planner.sent("a", last[reader], store.now)
+        hits.append(store.key(ref, 0) in store.present)
+        store.planner.asked("a", ref, store.size, Extent(0, store.size), store.now)
+        if not hits[-1]:
+            store.fill(ref, 0)
+        store.coming.discard(store.key(ref, 0))
+        store.planner.read(store.key(ref, 0))
+        last[reader] = ref
+    for ref in last.values():
+        store.planner.sent("a", ref, store.now)
+    return hits
 
 
 def test_what_a_run_taken_up_amid_a_told_order_has_left_behind_does_not_stop_it() -> None:

@@ -131,6 +131,11 @@ def test_the_table_is_for_people_and_seeds_repeat_it() -> None:
 @pytest.mark.parametrize(("words", "said"), [
     (["--order", "odd"], "--order odd"), (["--cache", "much"], "--cache much"), (["--cache", "0%"], "--cache 0%"),
     (["--policy", "magic"], "--policy magic"), (["--size", "big"], "big"), (["/nowhere/log"], "/nowhere/log"),
+    (["--cache", "nan"], "--cache nan"), (["--cache", "inf"], "--cache inf"), (["--size", "0"], "--size 0"),
+    (["--compute", "0"], "--compute 0"), (["--block-size", "0"], "--block-size 0"),
+    (["--bandwidth", "0"], "--bandwidth 0"), (["--bandwidth", "0x"], "--bandwidth 0x"),
+    (["--bandwidth=-1x"], "--bandwidth -1x"), (["--bandwidth", "nanx"], "--bandwidth nanx"),
+    (["--bandwidth", "fastx"], "--bandwidth fastx"), (["--latency", "inf"], "--latency inf"),
 ])  # fmt: skip
 def test_nonsense_is_refused_by_name(words: list[str], said: str) -> None:
     result = CliRunner().invoke(SIMULATE, ["simulate", *words])

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
@@ -142,14 +141,15 @@ async def _origin(
 
 
 async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -> _Objects:
-    parts = urlsplit(url)
-    if parts.scheme != "s3" or not parts.netloc:
+    # Not as the URLs of the web are split: `?` and `#` are letters of a key.
+    name, _, prefix = url.removeprefix("s3://").partition("/")
+    if not url.startswith("s3://") or not name:
         raise SettingsError(f"{url}: write s3://BUCKET/PREFIX.")
-    prefix = parts.path.lstrip("/")
+    prefix = prefix.lstrip("/")
     asking = Asking(bucket, Patience(), metrics, Turns(Concurrency(1), Courtesy(1), time.monotonic), Hedging())
     listed: list[Listed] = []
     with suppress(Signal):
-        async with aclosing(Survey(asking, Buffers(2 * PAGE_BYTES_MAX)).pages(parts.netloc, prefix)) as pages:
+        async with aclosing(Survey(asking, Buffers(2 * PAGE_BYTES_MAX)).pages(name, prefix)) as pages:
             async for page in pages:
                 listed += [one for one in page if one.size > 0]
                 if len(listed) >= count:
@@ -157,7 +157,7 @@ async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -
     chosen = listed[:count]
     if not chosen:
         raise SettingsError(f"{url}: no objects there, or no permission to list them. `outrider doctor` tells which.")
-    return _Objects(parts.netloc, [one.key for one in chosen], sum(one.size for one in chosen))
+    return _Objects(name, [one.key for one in chosen], sum(one.size for one in chosen))
 
 
 async def _landed(outrider: Outrider) -> None:

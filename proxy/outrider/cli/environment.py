@@ -99,7 +99,9 @@ def for_child(
         child["AWS_ACCESS_KEY_ID"] = child["AWS_SECRET_ACCESS_KEY"] = "outrider-accepts-any"  # noqa: S105 - no secret
     if any(environ.get(name) for name in _PROXIES):
         # Some tools read the one spelling, some the other: both get all.
-        hosts = ",".join(dict.fromkeys([*_hosts_of(environ), "127.0.0.1", "localhost"]))
+        listed = _hosts_of(environ)
+        # Beside others, `*` means nothing to curl, requests and urllib.
+        hosts = "*" if set(listed) == {"*"} else ",".join(dict.fromkeys([*listed, "127.0.0.1", "localhost"]))
         child.update(dict.fromkeys(_NO_PROXY, hosts))
     return child
 

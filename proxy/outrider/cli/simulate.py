@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -91,6 +92,8 @@ def simulate(
     outrider simulate proxy.log --cache 5%,10%,20% --bandwidth 200MiB
     """
     try:
+        if not math.isfinite(latency):
+            raise ValueError(f"--latency {latency}: must be a number of seconds")
         caches = [_part(text) for text in cache.split(",")]
         policies = _policies(policy)
         kind = next((known for known in ORDERS if known == order), None)
@@ -98,15 +101,16 @@ def simulate(
             raise ValueError(f"--order {order}: must be one of {', '.join(ORDERS)}")
         if log is not None:
             requests = requests_of(log.read_text(encoding="utf-8", errors="replace").splitlines())
-            question = _logged(requests, bandwidth, latency, parse_bytes(block_size), listing)
+            question = _logged(requests, bandwidth, latency, _bytes("--block-size", block_size), listing)
         else:
-            reader_bytes_s = float(parse_bytes(compute))
+            reader_bytes_s = float(_bytes("--compute", compute))
             made_up = _made_up(
-                shards, parse_bytes(size), readers, kind, reader_bytes_s, epochs, seed, told, jobs, lag, switch
+                shards, _bytes("--size", size), readers, kind, reader_bytes_s, epochs, seed, told, jobs, lag, switch
             )
             demand = sum(readers * job.reader_bytes_s for job in made_up[:jobs])
             data = sum({job.shards: job.shards.count * job.shards.size for job in made_up[:jobs]}.values())
-            question = Question(made_up, [], data, _rate(bandwidth, demand), latency, parse_bytes(block_size), listing)
+            block_bytes = _bytes("--block-size", block_size)
+            question = Question(made_up, [], data, _rate(bandwidth, demand), latency, block_bytes, listing)
     except (ValueError, OSError) as error:
         raise refused(error) from error
     rows = [row for part in caches for name in policies for row in rows_of(question, part, name)]
@@ -152,7 +156,7 @@ def _part(text: str) -> float:
         part = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
         part = 0.0
-    if part <= 0:
+    if not 0 < part < math.inf:
         raise ValueError(f"--cache {text}: must be a part of the data, such as 25%")
     return part
 
@@ -165,10 +169,23 @@ def _policies(text: str) -> list[str]:
     return names
 
 
+def _bytes(option: str, text: str) -> int:
+    found = parse_bytes(text)
+    if found <= 0:
+        raise ValueError(f"{option} {text}: must be more than 0 bytes")
+    return found
+
+
 def _rate(text: str, demand_bytes_s: float) -> float:
-    if text.endswith("x"):
-        return float(text.removesuffix("x")) * demand_bytes_s
-    return float(parse_bytes(text))
+    if not text.endswith("x"):
+        return float(_bytes("--bandwidth", text))
+    try:
+        times = float(text.removesuffix("x"))
+    except ValueError:
+        times = 0.0
+    if not 0 < times < math.inf:
+        raise ValueError(f"--bandwidth {text}: must be bytes a second, or times what the jobs read, such as 1.3x")
+    return times * demand_bytes_s
 
 
 def rows_of(question: Question, cache: float, policy: str) -> list[Row]:

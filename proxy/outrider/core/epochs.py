@@ -88,7 +88,8 @@ class Pass:
         self.passed_over = 0
         # How far fetching has got in the agenda and, past its end, in the log, which is the next agenda.
         self.cursor = 0
-        self.again: deque[int] = deque()
+        # A heap, by place: what went last was the farthest first, and would stand before what is read sooner.
+        self.again: list[tuple[int, int]] = []
         self.frontier = 0
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._expected_read = 0
@@ -135,12 +136,15 @@ class Pass:
     def to_come(self, key: int) -> bool:
         return self.done[key] < 0 <= self.place[key]
 
-    def fits(self, key: int) -> bool:
-        """The key stands about where this pass is in its agenda."""
+    def fits(self, key: int, *, ahead_of_all: bool = False) -> bool:
+        """The key stands about where this pass is in its agenda. `ahead_of_all`: another one is ending, and what that
+        has still to read stands at the end of this one's."""
         place = self.place[key]
         if place < 0:
             return False
         apart = abs(place - self.frontier)
+        if ahead_of_all:
+            return apart <= self.tolerance
         # A run that was taken up in mid-epoch comes round to the front.
         return min(apart, len(self.agenda) - apart) <= self.tolerance
 
@@ -263,6 +267,9 @@ class Pass:
 
     def _append(self, key: int) -> None:
         self.place[key] = len(self.agenda)
+        if self.cursor > self.place[key]:
+            # What was taken for the end of the pass was none, and fetching had begun with the next one.
+            self.cursor = self.place[key]
         self.agenda.append(key)
         self._expected_read += self.done[key] >= 0
 
@@ -280,6 +287,9 @@ class Pass:
         for key in self.log[-_RECENT:]:
             if self.place[key] >= 0:
                 self._recent.append(self.place[key])
+        if self._recent and max(self._recent) - min(self._recent) > 2 * self.tolerance:
+            # Not read in this order, as what pads the last epoch: they tell nothing of where the readers are.
+            self._recent.clear()
         self._find_frontier()
 
     def _find_frontier(self) -> None:

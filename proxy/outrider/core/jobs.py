@@ -105,7 +105,7 @@ class Job:
             return unread[0] if unread else None
         # Who is where this key stands; else the oldest that expects it.
         for one in unread:
-            if one.order_known and one.fits(key):
+            if one.order_known and one.fits(key, ahead_of_all=one is not unread[0]):
                 return one
         return next((one for one in unread if one.to_come(key)), unread[0])
 
@@ -133,6 +133,7 @@ class Job:
         one.number = leader.number + 1
         one.period_s = now - leader.began if trusted else 0.0
         one.go_on_like(leader)
+        one.was_told = trusted and leader.told
         if not trusted:
             leader.followers.append(one)
         self.passes.append(one)
@@ -179,15 +180,12 @@ class Job:
                 one.period_s = max(one.began - oldest.began, 0.0)
             self._clear_evidence()
         if one.agenda and one.left == 0 and not self._is_guess(one, names):
-            if (
-                len(self.passes) > 1
-                and one is oldest
-                and not one.told
-                and self.passes[1].trusted
-                and self._tail_of(one)
-            ):
+            if len(self.passes) > 1 and one is oldest and self.passes[1].trusted and self._tail_of(one):
                 self.passes.pop(0)
             else:
+                if one.told:
+                    # What began with a key that padding read twice, and did not go on, must not be told what comes.
+                    self.passes = [it for it in self.passes if it.trusted or it.passed_over <= max(16, 4 * readers)]
                 one.begin_next(now)
             self._clear_evidence()
         elif one.number == 0 and not one.told:

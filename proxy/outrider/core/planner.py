@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from outrider.core.datasets import prefix_of
@@ -353,7 +354,7 @@ class Planner:
     def _fetch_again(self, dataset: Dataset, key: int) -> None:
         for one in dataset.passes():
             if one.to_come(key) and one.place[key] < one.cursor:
-                one.again.append(key)
+                heappush(one.again, (one.place[key], key))
 
     def read(self, block: BlockKey) -> None:
         kept = self._kept.get(block.version_id)
@@ -497,7 +498,7 @@ class Planner:
 
     def _coming(self, one: Pass) -> int | None:
         if one.again:
-            return one.again[0]
+            return one.again[0][1]
         if one.cursor < len(one.agenda):
             return one.agenda[one.cursor]
         after = one.cursor - len(one.agenda)
@@ -508,7 +509,7 @@ class Planner:
 
     def _advance(self, one: Pass) -> None:
         if one.again:
-            one.again.popleft()
+            heappop(one.again)
         else:
             one.cursor += 1
 

@@ -325,7 +325,9 @@ class Reads:
         return key.index
 
     def _fill_ahead(self, version: ObjectVersion, vid: bytes, rest: Extent, begun_at: int) -> None:
-        blocks_sent, readers = (rest.start - begun_at) / self._block_bytes, round(self._readers_lately)
+        blocks_sent = (rest.start - begun_at) / self._block_bytes
+        # By its second block the others would have begun, too: a long read that is alone then has the line to itself.
+        readers = round(self._readers_lately) if blocks_sent < 1 else self._readers
         index, last = rest.start // self._block_bytes, (rest.stop - 1) // self._block_bytes
         wanted = self._flights.wanted
         for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), readers):
