@@ -104,16 +104,23 @@ def test_one_object_too_large_for_the_cache_does_not_hold_up_the_others() -> Non
     assert refs[3] not in wanted
 
 
-def test_a_list_that_failed_is_tried_again_after_rests_that_double() -> None:
+@pytest.mark.parametrize("came", [0, 10])
+def test_a_list_that_failed_is_tried_again_after_rests_that_double(came: int) -> None:
+    """Also where it broke off after its first pages: of the rest nothing would be fetched ahead."""
     planner = Planner(10_000, SIZE)
     asked = []
-    for i, ref in enumerate(refs_of(500)):
+    refs = refs_of(1200)
+    for i, ref in enumerate(refs):
         read(planner, ref, float(i))
         for bucket, prefix in planner.please_list():
             asked.append(i)
-            planner.list_failed(bucket, prefix, float(i))
-            planner.listed(bucket, (), float(i))
-    assert asked == [2, 62, 182, 422]
+            came_now = came if len(asked) < 4 else len(refs)
+            if came_now:
+                planner.listed(bucket, [(one.key, SIZE) for one in refs[:came_now]], float(i), more=True)
+            if len(asked) < 4:
+                planner.list_failed(bucket, prefix, float(i))
+            planner.listed(bucket, (), float(i), before=came_now)
+    assert asked == [2, 62, 182, 422], "and not again, once it was whole"
 
 
 def test_a_set_of_more_names_than_may_be_known_is_not_listed_over_and_over() -> None:

@@ -66,8 +66,9 @@ class Dataset:
         self.jobs: dict[str, Job] = {}
         self.learned: list[Learned] = []
         self.list_wanted = False
-        # Whether it has more names than may be known, and when a LIST that failed may be tried again.
-        self.too_many = False
+        # Whether it has more names than may be known, whether the last LIST of it failed, be it after its first pages,
+        # and when it may be tried again.
+        self.too_many = self.list_cut = False
         self.list_after = 0.0
         self._list_rest_s = _LIST_REST_S
         # How long a LIST of it is, when the last one was asked for, and how many objects were opened since.
@@ -113,7 +114,7 @@ class Dataset:
                 job.listed(self.names)
 
     def list_failed(self, now: float) -> None:
-        self.list_wanted, self.list_after = False, now + self._list_rest_s
+        self.list_wanted, self.list_cut, self.list_after = False, True, now + self._list_rest_s
         self._list_rest_s = min(2 * self._list_rest_s, _LIST_REST_MAX_S)
 
     def passes(self) -> list[Pass]:

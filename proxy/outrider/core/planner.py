@@ -193,7 +193,7 @@ class Planner:
     def _think_of_listing(self, dataset: Dataset) -> None:
         if (
             not dataset.list_wanted
-            and not dataset.names.listed
+            and (not dataset.names.listed or dataset.list_cut)
             and not dataset.is_told
             and not dataset.too_many
             and self._now >= dataset.list_after
@@ -218,6 +218,7 @@ class Planner:
 
     def _list(self, dataset: Dataset) -> None:
         self._lists.append((dataset.bucket, prefix_of(dataset.template)))
+        dataset.list_cut = False
         dataset.listed_at, dataset.reads_since_list = self._now, 0
 
     def please_list(self) -> list[tuple[str, str]]:
