@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.errors import BadRequest, InvalidBucketName, S3Error
+from outrider.core.errors import BadRequest, InvalidArgument, InvalidBucketName, S3Error
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3wire import (
     Forgets,
@@ -351,6 +351,13 @@ def test_what_goes_up_lacks_the_clients_signature_and_framing() -> None:
                             "x-amz-security-token", "x-amz-decoded-content-length"}  # fmt: skip
     assert (up["content-encoding"], up["x-amz-meta-a"]) == ("gzip", "1")
     assert "content-encoding" not in dict(passed_up((("content-encoding", "aws-chunked"),)))
+
+
+def test_a_header_that_would_go_up_as_something_else_than_was_signed_is_refused_by_name() -> None:
+    latin_1 = b"caf\xe9".decode("utf-8", "surrogateescape")
+    with pytest.raises(InvalidArgument, match="x-amz-meta-place"):
+        passed_up((("x-amz-meta-place", latin_1),))
+    assert passed_up((("x-amz-meta-place", "café"), ("x-forwarded-host", latin_1))) == (("x-amz-meta-place", "café"),)
 
 
 @pytest.mark.parametrize(
