@@ -158,8 +158,8 @@ def test_a_set_that_went_since_it_was_read_is_fetched_from_its_first_object_on_w
     for ref, name in names.items():
         store.versions[name], store.ids[name] = ObjectVersion(name, '"e"', store.size, ()), store.ids[ref]
         store.refs[store.refs.index(ref)] = name
-    for name in (train, list(names.values())):
-        store.planner.listed("bucket", [(ref.key, store.size) for ref in name], 0.0)
+    for its in (train, list(names.values())):
+        store.planner.listed("bucket", [(ref.key, store.size) for ref in its], 0.0)
     drive(store, train)
     drive(store, list(names.values()))
     drive(store, train)
