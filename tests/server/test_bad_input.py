@@ -263,6 +263,31 @@ def test_a_long_key_of_emoji_is_kept_and_read_back(proxy: Proxy) -> None:
     assert ask(proxy.address, "DELETE", target).status == 204
 
 
+@pytest.mark.parametrize("name", ["x-amz-meta-name", "content-disposition", "cache-control"])
+def test_a_header_that_is_no_utf_8_is_refused_by_its_name_and_stores_nothing(proxy: Proxy, name: str) -> None:
+    target = f"/{NAME}/latin-1"
+    answer = ask(proxy.address, "PUT", target, [(name, "caf\udce9"), ("content-length", "4")], b"body")
+    assert (answer.status, answer.code) == (400, "InvalidRequest")
+    assert f"header {name} " in answer.error["Message"]
+    assert ask(proxy.address, "GET", target).status == 404
+
+
+def test_a_header_in_utf_8_is_stored_as_it_was_sent(proxy: Proxy) -> None:
+    target = f"/{NAME}/utf-8"
+    assert (
+        ask(proxy.address, "PUT", target, [("x-amz-meta-name", "café"), ("content-length", "4")], b"body").status == 200
+    )
+    assert ask(proxy.address, "GET", target).headers["x-amz-meta-name"].encode("latin-1") == "café".encode()
+
+
+def test_what_a_client_calls_itself_may_be_no_utf_8(proxy: Proxy) -> None:
+    target = f"/{NAME}/user-agent"
+    assert (
+        ask(proxy.address, "PUT", target, [("user-agent", "caf\udce9"), ("content-length", "4")], b"body").status == 200
+    )
+    assert ask(proxy.address, "GET", target).body == b"body"
+
+
 def test_a_reply_cannot_be_split_by_what_a_client_overrides(proxy: Proxy) -> None:
     answer = ask(proxy.address, "GET", f"/{NAME}/key?response-content-type=a%0d%0ax-evil:%201")
     assert "x-evil" not in answer.headers

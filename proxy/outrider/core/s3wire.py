@@ -15,7 +15,7 @@ from xml.parsers import expat
 
 from outrider.core import freshness, ranges
 from outrider.core.canonical import OF_STORES, OTHER_STORES, parse_query
-from outrider.core.errors import BadRequest, InvalidArgument, InvalidBucketName, S3Error
+from outrider.core.errors import BadRequest, InvalidBucketName, InvalidRequest, S3Error
 from outrider.core.freshness import CONDITIONALS
 from outrider.core.model import Headers, ObjectRef
 
@@ -397,7 +397,7 @@ _USER_METADATA = "x-amz-meta-"
 def passed_up(headers: Headers) -> Headers:
     """What of a client's request goes to the origin of a forwarded one; `aws-chunked` is undone, so not named.
 
-    Raises InvalidArgument: a value holds bytes that are no UTF-8. Our HTTP library sends none such, so what would be
+    Raises InvalidRequest: a value holds bytes that are no UTF-8. Our HTTP library sends none such, so what would be
     signed is not what would arrive.
     """
     kept: list[tuple[str, str]] = []
@@ -411,8 +411,9 @@ def passed_up(headers: Headers) -> Headers:
             value = without_aws_chunked(value)
             if not value:
                 continue
-        if not value.isascii() and _SURROGATE.search(value):
-            raise InvalidArgument(f"The header {name} holds bytes that are no UTF-8: encode it, as RFC 2047 has it.")
+        # Nobody stores, or signs, what a client calls itself.
+        if name != "user-agent" and not value.isascii() and _SURROGATE.search(value):
+            raise InvalidRequest(f"The header {name} holds bytes that are no UTF-8: encode it, as RFC 2047 has it.")
         kept.append((name, value))
     return tuple(kept)
 
