@@ -138,7 +138,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     origin: Annotated[str, AfterValidator(_endpoint)] | None = Field(
-        None, description="Endpoint of the S3 behind us; default: AWS S3 of the region."
+        None,
+        description="Endpoint of the S3 behind us; default: that of the AWS environment or profile, else AWS S3's.",
     )
     region: str | None = Field(None, description="Region to sign for; default: the AWS chain's, else us-east-1.")
     listen: Address = Field("127.0.0.1:9480", description="Where S3 clients connect.")

@@ -127,6 +127,16 @@ def test_a_profile_that_is_not_there_is_told(command: Command) -> None:
     assert "nobody" in found["credentials"].text
 
 
+def test_it_asks_the_origin_that_a_proxy_would_find(command: Command, bucket: Bucket, tmp_path: Path) -> None:
+    command.without("OUTRIDER_ORIGIN")
+    config = tmp_path / "config"
+    config.write_text(f"[default]\nendpoint_url = {bucket.endpoint}\n")
+    command.environ["AWS_CONFIG_FILE"] = str(config)
+    _, found = findings(command)
+    assert found["origin"].level is Level.OK
+    assert bucket.endpoint in found["origin"].text
+
+
 def test_an_origin_where_nobody_listens(command: Command) -> None:
     (port,) = free_ports(1)
     status, found = findings(command, "--origin", f"http://127.0.0.1:{port}")

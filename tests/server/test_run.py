@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.cli.child import Signals, ended, start, status_of
-from outrider.cli.environment import endpoint_in, for_child
+from outrider.cli.environment import endpoint_in, for_child, leads_to
 from outrider.cli.summary import Summary
 from outrider.core.verdict import in_words
+from tests.support.bucket import REGION
 from tests.support.child import free_ports
 from tests.support.command import DEADLINE_S, Command, Process, python
 from tests.support.proxy import ServedProxy
+from tests.support.rawhttp import ask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -195,6 +197,86 @@ def test_the_endpoint_of_the_aws_profile_is_the_origin(command: Command, bucket:
     done = command.run("run", "--", "true")
     assert done.returncode == 0, done.stderr
     assert f"the bucket is at {bucket.endpoint}, as endpoint_url of the AWS profile says" in done.stderr
+
+
+def test_the_profiles_endpoint_of_s3_alone_wins_over_the_one_for_all_services(
+    command: Command, bucket: Bucket, tmp_path: Path
+) -> None:
+    command.without("OUTRIDER_ORIGIN")
+    config = tmp_path / "config"
+    config.write_text(
+        "[default]\nendpoint_url = http://127.0.0.1:1\nservices = lab\n"
+        f"[services lab]\nsts =\n  endpoint_url = http://127.0.0.1:2\ns3 =\n  endpoint_url = {bucket.endpoint}\n"
+    )
+    command.environ |= {"AWS_CONFIG_FILE": str(config), **bucket.environment()}
+    done = command.run("run", "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert f"the bucket is at {bucket.endpoint}, as endpoint_url of S3 in the AWS profile's services" in done.stderr
+
+
+def serving(bucket: Bucket, directory: Path, **environ: str) -> ServedProxy:
+    """`outrider serve` on a port that is known before, with a profile that names the bucket, and without --origin."""
+    (port,) = free_ports(1)
+    served = ServedProxy(bucket, directory, listen=f"127.0.0.1:{port}")
+    at = served.argv.index("--origin")
+    del served.argv[at : at + 2]
+    config = directory / "config"
+    config.write_text(f"[profile lab]\nendpoint_url = {bucket.endpoint}\n"
+                      f"[profile own]\nendpoint_url = http://localhost:{port}\n")  # fmt: skip
+    named = {name: value.format(port=port) for name, value in environ.items()}
+    served.environment |= {"AWS_CONFIG_FILE": str(config), **named}
+    return served
+
+
+@pytest.mark.parametrize("environ", [{}, {"AWS_ENDPOINT_URL": "http://127.0.0.1:{port}"}])
+def test_serve_finds_the_origin_in_the_profile_too(bucket: Bucket, tmp_path: Path, environ: dict[str, str]) -> None:
+    with serving(bucket, tmp_path, AWS_PROFILE="lab", **environ) as served:
+        assert served.ready_line["origin"] == bucket.endpoint
+        assert served.lines("origin found")[0]["named_by"] == "endpoint_url of the AWS profile"
+        assert ask(served.address, "GET", "/run/ramp").body == RAMP
+
+
+def test_serve_finds_the_origin_in_its_environment_too(bucket: Bucket, tmp_path: Path) -> None:
+    with serving(bucket, tmp_path, AWS_PROFILE="own", AWS_ENDPOINT_URL_S3=bucket.endpoint) as served:
+        assert served.ready_line["origin"] == bucket.endpoint
+        assert served.lines("origin found")[0]["named_by"] == "AWS_ENDPOINT_URL_S3"
+
+
+def test_serve_is_not_its_own_origin_where_it_is_started_with_what_its_clients_need(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    with serving(bucket, tmp_path, AWS_PROFILE="own", AWS_ENDPOINT_URL="http://127.0.0.1:{port}") as served:
+        assert served.ready_line["origin"] == f"https://s3.{REGION}.amazonaws.com"
+        assert not served.lines("origin found")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "listen", "ours"),
+    [
+        ("http://127.0.0.1:9480", "127.0.0.1:9480", True),
+        ("http://localhost:9480/", "127.0.0.1:9480", True),
+        ("http://localhost:9480", "0.0.0.0:9480", True),
+        ("http://127.0.0.2:9480", "0.0.0.0:9480", True),
+        ("http://127.0.0.2:9480", "127.0.0.1:9480", False),
+        ("http://127.0.0.1:9000", "127.0.0.1:9480", False),
+        ("http://192.0.2.1:9480", "0.0.0.0:9480", False),
+        ("https://127.0.0.1", "127.0.0.1:443", True),
+        ("http://[::1:9480", "127.0.0.1:9480", False),
+        ("http://nowhere.invalid:9480", "0.0.0.0:9480", False),
+        ("9480", "127.0.0.1:9480", False),
+    ],
+)
+def test_what_leads_back_to_the_proxy(endpoint: str, listen: str, ours: bool) -> None:
+    assert leads_to(endpoint, listen) == ours
+
+
+def test_a_command_that_would_read_from_the_proxy_itself_is_refused(command: Command) -> None:
+    command.without("OUTRIDER_ORIGIN")
+    (port,) = free_ports(1)
+    command.environ["AWS_ENDPOINT_URL"] = f"http://localhost:{port}"
+    done = command.run("run", "--listen", f"127.0.0.1:{port}", "--", "true")
+    assert done.returncode == 2
+    assert "the proxy would ask itself" in done.stderr
 
 
 def test_an_origin_that_was_named_wins_over_the_endpoint_of_our_environment(command: Command) -> None:

@@ -61,10 +61,10 @@ def doctor(
         del flags[name]
     if probe is not None:
         raise typer.Exit(_probe(probe))
-    settings = environment.load(flags, config, {})
     if health:
-        host, _, port = settings.admin.rpartition(":")
+        host, _, port = environment.load(flags, config, {}).admin.rpartition(":")
         raise typer.Exit(_probe(f"http://{loopback_of(host)}:{port}"))
+    settings, _ = environment.load_with_origin(flags, config, {}, os.environ)
     # What the rooms would log, the findings tell.
     logging.getLogger("outrider").setLevel(logging.ERROR)
     healthy = (show_json if as_json else show)(_findings(settings))

@@ -1,11 +1,14 @@
-"""What `outrider run` and `doctor` read from the environment, and what `run` puts into that of its child."""
+"""What the commands read from the environment, and what `run` puts into that of its child."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Mapping
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from outrider import settings
 from outrider.cli import options
@@ -16,6 +19,8 @@ STATUS_URL = "OUTRIDER_STATUS_URL"
 
 # S3's own variable wins over the general one, as in the AWS SDKs; the last is s5cmd's.
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
+_PORTS = {"http": 80, "https": 443}
+_EVERYWHERE = {"0.0.0.0", "::"}  # noqa: S104 - to compare with
 _IGNORE_ENDPOINTS = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 _NO_PROXY = ("no_proxy", "NO_PROXY")
@@ -39,6 +44,47 @@ def load(flags: Mapping[str, object], config: Path | None, defaults: Mapping[str
         raise options.refused(error) from error
 
 
+def load_with_origin(
+    flags: Mapping[str, object], config: Path | None, defaults: Mapping[str, object], environ: Mapping[str, str]
+) -> tuple[Settings, str | None]:
+    """As `load`, and who named the origin where no setting did; None: a setting, or nobody.
+
+    Our own address is passed over: what is set for our clients may be set where we are started, too.
+    """
+    settings = load(flags, config, defaults)
+    if settings.origin is None:
+        for name, endpoint in filter(None, (endpoint_in(environ), endpoint_in_profile(environ))):
+            if not leads_to(endpoint, settings.listen):
+                return load({**flags, "origin": endpoint}, config, defaults), name
+    return settings, None
+
+
+def leads_to(endpoint: str, listen: str) -> bool:
+    """Whether who asks `endpoint` (a URL) asks the proxy at `listen` (HOST:PORT) on this machine, by whatever name."""
+    host, _, port = listen.rpartition(":")
+    try:
+        parts = urlsplit(endpoint)
+        if not parts.hostname or str(parts.port or _PORTS.get(parts.scheme)) != port:
+            return False
+        asked, ours = _addresses(parts.hostname), _addresses(host.strip("[]"))
+    except (OSError, ValueError):
+        return False  # no such host, or no URL: whoever asks it will say so
+    return not asked.isdisjoint(ours) or (not ours.isdisjoint(_EVERYWHERE) and any(map(_is_of_this_machine, asked)))
+
+
+def _addresses(host: str) -> set[str]:
+    return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+
+
+def _is_of_this_machine(address: str) -> bool:
+    """No other can be bound."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as tried:
+        tried.bind((address, 0))
+        return True
+    return False
+
+
 def endpoint_in(environ: Mapping[str, str]) -> tuple[str, str] | None:
     """The variable that names an S3 endpoint, and the endpoint; None: the job's S3 is AWS."""
     if ignores_endpoints(environ):
@@ -47,23 +93,36 @@ def endpoint_in(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def endpoint_in_profile(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """As `endpoint_in`, of the AWS config file, which the variables win over."""
-    endpoint = None if ignores_endpoints(environ) else _in_profile(environ, "endpoint_url")
-    return None if endpoint is None else ("endpoint_url of the AWS profile", endpoint)
+    """As `endpoint_in`, of the AWS config file, which the variables win over: that of S3 in the `services` section of
+    the profile, else the one for all services."""
+    if ignores_endpoints(environ):
+        return None
+    config, section = _profile(environ)
+    services = config.get(f"services {config.get(section, 'services', fallback='')}", "s3", fallback="")
+    for line in services.splitlines():
+        name, _, endpoint = map(str.strip, line.partition("="))
+        if name == "endpoint_url" and endpoint:
+            return "endpoint_url of S3 in the AWS profile's services", endpoint
+    endpoint = _in_profile(environ, "endpoint_url") or ""
+    return ("endpoint_url of the AWS profile", endpoint) if endpoint else None
 
 
 def _in_profile(environ: Mapping[str, str], name: str) -> str | None:
-    """What the AWS profile, or the single sign-on that it names, says of `name`. Read here, since botocore's import
-    takes a third of a second."""
-    config = ConfigParser(interpolation=None, strict=False)
-    try:
-        config.read(Path(environ.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser())
-    except (ConfigParserError, OSError, ValueError):
-        return None  # whoever needs it will say what is wrong with it
-    profile = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
-    section = profile if profile == "default" else f"profile {profile}"
+    """What the AWS profile, or the single sign-on that it names, says of `name`."""
+    config, section = _profile(environ)
     session = f"sso-session {config.get(section, 'sso_session', fallback='')}"
     return config.get(section, name, fallback="") or config.get(session, name, fallback="") or None
+
+
+def _profile(environ: Mapping[str, str]) -> tuple[ConfigParser, str]:
+    """The AWS config file, and the section in it that counts. Read here, since botocore's import takes a third of a
+    second."""
+    config = ConfigParser(interpolation=None, strict=False)
+    # What is wrong with it, whoever needs it will say.
+    with contextlib.suppress(ConfigParserError, OSError, ValueError):
+        config.read(Path(environ.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser())
+    profile = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
+    return config, profile if profile == "default" else f"profile {profile}"
 
 
 def ignores_endpoints(environ: Mapping[str, str]) -> bool:

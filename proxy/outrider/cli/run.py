@@ -77,17 +77,15 @@ def run(
 
 
 def _settings(flags: dict[str, object], config: Path | None) -> Settings:
-    settings = environment.load(flags, config, _DEFAULTS)
-    found = environment.endpoint_in(os.environ) or environment.endpoint_in_profile(os.environ)
-    if settings.origin is None and found is not None:
-        name, endpoint = found
-        settings = environment.load({**flags, "origin": endpoint}, config, _DEFAULTS)
+    settings, name = environment.load_with_origin(flags, config, _DEFAULTS, os.environ)
+    if name is not None:
         _say(f"the bucket is at {settings.origin}, as {name} says (--origin URL to name another)")
-    if settings.origin is not None and urlsplit(settings.origin).netloc == settings.listen:
+    found = environment.endpoint_in(os.environ) or environment.endpoint_in_profile(os.environ)
+    # What was found and passed over is no reason to take the job's bucket for one of AWS.
+    origin = settings.origin or (found and found[1])
+    if origin and environment.leads_to(origin, settings.listen):
         raise options.refused(
-            SettingsError(
-                f"--origin {settings.origin} is --listen: the proxy would ask itself. Name the real bucket's."
-            )
+            SettingsError(f"--origin {origin} is --listen: the proxy would ask itself. Name the real bucket's.")
         )
     return settings
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 
 import typer
@@ -10,8 +12,10 @@ import typer
 from outrider.adapters.blockdir import UnusableCacheDir
 from outrider.adapters.system import end_within, keep_memory_small, new_event_loop, set_up_logs
 from outrider.app import Outrider, last_acts_s, running
-from outrider.cli import options
+from outrider.cli import environment, options
 from outrider.settings import Settings, SettingsError
+
+log = logging.getLogger(__name__)
 
 
 def serve(
@@ -41,12 +45,15 @@ def serve(
     """Serve S3 on loopback, from the cache where it can.
 
     Point clients at it with AWS_ENDPOINT_URL=http://127.0.0.1:9480. Every flag can also be set as OUTRIDER_NAME, or in
-    the file of --config.
+    the file of --config. Where no origin is set, it is the endpoint that AWS_ENDPOINT_URL or the AWS profile names, if
+    that is another than this proxy.
     """
     flags = dict(locals())
     del flags["config"]
-    settings = options.load(flags, config)
+    settings, named_by = environment.load_with_origin(flags, config, {}, os.environ)
     set_up_logs(settings.log_level, settings.log_format)
+    if named_by is not None:
+        log.info("origin found", extra={"origin": settings.origin, "named_by": named_by})
     keep_memory_small()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         raise typer.Exit(runner.run(_serve(settings)))
