@@ -15,7 +15,7 @@ from outrider.adapters.diskwriter import DiskBlockWriter
 from outrider.core.blockfile import BlockMeta
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, StoreUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
-from outrider.core.window import Run, runs_ahead
+from outrider.core.window import FIRST_BLOCKS, Run, runs_ahead
 from outrider.engine import reads
 from outrider.engine.asking import OriginRefused
 from outrider.engine.flight import Flight
@@ -227,6 +227,24 @@ async def test_a_miss_of_a_known_object_asks_the_origin_while_the_disk_makes_its
     assert await taken(answer) == DATA[:10]
     await room.tasks.settle()
     assert len(room.store) == 1
+
+
+async def test_a_readers_first_block_comes_before_what_another_reader_has_ahead(room: Engine) -> None:
+    other = ObjectRef("train", "b.tar")
+    room.origin.put(other, DATA)
+    for ref in (REF, other):
+        await room.reads.head(ref, {})
+    room.turns._concurrency.limit = 1
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(method="GET", gate=gate)]
+    reading = [asyncio.create_task(room.get(ref)) for ref in (REF, other)]
+    while len(room.flights) < 2 * FIRST_BLOCKS:
+        await asyncio.sleep(0)
+    gate.set()
+    assert await asyncio.gather(*reading) == [DATA, DATA]
+    await room.tasks.settle()
+    asked = [request.key for request in room.origin.log if request.method == "GET"]
+    assert asked[:2] == [REF.key, other.key]
 
 
 @pytest.mark.parametrize("method", ["get", "head"])
@@ -523,11 +541,11 @@ async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeyp
         reader_at = position
         return runs_ahead(position, last, sent, wanted, readers)
 
-    def counted(flights: Sequence[Flight]) -> None:
+    def counted(flights: Sequence[Flight], *, ahead: int) -> None:
         nonlocal most
         if flights[0].meta.index > reader_at:  # what the reader waits for comes in any case
             most = max(most, len(room.flights))
-        fill(flights)
+        fill(flights, ahead=ahead)
 
     monkeypatch.setattr(reads, "runs_ahead", planned)
     monkeypatch.setattr(room.flights, "admits", lambda: len(room.flights) < 2)

@@ -26,10 +26,11 @@ class Queue:
         self.done: dict[str, asyncio.Event] = {}
         self.of: dict[str, Turn] = {}
 
-    async def add(self, *names: str) -> None:
+    async def add(self, *names: str, ahead: int = 0) -> None:
         """A name that begins with `p` is a prefetch."""
         for name in names:
-            self.of[name], self.done[name] = self.turns.turn(demand=name[0] != "p"), asyncio.Event()
+            turn = self.turns.turn(demand=name[0] != "p", ahead=ahead)
+            self.of[name], self.done[name] = turn, asyncio.Event()
             self.tasks[name] = asyncio.create_task(self._run(name))
         await self.settle()
 
@@ -52,8 +53,8 @@ class Queue:
             event.set()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
         assert self.turns._held == {True: 0, False: 0}
-        assert not self.turns._waiting[True]
-        assert not self.turns._waiting[False]
+        assert self.turns._nearest() is None
+        assert not self.turns._prefetch
 
 
 async def test_turns_are_had_in_the_order_asked_for_and_no_more_at_once_than_the_limit() -> None:
@@ -73,6 +74,41 @@ async def test_demand_overtakes_prefetch_that_waits() -> None:
     assert queue.order == ["a", "b"]
     await queue.end("b")
     assert queue.order == ["a", "b", "p1"]
+    await queue.drain()
+
+
+async def test_what_is_nearest_to_its_reader_comes_first() -> None:
+    queue = Queue(1)
+    await queue.add("a")
+    await queue.add("far", ahead=3)
+    await queue.add("near", "like it", ahead=1)
+    await queue.add("awaited")
+    await queue.drain()
+    assert queue.order == ["a", "awaited", "near", "like it", "far"]
+
+
+async def test_what_comes_nearer_moves_up_and_nothing_moves_back() -> None:
+    queue = Queue(1)
+    await queue.add("a")
+    await queue.add("b", "c", ahead=2)
+    await queue.add("p1", "p2")
+    queue.of["c"].promote(1)
+    queue.of["c"].promote(4)
+    queue.of["p2"].promote(3)
+    queue.of["p2"].promote()
+    await queue.drain()
+    assert queue.order == ["a", "p2", "c", "b", "p1"]
+
+
+async def test_one_that_moved_up_and_is_cancelled_is_gone() -> None:
+    queue = Queue(1)
+    await queue.add("a")
+    await queue.add("b", "c", ahead=2)
+    queue.of["b"].promote(1)
+    queue.tasks["b"].cancel()
+    await queue.settle()
+    await queue.end("a")
+    assert queue.order == ["a", "c"]
     await queue.drain()
 
 

@@ -79,10 +79,10 @@ class Flights:
         """The disk is what fills wait for, or was a moment ago."""
         return self._lag.fills is not None
 
-    def fill(self, flights: Sequence[Flight], *, prefetch: bool = False) -> None:
+    def fill(self, flights: Sequence[Flight], *, prefetch: bool = False, ahead: int = 0) -> None:
         """Bring adjacent blocks by one GET, in a task of its own. `prefetch`: nobody waits for them yet; it is demand
-        from when somebody does."""
-        turn = self._turns.turn(demand=not prefetch)
+        from when somebody does. `ahead`: how many blocks their reader has before them."""
+        turn = self._turns.turn(demand=not prefetch, ahead=ahead)
         for flight in flights:
             flight.turn = turn
         task = self._spawn(self._fill_in_turn(flights, turn), f"fill {flights[0].meta.version.ref}")

@@ -333,12 +333,13 @@ class Reads:
         for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), readers):
             if run.first > index and not self._flights.admits():
                 break
-            self._flights.fill(self._flights.board(self._origin, version, self._block_bytes, run, rest.start))
+            begun = self._flights.board(self._origin, version, self._block_bytes, run, rest.start)
+            self._flights.fill(begun, ahead=run.first - index)
         # What was to be brought for nobody is what this reader would ask for now: it must not come one by one.
         for ahead in range(index, min(last + 1, index + window_blocks(blocks_sent, readers))):
             flight = self._flights.get(BlockKey(vid, ahead))
             if flight is not None and flight.turn is not None:
-                flight.turn.promote()
+                flight.turn.promote(ahead - index)
 
     def _relay_stop(self, version: ObjectVersion, vid: bytes, position: int, stop: int) -> int:
         """Where the run of missing blocks ends that `position` lies in: one GET relays it."""

@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from heapq import heappop, heappush
+from itertools import count
 from types import TracebackType
 
 from outrider.core.concurrency import Concurrency
@@ -14,14 +16,20 @@ from outrider.ports import Clock
 
 
 class Turn:
-    """One fill's place in the order: `async with` it. Until it ends, anybody may `promote` it."""
+    """One fill's place in the order: `async with` it. Until it ends, anybody may `promote` it.
 
-    __slots__ = ("_turns", "demand", "held", "waiter")
+    `ahead`: how many blocks its reader has before those that it brings; 0: he waits for them. Of many readers'
+    read-ahead the nearest comes first.
+    """
 
-    def __init__(self, turns: Turns, *, demand: bool) -> None:
+    __slots__ = ("_turns", "ahead", "demand", "held", "number", "waiter")
+
+    def __init__(self, turns: Turns, *, demand: bool, ahead: int) -> None:
         self._turns = turns
         self.demand = demand
+        self.ahead = ahead
         self.held = False
+        self.number = 0
         self.waiter: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> None:
@@ -38,14 +46,15 @@ class Turn:
         if self.held:
             self._turns.returned(self)
 
-    def promote(self) -> None:
-        """Somebody waits for what was a prefetch."""
-        if not self.demand:
-            self._turns.promoted(self)
+    def promote(self, ahead: int = 0) -> None:
+        """Somebody waits for what was a prefetch, or has so many blocks before it now."""
+        if not self.demand or ahead < self.ahead:
+            self._turns.promoted(self, ahead)
 
 
 class Turns:
-    """Grants turns in the order in which they were asked for, all demand before any prefetch.
+    """Grants turns: all demand before any prefetch, of demand what is nearest to its reader, of these, and of prefetch,
+    in the order in which they were asked for.
 
     Demand waits for demand alone: prefetch leaves a quarter of the turns free, and does not count where demand asks, so
     that both together may for a moment be more than the limit. Of prefetch there are only so many as take
@@ -56,14 +65,17 @@ class Turns:
         self._concurrency = concurrency
         self._courtesy = courtesy
         self._clock = clock
-        self._waiting: dict[bool, deque[Turn]] = {True: deque(), False: deque()}
+        # By how far ahead, then by number; one whose number is not its turn's any more has moved on or gone.
+        self._demand: list[tuple[int, int, Turn]] = []
+        self._numbers = count(1)
+        self._prefetch: deque[Turn] = deque()
         self._held = {True: 0, False: 0}
         # Somebody did wait for bytes when that was last asked: not all that is waited for holds a turn.
         self._awaited = False
         self._questions = 0
 
-    def turn(self, *, demand: bool = True) -> Turn:
-        return Turn(self, demand=demand)
+    def turn(self, *, demand: bool = True, ahead: int = 0) -> Turn:
+        return Turn(self, demand=demand, ahead=ahead)
 
     @contextmanager
     def question(self) -> Iterator[None]:
@@ -85,7 +97,7 @@ class Turns:
         now = self._clock()
         if self._courtesy.is_due(now):
             self._awaited = awaited()
-            self._courtesy.judge(now, awaited=self._awaited, queued=bool(self._waiting[False]))
+            self._courtesy.judge(now, awaited=self._awaited, queued=bool(self._prefetch))
         self._courtesy.flowed(count)
 
     def came_small(self, after_s: float) -> None:
@@ -114,47 +126,68 @@ class Turns:
             if turn.held:
                 self.returned(turn)  # granted and cancelled in the same moment
             elif turn.waiter is not None:
-                self._waiting[turn.demand].remove(turn)
+                if turn.demand:
+                    turn.number = 0
+                else:
+                    self._prefetch.remove(turn)
                 turn.waiter = None
             raise
 
     def _queued(self, turn: Turn) -> asyncio.Future[None]:
         """From here until it is granted or given up, a turn with a waiter stands in one queue, once."""
         waiter = turn.waiter = asyncio.get_running_loop().create_future()
-        self._waiting[turn.demand].append(turn)
+        if turn.demand:
+            self._enter(turn)
+        else:
+            self._prefetch.append(turn)
         self._admit()
         return waiter
+
+    def _enter(self, turn: Turn) -> None:
+        turn.number = next(self._numbers)
+        heappush(self._demand, (turn.ahead, turn.number, turn))
 
     def returned(self, turn: Turn) -> None:
         turn.held = False
         self._held[turn.demand] -= 1
         self._admit()
 
-    def promoted(self, turn: Turn) -> None:
+    def promoted(self, turn: Turn, ahead: int) -> None:
+        was_prefetch, turn.demand, turn.ahead = not turn.demand, True, ahead
         if turn.held:
-            self._held[False] -= 1
-            self._held[True] += 1
+            self._held[False] -= was_prefetch
+            self._held[True] += was_prefetch
         elif turn.waiter is not None:
-            self._waiting[False].remove(turn)
-            self._waiting[True].append(turn)
-        turn.demand = True
+            if was_prefetch:
+                self._prefetch.remove(turn)
+            self._enter(turn)
         self._admit()
+
+    def _nearest(self) -> Turn | None:
+        """Of the demand that waits; it stays where it is."""
+        while self._demand:
+            _, number, turn = self._demand[0]
+            if number == turn.number:
+                return turn
+            heappop(self._demand)
+        return None
 
     def _admit(self) -> None:
         limit = self._concurrency.limit
-        while self._waiting[True] and self._held[True] < limit:
-            self._start(self._waiting[True].popleft())
-        while self._waiting[False] and self._held[True] + self._held[False] < max(1, limit - limit // 4):
+        while self._held[True] < limit and (turn := self._nearest()) is not None:
+            heappop(self._demand)
+            self._start(turn)
+        while self._prefetch and self._held[True] + self._held[False] < max(1, limit - limit // 4):
             self._courtesy.heed(self._clock())
             awaited = self._awaited or self._held[True] > 0 or self._questions > 0
             if self._held[False] >= (self._courtesy.beside if awaited else self._courtesy.alone):
                 self._courtesy.felt()
                 return
-            self._start(self._waiting[False].popleft())
+            self._start(self._prefetch.popleft())
 
     def _start(self, turn: Turn) -> None:
         assert turn.waiter is not None
-        turn.held = True
+        turn.held, turn.number = True, 0
         self._held[turn.demand] += 1
         turn.waiter.set_result(None)
         turn.waiter = None
