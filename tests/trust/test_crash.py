@@ -21,9 +21,10 @@ from outrider import app
 from outrider import settings as outrider_settings
 from outrider.adapters import blockdir
 from outrider.adapters.disk import DiskStore
-from outrider.app import Outrider, running
+from outrider.app import running
 from outrider.core import blockfile
 from outrider.core.blockfile import PAGE_BYTES
+from outrider.rooms import Outrider
 from tests.support.damage import AFTER_POWER_LOSS, block_files
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import RawConnection

@@ -20,7 +20,7 @@ import typer
 from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.origin import HttpOrigin
 from outrider.adapters.system import new_event_loop
-from outrider.app import DEFAULT_REGION, Outrider, running
+from outrider.app import DEFAULT_REGION, running
 from outrider.cli import environment, options
 from outrider.core.buffers import Buffers
 from outrider.core.concurrency import Concurrency
@@ -33,6 +33,7 @@ from outrider.engine.survey import Survey
 from outrider.engine.turns import Turns
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
+from outrider.rooms import Outrider
 from outrider.settings import Settings, SettingsError
 
 _WAYS = ("direct", "cold", "warm")

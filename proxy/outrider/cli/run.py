@@ -15,10 +15,11 @@ import typer
 from outrider.adapters.blockdir import UnusableCacheDir
 from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.system import end_within, keep_memory_small, new_event_loop, set_up_logs
-from outrider.app import Outrider, last_acts_s, running
+from outrider.app import last_acts_s, running
 from outrider.cli import child, environment, options
 from outrider.cli.summary import Summary
 from outrider.core.errors import OriginBroke
+from outrider.rooms import Outrider
 from outrider.settings import Settings, SettingsError
 
 SummaryForm = Literal["text", "json", "none"]

@@ -11,8 +11,9 @@ import typer
 
 from outrider.adapters.blockdir import UnusableCacheDir
 from outrider.adapters.system import end_within, keep_memory_small, new_event_loop, set_up_logs
-from outrider.app import Outrider, last_acts_s, running
+from outrider.app import last_acts_s, running
 from outrider.cli import environment, options
+from outrider.rooms import Outrider
 from outrider.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,271 @@
+"""The composition: settings become rooms, each made here and given what it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider import __version__
+from outrider.adapters import orders, pinfile
+from outrider.adapters.blockdir import BlockDir
+from outrider.adapters.credentials import AwsCredentials
+from outrider.adapters.disk import DiskStore, Limits
+from outrider.adapters.recovery import Recovery
+from outrider.core import blockfile
+from outrider.core.buffers import Buffers, Shares
+from outrider.core.concurrency import Concurrency
+from outrider.core.courtesy import Courtesy
+from outrider.core.eviction import POLICIES
+from outrider.core.ghost import Ghost
+from outrider.core.hedging import Hedging
+from outrider.core.ledger import Prices
+from outrider.core.model import version_id
+from outrider.core.pins import Pins, SavedPin, disk_bytes_of
+from outrider.core.planner import Planner
+from outrider.engine.asking import Asking, Patience
+from outrider.engine.background import Background
+from outrider.engine.catalog import Catalog
+from outrider.engine.flights import Flights
+from outrider.engine.forwards import Forwards
+from outrider.engine.hits import Hits
+from outrider.engine.listings import Listings
+from outrider.engine.openings import Openings
+from outrider.engine.overview import Overview
+from outrider.engine.pinning import Pinning
+from outrider.engine.prefetch import Budget, Mode, Prefetch
+from outrider.engine.reads import Reads
+from outrider.engine.survey import Survey
+from outrider.engine.turns import Turns
+from outrider.engine.verifying import Verifying
+from outrider.engine.warming import Warming
+from outrider.http.access import Access, Loopback, SigV4
+from outrider.http.orders import Orders
+from outrider.http.server import S3Server
+from outrider.http.steering import Steering
+from outrider.metrics import Metrics
+from outrider.ports import Origin
+from outrider.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from outrider.adapters.tracing import Traces
+    from outrider.http.tracing import ServerSpans
+
+# Settings that the status tells.
+_TOLD = ("auth", "policy", "prefetch", "freshness", "verify", "block_size", "workers", "cache_dir")
+
+
+@dataclass(slots=True)
+class Outrider:
+    """A running proxy."""
+
+    settings: Settings
+    metrics: Metrics
+    store: DiskStore
+    catalog: Catalog
+    flights: Flights
+    planner: Planner
+    ghost: Ghost
+    prefetch: Prefetch
+    server: S3Server
+    steering: Steering
+    credentials: AwsCredentials
+    overview: Overview
+    listen: str = ""
+    admin: str = ""
+    ready: bool = False
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    began: float = field(default_factory=time.monotonic)
+    indexed: asyncio.Event = field(default_factory=asyncio.Event)
+    """What the cache directory held at the start is known; until then it may be a miss."""
+
+    @property
+    def endpoint(self) -> str:
+        scheme = "http" if self.settings.tls_cert is None else "https"
+        return f"{scheme}://{self.listen}"
+
+    def status(self) -> dict[str, object]:
+        """What the admin port's /status tells."""
+        return {
+            "version": __version__,
+            "uptime_s": round(time.monotonic() - self.began, 1),
+            "ready": self.ready,
+            "indexed": self.indexed.is_set(),
+            "listen": self.listen,
+            "origin": self.settings.origin,
+            "settings": {
+                name: str(value) if isinstance(value := getattr(self.settings, name), Path) else value for name in _TOLD
+            },
+            "disk": {
+                "used_bytes": self.store.used_bytes,
+                "budget_bytes": self.store.budget.capacity_bytes,
+                "room_bytes": self.store.room_bytes,
+            },
+            "blocks": len(self.store),
+            "bytes": self.store.used_bytes,
+            "objects": len(self.catalog),
+            "fills": len(self.flights),
+            "requests": self.server.in_flight,
+            "connections": self.server.connected,
+            "tasks": len(asyncio.all_tasks(self.loop)),
+            "served_bytes": {
+                source: self.metrics.value("outrider_served_bytes_total", source=source)
+                for source in ("disk", "flight", "origin")
+            },
+            "origin_bytes": self.metrics.value("outrider_origin_bytes_total"),
+            "origin_requests": self.metrics.total("outrider_origin_requests_total"),
+            "prefetch": {
+                "readers": self.planner.readers,
+                "blocks": self.metrics.value("outrider_prefetched_blocks_total"),
+                "fetched_bytes": self.planner.fetched_bytes,
+                "wasted_bytes": self.planner.wasted_bytes,
+                "window_bytes": self.planner.bytes_coming,
+                "window_blocks": self.planner.blocks_coming,
+                "window_bytes_max": self.settings.prefetch_bytes,
+            },
+            "hit_ratio_by_size": {
+                f"{factor:g}": round(ratio, 4)
+                for factor, ratio in (self.ghost.epoch(self.planner.library.outlook()) or {}).items()
+            },
+            **self.overview.document(),
+            **self.steering.orders.status(),
+        }
+
+
+def make_rooms(
+    settings: Settings, metrics: Metrics, directory: BlockDir, credentials: AwsCredentials, origin: Origin,
+    shares: Shares, tasks: Background, stack: AsyncExitStack, open_files: int, traces: Traces | None,
+) -> tuple[Outrider, Recovery]:  # fmt: skip
+    """A proxy with its doors still shut, and what brings its index back. `stack` closes what has to be closed;
+    `open_files`: how many descriptors the process may have. Raises SettingsError."""
+    total = directory.total_bytes()
+    limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
+    ghost = Ghost(limits.capacity_bytes)
+    pins = Pins(
+        lambda size: disk_bytes_of(size, settings.block_size, blockfile.usual_disk_bytes),
+        lambda version: version_id(origin.endpoint, version, settings.block_size),
+    )
+    planner = Planner(
+        limits.capacity_bytes,
+        settings.block_size,
+        disk_bytes=blockfile.usual_disk_bytes,
+        opened=ghost.opened,
+        believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
+        pins=pins,
+    )
+    orders.load(directory.orders, planner.library)
+    policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
+    always = settings.verify == "always"
+    store = DiskStore(directory, policy, limits, metrics, time.monotonic, verify_always=always, pins=pins)
+    stack.callback(store.close)
+    catalog = Catalog(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
+    turns = Turns(Concurrency(settings.fills), Courtesy(settings.fills), time.monotonic)
+    asking = Asking(origin, Patience(), metrics, turns, Hedging())
+    flights = Flights(asking, store, tasks.spawn, turns, time.monotonic)
+    openings = Openings(
+        asking, origin.endpoint, catalog, flights, tasks.spawn, time.monotonic,
+        block_bytes=settings.block_size, stale_if_error=settings.stale_if_error,
+    )  # fmt: skip
+    reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=settings.block_size)
+    buffers = Buffers(shares.clients_bytes)
+    listings = Listings(settings.list_ttl_of, time.monotonic, shares.listings_bytes, buffers)
+    hits = Hits(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
+    access = _access(settings)
+    survey = Survey(asking, buffers, catalog)
+    budget = Budget(max(1, settings.prefetch_bytes // settings.block_size), settings.prefetch_bandwidth)
+    prefetch = Prefetch(
+        planner, origin.endpoint, catalog, store, flights, openings, survey, turns,
+        tasks.spawn_apart, time.monotonic, metrics, block_bytes=settings.block_size,
+        mode_of=lambda ref: Mode(settings.prefetch_of(ref)), budget=budget,
+    )  # fmt: skip
+    warming = Warming(
+        origin.endpoint, catalog, store, prefetch, survey, pins, tasks.spawn_apart, time.monotonic,
+        block_bytes=settings.block_size, blocks_at_once=budget.blocks, disk_bytes=blockfile.usual_disk_bytes,
+    )  # fmt: skip
+    pinning = Pinning(warming, prefetch, openings, lambda saved: _save_pins(store, saved))
+    pinning.restore(pinfile.load(directory.pins), limits.capacity_bytes)
+    steering = Steering(
+        lambda: outrider.status(), prefetch,
+        Orders(warming, pinning, Verifying(store, tasks.spawn, time.time), access, time.time), access, metrics,
+        time.time,
+    )  # fmt: skip
+    server = S3Server(
+        reads, hits, Forwards(origin, asking, catalog, listings), prefetch, access, steering, metrics, buffers,
+        warming.hint, domains=settings.domain, requests_max=settings.requests,
+        # Each takes two descriptors, and block files a quarter of them all.
+        connections_max=min(settings.max_connections, max(16, open_files // 4)),
+        heads_bytes=shares.heads_bytes // settings.workers,
+        client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
+        spans=_spans(settings, traces),
+    )  # fmt: skip
+    stack.push_async_callback(server.stop)
+    overview = Overview(
+        metrics, metrics.ledger, planner, ghost, metrics.troubles,
+        Prices(settings.price_per_gb, settings.price_per_1000_gets), time.monotonic,
+        capacity_bytes=limits.capacity_bytes, name_of=partial(_reader_shown, _names_of_keys(settings)),
+    )  # fmt: skip
+    outrider = Outrider(
+        settings, metrics, store, catalog, flights, planner, ghost, prefetch, server, steering, credentials, overview
+    )
+    return outrider, Recovery(store, catalog)
+
+
+async def make_traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
+    """Imported here, so that nobody pays who wants none. Raises SettingsError."""
+    if not settings.traces:
+        return None
+    try:
+        from outrider.adapters.tracing import Traces
+    except ImportError as error:
+        raise SettingsError(
+            f"--traces needs a package that is not installed ({error.name}): pip install 'outrider[tracing]'"
+        ) from error
+    traces = Traces()
+    stack.push_async_callback(traces.close)
+    return traces
+
+
+def traced(origin: Origin, traces: Traces | None) -> Origin:
+    if traces is None:
+        return origin
+    from outrider.adapters.tracing import TracedOrigin
+
+    return TracedOrigin(origin, traces.tracer)
+
+
+def _spans(settings: Settings, traces: Traces | None) -> ServerSpans | None:
+    if traces is None:
+        return None
+    from outrider.http.tracing import ServerSpans
+
+    return ServerSpans(traces.tracer, partial(_reader_shown, _names_of_keys(settings)))
+
+
+def _access(settings: Settings) -> Access:
+    if settings.auth == "loopback":
+        return Loopback(settings.domain, cross_site=settings.cross_site)
+    known = settings.known_clients
+    return SigV4(
+        {client.access_key: client for client, _ in known},
+        {client.access_key: secret.get_secret_value() for client, secret in known},
+        time.time,
+    )
+
+
+def _names_of_keys(settings: Settings) -> dict[str, str]:
+    known = settings.known_clients if settings.auth == "sigv4" else ()
+    return {client.access_key: client.name for client, _ in known}
+
+
+def _reader_shown(names: dict[str, str], reader: str) -> str:
+    host, _, access_key = reader.partition(" ")
+    return f"{host} {names.get(access_key, '')}".rstrip()
+
+
+async def _save_pins(store: DiskStore, saved: Sequence[SavedPin]) -> None:
+    await store.work.run(pinfile.save, store.directory.pins, saved)
