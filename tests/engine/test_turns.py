@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from outrider.core.concurrency import Concurrency
+from outrider.core.concurrency import FIRST_FILLS, Concurrency
 from outrider.core.courtesy import Courtesy
 from outrider.engine.turns import Turn, Turns
 from tests.support.fakes import FakeClock
@@ -186,27 +186,21 @@ async def test_a_turn_of_one_who_is_cancelled_is_not_lost(granted: bool) -> None
     await queue.drain()
 
 
-async def test_the_limit_is_felt_where_somebody_waits_and_what_comes_lets_it_grow() -> None:
-    queue = Queue(64)
-    first = queue.concurrency.limit
-    await queue.add(*(f"d{number}" for number in range(first + 1)))
-    assert len(queue.order) == first
+@pytest.mark.parametrize(
+    ("names", "courtesy", "grows"),
+    [([f"d{i}" for i in range(17)], 2, True), ([f"d{i}" for i in range(16)], 2, False),
+     ([f"p{i}" for i in range(13)], 64, True), ([f"p{i}" for i in range(13)], 2, False)],
+    ids=["demand waits", "none waits", "prefetch waits", "prefetch waits for courtesy alone"],
+)  # fmt: skip
+async def test_the_limit_grows_where_it_holds_somebody_up(names: list[str], courtesy: int, grows: bool) -> None:
+    queue = Queue(64, courtesy=courtesy)
+    await queue.add(*names)
     for _ in range(3):
         queue.turns.arrived(10**6)
-        queue.clock.advance(1.1)
+        queue.clock.advance(1.0)
     await queue.settle()
-    assert len(queue.order) == first + 1
-    await queue.drain()
-
-
-async def test_who_need_not_wait_feels_no_limit() -> None:
-    queue = Queue(64)
-    first = queue.concurrency.limit
-    await queue.add(*(f"d{number}" for number in range(first)))
-    for _ in range(3):
-        queue.turns.arrived(10**6)
-        queue.clock.advance(1.1)
-    assert queue.concurrency.limit == first
+    assert (queue.concurrency.limit > FIRST_FILLS) == grows
+    assert not grows or len(queue.order) == len(names)
     await queue.drain()
 
 

@@ -20,25 +20,24 @@ class Line:
         self.connection_mb_s = 40.0
         self.now = 0.0
 
-    def run(self, seconds: int, *, felt: bool = True) -> list[int]:
+    def run(self, seconds: int, *, short: bool = True) -> list[int]:
         limits = []
         for _ in range(seconds):
-            rate = min(self.concurrency.limit * self.connection_mb_s, self.total_mb_s)
-            if felt:
-                self.concurrency.felt()
             for _ in range(10):
-                self.concurrency.arrived(int(rate * 1e5), self.now)
+                begun = self.concurrency.limit
                 self.now += 0.1
+                rate = min(begun * self.connection_mb_s, self.total_mb_s)
+                self.concurrency.arrived(int(rate * 1e5), self.now, short=short)
             limits.append(self.concurrency.limit)
         return limits
 
 
 def test_it_doubles_while_more_brings_more_and_then_stays() -> None:
     line = Line(Concurrency(1000), total_mb_s=5000)
-    limits = line.run(8)
-    assert max(limits) >= 125  # 125 x 40 MB/s fill the line
+    limits = line.run(10)
     assert max(limits) <= 512  # one doubling too many is how it learns of the end
     assert limits[-1] == limits[-2]
+    assert 125 <= limits[-1] < 250  # 125 x 40 MB/s fill the line, and that one is taken back
 
 
 def test_the_ceiling_holds_and_is_reached() -> None:
@@ -47,8 +46,38 @@ def test_the_ceiling_holds_and_is_reached() -> None:
     assert Concurrency(5).limit == 5
 
 
-def test_a_limit_that_nobody_felt_does_not_grow() -> None:
-    assert set(Line(Concurrency(64), total_mb_s=10**6).run(30, felt=False)) == {FIRST_FILLS}
+def test_a_limit_that_holds_nobody_up_does_not_grow() -> None:
+    assert set(Line(Concurrency(64), total_mb_s=10**6).run(30, short=False)) == {FIRST_FILLS}
+
+
+def test_on_a_full_line_it_does_not_creep_up() -> None:
+    line = Line(Concurrency(64), total_mb_s=200)
+    limits = line.run(300)
+    assert limits.count(FIRST_FILLS) > 250
+    assert max(limits[10:]) <= FIRST_FILLS + 2
+
+
+def test_time_in_which_less_was_asked_for_does_not_look_like_a_step_in_vain() -> None:
+    """A long burst of readers, then short ones."""
+    line = Line(Concurrency(64), total_mb_s=10**6)
+    line.run(2)
+    assert line.concurrency.limit == 2 * FIRST_FILLS
+    for _ in range(4):
+        line.run(1)
+        line.concurrency.arrived(0, line.now, short=False)
+        line.now += 2.0
+    assert line.concurrency.limit == 64
+
+
+def test_a_step_is_judged_by_what_came_after_the_first_bytes_of_what_it_let_begin() -> None:
+    concurrency, now = Concurrency(64), 0.0
+    under_way = [FIRST_FILLS] * 2
+    for _ in range(45):
+        under_way.append(concurrency.limit)
+        now += 0.1
+        # What comes now was asked for 0.2 s ago, and 21 connections fill the line.
+        concurrency.arrived(min(under_way[-3], 21) * 4_000_000, now, short=True)
+    assert concurrency.limit == 2 * FIRST_FILLS
 
 
 def test_a_burst_of_slow_downs_halves_it_once() -> None:
@@ -95,10 +124,8 @@ def test_the_limit_never_leaves_its_bounds(floor: int, more: int, acts: list[tup
     concurrency, now = Concurrency(floor + more, floor), 0.0
     for act, later in acts:
         now += later
-        if act == "f":
-            concurrency.felt()
-        elif act == "a":
-            concurrency.arrived(10**6, now)
+        if act in "fa":
+            concurrency.arrived(10**6, now, short=act == "f")
         else:
             concurrency.slow_down(now)
         assert floor <= concurrency.limit <= floor + more

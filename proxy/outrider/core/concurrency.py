@@ -6,18 +6,22 @@ from __future__ import annotations
 FIRST_FILLS = 16
 # Long enough for several blocks a connection, short enough to be at the ceiling of 64 in a few.
 _WINDOW_S = 1.0
-# Less than this is noise and not a gain.
-_GAIN = 1.03
+# After a change of the limit, the time to the first bytes of what it let begin.
+_SETTLE_S = 0.25
+# A step has brought something when it brought this part of what it would have on an empty line; less is noise.
+_GAIN = 1 / 4
 # After so many windows without a gain one more step is tried: the line, or the bucket, may have grown since.
 _PATIENCE = 10
-_STEP = 2
+# A step is this part of the limit, so that a gain of it is more than noise, and two at least.
+_STEPS, _STEP_MIN = 8, 2
 
 
 class Concurrency:
     """Additive increase, multiplicative decrease, after a start that doubles. `floor` <= `limit` <= `ceiling`.
 
-    It only grows in windows in which the limit was felt: what was not asked for says nothing of what can be had.
-    Source: Chiu and Jain, "Analysis of the increase and decrease algorithms" (1989); the doubling start is TCP's.
+    A step up that brings nothing is taken back: what more fills than fill the line share out anew, each of them waits
+    for. Only the time counts in which the limit held somebody up: what was not asked for says nothing of what can be
+    had. Source: Chiu and Jain, "Analysis of the increase and decrease algorithms" (1989); the doubling start is TCP's.
     """
 
     def __init__(self, ceiling: int, floor: int = 1) -> None:
@@ -27,25 +31,31 @@ class Concurrency:
         self._ceiling = ceiling
         self.limit = max(floor, min(ceiling, FIRST_FILLS))
         self._starting = True
-        self._window_began: float | None = None
+        # Since when somebody is held up; of the window, seconds until it begins, its own so far, and what came in them.
+        self._short_since: float | None = None
+        self._settling_s = self._window_s = 0.0
         self._arrived = 0
-        self._felt = False
         self._best_rate = 0.0
         self._without_gain = 0
+        # The limit before the step that is on trial.
+        self._before: int | None = None
         self._halved_at: float | None = None
 
-    def felt(self) -> None:
-        """Somebody had to wait because of the limit."""
-        self._felt = True
-
-    def arrived(self, count: int, now: float) -> None:
-        """`count` bytes came from the origin."""
-        if self._window_began is None:
-            self._window_began = now
-        if now - self._window_began >= _WINDOW_S:
-            self._judge(self._arrived / (now - self._window_began))
-            self._window_began, self._arrived, self._felt = now, 0, False
-        self._arrived += count
+    def arrived(self, count: int, now: float, *, short: bool) -> None:
+        """`count` bytes came from the origin. `short`: the limit holds somebody up."""
+        if self._short_since is not None:
+            passed_s = now - self._short_since
+            if self._settling_s > 0:
+                self._settling_s -= passed_s
+            else:
+                self._window_s += passed_s
+                self._arrived += count
+        self._short_since = now if short else None
+        if self._window_s >= _WINDOW_S:
+            before = self.limit
+            self._judge(self._arrived / self._window_s)
+            self._window_s, self._arrived = 0.0, 0
+            self._settling_s = 0.0 if self.limit == before else _SETTLE_S
 
     def slow_down(self, now: float) -> None:
         """The origin said that it is too much. All that it says of one burst halves the limit once."""
@@ -53,17 +63,25 @@ class Concurrency:
             return
         self._halved_at = now
         self.limit = max(self._floor, self.limit // 2)
-        self._starting = False
+        self._starting, self._before = False, None
         self._best_rate, self._without_gain = 0.0, 0
         # What is counted so far was had under the old limit.
-        self._window_began, self._arrived, self._felt = now, 0, False
+        self._short_since, self._settling_s, self._window_s, self._arrived = None, _SETTLE_S, 0.0, 0
 
     def _judge(self, rate: float) -> None:
-        if not self._felt:
-            return
-        self._without_gain += 1
-        if rate > self._best_rate * _GAIN or self._without_gain > _PATIENCE:
-            self.limit = min(self._ceiling, self.limit * 2 if self._starting else self.limit + _STEP)
-            self._best_rate, self._without_gain = rate, 0
+        if self._before is not None:
+            if rate > self._best_rate * (1 + _GAIN * (self.limit / self._before - 1)):
+                self._step_up(rate)
+            else:
+                self.limit, self._before, self._starting = self._before, None, False
+        elif self._best_rate == 0:
+            self._step_up(rate)
         else:
-            self._starting = False
+            self._without_gain += 1
+            if self._without_gain > _PATIENCE:
+                self._step_up(rate)
+
+    def _step_up(self, rate: float) -> None:
+        step = self.limit if self._starting else max(_STEP_MIN, self.limit // _STEPS)
+        self._before, self.limit = self.limit, min(self._ceiling, self.limit + step)
+        self._best_rate, self._without_gain = rate, 0

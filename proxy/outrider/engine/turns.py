@@ -70,6 +70,8 @@ class Turns:
         self._numbers = count(1)
         self._prefetch: deque[Turn] = deque()
         self._held = {True: 0, False: 0}
+        # The limit holds somebody up, and not courtesy.
+        self._short = False
         # Somebody did wait for bytes when that was last asked: not all that is waited for holds a turn.
         self._awaited = False
         self._questions = 0
@@ -89,7 +91,7 @@ class Turns:
 
     def arrived(self, count: int) -> None:
         """Bytes came from the origin."""
-        self._concurrency.arrived(count, self._clock())
+        self._concurrency.arrived(count, self._clock(), short=self._short)
         self._admit()
 
     def flowed(self, count: int, awaited: Callable[[], bool]) -> None:
@@ -118,8 +120,6 @@ class Turns:
         if turn.held:
             return
         waiter = turn.waiter or self._queued(turn)
-        if not waiter.done():
-            self._concurrency.felt()
         try:
             await asyncio.shield(waiter)
         except asyncio.CancelledError:
@@ -177,13 +177,16 @@ class Turns:
         while self._held[True] < limit and (turn := self._nearest()) is not None:
             heappop(self._demand)
             self._start(turn)
-        while self._prefetch and self._held[True] + self._held[False] < max(1, limit - limit // 4):
+        ours = max(1, limit - limit // 4)
+        while self._prefetch and self._held[True] + self._held[False] < ours:
             self._courtesy.heed(self._clock())
             awaited = self._awaited or self._held[True] > 0 or self._questions > 0
             if self._held[False] >= (self._courtesy.beside if awaited else self._courtesy.alone):
                 self._courtesy.felt()
-                return
+                break
             self._start(self._prefetch.popleft())
+        full = self._held[True] + self._held[False] >= ours
+        self._short = self._nearest() is not None or (full and bool(self._prefetch))
 
     def _start(self, turn: Turn) -> None:
         assert turn.waiter is not None
