@@ -130,6 +130,14 @@ class Pass:
         count = len(self.agenda)
         return max(1, min(max(24, count // 32), count // 8))
 
+    @property
+    def next_order(self) -> float:
+        """How likely the next pass has the order of this one."""
+        if self.told and not self.repeats:
+            # The next order will be told as well, and be another one.
+            return ORDER_UNLIKELY
+        return self.order if self.number > 0 else max(self.order, ORDER_LIKELY)
+
     def unread(self, key: int) -> bool:
         return self.done[key] < 0
 
@@ -244,13 +252,9 @@ class Pass:
         self.followers.clear()
         self._recent.clear()
         self.frontier = 0
+        self.order = self.next_order
         self.number += 1
         self.round.ended, self.round = True, Round()
-        if self.told and not self.repeats:
-            # The next order will be told as well, and be another one.
-            self.order = ORDER_UNLIKELY
-        elif self.number == 1:
-            self.order = max(self.order, ORDER_LIKELY)
         self.was_told, self.told, self.repeats, self._shares = self.told, False, True, array("d")
 
     def grow(self, key_count: int) -> None:
@@ -287,8 +291,8 @@ class Pass:
         for key in self.log[-_RECENT:]:
             if self.place[key] >= 0:
                 self._recent.append(self.place[key])
-        if self._recent and max(self._recent) - min(self._recent) > 2 * self.tolerance:
-            # Not read in this order, as what pads the last epoch: they tell nothing of where the readers are.
+        if 2 * len(self._recent) < _RECENT or max(self._recent) - min(self._recent) > 2 * self.tolerance:
+            # Few, or not read in this order, as what pads the last epoch: they tell nothing of where the readers are.
             self._recent.clear()
         self._find_frontier()
 

@@ -24,6 +24,8 @@ _CLEAN = 7.0
 _FOLLOWS = 0.8
 # A little more in order than not: it may yet prove one.
 _LEANS = 0.6
+# Reads of an epoch that may be heard of before what it was told.
+_HARDLY_BEGUN = 16
 # Reads that look alike before an order of the past is taken for this one's.
 _ALIKE = 5
 
@@ -70,6 +72,7 @@ class Job:
         key_count = len(names.keys)
         if not self.passes:
             self.passes = [Pass(names.listed, key_count, now, order=ORDER_UNLIKELY)]
+        self._let_go(max(16, 4 * readers))
         self._reads += 1
         if names.listed or self.passes[0].number > 0:
             first = self.passes[0]
@@ -89,6 +92,16 @@ class Job:
                 other.passed_over += 1
         self._settle(one, readers, names, orders, now)
 
+    def _let_go(self, silent: int) -> None:
+        """What began with a key read twice and has not gone on for so many reads follows nobody: a sampler that pads
+        reads some twice."""
+        for one in self.passes[1:]:
+            if not one.trusted and one.passed_over > silent:
+                self.passes.remove(one)
+                for leader in self.passes:
+                    if one in leader.followers:
+                        leader.followers.remove(one)
+
     def _count(self, key: int) -> None:
         """A key that the oldest pass has read is a repeat, unless a pass that is believed expects it."""
         if self.passes[0].unread(key) or any(one.trusted and one.unread(key) for one in self.passes[1:]):
@@ -105,7 +118,7 @@ class Job:
             return unread[0] if unread else None
         # Who is where this key stands; else the oldest that expects it.
         for one in unread:
-            if one.order_known and one.fits(key, ahead_of_all=one is not unread[0]):
+            if one.trusted and one.order_known and one.fits(key, ahead_of_all=one is not unread[0]):
                 return one
         return next((one for one in unread if one.to_come(key)), unread[0])
 
@@ -128,7 +141,7 @@ class Job:
         keys: Iterator[int] = iter(leader.log)
         if trusted:
             keys = chain(keys, (key for key in leader.agenda if leader.unread(key)))
-        order = (leader.order if leader.number > 0 else ORDER_LIKELY) if trusted else ORDER_OPEN
+        order = leader.next_order if trusted else ORDER_OPEN
         one = Pass(keys, key_count, now, order=order, trusted=trusted)
         one.number = leader.number + 1
         one.period_s = now - leader.began if trusted else 0.0
@@ -169,7 +182,8 @@ class Job:
                 self._clear_evidence()
                 one.expect(range(len(one.done)))
             return
-        if not one.trusted and one.order > _FOLLOWS:
+        # More than a sampler reads twice that gives each reader as many.
+        if not one.trusted and one.order > _FOLLOWS and len(one.log) > readers:
             one.trusted = True
             one.number = max(1, one.number)
         oldest = self.passes[0]
@@ -183,9 +197,6 @@ class Job:
             if len(self.passes) > 1 and one is oldest and self.passes[1].trusted and self._tail_of(one):
                 self.passes.pop(0)
             else:
-                if one.told:
-                    # What began with a key that padding read twice, and did not go on, must not be told what comes.
-                    self.passes = [it for it in self.passes if it.trusted or it.passed_over <= max(16, 4 * readers)]
                 one.begin_next(now)
             self._clear_evidence()
         elif one.number == 0 and not one.told:
@@ -229,6 +240,9 @@ class Job:
         Which one that is."""
         self.last, self.free = now, False
         self.grow(key_count)
+        if self.passes and len(self.passes[0].log) < _HARDLY_BEGUN:
+            # It is the one that these are told of, as its epoch begins.
+            self._let_go(-1)
         one = self.passes[-1] if self.passes else None
         if one is None or 2 * sum(one.unread(key) for key in keys) < len(keys):
             period_s = one.seconds(now) if one is not None and one.log else 0.0
@@ -248,6 +262,7 @@ class Job:
             # Plans that repeat are as good for the next pass as an order that was learned.
             one.repeats = len(keys) > 0 and all(0 <= one.place[key] <= 2 * one.tolerance for key in keys[:_ALIKE])
         one.tell(keys, start, total)
+        one.trusted = True
         one.last = now
         return one
 
