@@ -170,6 +170,19 @@ def test_a_set_that_went_since_it_was_read_is_fetched_from_its_first_object_on_w
     assert ratio(drive(store, list(names.values()))) > 0.9
 
 
+@pytest.mark.parametrize(("fresh", "goal"), [(False, 0.8), (True, 0.35)])
+def test_a_run_that_is_taken_up_from_a_checkpoint_has_the_rest_of_its_epoch_fetched(fresh: bool, goal: float) -> None:
+    """Some of what it had read is read again, in the same order; the rest comes after it."""
+    store = Store(400, 1, 100)
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    drive(store, shuffled(store, 1))
+    order = shuffled(store, 2 if fresh else 1)
+    drive(store, order[:200])
+    store.now += 30.0
+    drive(store, order[150:200])
+    assert ratio(drive(store, order[200:])) > goal
+
+
 def drive_beside(store: Store, parts: list[list[ObjectRef]], random: Random) -> list[bool]:
     """Readers that are up to three objects apart, each with one open until it opens the next."""
     hits, at, last = [], [0] * len(parts), dict[int, ObjectRef]()

@@ -189,6 +189,9 @@ class Job:
         oldest = self.passes[0]
         if len(self.passes) > 1 and oldest.passed_over > max(16, 4 * readers) and oldest is not one:
             self.passes.pop(0)
+            if not one.told and all(4 * one.place[key] > len(one.agenda) for key in one.log):
+                # It began late in what was read: a run that was taken up again will read what was left of it.
+                one.expect(key for key in oldest.agenda if oldest.unread(key))
             if not one.trusted:
                 one.trusted = True
                 one.period_s = max(one.began - oldest.began, 0.0)
