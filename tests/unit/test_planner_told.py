@@ -183,6 +183,17 @@ def test_a_run_that_is_taken_up_from_a_checkpoint_has_the_rest_of_its_epoch_fetc
     assert ratio(drive(store, order[200:])) > goal
 
 
+def test_what_a_run_that_was_taken_up_has_left_behind_is_fetched_when_it_comes_round() -> None:
+    store = Store(400, 1, 100)
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    order = shuffled(store, 1)
+    drive(store, order)
+    drive(store, order[:200])
+    store.now += 30.0
+    drive(store, order[150:])
+    assert ratio(drive(store, order)) > 0.9
+
+
 def drive_beside(store: Store, parts: list[list[ObjectRef]], random: Random) -> list[bool]:
     """Readers that are up to three objects apart, each with one open until it opens the next."""
     hits, at, last = [], [0] * len(parts), dict[int, ObjectRef]()

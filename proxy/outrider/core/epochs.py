@@ -90,6 +90,8 @@ class Pass:
         self.cursor = 0
         # A heap, by place: what went last was the farthest first, and would stand before what is read sooner.
         self.again: list[tuple[int, int]] = []
+        # What a run that was taken up in mid-epoch has left behind: fetched once all that lies before it is.
+        self.behind: deque[int] = deque()
         self.frontier = 0
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._expected_read = 0
@@ -249,6 +251,7 @@ class Pass:
         self.period_s, self.began = now - self.began, now
         self.cursor = ahead
         self.again.clear()
+        self.behind.clear()
         self.followers.clear()
         self._recent.clear()
         self.frontier = 0
@@ -282,6 +285,7 @@ class Pass:
         self.agenda, self.place = array("i"), blanks(len(self.place))
         self.order, self._expected_read, self.cursor = order, 0, 0
         self.again.clear()
+        self.behind.clear()
         self.expect(keys)
         self._recall()
 

@@ -485,11 +485,12 @@ class Planner:
             coming = self._coming(one)
             if coming is None:
                 return None
-            # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
-            in_agenda = one.again or one.cursor < len(one.agenda)
-            left_behind = in_agenda and one.order > _SURE and one.is_passed_over(coming)
-            if not (left_behind or self._is_fetched(dataset, one, coming) or self._is_too_large(dataset, one, coming)):
-                return coming
+            if not (self._is_fetched(dataset, one, coming) or self._is_too_large(dataset, one, coming)):
+                in_agenda = one.again or one.cursor < len(one.agenda)
+                if not (in_agenda and one.order > _SURE and one.is_passed_over(coming)):
+                    return coming
+                # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
+                one.behind.append(coming)
             self._advance(one)
 
     def _is_too_large(self, dataset: Dataset, one: Pass, key: int) -> bool:
@@ -502,6 +503,8 @@ class Planner:
             return one.again[0][1]
         if one.cursor < len(one.agenda):
             return one.agenda[one.cursor]
+        if one.behind:
+            return one.behind[0]
         after = one.cursor - len(one.agenda)
         # Past the end of the pass lies the next one, once this one's are all fetched.
         if one.agenda and one.repeats and after < len(one.log) and one.left <= self._window(one):
@@ -511,11 +514,13 @@ class Planner:
     def _advance(self, one: Pass) -> None:
         if one.again:
             heappop(one.again)
+        elif one.behind and one.cursor >= len(one.agenda):
+            one.behind.popleft()
         else:
             one.cursor += 1
 
     def _is_fetched(self, dataset: Dataset, one: Pass, key: int) -> bool:
-        in_next_pass = not one.again and one.cursor >= len(one.agenda)
+        in_next_pass = not one.again and one.cursor >= len(one.agenda) and not one.behind
         if (dataset, key) in self._handed or not (in_next_pass or one.to_come(key)):
             return True
         kept = dataset.kept.get(key)
