@@ -30,6 +30,11 @@ KEYS = [f"train/part-{i:05d}.tar" for i in range(COUNT)]
     ("a/README", "a/*"),
     ("k/123e4567-e89b-12d3-a456-426614174000.parquet", "k/{}.parquet"),
     ("shard.00001.mds", "shard.{}.mds"),
+    ("data/0a/f3/0af3c29be1d04455aa17.bin", "data/{}/{}/{}.bin"),
+    ("data/b/bcd/0af3c29be1d04455aa17.bin", "data/{}/{}/{}.bin"),
+    ("files/md5/ab/0af3c29be1d04455aa17", "files/md5/{}/{}"),
+    ("data/ab/train/0af3c29be1d04455aa17.bin", "data/ab/train/{}.bin"),
+    ("data/ab/part-1.tar", "data/ab/part-{}.tar"),
 ])  # fmt: skip
 def test_a_key_tells_its_template_and_the_template_what_to_list(key: str, template: str) -> None:
     assert template_of(key) == template

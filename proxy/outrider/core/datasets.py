@@ -12,6 +12,9 @@ _VARIES = re.compile(
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*[0-9])[0-9a-f]{16,}|[0-9]{3,}|[0-9]+(?=[^0-9]*\Z)"
 )
 _VARIES_IN_FOLDERS = re.compile(r"[0-9]{3,}")
+# Objects named by a hash lie in folders by its first digits (`ab/cd/`), as git, DVC and many others have it.
+_HASH = re.compile(r"[0-9a-f]{16,}\Z")
+_BY_FIRST_DIGITS = re.compile(r"(?<![^/])[0-9a-f]{1,3}(?=(?:/[0-9a-f]{1,3})*\Z)")
 
 
 @lru_cache(maxsize=65536)
@@ -27,6 +30,8 @@ def template_of(key: str) -> str:
     varied = _VARIES.sub("{}", stem)
     if varied == stem:
         varied = "*"
+    if _HASH.match(stem):
+        folder = _BY_FIRST_DIGITS.sub("{}", folder)
     return _VARIES_IN_FOLDERS.sub("{}", folder) + slash + varied + dot + ending
 
 
