@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import merge
 from random import Random
 
 import pytest
 
-from outrider.core.kept import Dataset
+from outrider.core.kept import Dataset, Kept
 from outrider.core.library import Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner
@@ -135,6 +136,68 @@ def test_of_many_sets_few_are_looked_at_for_each_eviction() -> None:
         return calls_of(lambda: next(planner.victims()))
 
     assert work(300) <= 5 * work(1)
+
+
+def test_a_set_that_comes_or_goes_has_not_all_the_others_looked_at_anew() -> None:
+    planner = Planner(10**6 * MIB, MIB)
+    for number in range(300):
+        kept(planner, f"{_word(number)}/0", 0.0)
+    next(planner.victims())
+    planner.removed(kept(planner, "gone/0", 0.0))
+    kept(planner, "new/0", 0.0)
+    assert calls_of(lambda: next(planner.victims())) < 100
+
+
+def of_folders(count: int) -> Planner:
+    """Each with four objects of which one was read just now, and is here."""
+    planner = Planner(10**6 * MIB, MIB)
+    names = [f"{_word(number)}/{index}" for number in range(count) for index in range(4)]
+    planner.listed("b", [(name, MIB) for name in names], 0.0)
+    for number in range(count):
+        kept(planner, names[4 * number], 0.001 * number)
+    return planner
+
+
+def test_of_many_sets_a_thought_looks_at_few() -> None:
+    def work(count: int) -> int:
+        planner = of_folders(count)
+        planner.wants(1.0, 0, 16)
+        return calls_of(lambda: planner.wants(1.0, 0, 16))
+
+    assert work(300) < 2 * work(16)
+
+
+def test_where_one_has_no_room_the_others_that_are_due_later_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, searched = of_folders(16), 0
+    search = planner._farthest
+
+    def counted(later_than_s: float) -> Iterator[Kept]:
+        nonlocal searched
+        searched += 1
+        return search(later_than_s)
+
+    monkeypatch.setattr(planner, "_farthest", counted)
+    assert planner.wants(1.0, -100 * MIB, 16) == []
+    assert searched == 1
+
+
+def test_what_is_read_of_many_sets_is_fetched_of_each() -> None:
+    planner = of_folders(100)
+    wanted = []
+    for _ in range(100):
+        for want in planner.wants(1.0, 100 * MIB, 16):
+            wanted.append(want.ref.key)
+            planner.added(BlockKey(want.ref.key.encode().ljust(16)[:16], 0), ObjectVersion(want.ref, '"e"', MIB))
+    assert sorted(wanted) == sorted(f"{_word(number)}/{index}" for number in range(100) for index in (1, 2, 3))
+
+
+def test_what_was_read_last_of_many_sets_is_thought_of_each_time() -> None:
+    planner = of_folders(300)
+    asked(planner, f"{_word(7)}/1", 0.5)
+    for _ in range(3):
+        planner.wants(1.0, 0, 16)
+    wanted = {want.ref.key for want in planner.wants(1.0, 100 * MIB, 32)}
+    assert {f"{_word(7)}/2", f"{_word(7)}/3"} & wanted
 
 
 def test_a_set_of_more_names_than_are_remembered_is_not_listed_in_a_circle() -> None:

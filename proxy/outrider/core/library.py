@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence, ValuesView
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace, merge
+from operator import itemgetter
 
 from outrider.core.datasets import template_of
 from outrider.core.kept import Dataset, Kept
@@ -44,9 +45,9 @@ class Library:
         self._forget = forget
         self._datasets: dict[tuple[str, str], Dataset] = {}
         self._keys = 0
-        # Of those sets that have any victims, the first of each, the farthest first.
-        self._sets: list[Dataset] = []
+        # Of sets that have any victims, or had, the first of each, the farthest first.
         self._firsts: list[tuple[float, Dataset]] = []
+        self._begun_with: set[Dataset] = set()
         self._firsts_at = 0.0
 
     def __len__(self) -> int:
@@ -122,10 +123,13 @@ class Library:
         if len(sets) <= _FEW_SETS:
             few = [one.farthest(now) for one in sets]
             return few[0] if len(few) == 1 else merge(*few, key=lambda pair: -pair[0])
-        if sets != self._sets or now - self._firsts_at > _FIRSTS_S:
-            self._sets = sets
-            self._firsts = sorted(((next(one.farthest(now))[0], one) for one in sets), key=lambda pair: -pair[0])
-            self._firsts_at = now
+        if now - self._firsts_at > _FIRSTS_S:
+            self._firsts, self._begun_with, self._firsts_at = [], set(), now
+        if new := [one for one in sets if one not in self._begun_with]:
+            # In place of all, which would be looked at again with each of the sets that come and go.
+            self._firsts += ((next(one.farthest(now))[0], one) for one in new)
+            self._firsts.sort(key=itemgetter(0), reverse=True)
+            self._begun_with.update(new)
         return self._farthest_of_many(now)
 
     def _farthest_of_many(self, now: float) -> Iterator[tuple[float, Kept]]:

@@ -6,10 +6,11 @@ has no clock: each fact brings its time, and the policy's calls, which bring non
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import islice
 from typing import NamedTuple
 
 from outrider.core.datasets import prefix_of
@@ -41,6 +42,8 @@ _FAREST = float("inf")
 _PACE = 2
 # Offers that are tried, soonest due first: where there is no room for one, there is none for what is due later.
 _TRIED = 16
+# Of more sets than this, so many that were read last are thought of each time, and as many of the others in turn.
+_ATTENDED = 8
 # An order so likely that what lies far behind the readers is given up.
 _SURE = 0.8
 
@@ -116,6 +119,10 @@ class Planner:
         self._fill_s = 0.0
         self._spread_s = 0.0
         self._owing: dict[Dataset, float] = {}
+        self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
+        self._turn = 0
+        # In one thought: so many bytes had no room, in place of what is needed later than that.
+        self._no_room = _FAREST, _FAREST
         self._lists: list[tuple[str, str]] = []
         self.fetched_bytes = 0
         self.wasted_bytes = 0
@@ -126,6 +133,8 @@ class Planner:
         for item in [item for item in self._open if item[0] is dataset]:
             self._close(item)
         self._owing.pop(dataset, None)
+        if dataset in self._read_last:
+            self._read_last = deque((one for one in self._read_last if one is not dataset), _ATTENDED)
 
     # -- facts: requests ----------------------------------------------------------------------------------------
 
@@ -155,6 +164,8 @@ class Planner:
         if dataset in self._owing:
             self._owing[dataset] *= 1 - _FORGIVEN
         dataset.opened(client, key, self.readers, self._now)
+        if dataset not in self._read_last:
+            self._read_last.append(dataset)
         self._think_of_listing(dataset)
         self._think_of_listing_again(dataset, key)
 
@@ -434,10 +445,11 @@ class Planner:
         time. `free_bytes`: room that is neither used nor reserved. Each object handed out must end in `added` for each
         of its blocks, or in `dropped`."""
         self._now = now
+        self._no_room = _FAREST, _FAREST
         wants: list[Want] = []
         if self._handed_blocks >= blocks:
             return wants
-        active = [(dataset, one) for dataset in self.library.datasets() if self._may_fetch(dataset)
+        active = [(dataset, one) for dataset in self._attended() if self._may_fetch(dataset)
                   for one in dataset.passes() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
         offers: list[_Offer] = []
         anew = active
@@ -455,6 +467,14 @@ class Planner:
                     offers = [other for other in offers if other.dataset is not offer.dataset]
                     break
         return wants
+
+    def _attended(self) -> Iterable[Dataset]:
+        """Of many sets, such as a folder for each class, a bounded number."""
+        datasets = self.library.datasets()
+        if len(datasets) <= 2 * _ATTENDED:
+            return datasets
+        self._turn = (self._turn + _ATTENDED) % len(datasets)
+        return dict.fromkeys([*self._read_last, *islice(datasets, self._turn, self._turn + _ATTENDED)])
 
     def _offer(self, dataset: Dataset, one: Pass) -> _Offer | None:
         key = self._next(dataset, one)
@@ -571,9 +591,14 @@ class Planner:
         return Want(ObjectRef(dataset.bucket, dataset.names.keys[key]), size, blocks, due_s)
 
     def _has_room(self, free_bytes: int, need: int, later_than_s: float) -> bool:
-        if free_bytes < need:
-            for kept in self._farthest(later_than_s):
-                free_bytes += may_go(kept).bit_count() * kept.block_bytes
-                if free_bytes >= need:
-                    break
-        return free_bytes >= need
+        if free_bytes >= need:
+            return True
+        refused_bytes, refused_s = self._no_room
+        if need >= refused_bytes and later_than_s >= refused_s:
+            return False
+        for kept in self._farthest(later_than_s):
+            free_bytes += may_go(kept).bit_count() * kept.block_bytes
+            if free_bytes >= need:
+                return True
+        self._no_room = need, later_than_s
+        return False
