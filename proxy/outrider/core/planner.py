@@ -6,21 +6,23 @@ has no clock: each fact brings its time, and the policy's calls, which bring non
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
+from outrider.core.coming import Coming
 from outrider.core.datasets import prefix_of
 from outrider.core.epochs import Pass
 from outrider.core.kept import Dataset, Kept, blocks_of, may_go
 from outrider.core.library import Item, Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.opens import Opens
 from outrider.core.pins import Pins
 from outrider.core.plans import COUNT_MAX
-from outrider.core.streams import ABANDONED_S, Streams
+from outrider.core.streams import Streams
 from outrider.core.tellings import Telling
 
 # A LIST of a page costs as much as a dozen HEADs (S3's price list), and one trip: it pays where more names than that
@@ -68,17 +70,6 @@ class _Offer(NamedTuple):
     key: int
 
 
-@dataclass(slots=True)
-class _Handed:
-    """Blocks handed out to be fetched and not here yet, as bits."""
-
-    missing: int
-    at: float
-    block_bytes: int
-    asked_for: bool = False
-    excused: bool = False
-
-
 class Planner:
     """Called from one thread. `library` has what is known of datasets, to be exported and restored.
 
@@ -111,13 +102,8 @@ class Planner:
         # Versions that another one has replaced: nobody will ask for them.
         self._outdated: dict[bytes, Kept] = {}
         self._streams = Streams()
-        # Objects that are being read: how many clients do, and since when nothing was heard.
-        self._open: OrderedDict[Item, tuple[int, float]] = OrderedDict()
-        self._readers = 1.0
-        self._handed: dict[Item, _Handed] = {}
-        self._handed_blocks = self._handed_bytes = 0
-        self._fill_s = 0.0
-        self._spread_s = 0.0
+        self._opens = Opens()
+        self._handed = Coming()
         self._owing: dict[Dataset, float] = {}
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
         self._turn = 0
@@ -128,10 +114,8 @@ class Planner:
         self.wasted_bytes = 0
 
     def _forget(self, dataset: Dataset) -> None:
-        for item in [item for item in self._handed if item[0] is dataset]:
-            self._unhand(item)
-        for item in [item for item in self._open if item[0] is dataset]:
-            self._close(item)
+        self._handed.forget(dataset)
+        self._opens.forget(dataset)
         self._owing.pop(dataset, None)
         if dataset in self._read_last:
             self._read_last = deque((one for one in self._read_last if one is not dataset), _ATTENDED)
@@ -150,17 +134,13 @@ class Planner:
         if asked.opened:
             self._opened(client, item)
             self._on_opened(ref, size)
-        if item in self._handed:
-            self._handed[item].asked_for = True
+        if (handed := self._handed.get(item)) is not None:
+            handed.asked_for = True
         return asked.ahead
 
     def _opened(self, client: str, item: Item) -> None:
         dataset, key = item
-        count, _ = self._open.pop(item, (0, 0.0))
-        self._open[item] = (count + 1, self._now)
-        self._close_abandoned()
-        # As many as there were lately: between two shards a reader is none for a moment.
-        self._readers = max(float(len(self._open)), self._readers * 0.99)
+        self._opens.opened(item, self._now)
         if dataset in self._owing:
             self._owing[dataset] *= 1 - _FORGIVEN
         dataset.opened(client, key, self.readers, self._now)
@@ -171,33 +151,15 @@ class Planner:
 
     @property
     def readers(self) -> int:
-        return round(self._readers)
-
-    def _close_abandoned(self) -> None:
-        while self._open:
-            item, (_, since) = next(iter(self._open.items()))
-            if self._now - since <= ABANDONED_S:
-                return
-            self._close(item)
-
-    def _close(self, item: Item) -> None:
-        self._open.pop(item, None)
-        kept = item[0].kept.get(item[1])
-        if kept is not None:
-            kept.reading, kept.served = False, 0
+        return self._opens.readers
 
     def sent(self, client: str, ref: ObjectRef, now: float) -> None:
         """A request for the object has ended, answered in full or cut."""
         self._now = now
         item = self.library.item(ref)
         reader = self._streams.reader(client, item)
-        if item not in self._open or reader is None or not reader.complete:
-            return
-        count, since = self._open[item]
-        if count > 1:
-            self._open[item] = (count - 1, since)
-        else:
-            self._close(item)
+        if item in self._opens and reader is not None and reader.complete:
+            self._opens.ended(item)
 
     # -- facts: sets and orders ---------------------------------------------------------------------------------
 
@@ -301,11 +263,8 @@ class Planner:
         handed = self._handed.get(item)
         if handed is None or not unknown:
             return ()
-        # So far it was taken for one like the last.
-        self._count_handed(-handed.missing.bit_count(), handed.block_bytes)
         count = max(1, -(-size // self._block_bytes))
-        handed.missing, handed.block_bytes = (1 << count) - 1, self._disk_bytes(-(-size // count))
-        self._count_handed(count, handed.block_bytes)
+        self._handed.found(handed, count, self._disk_bytes(-(-size // count)))
         return tuple(range(1, count))
 
     # -- facts: blocks (the policy's side) ----------------------------------------------------------------------
@@ -320,7 +279,7 @@ class Planner:
             kept = Kept(
                 dataset, key, block.version_id, count, self._disk_bytes(-(-version.size // count)), self._now,
                 ahead=handed is not None and not handed.asked_for, excused=handed is not None and handed.excused,
-                reading=item in self._open,
+                reading=item in self._opens,
             )  # fmt: skip
             self._kept[block.version_id] = kept
             if (old := dataset.kept.get(key)) is not None:
@@ -333,35 +292,15 @@ class Planner:
         dataset.kept_bytes += kept.block_bytes
         if kept.ahead:
             self.fetched_bytes += kept.block_bytes
-        self._landed(item, 1 << block.index)
-
-    def _landed(self, item: Item, bits: int) -> None:
-        handed = self._handed.get(item)
-        if handed is None or not handed.missing & bits:
-            return
-        self._count_handed(-(handed.missing & bits).bit_count(), handed.block_bytes)
-        handed.missing &= ~bits
-        if not handed.missing:
-            del self._handed[item]
-            took_s = self._now - handed.at
-            self._spread_s += (abs(took_s - self._fill_s) - self._spread_s) / 8
-            self._fill_s += (took_s - self._fill_s) / 8
+        self._handed.landed(item, 1 << block.index, self._now)
 
     def dropped(self, ref: ObjectRef, *, again: bool = True) -> None:
         """What is still missing of a wanted object will not come. `again`: it may come when it is tried again."""
         item = dataset, key = self.library.item(ref)
         if item in self._handed:
-            self._unhand(item)
+            self._handed.drop(item)
             if again:
                 self._fetch_again(dataset, key)
-
-    def _unhand(self, item: Item) -> None:
-        handed = self._handed.pop(item)
-        self._count_handed(-handed.missing.bit_count(), handed.block_bytes)
-
-    def _count_handed(self, blocks: int, block_bytes: int) -> None:
-        self._handed_blocks += blocks
-        self._handed_bytes += blocks * block_bytes
 
     def _fetch_again(self, dataset: Dataset, key: int) -> None:
         for one in dataset.passes():
@@ -373,10 +312,7 @@ class Planner:
         if kept is not None:
             kept.served |= 1 << block.index
             kept.used_at = kept.dataset.active_at = self._now
-            item = kept.dataset, kept.key
-            if item in self._open:
-                self._open[item] = (self._open[item][0], self._now)
-                self._open.move_to_end(item)
+            self._opens.heard_of((kept.dataset, kept.key), self._now)
 
     def removed(self, block: BlockKey) -> None:
         kept = self._kept.get(block.version_id)
@@ -447,13 +383,13 @@ class Planner:
         self._now = now
         self._no_room = _FAREST, _FAREST
         wants: list[Want] = []
-        if self._handed_blocks >= blocks:
+        if self._handed.blocks >= blocks:
             return wants
         active = [(dataset, one) for dataset in self._attended() if self._may_fetch(dataset)
                   for one in dataset.passes() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
         offers: list[_Offer] = []
         anew = active
-        while anew and self._handed_blocks < blocks:
+        while anew and self._handed.blocks < blocks:
             offers += filter(None, (self._offer(dataset, one) for dataset, one in anew))
             offers.sort(key=lambda offer: offer.due_s)
             anew = []
@@ -483,11 +419,11 @@ class Planner:
     @property
     def blocks_coming(self) -> int:
         """Handed out to be fetched, and not here yet."""
-        return self._handed_blocks
+        return self._handed.blocks
 
     @property
     def bytes_coming(self) -> int:
-        return self._handed_bytes
+        return self._handed.bytes
 
     def is_coming(self, dataset: Dataset, key: int) -> bool:
         return (dataset, key) in self._handed
@@ -553,19 +489,19 @@ class Planner:
         if one.gap_s <= 0:
             # How fast they read is not known yet; what they read is, where it was told.
             return one.size if one.told else beside
-        return beside + int((self._fill_s + 4 * self._spread_s) / one.gap_s)
+        return beside + int((self._handed.fill_s + 4 * self._handed.spread_s) / one.gap_s)
 
     def _pace(self, one: Pass) -> int:
         """How many objects may be on their way where the next reads are anybody's: as many as bring twice what is read
         (Little's law). More would come no sooner to be of use, and what a reader waits for would queue behind it."""
         each_s = one.seconds(self._now) / one.size
-        return 1 + int(_PACE * self._fill_s / each_s)
+        return 1 + int(_PACE * self._handed.fill_s / each_s)
 
     def _want(self, dataset: Dataset, one: Pass, key: int, due_s: float, free_bytes: int) -> Want | None:
         size = dataset.names.sizes[key]
         kept = dataset.kept.get(key)
         likely = size if size >= 0 else dataset.usual_bytes
-        if likely < 0 and any(coming is dataset for coming, _ in self._handed):
+        if likely < 0 and self._handed.has_any_of(dataset):
             # Of many whose size nobody knows, too much would come: the first tells what the others take.
             return None
         count = max(1, -(-likely // self._block_bytes))
@@ -579,14 +515,13 @@ class Planner:
             return None
         # Where the next reads are anybody's, the readers' misses need room that is not taken from what is fetched.
         reserve = 0 if known else min(self._capacity_bytes // 4, int(self.readers * object_bytes * _RESERVE))
-        need = self._handed_bytes + missing.bit_count() * each_bytes + reserve
+        need = self._handed.bytes + missing.bit_count() * each_bytes + reserve
         in_next_pass = not known and not one.to_come(key)
         if not known and free_bytes < need and len(self._handed) >= self._pace(one):
             return None
         if not self._has_room(free_bytes, need, _FAREST if in_next_pass else due_s + _SOONER * one.seconds(self._now)):
             return None
-        self._handed[dataset, key] = _Handed(missing, self._now, each_bytes)
-        self._count_handed(missing.bit_count(), each_bytes)
+        self._handed.hand_out((dataset, key), missing, each_bytes, self._now)
         blocks = tuple(index for index in range(count if size >= 0 else 1) if missing >> index & 1)
         return Want(ObjectRef(dataset.bucket, dataset.names.keys[key]), size, blocks, due_s)
 

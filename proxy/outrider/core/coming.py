@@ -1,0 +1,80 @@
+"""What was handed out to be fetched ahead and is not here yet, and how long that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.core.kept import Dataset
+from outrider.core.library import Item
+
+
+@dataclass(slots=True)
+class Handed:
+    """Of one object, the blocks that are still to come, as bits; `block_bytes`: what one will take on disk.
+
+    `asked_for`: a client has asked since. `excused`: for a plan that was withdrawn since.
+    """
+
+    missing: int
+    at: float
+    block_bytes: int
+    asked_for: bool = False
+    excused: bool = False
+
+
+class Coming:
+    """All of it: `blocks`, the `bytes` that they will take, how long an object took of late (`fill_s`), and by how much
+    that varies (`spread_s`); 0: none has come yet."""
+
+    def __init__(self) -> None:
+        self._handed: dict[Item, Handed] = {}
+        self.blocks = self.bytes = 0
+        self.fill_s = self.spread_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._handed)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._handed
+
+    def get(self, item: Item) -> Handed | None:
+        return self._handed.get(item)
+
+    def has_any_of(self, dataset: Dataset) -> bool:
+        return any(one is dataset for one, _ in self._handed)
+
+    def hand_out(self, item: Item, missing: int, block_bytes: int, now: float) -> None:
+        self._handed[item] = Handed(missing, now, block_bytes)
+        self._count(missing.bit_count(), block_bytes)
+
+    def found(self, handed: Handed, count: int, block_bytes: int) -> None:
+        """It has so many blocks of this size; until now it was taken for one like the last."""
+        self._count(-handed.missing.bit_count(), handed.block_bytes)
+        handed.missing, handed.block_bytes = (1 << count) - 1, block_bytes
+        self._count(count, block_bytes)
+
+    def landed(self, item: Item, bits: int, now: float) -> None:
+        """These blocks are here."""
+        handed = self._handed.get(item)
+        if handed is None or not handed.missing & bits:
+            return
+        self._count(-(handed.missing & bits).bit_count(), handed.block_bytes)
+        handed.missing &= ~bits
+        if not handed.missing:
+            del self._handed[item]
+            took_s = now - handed.at
+            self.spread_s += (abs(took_s - self.fill_s) - self.spread_s) / 8
+            self.fill_s += (took_s - self.fill_s) / 8
+
+    def drop(self, item: Item) -> None:
+        """What is still missing of it will not come."""
+        handed = self._handed.pop(item)
+        self._count(-handed.missing.bit_count(), handed.block_bytes)
+
+    def forget(self, dataset: Dataset) -> None:
+        for item in [item for item in self._handed if item[0] is dataset]:
+            self.drop(item)
+
+    def _count(self, blocks: int, block_bytes: int) -> None:
+        self.blocks += blocks
+        self.bytes += blocks * block_bytes

@@ -1,0 +1,65 @@
+"""Objects that are being read, and how many readers that makes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from outrider.core.kept import Dataset
+from outrider.core.library import Item
+from outrider.core.streams import ABANDONED_S
+
+# Of the readers that there were, so many are still believed in after each object that is opened.
+_READERS_KEPT = 0.99
+
+
+class Opens:
+    """How many clients read each object, and since when nothing was heard of them."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Item, tuple[int, float]] = OrderedDict()
+        self._readers = 1.0
+
+    @property
+    def readers(self) -> int:
+        """As many as there were lately: between two shards a reader is none for a moment."""
+        return round(self._readers)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._open
+
+    def opened(self, item: Item, now: float) -> None:
+        count, _ = self._open.pop(item, (0, 0.0))
+        self._open[item] = (count + 1, now)
+        self._close_abandoned(now)
+        self._readers = max(float(len(self._open)), self._readers * _READERS_KEPT)
+
+    def heard_of(self, item: Item, now: float) -> None:
+        """Some of it was read."""
+        if item in self._open:
+            self._open[item] = (self._open[item][0], now)
+            self._open.move_to_end(item)
+
+    def ended(self, item: Item) -> None:
+        """One of its clients has read all of it."""
+        count, since = self._open[item]
+        if count > 1:
+            self._open[item] = (count - 1, since)
+        else:
+            self._close(item)
+
+    def forget(self, dataset: Dataset) -> None:
+        for item in [item for item in self._open if item[0] is dataset]:
+            self._close(item)
+
+    def _close_abandoned(self, now: float) -> None:
+        while self._open:
+            item, (_, since) = next(iter(self._open.items()))
+            if now - since <= ABANDONED_S:
+                return
+            self._close(item)
+
+    def _close(self, item: Item) -> None:
+        self._open.pop(item, None)
+        kept = item[0].kept.get(item[1])
+        if kept is not None:
+            kept.reading, kept.served = False, 0
