@@ -285,8 +285,10 @@ def test_an_origin_that_was_named_wins_over_the_endpoint_of_our_environment(comm
     assert (done.returncode, done.stdout) == (0, f"{len(RAMP)}\n"), done.stderr
 
 
-def test_a_proxy_that_would_ask_itself_is_refused(command: Command) -> None:
-    done = command.run("run", "--origin", "http://127.0.0.1:9480", "--listen", "127.0.0.1:9480", "--", "true")
+@pytest.mark.parametrize("words", [["serve"], ["doctor"], ["run", "--", "true"]], ids=["serve", "doctor", "run"])
+def test_a_proxy_that_would_ask_itself_is_refused(words: list[str], command: Command) -> None:
+    name, *rest = words
+    done = command.run(name, "--origin", "http://127.0.0.1:9480", "--listen", "127.0.0.1:9480", *rest)
     assert done.returncode == 2
     assert "the proxy would ask itself" in done.stderr
 

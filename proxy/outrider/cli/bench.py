@@ -81,10 +81,7 @@ def bench(
     given = {"origin": origin, "region": region, "block_size": block_size}
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
         fixed = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "cache_dir": directory, "prefetch": "object"}
-        settings = environment.load({**given, **fixed}, config, {})
-        found = None if settings.origin is not None else environment.endpoint_in(os.environ)
-        if found is not None:
-            settings = settings.model_copy(update={"origin": found[1]})
+        settings, _ = environment.load_with_origin({**given, **fixed}, config, {}, os.environ)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
                 measured = runner.run(_bench(settings, url, objects, readers, rounds, quiet=as_json))

@@ -49,14 +49,24 @@ def load_with_origin(
 ) -> tuple[Settings, str | None]:
     """As `load`, and who named the origin where no setting did; None: a setting, or nobody.
 
-    Our own address is passed over: what is set for our clients may be set where we are started, too.
+    Our own address is passed over: what is set for our clients may be set where we are started, too. Said to be the
+    origin, it ends with status 2.
     """
     settings = load(flags, config, defaults)
+    refuse_itself(settings.origin, settings.listen)
     if settings.origin is None:
         for name, endpoint in filter(None, (endpoint_in(environ), endpoint_in_profile(environ))):
             if not leads_to(endpoint, settings.listen):
                 return load({**flags, "origin": endpoint}, config, defaults), name
     return settings, None
+
+
+def refuse_itself(origin: str | None, listen: str) -> None:
+    """Ends with status 2 where the proxy at `listen` would be its own origin."""
+    if origin and leads_to(origin, listen):
+        raise options.refused(
+            SettingsError(f"--origin {origin} is --listen: the proxy would ask itself. Name the real bucket's.")
+        )
 
 
 def leads_to(endpoint: str, listen: str) -> bool:

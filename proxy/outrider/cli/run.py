@@ -83,11 +83,7 @@ def _settings(flags: dict[str, object], config: Path | None) -> Settings:
         _say(f"the bucket is at {settings.origin}, as {name} says (--origin URL to name another)")
     found = environment.endpoint_in(os.environ) or environment.endpoint_in_profile(os.environ)
     # What was found and passed over is no reason to take the job's bucket for one of AWS.
-    origin = settings.origin or (found and found[1])
-    if origin and environment.leads_to(origin, settings.listen):
-        raise options.refused(
-            SettingsError(f"--origin {origin} is --listen: the proxy would ask itself. Name the real bucket's.")
-        )
+    environment.refuse_itself(settings.origin or (found and found[1]), settings.listen)
     return settings
 
 
