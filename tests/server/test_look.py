@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
@@ -87,6 +87,22 @@ def test_stats_tells_who_waits_for_whom_and_what_was_saved(proxy: Proxy, command
     told = json.loads(command.run("stats", "--json", "--admin", proxy.outrider.admin).stdout)
     assert told["saved"]["gets"] == 4
     assert {reader["dataset"] for reader in told["readers"]} == {"train-{}.tar", "red\x1b[31m[bold]/*.tar"}
+
+
+def test_what_is_read_again_beside_a_dataset_is_no_epoch_of_it(bucket: Bucket) -> None:
+    with Proxy(bucket, prefetch="epoch") as proxy:
+
+        def read(number: int) -> dict[str, Any]:
+            assert ask(proxy.address, "GET", f"/{NAME}/train-{number:06d}.tar").status == 200
+            proxy.settle()
+            (dataset,) = proxy.status()["datasets"]
+            return dict(dataset)
+
+        assert read(0)["epoch_objects"] == 1, "all that is known"
+        read(0)
+        Client(proxy.endpoint, proxy.admin).warm(f"s3://{NAME}/train-{{000000..000003}}.tar")
+        told = read(0)
+        assert (told["objects"], told["epoch"], told["read_this_epoch"], told["epoch_objects"]) == (4, None, None, None)
 
 
 def test_stats_is_live_on_a_terminal_until_it_is_interrupted(proxy: Proxy, command: Command) -> None:

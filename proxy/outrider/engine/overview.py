@@ -23,6 +23,8 @@ _READERS_TOLD = 64
 # A reader that was silent for so long is not told of any more.
 _READER_GONE_S = 600.0
 _TROUBLES_TOLD = 20
+# Objects of a pass that is told of, where the dataset has as many.
+_EPOCH_MIN = 3
 
 
 @dataclass(slots=True)
@@ -123,12 +125,14 @@ class Overview:
         if dataset is None:
             return told
         whole, here = data_bytes(dataset), dataset.kept_bytes
-        passes = dataset.passes()
+        names = len(dataset.names.keys)
+        # An object or two of many, read over and over, are an epoch to nobody; nor is what may be no pass at all.
+        passes = (one for one in dataset.passes() if one.trusted and one.size >= min(_EPOCH_MIN, names))
         newest = max(passes, key=lambda one: one.last, default=None)
         silent_s = max(0.0, self._clock() - dataset.active_at) if dataset.active_at else None
         return {
             **told,
-            "objects": len(dataset.names.keys),
+            "objects": names,
             "bytes": whole,
             "cached_bytes": min(here, whole),
             "cached": min(1.0, here / whole) if whole else 0.0,
