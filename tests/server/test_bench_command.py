@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.child import free_ports
 from tests.support.command import Command
 
 if TYPE_CHECKING:
@@ -42,6 +43,18 @@ def test_it_reads_a_bucket_in_three_ways(command: Command) -> None:
     assert measured[0]["from_cache"] == 0
     assert measured[2]["from_cache"] >= 0.5
     assert "could not keep" not in done.stderr
+
+
+def test_the_bucket_is_where_serve_finds_it_and_not_a_proxy_that_runs(
+    command: Command, bucket: Bucket, tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    listen = f"127.0.0.1:{port}"
+    command.environ.update({"OUTRIDER_LISTEN": listen, "AWS_ENDPOINT_URL": f"http://{listen}"})
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/config").write_text(f"[default]\nendpoint_url = {bucket.endpoint}\n")
+    done = command.run("bench", f"s3://{NAME}/train/", "--rounds", "1", "--objects", "2")
+    assert done.returncode == 0, done.stderr
 
 
 def test_it_tells_people_what_it_does_and_found(command: Command) -> None:

@@ -78,10 +78,12 @@ def bench(
     Example: outrider bench s3://my-bucket/train/ --objects 32 --readers 8
     """
     logging.getLogger().setLevel(logging.ERROR)
-    given = {"origin": origin, "region": region, "block_size": block_size}
+    given: dict[str, object] = {"origin": origin, "region": region, "block_size": block_size}
+    # A proxy that runs here is not what is measured as `direct`.
+    given["origin"] = environment.load_with_origin(given, config, {}, os.environ)[0].origin
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
         fixed = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "cache_dir": directory, "prefetch": "object"}
-        settings, _ = environment.load_with_origin({**given, **fixed}, config, {}, os.environ)
+        settings = environment.load({**given, **fixed}, config, {})
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
                 measured = runner.run(_bench(settings, url, objects, readers, rounds, quiet=as_json))
