@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from ipaddress import ip_address
@@ -23,6 +23,9 @@ from outrider.core.model import ObjectRef
 _ENV_PREFIX = "OUTRIDER_"
 _UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "kib": 2**10, "m": 10**6, "mb": 10**6, "mib": 2**20,
           "g": 10**9, "gb": 10**9, "gib": 2**30, "t": 10**12, "tb": 10**12, "tib": 2**40}  # fmt: skip
+# An endpoint without a query or fragment; what any client can put into a header.
+_IN_URL = re.compile(r"[^\s?#]+")
+_IN_HEADER = re.compile(r"[ -~]+")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*|%)", re.ASCII)
 
 
@@ -42,9 +45,10 @@ class Size(BaseModel):
 
 
 def _size(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, Size):
         return value
-    match = _SIZE.fullmatch(str(value).strip())
+    is_plain = isinstance(value, int | str) and not isinstance(value, bool)
+    match = _SIZE.fullmatch(str(value).strip()) if is_plain else None
     if match is None or (match[2] != "%" and match[2].lower() not in _UNITS):
         raise PydanticCustomError("size", "is not a size: write bytes, or a number with KiB, MiB, GiB, TiB or %")
     if match[2] == "%":
@@ -74,10 +78,30 @@ def parse_bytes(text: str) -> int:
 
 
 def _endpoint(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
+    try:
+        parts = urlsplit(value)
+        # Asked for, a port that is none raises.
+        wrong = parts.port == 0 or parts.scheme not in ("http", "https") or not parts.hostname
+    except ValueError:
+        wrong = True
+    if wrong or not _IN_URL.fullmatch(value) or "@" in parts.netloc:
         raise PydanticCustomError("endpoint", "must be http://HOST[:PORT] or https://HOST[:PORT]")
     return value.rstrip("/")
+
+
+def _path(value: object) -> object:
+    # To pathlib it is the working directory: of a variable that is set to nothing, hardly what was meant.
+    if value == "":
+        raise PydanticCustomError("path", "must not be empty")
+    return value
+
+
+def _token(value: object) -> object:
+    # A Secret made from a file brings the end of its line along, which no header can.
+    text = value.strip() if isinstance(value, str) else value
+    if isinstance(text, str) and not _IN_HEADER.fullmatch(text):
+        raise PydanticCustomError("token", "must be one line of ASCII, and not empty")
+    return text
 
 
 def _address(value: str) -> str:
@@ -100,6 +124,7 @@ def _comma_list(value: object) -> object:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+File = Annotated[Path, BeforeValidator(_path)]
 FreshnessText = Annotated[str, AfterValidator(_freshness)]
 
 
@@ -127,6 +152,12 @@ class ListCacheRule(BaseModel):
     ttl_s: float = Field(gt=0)
 
 
+# Settings that are lists of tables in the file, and no good as flags or variables.
+_RULES: Mapping[str, type[BaseModel]] = {
+    "freshness_rules": FreshnessRule, "prefetch_rules": PrefetchRule, "list_cache": ListCacheRule,
+}  # fmt: skip
+
+
 def _default_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "outrider"
@@ -144,10 +175,10 @@ class Settings(BaseModel):
     region: str | None = Field(None, description="Region to sign for; default: the AWS chain's, else us-east-1.")
     listen: Address = Field("127.0.0.1:9480", description="Where S3 clients connect.")
     admin: Address = Field("127.0.0.1:9481", description="Health, metrics and status.")
-    admin_token: SecretStr | None = Field(
-        None, min_length=1, description="Bearer token of the admin port; needed off loopback."
+    admin_token: Annotated[SecretStr | None, BeforeValidator(_token)] = Field(
+        None, description="Bearer token of the admin port; needed off loopback."
     )
-    cache_dir: Path = Field(
+    cache_dir: File = Field(
         default_factory=_default_cache_dir, description="Where blocks are kept; `memory`: on the tmpfs."
     )
     cache_size: Annotated[Size, BeforeValidator(_size)] = Field(
@@ -160,7 +191,7 @@ class Settings(BaseModel):
         8 * 2**20, ge=64 * 2**10, le=2**30, multiple_of=4096, description="Size of a block."
     )
     auth: Literal["loopback", "sigv4"] = Field("loopback", description="Who may ask.")
-    clients: Path | None = Field(None, description="TOML file of client keys and grants, for `auth = sigv4`.")
+    clients: File | None = Field(None, description="TOML file of client keys and grants, for `auth = sigv4`.")
     cross_site: bool = Field(
         False,
         description="Loopback mode: answer web pages of other sites, and any Host, as a bucket's CORS rules allow.",
@@ -168,8 +199,8 @@ class Settings(BaseModel):
     domain: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = Field(
         (), description="Virtual-host style names: requests to BUCKET.DOMAIN."
     )
-    tls_cert: Path | None = Field(None, description="Certificate chain: https on the S3 port.")
-    tls_key: Path | None = Field(None, description="Its private key.")
+    tls_cert: File | None = Field(None, description="Certificate chain: https on the S3 port.")
+    tls_key: File | None = Field(None, description="Its private key.")
     freshness: FreshnessText = Field("ttl:60", description="How long an object is served without asking the origin.")
     freshness_rules: tuple[FreshnessRule, ...] = Field((), description="Freshness per bucket/key glob, first match.")
     list_cache: tuple[ListCacheRule, ...] = Field((), description="LISTs to keep, per bucket/prefix glob, first match.")
@@ -218,10 +249,16 @@ class Settings(BaseModel):
     workers: int = Field(1, ge=1, le=64, description="Event loops that answer hits, each in a thread of its own.")
     drain_s: float = Field(30.0, ge=0, le=3600, description="How long a stop waits for requests under way.")
     price_per_gb: float = Field(
-        0.0, ge=0, description="Dollars for 10**9 bytes out of the bucket, to tell what was saved; 0: not told."
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Dollars for 10**9 bytes out of the bucket, to tell what was saved; 0: not told.",
     )
     price_per_1000_gets: float = Field(
-        0.0, ge=0, description="Dollars for 1,000 GETs or HEADs of the bucket, to tell what was saved; 0: not told."
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Dollars for 1,000 GETs or HEADs of the bucket, to tell what was saved; 0: not told.",
     )
     traces: bool = Field(
         False,
@@ -291,7 +328,8 @@ class Settings(BaseModel):
 
 
 def load(flags: Mapping[str, object], config: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from `flags` (None: not given), the environment and the file `config`, the first named winning.
+    """Settings from `flags` (None: not given), the environment and the file `config`, the first named winning. What
+    is wrong is told by the flag's name too where there is such a flag.
 
     Raises:
         SettingsError: an unknown setting, or a value that makes no sense.
@@ -302,7 +340,7 @@ def load(flags: Mapping[str, object], config: Path | None = None, environ: Mappi
     unknown = sorted(from_env - set(Settings.model_fields) - {"config", "status_url"})
     if unknown:
         raise SettingsError(
-            "\n".join(f"{_ENV_PREFIX}{name.upper()}: no such setting. Known: {_names()}." for name in unknown)
+            "\n".join(f"{_ENV_PREFIX}{name.upper()}: no such setting. Known: {_names(Settings)}." for name in unknown)
         )
     if config is None and "OUTRIDER_CONFIG" in environ:
         config = Path(environ["OUTRIDER_CONFIG"])
@@ -313,26 +351,34 @@ def load(flags: Mapping[str, object], config: Path | None = None, environ: Mappi
     try:
         return Settings(**values).check()
     except ValidationError as error:
-        raise SettingsError("\n".join(_line(detail) for detail in error.errors())) from error
+        raise SettingsError("\n".join(_line(detail, flags) for detail in error.errors())) from error
 
 
-def _line(detail: Any) -> str:
+def _line(detail: Any, flags: Collection[str]) -> str:
     path = [str(part) for part in detail["loc"]]
     name = path[0] if path else "settings"
+    rule = _RULES.get(name)
     if detail["type"] == "extra_forbidden":
-        return f"{'.'.join(path)}: no such setting. Known: {_names()}."
-    given = detail.get("input")
-    flag = f"--{name.replace('_', '-')} ({_ENV_PREFIX}{name.upper()})"
-    secret = name == "admin_token" or "@" in str(given)  # an endpoint may hold a password
-    return f"{flag}: {_lower(detail['msg'])}" if secret else f"{flag}: {given!r} {_lower(detail['msg'])}"
+        return f"{'.'.join(path)}: no such setting. Known: {_names(rule or Settings)}."
+    given, message = detail.get("input"), detail["msg"]
+    if rule is not None:
+        where = ".".join(path)
+    else:
+        flag = f"--{name.replace('_', '-')}" if name in flags else name
+        where = f"{flag} ({_ENV_PREFIX}{name.upper()})"
+    if detail["type"] == "missing":
+        return f"{where}: is missing"
+    # An endpoint may hold a password; some messages begin with what was given.
+    hidden = name == "admin_token" or "@" in str(given) or message.startswith(repr(given))
+    return f"{where}: {_lower(message)}" if hidden else f"{where}: {given!r} {_lower(message)}"
 
 
 def _lower(message: str) -> str:
     return message if message.startswith("'") else message[:1].lower() + message[1:]
 
 
-def _names() -> str:
-    return ", ".join(sorted(Settings.model_fields))
+def _names(model: type[BaseModel]) -> str:
+    return ", ".join(sorted(model.model_fields))
 
 
 def _is_loopback(address: str) -> bool:

@@ -76,7 +76,8 @@ class Client:
         self.endpoint = _address(endpoint or endpoint_of(os.environ) or f"http://127.0.0.1:{_S3_PORT}")
         beside = f"http://{_host(self.endpoint)}:{_ADMIN_PORT}"
         self.admin = _address(admin or os.environ.get("OUTRIDER_STATUS_URL") or beside)
-        self._token = token or os.environ.get("OUTRIDER_ADMIN_TOKEN")
+        # As the proxy has it: a Secret made from a file brings the end of its line along.
+        self._token = token or os.environ.get("OUTRIDER_ADMIN_TOKEN", "").strip()
 
     def status(self) -> Status:
         """From the admin port or, where that cannot be reached, from the S3 port.

@@ -247,7 +247,7 @@ def test_a_token_is_asked_for_and_given(bucket: Bucket, shards: None, monkeypatc
     with Proxy(bucket, admin_token="hush") as proxy:
         with pytest.raises(ProxyNotFound, match="set OUTRIDER_ADMIN_TOKEN"):
             Client(proxy.endpoint, proxy.admin).status()
-        monkeypatch.setenv("OUTRIDER_ADMIN_TOKEN", "hush")
+        monkeypatch.setenv("OUTRIDER_ADMIN_TOKEN", "hush\n")
         assert Client(proxy.endpoint, proxy.admin).status().ready
 
 

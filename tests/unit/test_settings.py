@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
+from outrider.cli import environment, options
 from outrider.core.freshness import Freshness
 from outrider.core.grants import Access
 from outrider.core.model import ObjectRef
@@ -56,21 +59,61 @@ def test_sizes_are_bytes_units_or_a_share(given: str | int, whole: int, size: in
 @pytest.mark.parametrize(
     ("name", "value"),
     [("origin", "s3.amazonaws.com"), ("origin", "ftp://x"), ("origin", "http://"), ("origin", "http://u:p@h"),
-     ("origin", "http://h?x=1"), ("listen", "9480"), ("listen", "h:x"), ("listen", "h:70000"), ("admin", ""),
+     ("origin", "http://h?x=1"), ("origin", "http://h:x"), ("origin", "http://h:70000"), ("origin", "http://h h"),
+     ("origin", "http://h#x"), ("origin", "http://[::1"), ("cache_dir", ""), ("tls_cert", ""),
+     ("listen", "9480"), ("listen", "h:x"), ("listen", "h:70000"), ("admin", ""),
      ("cache_size", "lots"), ("cache_size", "101%"), ("cache_size", "-1"), ("cache_size", "1XB"), ("min_free", "%"),
      ("block_size", "1%"), ("block_size", "1KiB"), ("block_size", "100000"), ("block_size", "2GiB"),
      ("auth", "none"), ("freshness", "ttl"), ("freshness", "soon"), ("policy", "random"), ("verify", "never"),
      ("fills", "0"), ("fills", "x"), ("requests", "0"), ("catalog_entries", "0"), ("drain_s", "-1"),
-     ("origin_connections", "0"), ("log_level", "loud"), ("log_format", "xml"), ("stale_if_error", "perhaps")],
+     ("origin_connections", "0"), ("log_level", "loud"), ("log_format", "xml"), ("stale_if_error", "perhaps"),
+     ("price_per_gb", "inf"), ("price_per_1000_gets", "nan")],
 )  # fmt: skip
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])
 def test_nonsense_is_named_whatever_source_it_came_from(source: str, name: str, value: str, tmp_path: Path) -> None:
     environ = {f"OUTRIDER_{name.upper()}": value} if source == "environment" else {}
     config = file_with(tmp_path, f'{name} = "{value}"\n') if source == "file" else None
     with pytest.raises(SettingsError) as refused:
-        load({name: value} if source == "flag" else {}, config, environ)
+        load({name: value if source == "flag" else None}, config, environ)
     assert f"--{name.replace('_', '-')}" in str(refused.value)
     assert f"OUTRIDER_{name.upper()}" in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("workers", 0), ("cache_dir", ""), ("admin", "")])
+@pytest.mark.parametrize("load_of", [environment.load, lambda flags, config, _: options.load(flags, config)])
+def test_a_flag_that_says_nothing_was_given_all_the_same(
+    load_of: Callable[..., Settings], name: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as refused:
+        load_of({name: value, "domain": None}, None, {})
+    assert refused.value.exit_code == 2
+    assert f"--{name.replace('_', '-')}" in capsys.readouterr().err
+
+
+def test_only_flags_that_there_are_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"^fills \(OUTRIDER_FILLS\): 'x' input"):
+        load({"cache_size": None}, None, {"OUTRIDER_FILLS": "x"})
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        ("[[list_cache]]\nprefixes = 'x'\nttl = 5", "list_cache.0.ttl: no such setting. Known: prefixes, ttl_s."),
+        ("[[list_cache]]\nprefixes = 'x'", "list_cache.0.ttl_s: is missing"),
+        ("[[freshness_rules]]\nobjects = 'x'\nfreshness = 'soon'", "freshness_rules.0.freshness: 'soon' is not one of"),
+        ("[[prefetch_rules]]\nobjects = 'x'\nprefetch = 'no'", "prefetch_rules.0.prefetch: 'no' input should be"),
+    ],
+)
+def test_of_a_rule_that_is_wrong_the_field_is_named(rule: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load({}, file_with(tmp_path, rule), {})
+    assert any(line.startswith(told) for line in str(refused.value).splitlines()), refused.value
+
+
+@pytest.mark.parametrize("size", ["true", "1e9"])
+def test_what_is_no_size_in_a_file_is_told_in_words(size: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="is not a size: write bytes"):
+        load({}, file_with(tmp_path, f"cache_size = {size}"), {})
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
@@ -115,6 +158,19 @@ def test_the_admin_port_off_loopback_needs_a_token_which_no_message_shows() -> N
     assert SECRET not in repr(settings)
     with pytest.raises(SettingsError) as refused:
         load({"admin_token": [SECRET]}, None, {})
+    assert SECRET not in str(refused.value)
+
+
+def test_a_token_made_from_a_file_is_without_the_end_of_its_line() -> None:
+    token = load({}, None, {"OUTRIDER_ADMIN_TOKEN": f"{SECRET}\n"}).admin_token
+    assert token is not None
+    assert token.get_secret_value() == SECRET
+
+
+@pytest.mark.parametrize("token", ["", "\n", f"{SECRET}\ntwo", f"{SECRET}\u00e9"])
+def test_a_token_that_no_header_can_bring_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(SettingsError, match="OUTRIDER_ADMIN_TOKEN") as refused:
+        load({}, None, {"OUTRIDER_ADMIN_TOKEN": token})
     assert SECRET not in str(refused.value)
 
 

@@ -35,11 +35,10 @@ _CREDENTIAL_FILES = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AW
 
 def load(flags: Mapping[str, object], config: Path | None, defaults: Mapping[str, object]) -> Settings:
     """The settings; `defaults` hold where flags, environment and file say nothing. What is wrong ends with status 2."""
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items() if value}
     try:
-        said = settings.load(given, config)
+        said = settings.load(flags, config)
         unsaid = {name: value for name, value in defaults.items() if name not in said.model_fields_set}
-        return settings.load({**unsaid, **given}, config) if unsaid else said
+        return settings.load({**flags, **unsaid}, config) if unsaid else said
     except SettingsError as error:
         raise options.refused(error) from error
 

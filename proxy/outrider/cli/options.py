@@ -43,9 +43,8 @@ LogFormat = Annotated[str | None, typer.Option(help=_help("log_format"), metavar
 
 def load(flags: dict[str, object], config: Path | None) -> Settings:
     """The settings; what is wrong with them goes to stderr, and the exit code is 2."""
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items() if value}
     try:
-        return settings.load(given, config)
+        return settings.load(flags, config)
     except SettingsError as error:
         raise refused(error) from error
 
