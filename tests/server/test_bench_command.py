@@ -63,15 +63,6 @@ def test_it_tells_people_what_it_does_and_found(command: Command) -> None:
     assert "of direct" in done.stdout
 
 
-def test_it_finds_the_bucket_where_serve_would(command: Command, bucket: Bucket, tmp_path: Path) -> None:
-    command.without("AWS_ENDPOINT_URL")
-    config = tmp_path / "config"
-    config.write_text(f"[default]\nendpoint_url = {bucket.endpoint}\n")
-    command.environ["AWS_CONFIG_FILE"] = str(config)
-    done = command.run("bench", f"s3://{NAME}/train/", "--rounds", "1", "--json")
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_question_mark_is_a_letter_of_a_key(command: Command, bucket: Bucket) -> None:
     client = bucket.client()
     for key in ("odd?1/0", "oddly/0"):
