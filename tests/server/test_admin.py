@@ -67,6 +67,7 @@ def test_metrics_tell_what_happened(proxy: Proxy) -> None:
     assert 'outrider_served_bytes_total{source="disk"} 10.0' in lines
     assert "outrider_requests_in_flight 0.0" in lines
     assert "outrider_store_blocks 1.0" in lines
+    assert 'outrider_store_errors_total{act="write"} 0.0' in lines, "the first failure is a rise"
     assert any(re.fullmatch(r'outrider_requests_total\{.*status="404".*\} 1.0', line) for line in lines)
     assert not any("dir/key" in line or NAME in line for line in lines), "no label is an object's name"
 

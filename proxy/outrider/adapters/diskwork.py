@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from outrider.adapters import blockdir
 from outrider.adapters.leases import OpenFile, doom_result
@@ -17,6 +17,7 @@ from outrider.ports import Clock
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Act = Literal["open", "send", "create", "write", "commit", "unlink", "scan", "snapshot", "statvfs"]
 
 # Threads only wait for the disk; more than a few do not make one disk faster.
 _THREADS = 8
@@ -36,6 +37,9 @@ class DiskWork:
         self._hung_until = 0.0
         self._log_after: dict[str, float] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
+        for act in get_args(Act):
+            # To Prometheus a counter that begins with its first failure at 1 has not risen, and no alert speaks of it.
+            metrics.store_errors.labels(act)
 
     @property
     def is_sick(self) -> bool:
@@ -47,7 +51,7 @@ class DiskWork:
         """A read did not come to its end a moment ago."""
         return self._clock() < self._hung_until
 
-    def trouble(self, act: str, error: OSError) -> None:
+    def trouble(self, act: Act, error: OSError) -> None:
         """Count it, and log it once a minute for each kind of act."""
         self._metrics.store_errors.labels(act).inc()
         now = self._clock()
@@ -55,7 +59,7 @@ class DiskWork:
             self._log_after[act] = now + _LOG_PAUSE_S
             log.warning("cache disk trouble", extra={"act": act, "error": str(error), "served": "from the origin"})
 
-    def write_failed(self, act: str, error: OSError) -> StoreUnavailable:
+    def write_failed(self, act: Act, error: OSError) -> StoreUnavailable:
         self.trouble(act, error)
         self._sick_until = self._clock() + _SICK_PAUSE_S
         return StoreUnavailable(f"{act}: {error}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider.adapters import blockdir
+from outrider.adapters.diskwork import Act
 from outrider.adapters.leases import FileLease, OpenFile
 from outrider.core import blockfile
 from outrider.core.blockfile import Header
@@ -57,7 +58,7 @@ class DiskBlockWriter:
         count = sum(len(piece) for piece in pieces)
         # Of two that are under way at once neither is counted yet, nor known to be the last.
         last = self._written + count == self._meta.extent.length
-        act = "create"
+        act: Act = "create"
 
         def write() -> float:
             nonlocal act
