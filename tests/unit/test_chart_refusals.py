@@ -21,7 +21,7 @@ def chart() -> Iterator[helm.Chart]:
 
 # What the chart sets itself, and what it does not offer yet.
 OWN = {"listen", "admin", "admin_token", "auth", "clients", "cache_dir"}
-# `cross_site` is of loopback mode, which no chart runs.
+# `cross_site` is for web pages, which no pod of a chart serves; a sidecar's alone is in loopback mode.
 NOT_OFFERED = {"cross_site", "tls_cert", "tls_key"}
 
 
@@ -68,6 +68,11 @@ REFUSED: list[tuple[Values, str]] = [
     ({"settings": {"list_cache": [{"prefixes": "*", "ttl_s": 0}]}}, "/settings/list_cache/0/ttl_s"),
     ({"settings": {"origin": "minio:9000"}}, "/settings/origin"),
     ({"settings": {"policy": "random"}}, "/settings/policy"),
+    ({"settings": {"policy": "lru", "prefetch": "epoch"}}, "/settings/prefetch"),
+    (
+        {"settings": {"policy": "fifo", "prefetch_rules": [{"objects": "*", "prefetch": "epoch"}]}},
+        "/settings/prefetch_rules/0/prefetch",
+    ),
     ({"settings": {"fills": 0}}, "/settings/fills"),
     ({"settings": {"fills": 1.5}}, "/settings/fills"),
     ({"settings": {"client_timeout_s": 0}}, "/settings/client_timeout_s"),
