@@ -116,13 +116,14 @@ def helm(cluster: Cluster, _: str, words: list[str]) -> str:
     parser.add_argument("-n", "--namespace", default="default")
     parser.add_argument("-f", "--values", type=Path, action="append", default=[])
     parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--reuse-values", action="store_true")
+    # What was given before, over the defaults of the chart as it is now.
+    parser.add_argument("--reset-then-reuse-values", action="store_true")
     told = parser.parse_intermixed_args(words)
     helm_python.validate_release_name(told.release)
     file = cluster.release(told.namespace, told.release)
     if told.verb != "template" and file.exists() != (told.verb == "upgrade"):
         raise Refused(f"{told.verb} {told.release}: {'it is there already' if file.exists() else 'no such release'}")
-    values: Values = json.loads(file.read_text()) if told.verb == "upgrade" and told.reuse_values else {}
+    values: Values = json.loads(file.read_text()) if told.verb == "upgrade" and told.reset_then_reuse_values else {}
     for each in told.values:
         values = _merged(values, helm_python.values_from_yaml(each.read_text()))
     for each in told.set:

@@ -82,7 +82,7 @@ def test_an_upgrade_keeps_the_values_only_if_it_is_told_to(tmp_path: Path) -> No
     cluster.add([NAMESPACE, *SECRETS])
     helm(cluster, "", [*INSTALL, IMAGE, "--set", "settings.region=eu-central-1"])
     upgrade = ["upgrade", *INSTALL[1:], "service.port=9999"]
-    helm(cluster, "", [*upgrade, "--reuse-values"])
+    helm(cluster, "", [*upgrade, "--reset-then-reuse-values"])
     deployed.check(cluster, tmp_path / "kept")
     helm(cluster, "", upgrade)
     with pytest.raises(AssertionError, match=r"^outrider:"):
