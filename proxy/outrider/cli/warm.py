@@ -37,11 +37,14 @@ def warm(
     """
     body = steering.list_of(urls, from_file)
     proxy = steering.Proxy(endpoint, config)
-    if not body and not name:
+    if not body and not name and not cancel:
         steering.show_all(proxy.get("status.json")["warmups"], as_json)
         return
+    # A name that was made up from a list means nothing to whoever gave the list.
+    which = f"called {name}" if name else "of this list"
     key = f"warm/{(name := steering.name_of(name, body))}"
     if cancel:
+        proxy.get(key, missing=f"there is no warm-up {which}; `outrider warm` shows the warm-ups")
         proxy.delete(key)
         return
     try:
