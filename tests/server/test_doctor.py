@@ -105,6 +105,14 @@ def test_a_wrong_secret_is_told_as_such(command: Command) -> None:
     assert "the secret does not belong to this key" in found["origin"].do
 
 
+def test_certificates_that_cannot_be_read_are_told_as_such(command: Command, tmp_path: Path) -> None:
+    command.environ["AWS_CA_BUNDLE"] = str(tmp_path / "nothing.pem")
+    status, found = findings(command)
+    assert status == 1
+    assert found["origin"].text == f"AWS_CA_BUNDLE={tmp_path}/nothing.pem: No such file or directory"
+    assert found["origin"].do == "Name a PEM file, or unset it."
+
+
 def test_a_key_that_the_origin_does_not_know_is_told_as_such(command: Command) -> None:
     command.environ["AWS_ACCESS_KEY_ID"] = "NOBODYKNOWSTHISKEY"
     status, found = findings(command)

@@ -19,7 +19,7 @@ from outrider.core.errors import OriginBroke
 from outrider.core.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
-from outrider.settings import Settings
+from outrider.settings import Settings, SettingsError
 
 _DEFAULT_REGION = "us-east-1"
 _CREDENTIALS_TIMEOUT_S = 10.0
@@ -68,6 +68,11 @@ async def origin_findings(settings: Settings) -> AsyncIterator[Finding]:
     except (OriginBroke, TimeoutError) as error:
         why = str(error) or "timed out"
         yield fail("origin", f"{endpoint}: {why}", "Check --origin (http or https?), proxies and certificates.")
+        return
+    except SettingsError as error:
+        # The proxy would not start.
+        text, _, do = str(error).rpartition(". ")
+        yield fail("origin", text, do)
         return
     yield check_answer(answer, endpoint, found)
     yield check_clock(answer)
