@@ -308,6 +308,8 @@ class Settings(BaseModel):
             )
         if self.auth == "sigv4" and self.clients is None:
             wrong.append("--auth sigv4 needs --clients FILE with the client keys and their grants.")
+        if self.auth != "sigv4" and self.clients is not None:
+            wrong.append("--clients FILE needs --auth sigv4: without it everybody is let in, whatever the file says.")
         if not _is_loopback(self.admin) and self.admin_token is None:
             wrong.append(f"--admin {self.admin}: off loopback it needs OUTRIDER_ADMIN_TOKEN.")
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -232,6 +232,11 @@ def test_sigv4_takes_any_address_and_needs_clients(tmp_path: Path) -> None:
         load({"auth": "sigv4"}, None, {})
 
 
+def test_grants_that_nobody_would_ask_for_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--clients FILE needs --auth sigv4"):
+        load({"clients": file_with(tmp_path, GOOD, "clients.toml")}, None, {})
+
+
 @pytest.mark.parametrize(
     "text",
     [
