@@ -121,11 +121,33 @@ def test_an_address_of_the_environment_is_the_one_too(command: Command) -> None:
     assert environment_of_child(command)["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{port}"
 
 
-def test_a_child_that_was_told_to_ignore_endpoints_is_no_longer() -> None:
-    environ = {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true", "AWS_ENDPOINT_URL": "http://elsewhere"}
+@pytest.mark.parametrize(
+    "ignoring",
+    [
+        {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"},
+        {"AWS_PROFILE": "own"},
+        {"AWS_PROFILE": "own", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "True"},
+    ],
+)
+def test_a_child_that_was_told_to_ignore_endpoints_is_no_longer(ignoring: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("[profile own]\nignore_configured_endpoint_urls = true\n")
+    environ = {"AWS_CONFIG_FILE": f"{tmp_path}/config", "AWS_ENDPOINT_URL": "http://elsewhere", **ignoring}
     child = for_child(environ, endpoint="http://e", admin="http://a", region=None, needs_keys=False)
-    assert "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS" not in child
     assert endpoint_in(environ) is None
+    assert endpoint_in(child) == ("AWS_ENDPOINT_URL_S3", "http://e")
+    seen = subprocess.run(
+        [sys.executable, "-c", "import boto3; print(boto3.client('s3', region_name='r').meta.endpoint_url)"],
+        env={**os.environ, **child}, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert seen.stdout.strip() == "http://e"
+
+
+def test_a_variable_wins_over_a_profile_that_ignores_endpoints(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("[default]\nignore_configured_endpoint_urls = true\n")
+    environ = {"AWS_CONFIG_FILE": f"{tmp_path}/config", "AWS_ENDPOINT_URL": "http://elsewhere"}
+    assert endpoint_in(environ) is None
+    environ["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"] = "false"
+    assert endpoint_in(environ) == ("AWS_ENDPOINT_URL", "http://elsewhere")
 
 
 def test_loopback_is_kept_from_an_http_proxy() -> None:

@@ -208,7 +208,10 @@ def job_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Fin
 def check_endpoint(ours: str, environ: Mapping[str, str]) -> Finding:
     do = f"For the job: export AWS_ENDPOINT_URL={ours} (or start it with `outrider run -- CMD`)."
     if environment.ignores_endpoints(environ):
-        return warn("job", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS=true: AWS_ENDPOINT_URL is not looked at", "Unset it.")
+        return warn(
+            "job", "the environment or the AWS profile says that AWS_ENDPOINT_URL is not looked at",
+            "For the job: export AWS_IGNORE_CONFIGURED_ENDPOINT_URLS=false (or start it with `outrider run -- CMD`).",
+        )  # fmt: skip
     set_to = {name: environ[name] for name in environment.ENDPOINTS[:2] if environ.get(name)}
     if not set_to:
         return warn("job", "AWS_ENDPOINT_URL is not set here: reads go past the cache", do)

@@ -135,8 +135,11 @@ def _profile(environ: Mapping[str, str]) -> tuple[ConfigParser, str]:
 
 
 def ignores_endpoints(environ: Mapping[str, str]) -> bool:
-    """The AWS SDKs are told not to look at AWS_ENDPOINT_URL at all."""
-    return environ.get(_IGNORE_ENDPOINTS, "").lower() == "true"
+    """The AWS SDKs are told not to look at AWS_ENDPOINT_URL at all: by a variable, else by the profile."""
+    said = environ.get(_IGNORE_ENDPOINTS)
+    if said is None:
+        said = _in_profile(environ, _IGNORE_ENDPOINTS.removeprefix("AWS_").lower()) or ""
+    return said.lower() == "true"
 
 
 def names_credentials(environ: Mapping[str, str]) -> bool:
@@ -151,7 +154,9 @@ def for_child(
 ) -> dict[str, str]:
     """The child's environment. `needs_keys`: it has no credentials, and SDKs refuse to send what they cannot sign."""
     child = {**environ, **dict.fromkeys(ENDPOINTS, endpoint), STATUS_URL: admin}
-    child.pop(_IGNORE_ENDPOINTS, None)
+    if ignores_endpoints(environ):
+        # Not only unset: the variable wins over the profile.
+        child[_IGNORE_ENDPOINTS] = "false"
     # The general variable moves every service, but the child's role is still to be had from where it was before.
     elsewhere = environ.get("AWS_ENDPOINT_URL") or _in_profile(environ, "endpoint_url")
     child.setdefault("AWS_ENDPOINT_URL_STS", elsewhere or _sts(region))
