@@ -313,7 +313,7 @@ class Pass:
             self.plan((), order=1.0)
             self.told, self.number = True, max(1, self.number)
         new = [((start + i + 0.5) / total, key) for i, key in enumerate(keys) if self.place[key] < 0]
-        if new and self._shares and new[0][0] < self._shares[-1]:
+        if new and self._shares and new[0][0] <= self._shares[-1]:
             # Workers that tell a piece each, in turn, are about as far: most of what was told stays where it is.
             new = sorted([*self._cut(bisect_left(self._shares, new[0][0])), *new])
         for share, key in new:
