@@ -46,6 +46,14 @@ def test_what_workers_tell_in_pieces_is_one_order_however_they_come(
     assert one.left == sum(one.unread(key) for key in order)
 
 
+@pytest.mark.parametrize("turns", [[(0, 3), (0, 1), (1, 2), (1, 0)], [(0, 1), (0, 3), (1, 0), (1, 2)]])
+def test_workers_that_are_told_to_be_equally_far_stand_in_one_order(turns: list[tuple[int, int]]) -> None:
+    one = Pass((), 4, 0.0, order=ORDER_UNLIKELY)
+    for start, key in turns:
+        one.tell([key], start, 2)
+    assert list(one.agenda) == [1, 3, 0, 2]
+
+
 def test_a_piece_costs_what_it_brings_where_workers_are_about_as_far() -> None:
     """Eight ranks of a node tell theirs in turn: the whole merged each time would hold all readers up."""
     placed = 0
@@ -192,6 +200,33 @@ def test_what_a_run_that_was_taken_up_has_left_behind_is_fetched_when_it_comes_r
     store.now += 30.0
     drive(store, order[150:])
     assert ratio(drive(store, order)) > 0.9
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_a_node_that_reads_another_part_in_each_epoch_has_nothing_fetched_but_what_it_asks_for(nodes: int) -> None:
+    """DistributedSampler over several nodes, of which this is one. What is kept is what it has not read."""
+    store = Store(1000, 1, 250)
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    for epoch in range(2):
+        drive(store, shuffled(store, epoch)[::nodes])
+    fetched_bytes = store.planner.fetched_bytes
+    for epoch in range(2, 6):
+        assert ratio(drive(store, shuffled(store, epoch)[::nodes])) > 0.2
+    assert store.planner.fetched_bytes == fetched_bytes
+    outlook = store.planner.library.outlook()
+    assert (outlook.part_reads > 0, outlook.set_reads, outlook.set_bytes) == (True, 0, 1000 * store.size)
+    for epoch in range(6, 8):
+        hits = drive(store, shuffled(store, epoch))
+    assert ratio(hits) > 0.45, "it reads all of it now"
+
+
+@pytest.mark.parametrize("part", [500, 700])
+def test_a_run_begun_anew_in_a_new_order_is_an_epoch_again(part: int) -> None:
+    store = Store(1000, 1, 250)
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    drive(store, shuffled(store, 1)[:part])
+    for epoch in range(2, 4):
+        assert ratio(drive(store, shuffled(store, epoch))) > 0.45
 
 
 def drive_beside(store: Store, parts: list[list[ObjectRef]], random: Random) -> list[bool]:

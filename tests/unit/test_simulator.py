@@ -77,6 +77,7 @@ def test_the_ghost_knows_that_epochs_are_worth_more_than_lru_makes_of_them() -> 
     assert told is not None
     assert told[1.0] == pytest.approx(0.597, abs=0.01)
     assert ghost.epoch(Outlook(ordered_reads=100, ordered_bytes=100)) == dict.fromkeys(told, 1.0)
+    assert ghost.epoch(Outlook(part_reads=100, set_bytes=100)) == {0.5: 0.125, 1.0: 0.25, 2.0: 0.5, 4.0: 1.0}
 
 
 def line(**said: object) -> str:

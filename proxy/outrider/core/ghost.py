@@ -57,7 +57,8 @@ class Ghost:
 
     def epoch(self, outlook: Outlook) -> dict[float, float] | None:
         """The same of the policy `epoch`, estimated: all hits where the order is known, c (1 + ln 1/c) of them where
-        only the set is, and LRU's where there is no epoch. It takes the origin to be fast enough."""
+        only the set is, c where it is known and any part of it may be read, and LRU's where there is no epoch. It takes
+        the origin to be fast enough."""
         lru = self.lru()
         if lru is None:
             return None
@@ -66,8 +67,9 @@ class Ghost:
         for factor, chance in lru.items():
             share = min(1.0, factor * self._capacity_bytes / total_bytes) if total_bytes else 1.0
             of_set = share * (1 - log(share)) if share > 0 else 0.0
-            weights = outlook.ordered_reads + outlook.set_reads + outlook.free_reads
-            hits = outlook.ordered_reads + outlook.set_reads * of_set + outlook.free_reads * chance
+            weights = outlook.ordered_reads + outlook.set_reads + outlook.part_reads + outlook.free_reads
+            hits = (outlook.ordered_reads + outlook.set_reads * of_set + outlook.part_reads * share
+                    + outlook.free_reads * chance)  # fmt: skip
             estimates[factor] = hits / weights if weights else chance
         return estimates
 

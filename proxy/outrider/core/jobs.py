@@ -28,6 +28,10 @@ _LEANS = 0.6
 _HARDLY_BEGUN = 16
 # Reads that look alike before an order of the past is taken for this one's.
 _ALIKE = 5
+# Repeats that an epoch over another part of the set would have brought by now, before it is taken for one.
+_ANEW = 24
+# Of a set of which so much is read in each epoch the rest is worth fetching, whichever part it will be.
+_NEARLY_ALL = 0.6
 
 
 class Order(Protocol):
@@ -54,6 +58,12 @@ class Job:
         # Repeats that chance would have brought by now, and by the time of the first.
         self._by_chance = self._clean = 0.0
         self._reads = 0
+        # When the first repeat came: reads by then, and how many of them the oldest pass had.
+        self._reads_then = self._log_then = 0
+        # Repeats of what the oldest pass has read since.
+        self._fresh_repeats = 0
+        # Where each pass reads another part of the set: how many keys the last one did. 0: passes read all of it.
+        self._chosen = 0
         self._part = _Part()
 
     @property
@@ -78,9 +88,12 @@ class Job:
             first = self.passes[0]
             self._by_chance += len(first.log) / max(first.size, key_count if self.free else 1)
         self._count(key)
-        if not self.free and self._repeats and not self._is_told and self._is_chance():
-            self.free = True
-            self._restart(key_count, now)
+        if not self.free and self._repeats and not self._is_told:
+            if self._is_chance():
+                self.free = True
+                self._restart(key_count, now)
+            elif self._is_another_part():
+                self._begin_another_part(names, now)
         one = self._pass_of(key)
         if one is None:
             one = self._repeated(key, key_count, readers, now)
@@ -108,7 +121,9 @@ class Job:
             return
         if self._repeats == 0:
             self._clean = self._by_chance
+            self._reads_then, self._log_then = self._reads, len(self.passes[0].log)
         self._repeats += 1
+        self._fresh_repeats += self.passes[0].done[key] >= self._log_then
         if len(self.passes) > 1 and not any(one.unread(key) for one in self.passes):
             self._thirds += 1
 
@@ -166,12 +181,38 @@ class Job:
             return False
         return self._repeats >= 8 and 0.4 * self._by_chance <= self._repeats <= 1.6 * self._by_chance + 3
 
+    def _is_another_part(self) -> bool:
+        """After an epoch that did not come to its end, keys are read of which as many were read in it as chance would
+        have it, and none twice: another part of the set, as each node of several gets one in each epoch."""
+        oldest = self.passes[0]
+        expected = (self._reads - self._reads_then) * self._log_then / oldest.size
+        if (
+            self._clean < _CLEAN
+            or expected < (_ANEW / 4 if self._chosen else _ANEW)
+            or any(one.order > _LEANS for one in self.passes)
+        ):
+            return False
+        return 0.7 * expected <= self._repeats <= 1.4 * expected and self._fresh_repeats <= max(1, expected / _ANEW)
+
+    def _begin_another_part(self, names: Names, now: float) -> None:
+        oldest = self.passes[0]
+        self._chosen = self._log_then if self._log_then < _NEARLY_ALL * oldest.size else 0
+        one = Pass(oldest.agenda, len(names.keys), now, order=ORDER_UNLIKELY, trusted=not self._chosen)
+        for key in chain(oldest.log[self._log_then :], *(later.log for later in self.passes[1:])):
+            if one.unread(key):
+                one.read(key, now)
+        one.go_on_like(oldest)
+        self.passes = [one]
+        self._clear_evidence()
+        self._reads = len(one.log)
+        self._by_chance = self._reads**2 / (2 * one.size)
+
     def _restart(self, key_count: int, now: float) -> None:
-        self.passes = [Pass((), key_count, now, order=ORDER_UNLIKELY)]
+        self.passes = [Pass((), key_count, now, order=ORDER_UNLIKELY, trusted=not self._chosen)]
         self._clear_evidence()
 
     def _clear_evidence(self) -> None:
-        self._repeats = self._thirds = self._reads = 0
+        self._repeats = self._fresh_repeats = self._thirds = self._reads = 0
         self._by_chance = self._clean = 0.0
 
     def _settle(self, one: Pass, readers: int, names: Names, orders: Sequence[Order], now: float) -> None:
@@ -182,10 +223,8 @@ class Job:
                 self._clear_evidence()
                 one.expect(range(len(one.done)))
             return
-        # More than a sampler reads twice that gives each reader as many.
-        if not one.trusted and one.order > _FOLLOWS and len(one.log) > readers:
-            one.trusted = True
-            one.number = max(1, one.number)
+        if not one.trusted:
+            self._see_whether_proven(one, readers)
         oldest = self.passes[0]
         if len(self.passes) > 1 and oldest.passed_over > max(16, 4 * readers) and oldest is not one:
             self.passes.pop(0)
@@ -204,6 +243,15 @@ class Job:
             self._clear_evidence()
         elif one.number == 0 and not one.told:
             self._learn(one, names, orders)
+
+    def _see_whether_proven(self, one: Pass, readers: int) -> None:
+        if self._chosen and one is self.passes[0] and len(one.log) > max(1.25 * self._chosen, one.size / 2):
+            # This is more than a part.
+            one.trusted, self._chosen = True, 0
+        # More than a sampler reads twice that gives each reader as many.
+        if one.order > _FOLLOWS and len(one.log) > readers:
+            one.trusted = True
+            one.number = max(1, one.number)
 
     def _is_guess(self, one: Pass, names: Names) -> bool:
         """What it was thought to read is less than there is: it may well go on. Else its first repeat is its end."""

@@ -24,11 +24,13 @@ _FEW_SETS, _FIRSTS_S = 16, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is foreseen: lately how many reads of passes whose order is known, of those whose set is, and of the rest;
-    and how large the datasets of the first two are."""
+    """What is foreseen: lately how many reads of passes whose order is known, of those whose set is, of those that read
+    a part of a known set, chosen anew each time, and of the rest; and how large the datasets are that are read in a
+    known order, and the others that are known."""
 
     ordered_reads: int = 0
     set_reads: int = 0
+    part_reads: int = 0
     free_reads: int = 0
     ordered_bytes: int = 0
     set_bytes: int = 0
@@ -176,7 +178,7 @@ class Library:
                 self._datasets[dataset.bucket, dataset.template] = dataset
 
     def outlook(self) -> Outlook:
-        ordered = known = free = ordered_bytes = known_bytes = 0
+        ordered = known = part = free = ordered_bytes = known_bytes = 0
         for dataset in self._datasets.values():
             passes = dataset.passes()
             if not passes:
@@ -188,8 +190,12 @@ class Library:
             if passes[0].order_known:
                 ordered, ordered_bytes = ordered + reads, ordered_bytes + total
             else:
-                known, known_bytes = known + reads, known_bytes + total
-        return Outlook(ordered, known, free, ordered_bytes, known_bytes)
+                known_bytes += total
+                if passes[0].trusted:
+                    known += reads
+                else:
+                    part += reads
+        return Outlook(ordered, known, part, free, ordered_bytes, known_bytes)
 
 
 def _next_of(begun: list[tuple[float, int, Kept, Iterator[tuple[float, Kept]]]]) -> tuple[float, Kept]:
