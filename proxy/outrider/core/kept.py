@@ -14,6 +14,7 @@ from outrider.core.datasets import Names
 from outrider.core.epochs import Learned, Pass, Round
 from outrider.core.jobs import Job, Order
 from outrider.core.model import BlockKey
+from outrider.core.together import Together
 
 # A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
 _FADE = 4.0
@@ -64,6 +65,10 @@ class Dataset:
         self.template = template
         self.names = Names()
         self.jobs: dict[str, Job] = {}
+        # None: it has one client.
+        self._together: Together | None = None
+        # Whether `passes` are those of all clients together.
+        self._sharing = False
         self.learned: list[Learned] = []
         self.list_wanted = False
         # Whether it has more names than may be known, whether the last LIST of it failed, be it after its first pages,
@@ -95,9 +100,14 @@ class Dataset:
         count = len(self.names.keys)
         number = self.names.number(key)
         if number == count:
-            for job in self.jobs.values():
-                job.grow(count + 1)
+            self._grow(count + 1)
         return number
+
+    def _grow(self, key_count: int) -> None:
+        for job in self.jobs.values():
+            job.grow(key_count)
+        if self._together is not None:
+            self._together.grow(key_count)
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
@@ -105,13 +115,14 @@ class Dataset:
         """A LIST has shown what there is; `more`: of its beginning. That is thought over, which costs as much as there
         are names, when it is whole, and before that each time that it is twice as long. That there are more is heard
         at once: any of them may be read now."""
-        for job in self.jobs.values():
-            job.grow(len(self.names.keys))
+        self._grow(len(self.names.keys))
         count = len(self.names.listed)
         if count > self._names_listed * (2 if more else 1):
             self._names_listed = count
             for job in self.jobs.values():
                 job.listed(self.names)
+            if self._together is not None:
+                self._together.listed(self.names)
 
     def list_failed(self, now: float) -> None:
         self.list_wanted, self.list_cut, self.list_after = False, True, now + self._list_rest_s
@@ -119,17 +130,28 @@ class Dataset:
 
     def passes(self) -> list[Pass]:
         if self._passes is None:
-            self._passes = [one for job in self.jobs.values() for one in job.predicting]
+            each, together = self._passes_of_each(), self._together.passes if self._together is not None else []
+            # An order, of whomever, tells more than what is left of the epoch of all.
+            self._sharing = bool(together) and not any(one.order_known for one in each)
+            self._passes = together if self._sharing else each
         return self._passes
+
+    def _passes_of_each(self) -> list[Pass]:
+        return [one for job in self.jobs.values() for one in job.predicting]
+
+    @property
+    def _is_by_chance(self) -> bool:
+        """Somebody reads it by chance."""
+        return not self._sharing and any(job.free for job in self.jobs.values())
 
     @property
     def is_told(self) -> bool:
         """A job has told what it reads, or did so for its last pass and may yet tell the next: its first reads come
         beside what it tells, and may be heard of before."""
-        return any(one.told or (one.was_told and len(one.log) < _UNTOLD) for one in self.passes())
+        return any(one.told or (one.was_told and len(one.log) < _UNTOLD) for one in self._passes_of_each())
 
     def orders(self) -> list[Order]:
-        return [*self.passes(), *self.learned]
+        return [*self._passes_of_each(), *self.learned]
 
     def opened(self, client: str, key: int, readers: int, now: float) -> None:
         self.active_at = now
@@ -138,12 +160,16 @@ class Dataset:
         if job is None:
             self._end_old(now)
             job = self.jobs[client] = Job(client, now)
+        if len(self.jobs) > 1 and self._together is None:
+            self._together = Together(self.jobs.values(), self.names, now)
         before = len(job.predicting)
         job.opened(key, self.names, readers, self.orders() if before < 2 else (), now)
+        if self._together is not None:
+            self._together.opened(client, key, self.names, readers, now)
         self._passes = None
-        passes = job.predicting
-        if passes:
-            self._clock += 1.0 / (passes[0].size * len(self.passes()))
+        passes = self.passes()
+        if mine := passes if self._sharing else job.predicting:
+            self._clock += 1.0 / (mine[0].size * len(passes))
         kept = self.kept.get(key)
         if kept is not None:
             kept.ahead, kept.reading, kept.served, kept.used_at = False, True, 0, now
@@ -190,6 +216,8 @@ class Dataset:
                 del self.jobs[client]
                 self._passes = None
                 self._learn(job)
+        if len(self.jobs) < 2:
+            self._together = None
 
     def _learn(self, job: Job) -> None:
         self.learned = [*_learned_of(job), *self.learned][:_ORDERS_MAX]
@@ -203,6 +231,7 @@ class Dataset:
         """Forget all but what is kept, and number it anew."""
         kept, names = list(self.kept.values()), self.names
         self.names, self.jobs, self.learned, self.list_wanted = Names(), {}, [], False
+        self._together = None
         self.kept, self._ranked, self.recent = {}, SortedList(), OrderedDict()
         self._passes, self._sweep, self._names_listed = None, [], 0
         for one in kept:
@@ -229,7 +258,7 @@ class Dataset:
         soonest = now - kept.used_at
         passes = self.passes()
         if passes:
-            if not any(job.free for job in self.jobs.values()):
+            if not self._is_by_chance:
                 soonest = 1e300
             for one in passes:
                 soonest = min(soonest, one.until(kept.key) * one.seconds(now) + silence(one, now) * _FADE)
@@ -239,7 +268,7 @@ class Dataset:
         """Seconds until the next use, and what is kept: about the farthest first."""
         if not self.passes():
             keys = iter(self.recent)
-        elif any(job.free for job in self.jobs.values()):
+        elif self._is_by_chance:
             return self._farthest_of_both(now)
         else:
             keys = (key for _, key in reversed(self._ranked))

@@ -1,0 +1,83 @@
+"""Clients that share each epoch of a dataset: the nodes of a run behind one proxy, the pods of one on a node."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from random import Random
+
+import pytest
+
+from outrider.core.model import ObjectRef
+from tests.unit.test_ahead_properties import Store
+from tests.unit.test_planner_told import drive, ratio, shuffled
+
+
+def listed(count: int) -> Store:
+    store = Store(count, 1, count // 4)
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    return store
+
+
+def by_turns(store: Store, parts: list[list[ObjectRef]]) -> list[bool]:
+    hits = []
+    for turn in zip_longest(*parts):
+        for client, ref in enumerate(turn):
+            hits += drive(store, [ref], f"node {client}") if ref is not None else []
+    return hits
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 8])
+def test_what_is_left_of_an_epoch_that_several_share_is_fetched_whoever_will_read_it(nodes: int) -> None:
+    """DistributedSampler gives each another part in each epoch; alone they would have no more hits than is kept."""
+    store = listed(800)
+    for epoch in range(5):
+        order = shuffled(store, epoch)
+        ratios = ratio(by_turns(store, [order[node::nodes] for node in range(nodes)]))
+        assert ratios > (0.45 if epoch else 0.35), f"epoch {epoch}"
+
+
+def test_some_nodes_of_a_run_have_nothing_fetched_but_what_they_ask_for() -> None:
+    """The others read elsewhere what is left."""
+    store = listed(800)
+    for epoch in range(5):
+        order = shuffled(store, epoch)
+        fetched_bytes = store.planner.fetched_bytes
+        hits = by_turns(store, [order[node::4] for node in range(2)])
+    assert ratio(hits) > 0.2
+    assert store.planner.fetched_bytes == fetched_bytes
+
+
+def test_a_client_that_comes_later_and_a_stranger_do_not_end_what_the_others_share() -> None:
+    store = listed(800)
+    for epoch in range(4):
+        order = shuffled(store, epoch)
+        parts = [order[node::4] for node in range(4)]
+        hits = drive(store, parts[0][:20], "node 0")
+        hits += by_turns(store, [parts[0][20:110], *(part[:100] for part in parts[1:])])
+        drive(store, Random(epoch).sample(store.refs, 10), "stranger")
+        hits += by_turns(store, [parts[0][110:], *(part[100:] for part in parts[1:])])
+    assert ratio(hits) > 0.5
+
+
+@pytest.mark.parametrize("apart", [0, 100, 200])
+def test_two_that_read_each_for_himself_are_foreseen_each_by_himself(apart: int) -> None:
+    store = listed(400)
+    alone = [ref for epoch in range(4) for ref in shuffled(store, epoch)]
+    other = [ref for epoch in range(4) for ref in shuffled(store, 10 + epoch)]
+    drive(store, alone[:apart], "node 0")
+    hits = by_turns(store, [alone[apart:], other])
+    assert ratio(hits[800:]) > 0.4
+    [dataset] = store.planner.library.datasets()
+    assert len(dataset.passes()) >= 2
+
+
+@pytest.mark.parametrize("kind", ["repeated", "told"])
+def test_an_order_is_worth_more_than_what_is_left_of_the_epoch(kind: str) -> None:
+    store = listed(800)
+    for epoch in range(4):
+        order = shuffled(store, epoch if kind == "told" else 1)
+        parts = [order[node::4] for node in range(4)]
+        for node, part in enumerate(parts) if kind == "told" else ():
+            store.planner.told(f"node {node}", part, store.now, start=0, total=len(part))
+        hits = by_turns(store, parts)
+    assert ratio(hits) > 0.95
