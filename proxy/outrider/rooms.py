@@ -45,7 +45,9 @@ from outrider.engine.turns import Turns
 from outrider.engine.verifying import Verifying
 from outrider.engine.warming import Warming
 from outrider.http.access import Access, Loopback, SigV4
+from outrider.http.fastlane import FastLane
 from outrider.http.orders import Orders
+from outrider.http.requests import Requests
 from outrider.http.server import S3Server
 from outrider.http.steering import Steering
 from outrider.metrics import Metrics
@@ -110,7 +112,7 @@ class Outrider:
             "bytes": self.store.used_bytes,
             "objects": len(self.catalog),
             "fills": len(self.flights),
-            "requests": self.server.in_flight,
+            "requests": self.server.requests.in_flight,
             "connections": self.server.connected,
             "tasks": len(asyncio.all_tasks(self.loop)),
             "served_bytes": {
@@ -194,14 +196,20 @@ def make_rooms(
         Orders(warming, pinning, Verifying(store, tasks.spawn, time.time), access, time.time), access, metrics,
         time.time,
     )  # fmt: skip
+    spans = _spans(settings, traces)
+    requests = Requests(
+        reads, Forwards(origin, asking, catalog, listings), prefetch, access, steering, metrics, buffers, warming.hint,
+        domains=settings.domain, most=settings.requests, client_timeout_s=settings.client_timeout_s, spans=spans,
+    )  # fmt: skip
+    new_lane = partial(
+        FastLane, hits, access, prefetch.note, metrics,
+        domains=settings.domain, heads_bytes=shares.heads_bytes // settings.workers, spans=spans,
+    )  # fmt: skip
     server = S3Server(
-        reads, hits, Forwards(origin, asking, catalog, listings), prefetch, access, steering, metrics, buffers,
-        warming.hint, domains=settings.domain, requests_max=settings.requests,
+        requests, new_lane,
         # Each takes two descriptors, and block files a quarter of them all.
         connections_max=min(settings.max_connections, max(16, open_files // 4)),
-        heads_bytes=shares.heads_bytes // settings.workers,
         client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
-        spans=_spans(settings, traces),
     )  # fmt: skip
     stack.push_async_callback(server.stop)
     overview = Overview(

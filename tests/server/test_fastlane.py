@@ -291,7 +291,7 @@ def test_a_presigned_url_is_a_hit_until_it_expires(strict: Lane, monkeypatch: py
         target = f"{url.path}?{url.query}"
         answer, seen = strict.ask("GET", target)
         assert (answer.status, answer.body, seen) == (200, OBJECTS["a"], True)
-        access = strict.proxy.outrider.server._access
+        access = strict.proxy.outrider.server.requests._access
         with monkeypatch.context() as moved:
             clock = access._clock  # type: ignore[attr-defined]
             moved.setattr(access, "_clock", lambda clock=clock: clock() + 61)
@@ -591,7 +591,7 @@ def test_a_client_that_leaves_in_mid_body_leaves_nothing_behind(lane: Lane) -> N
             connection.read_head().close()
         assert lane.seen == ["begun"]
     assert descriptors() <= before
-    assert proxy.outrider.server.in_flight == 0
+    assert proxy.outrider.server.requests.in_flight == 0
     assert proxy.metric("outrider_requests_total") - requests == 5
 
 

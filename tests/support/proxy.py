@@ -155,8 +155,10 @@ class Proxy:
                 for worker in running.server.workers._workers if running.server.workers is not None else ():
                     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_turns(), worker._loop))
                 store = running.store
-                while len(running.flights) or running.server.in_flight or store._leaving or store.work._cleaning:
-                    await running.server.idle()
+                while (
+                    len(running.flights) or running.server.requests.in_flight or store._leaving or store.work._cleaning
+                ):
+                    await running.server.requests.idle()
                     await asyncio.sleep(0.001)
 
         self.on_loop(settled)

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.core.planner import Planner, Want
+from outrider.core.offers import Want
+from outrider.core.planner import Planner
 from outrider.core.tellings import Telling
 from outrider.simulator.run import Simulation
 from tests.support.mixtures import hit_ratio, mixture

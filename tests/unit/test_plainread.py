@@ -95,7 +95,7 @@ def plain(draw: st.DrawFn) -> bytes:
 
 
 class Parsed:
-    """What the server makes of a request: `headers` are those that `server._handle` sees."""
+    """What the server makes of a request: `headers` are those that `Requests.handle` sees."""
 
     def __init__(self, data: bytes) -> None:
         loop = asyncio.new_event_loop()

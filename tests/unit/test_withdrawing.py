@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.model import BlockKey, ObjectRef
-from outrider.core.planner import Want
+from outrider.core.offers import Want
 from outrider.core.tellings import Telling, Told
 from tests.unit.test_ahead_properties import BLOCK, Store
 

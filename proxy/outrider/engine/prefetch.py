@@ -21,7 +21,8 @@ from outrider.core.allowance import Allowance
 from outrider.core.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
-from outrider.core.planner import Planner, Want
+from outrider.core.offers import Want
+from outrider.core.planner import Planner
 from outrider.core.plans import PlanProgress
 from outrider.core.streams import Streams
 from outrider.core.tellings import Telling

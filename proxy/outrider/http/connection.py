@@ -166,7 +166,7 @@ class Connection(RequestHandler):
 
     def _answered_at_once(self, data: bytes) -> bool:
         wire = self.wire
-        if not isinstance(wire, SocketWire) or self.server.is_full or self.is_one_too_many:
+        if not isinstance(wire, SocketWire) or self.server.requests.are_full or self.is_one_too_many:
             return False
         answered = self.server.fast_lane.answer(data, wire)
         # aiohttp takes a connection on which it saw nothing for an idle one.
@@ -226,4 +226,4 @@ class Connection(RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """What aiohttp's parser refuses is answered in S3's words, and the connection closed."""
-        return self.server.refuse_unparsed(request, self.wire)
+        return self.server.requests.refuse_unparsed(request, self.wire)

@@ -1,0 +1,228 @@
+"""What to fetch ahead: what each pass reads next of what is not here, and whether there is room for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heappop
+from itertools import islice
+from typing import NamedTuple
+
+from outrider.core.coming import Coming
+from outrider.core.epochs import Pass
+from outrider.core.kept import Dataset, Kept, may_go
+from outrider.core.library import Library
+from outrider.core.model import ObjectRef
+from outrider.core.opens import Opens
+
+# A block goes for one that is needed sooner by this part of its dataset's pass; less would only trade places.
+SOONER = 0.01
+# What is kept free for the readers' own misses, per reader and as part of an object, where the next read is anybody's.
+_RESERVE = 0.3
+_FAREST = float("inf")
+# Times the pace of the readers at which a set of unknown order is fetched.
+_PACE = 2
+# Offers that are tried, soonest due first: where there is no room for one, there is none for what is due later.
+_TRIED = 16
+# Of more sets than this, so many that were read last are thought of each time, and as many of the others in turn.
+_ATTENDED = 8
+# An order so likely that what lies far behind the readers is given up.
+_SURE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Fill these blocks of an object, first to last. `size` -1: not known; then the only block is 0, and the planner
+    learns the rest by `found`. `due_s`: in how many seconds it is expected to be read."""
+
+    ref: ObjectRef
+    size: int
+    blocks: tuple[int, ...]
+    due_s: float
+
+
+class _Offer(NamedTuple):
+    """What a pass reads next of what is not here."""
+
+    due_s: float
+    dataset: Dataset
+    by: Pass
+    key: int
+
+
+class Offers:
+    """Called from one thread. `handed` counts what is handed out here, until it has come or will not."""
+
+    def __init__(
+        self, library: Library, opens: Opens, handed: Coming, may_fetch: Callable[[Dataset], bool],
+        farthest: Callable[[float], Iterator[Kept]], *, capacity_bytes: int, block_bytes: int,
+        disk_bytes: Callable[[int], int],
+    ) -> None:  # fmt: skip
+        """`farthest`: what may go of what is needed later than in so many seconds, about the farthest first."""
+        self._library = library
+        self._opens = opens
+        self._handed = handed
+        self._may_fetch = may_fetch
+        self._farthest = farthest
+        self._capacity_bytes = capacity_bytes
+        self._block_bytes = block_bytes
+        self._disk_bytes = disk_bytes
+        self._now = 0.0
+        self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
+        self._turn = 0
+        # In one thought: so many bytes had no room, in place of what is needed later than that.
+        self._no_room = _FAREST, _FAREST
+
+    def opened(self, dataset: Dataset) -> None:
+        if dataset not in self._read_last:
+            self._read_last.append(dataset)
+
+    def forget(self, dataset: Dataset) -> None:
+        if dataset in self._read_last:
+            self._read_last = deque((one for one in self._read_last if one is not dataset), _ATTENDED)
+
+    def wants(self, now: float, free_bytes: int, blocks: int) -> list[Want]:
+        """See `Planner.wants`."""
+        self._now = now
+        self._no_room = _FAREST, _FAREST
+        wants: list[Want] = []
+        if self._handed.blocks >= blocks:
+            return wants
+        active = [(dataset, one) for dataset in self._attended() if self._may_fetch(dataset)
+                  for one in dataset.passes() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
+        offers: list[_Offer] = []
+        anew = active
+        while anew and self._handed.blocks < blocks:
+            offers += filter(None, (self._offer(dataset, one) for dataset, one in anew))
+            offers.sort(key=lambda offer: offer.due_s)
+            anew = []
+            for offer in offers[:_TRIED]:
+                want = self._want(offer.dataset, offer.by, offer.key, offer.due_s, free_bytes)
+                if want is not None:
+                    wants.append(want)
+                    self._advance(offer.by)
+                    # Others who read the same set may have offered the same.
+                    anew = [pair for pair in active if pair[0] is offer.dataset]
+                    offers = [other for other in offers if other.dataset is not offer.dataset]
+                    break
+        return wants
+
+    def _attended(self) -> Iterable[Dataset]:
+        """Of many sets, such as a folder for each class, a bounded number."""
+        datasets = self._library.datasets()
+        if len(datasets) <= 2 * _ATTENDED:
+            return datasets
+        self._turn = (self._turn + _ATTENDED) % len(datasets)
+        return dict.fromkeys([*self._read_last, *islice(datasets, self._turn, self._turn + _ATTENDED)])
+
+    def _offer(self, dataset: Dataset, one: Pass) -> _Offer | None:
+        key = self._next(dataset, one)
+        return None if key is None else _Offer(one.until(key) * one.seconds(self._now), dataset, one, key)
+
+    def _is_active(self, dataset: Dataset, one: Pass) -> bool:
+        alive = max(one.last, min(dataset.active_at, one.last + 8 * self._opens.readers * one.gap_s))
+        return self._now - alive <= max(1.0, 1.5 * one.pause_s)
+
+    def _next(self, dataset: Dataset, one: Pass) -> int | None:
+        """The next key that this pass will read and that is neither here nor coming."""
+        while True:
+            coming = self._coming(one)
+            if coming is None:
+                return None
+            if not (self._is_fetched(dataset, one, coming) or self._is_too_large(dataset, one, coming)):
+                in_agenda = one.again or one.cursor < len(one.agenda)
+                if not (in_agenda and one.order > _SURE and one.is_passed_over(coming)):
+                    return coming
+                # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
+                one.behind.append(coming)
+            self._advance(one)
+
+    def _is_too_large(self, dataset: Dataset, one: Pass, key: int) -> bool:
+        """An exception among its like, that would hold up the others."""
+        size, room_bytes = dataset.names.sizes[key], self._capacity_bytes // (self._opens.readers + 1)
+        return one.part < 1 and self._disk_bytes(size) > room_bytes >= self._disk_bytes(dataset.usual_bytes) >= 0
+
+    def _coming(self, one: Pass) -> int | None:
+        if one.again:
+            return one.again[0][1]
+        if one.cursor < len(one.agenda):
+            return one.agenda[one.cursor]
+        if one.behind:
+            return one.behind[0]
+        after = one.cursor - len(one.agenda)
+        # Past the end of the pass lies the next one, once this one's are all fetched.
+        if one.agenda and one.repeats and after < len(one.log) and one.left <= self._window(one):
+            return one.log[after]
+        return None
+
+    def _advance(self, one: Pass) -> None:
+        if one.again:
+            heappop(one.again)
+        elif one.behind and one.cursor >= len(one.agenda):
+            one.behind.popleft()
+        else:
+            one.cursor += 1
+
+    def _is_fetched(self, dataset: Dataset, one: Pass, key: int) -> bool:
+        in_next_pass = not one.again and one.cursor >= len(one.agenda) and not one.behind
+        if (dataset, key) in self._handed or not (in_next_pass or one.to_come(key)):
+            return True
+        kept = dataset.kept.get(key)
+        return kept is not None and (kept.reading or kept.present.bit_count() == kept.blocks)
+
+    def _window(self, one: Pass) -> int:
+        """How many objects ahead of the readers a known order is fetched: what each of
+        them opens next, and what they open while a fill takes its time, with room for its spread."""
+        beside = self._opens.readers + self._opens.readers // 4 + 2
+        if one.gap_s <= 0:
+            # How fast they read is not known yet; what they read is, where it was told.
+            return one.size if one.told else beside
+        return beside + int((self._handed.fill_s + 4 * self._handed.spread_s) / one.gap_s)
+
+    def _pace(self, one: Pass) -> int:
+        """How many objects may be on their way where the next reads are anybody's: as many as bring twice what is read
+        (Little's law). More would come no sooner to be of use, and what a reader waits for would queue behind it."""
+        each_s = one.seconds(self._now) / one.size
+        return 1 + int(_PACE * self._handed.fill_s / each_s)
+
+    def _want(self, dataset: Dataset, one: Pass, key: int, due_s: float, free_bytes: int) -> Want | None:
+        size = dataset.names.sizes[key]
+        kept = dataset.kept.get(key)
+        likely = size if size >= 0 else dataset.usual_bytes
+        if likely < 0 and self._handed.has_any_of(dataset):
+            # Of many whose size nobody knows, too much would come: the first tells what the others take.
+            return None
+        count = max(1, -(-likely // self._block_bytes))
+        missing = ((1 << count) - 1) & ~(kept.present if kept is not None else 0)
+        each_bytes = self._disk_bytes(-(-likely // count) if likely >= 0 else self._block_bytes)
+        object_bytes = count * each_bytes
+        if object_bytes * (self._opens.readers + 1) > self._capacity_bytes and one.part < 1:
+            return None
+        known = one.order_known
+        if known and one.until(key) * one.size > self._window(one):
+            return None
+        # Where the next reads are anybody's, the readers' misses need room that is not taken from what is fetched.
+        reserve = 0 if known else min(self._capacity_bytes // 4, int(self._opens.readers * object_bytes * _RESERVE))
+        need = self._handed.bytes + missing.bit_count() * each_bytes + reserve
+        in_next_pass = not known and not one.to_come(key)
+        if not known and free_bytes < need and len(self._handed) >= self._pace(one):
+            return None
+        if not self._has_room(free_bytes, need, _FAREST if in_next_pass else due_s + SOONER * one.seconds(self._now)):
+            return None
+        self._handed.hand_out((dataset, key), missing, each_bytes, self._now)
+        blocks = tuple(index for index in range(count if size >= 0 else 1) if missing >> index & 1)
+        return Want(ObjectRef(dataset.bucket, dataset.names.keys[key]), size, blocks, due_s)
+
+    def _has_room(self, free_bytes: int, need: int, later_than_s: float) -> bool:
+        if free_bytes >= need:
+            return True
+        refused_bytes, refused_s = self._no_room
+        if need >= refused_bytes and later_than_s >= refused_s:
+            return False
+        for kept in self._farthest(later_than_s):
+            free_bytes += may_go(kept).bit_count() * kept.block_bytes
+            if free_bytes >= need:
+                return True
+        self._no_room = need, later_than_s
+        return False
