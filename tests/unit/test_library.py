@@ -169,14 +169,14 @@ def test_of_many_sets_a_thought_looks_at_few() -> None:
 
 def test_where_one_has_no_room_the_others_that_are_due_later_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, searched = of_folders(16), 0
-    search = planner._farthest
+    search = planner._offers._farthest
 
     def counted(later_than_s: float) -> Iterator[Kept]:
         nonlocal searched
         searched += 1
         return search(later_than_s)
 
-    monkeypatch.setattr(planner, "_farthest", counted)
+    monkeypatch.setattr(planner._offers, "_farthest", counted)
     assert planner.wants(1.0, -100 * MIB, 16) == []
     assert searched == 1
 

@@ -17,6 +17,8 @@ _RECENT = 9
 _NEWEST = 1 / 8
 # Before anything is known: a second epoch repeats the first one's order (WebDataset's default), a first one has none.
 ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY = 0.65, 0.5, 0.2
+# Who reads so much in a row of what another has not read does not follow it.
+_OVERTAKEN = 16
 # A pause that came once comes again (a batch, a validation): remembered over some 500 reads.
 _PAUSE_KEPT = 0.998
 
@@ -96,8 +98,11 @@ class Pass:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._expected_read = 0
         self._shares: array[float] = array("d")
-        # Passes that read what this one reads, in its order, later.
+        # Passes that read what this one reads, in its order, later; and the one that this one follows.
         self.followers: list[Pass] = []
+        self.leader: Pass | None = None
+        # How far that one was when this one joined it, and how much of what it has not read this one read since.
+        self.joined = self._beyond = 0
         self.expect(agenda)
 
     # -- what is known ------------------------------------------------------------------------------------------
@@ -110,7 +115,8 @@ class Pass:
     @property
     def size(self) -> int:
         """Keys of the whole pass, as far as known."""
-        return max(1, len(self.agenda) + len(self.log) - self._expected_read)
+        count = len(self.agenda) + len(self.log) - self._expected_read
+        return max(1, count if self.leader is None else max(count, self.leader.size))
 
     @property
     def reads(self) -> int:
@@ -125,6 +131,11 @@ class Pass:
     @property
     def order_known(self) -> bool:
         return self.told or (self.order > ORDER_OPEN and len(self.agenda) > 0)
+
+    @property
+    def _known(self) -> int:
+        """How far the order is known: as far as the one that this pass follows has come in it."""
+        return len(self.agenda) if self.leader is None else len(self.leader.log)
 
     @property
     def tolerance(self) -> int:
@@ -146,17 +157,17 @@ class Pass:
     def to_come(self, key: int) -> bool:
         return self.done[key] < 0 <= self.place[key]
 
-    def fits(self, key: int, *, ahead_of_all: bool = False) -> bool:
-        """The key stands about where this pass is in its agenda. `ahead_of_all`: another one is ending, and what that
-        has still to read stands at the end of this one's."""
-        place = self.place[key]
-        if place < 0:
-            return False
-        apart = abs(place - self.frontier)
-        if ahead_of_all:
-            return apart <= self.tolerance
-        # A run that was taken up in mid-epoch comes round to the front.
-        return min(apart, len(self.agenda) - apart) <= self.tolerance
+    def apart(self, key: int) -> int:
+        """How far this expected key stands from where this pass is in its agenda."""
+        return abs(self.place[key] - self.frontier) if self.place[key] >= 0 else len(self.place)
+
+    def is_at(self, key: int) -> bool:
+        """The key stands about where this pass is in its agenda."""
+        return self.apart(key) <= self.tolerance
+
+    def fits(self, key: int) -> bool:
+        """The same, or a run that was taken up in mid-epoch comes round to the front."""
+        return self.place[key] >= 0 and (self.is_at(key) or len(self.agenda) - self.apart(key) <= self.tolerance)
 
     def seconds(self, now: float) -> float:
         """How long a whole pass takes; of a first one as extrapolated, and twice its age while its size is unknown."""
@@ -175,14 +186,17 @@ class Pass:
             return 1.0
         if not self.order_known:
             return max(0.0, (1.0 - self.part) / 2)
+        if place >= self._known:
+            return max(0.0, (len(self.agenda) + self._known) / 2 - self.frontier) / size
         ahead = place - self.frontier
         if self.is_passed_over(key):
             return max(0.0, 1.0 + ahead / size)
         return max(0, ahead) / size
 
     def is_passed_over(self, key: int) -> bool:
-        """Far behind in a known order, as in a run that was taken up in mid-epoch: read when it comes round."""
-        return self.place[key] - self.frontier < -4 * self.tolerance
+        """Far behind in a known order, as in a run that was taken up in mid-epoch: read when it comes round. A read or
+        two do not tell: they may have been another pass' last ones."""
+        return 2 * len(self._recent) > _RECENT and self.place[key] - self.frontier < -4 * self.tolerance
 
     def where(self, key: int) -> int:
         """Where the key stands in the order that this pass has shown; -1: nowhere."""
@@ -211,6 +225,10 @@ class Pass:
             self.order -= _NEWEST * self.order
         self.done[key] = len(self.log)
         self.log.append(key)
+        if self.leader is not None:
+            self._beyond = 0 if self.leader.done[key] >= 0 else self._beyond + 1
+            if self._beyond > _OVERTAKEN:
+                self.leader = None
         for follower in self.followers:
             # One whose job has let go of it hears of no new names.
             follower.grow(len(self.place))
@@ -230,6 +248,16 @@ class Pass:
         return Learned(
             self.sequence(), self.place if self.number > 0 else None, len(self.place), self.seconds(self.last)
         )
+
+    def lead(self, follower: Pass) -> None:
+        follower.leader, follower.joined = self, len(self.log)
+        self.followers.append(follower)
+
+    def disband(self) -> None:
+        """Lead nobody any more."""
+        for follower in self.followers:
+            follower.leader = None
+        self.followers.clear()
 
     def hear(self, key: int, place: int) -> None:
         """The leader has read `key` as its `place`-th: so will this pass."""
@@ -252,7 +280,7 @@ class Pass:
         self.cursor = ahead
         self.again.clear()
         self.behind.clear()
-        self.followers.clear()
+        self.disband()
         self._recent.clear()
         self.frontier = 0
         self.order = self.next_order

@@ -16,8 +16,10 @@ from typing import Protocol
 from outrider.core.datasets import Names
 from outrider.core.epochs import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Pass
 
-# Passes of one client beside each other: a job, one that follows it, and the tail of an epoch that is ending.
-_PASSES_MAX = 3
+# Passes of one client beside each other: a job, those that follow it, and the tail of an epoch that is ending. Each has
+# tables of eight bytes a key, so there are fewer where keys are many.
+_PASSES_MAX, _PASSES_MAX_OF_MANY = 9, 3
+_KEYS_MANY = 100_000
 # So many reads without a repeat, where chance would have brought so many repeats, are an epoch: e**-7 is no chance.
 _CLEAN = 7.0
 # A follower of a known order is believed after nine reads in order.
@@ -109,8 +111,10 @@ class Job:
         """What began with a key read twice and has not gone on for so many reads follows nobody: a sampler that pads
         reads some twice."""
         for one in self.passes[1:]:
-            if not one.trusted and one.passed_over > silent:
+            # Of a pass that is nearly over, another one may have taken the last reads for its own.
+            if one.passed_over > silent and (not one.trusted or (one.agenda and one.left <= one.size // 50)):
                 self.passes.remove(one)
+                one.disband()
                 for leader in self.passes:
                     if one in leader.followers:
                         leader.followers.remove(one)
@@ -131,25 +135,26 @@ class Job:
         unread = [one for one in self.passes if one.unread(key)]
         if len(unread) < 2:
             return unread[0] if unread else None
-        # Who is where this key stands; else the oldest that expects it.
-        for one in unread:
-            if one.trusted and one.order_known and one.fits(key, ahead_of_all=one is not unread[0]):
-                return one
+        # Who is next to where this key stands; else the oldest that expects it.
+        ordered = [one for one in unread if one.trusted and one.order_known]
+        nearest = min(ordered, key=lambda one: one.apart(key), default=None)
+        if nearest is not None and (nearest.is_at(key) or (nearest is unread[0] and nearest.fits(key))):
+            return nearest
         return next((one for one in unread if one.to_come(key)), unread[0])
 
     def _repeated(self, key: int, key_count: int, readers: int, now: float) -> Pass | None:
         """All passes have read this key before."""
         newest = self.passes[-1]
-        tail = 2 * readers + newest.size // 50
-        if newest.trusted and newest.agenda and newest.left <= min(tail, newest.size // 2) and not self.free:
+        tail = min(2 * readers + newest.size // 50, newest.size // 2)
+        if newest.trusted and newest.agenda and newest.left <= tail and newest.leader is None and not self.free:
             return self._follow(newest, key_count, now, trusted=True)
         if self.free:
             # Chance is still at work: watch anew.
             self._restart(key_count, now)
             return self.passes[0]
-        if len(self.passes) >= 2:
+        if len(self.passes) >= 2 and not (newest.trusted and len(self.passes) < self._passes_max(key_count)):
             return None
-        return self._follow(newest, key_count, now, trusted=False)
+        return self._follow(newest.leader or newest, key_count, now, trusted=False)
 
     def _follow(self, leader: Pass, key_count: int, now: float, *, trusted: bool) -> Pass:
         """A pass that begins over what `leader` has read and, if that is the whole of it, what it has left."""
@@ -163,11 +168,14 @@ class Job:
         one.go_on_like(leader)
         one.was_told = trusted and leader.told
         if not trusted:
-            leader.followers.append(one)
+            leader.lead(one)
         self.passes.append(one)
-        if len(self.passes) > _PASSES_MAX:
-            self.passes.pop(0)
+        if len(self.passes) > self._passes_max(key_count):
+            self.passes.pop(0).disband()
         return one
+
+    def _passes_max(self, key_count: int) -> int:
+        return _PASSES_MAX if key_count <= _KEYS_MANY else _PASSES_MAX_OF_MANY
 
     @property
     def _is_told(self) -> bool:
@@ -175,9 +183,11 @@ class Job:
         return any(one.told and one.left > 0 for one in self.passes)
 
     def _is_chance(self) -> bool:
+        if any(one.order > _LEANS for one in self.passes[1:]):
+            return False
         if self._thirds >= 3 and self._thirds > 0.02 * self._reads:
             return True
-        if self._clean >= _CLEAN or any(one.order > _LEANS for one in self.passes[1:]):
+        if self._clean >= _CLEAN:
             return False
         return self._repeats >= 8 and 0.4 * self._by_chance <= self._repeats <= 1.6 * self._by_chance + 3
 
@@ -227,7 +237,7 @@ class Job:
             self._see_whether_proven(one, readers)
         oldest = self.passes[0]
         if len(self.passes) > 1 and oldest.passed_over > max(16, 4 * readers) and oldest is not one:
-            self.passes.pop(0)
+            self.passes.pop(0).disband()
             if not one.told and all(4 * one.place[key] > len(one.agenda) for key in one.log):
                 # It began late in what was read: a run that was taken up again will read what was left of it.
                 one.expect(key for key in oldest.agenda if oldest.unread(key))
@@ -235,9 +245,9 @@ class Job:
                 one.trusted = True
                 one.period_s = max(one.began - oldest.began, 0.0)
             self._clear_evidence()
-        if one.agenda and one.left == 0 and not self._is_guess(one, names):
+        if one.agenda and one.left == 0 and one.leader is None and not self._is_guess(one, names):
             if len(self.passes) > 1 and one is oldest and self.passes[1].trusted and self._tail_of(one):
-                self.passes.pop(0)
+                self.passes.pop(0).disband()
             else:
                 one.begin_next(now)
             self._clear_evidence()
@@ -258,19 +268,21 @@ class Job:
         return one.number == 0 and not one.told and len(one.agenda) < len(names.listed)
 
     def _tail_of(self, one: Pass) -> bool:
-        """Its successor has begun already."""
-        return self.passes[1].number == one.number + 1
+        """Its successor has begun already, and is none that has followed it from its beginning on."""
+        successor = self.passes[1]
+        return successor.number == one.number + 1 and (successor.leader is not one or successor.joined > one.size / 2)
 
     # -- the first pass -----------------------------------------------------------------------------------------
 
     def _learn(self, one: Pass, names: Names, orders: Sequence[Order]) -> None:
         if _ALIKE <= len(one.log) <= 8 * _ALIKE and one.order <= ORDER_LIKELY:
             for order in orders:
-                if order is not one and _alike(one.log[-_ALIKE:], order, len(names.keys)):
+                leader = order.leader or order if isinstance(order, Pass) else order
+                if leader is not one and _alike(one.log[-_ALIKE:], order, len(names.keys)):
                     one.plan(order.sequence(), order=ORDER_LIKELY)
                     one.number, one.period_s = 1, order.period_s
-                    if isinstance(order, Pass) and order.number == 0:
-                        order.followers.append(one)
+                    if isinstance(leader, Pass) and leader.number == 0:
+                        leader.lead(one)
                     return
         rank = names.rank_of(one.log[-1])
         if rank >= 0 and self._part.read(rank, len(names.listed)):
@@ -302,7 +314,7 @@ class Job:
             if one is not None:
                 new.go_on_like(one)
             one = new
-            self.passes = [*self.passes[1 - _PASSES_MAX :], one]
+            self.passes = [*self.passes[1 - self._passes_max(key_count) :], one]
         elif start == 0 and one.told and one.log and _is_another_order(keys, one):
             # The run was begun anew, or its epoch cut short.
             new = Pass((), key_count, now, order=ORDER_UNLIKELY)
