@@ -6,6 +6,8 @@ import pytest
 
 from outrider.simulator.run import Epoch, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Shards, order_of
+from tests.unit.test_ahead_properties import Store
+from tests.unit.test_planner_told import drive, shuffled
 
 SHARDS = Shards(200, 8 * 2**20)
 READERS = 2
@@ -58,3 +60,30 @@ def test_who_has_followed_a_job_that_is_ended_early_goes_on_by_itself(clients: i
     machine = Machine(int(SHARE * SHARDS.count * SHARDS.size), BANDWIDTH * 2 * READERS * READER_BYTES_S)
     for epoch in Simulation(machine, "epoch", [first, second]).run()[2:]:
         assert epoch.hit_ratio > 0.95, epoch
+
+
+def test_the_followers_of_a_job_that_has_gone_read_names_that_it_never_heard_of() -> None:
+    store = Store(60, 1, 20)
+    known, new = store.refs[:40], store.refs[40:]
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in known], 0.0)
+    order = known[::3] + known[1::3] + known[2::3]
+    drive(store, order[:20], "first")
+    drive(store, order[:10], "second")
+    (dataset,) = store.planner.library.datasets()
+    assert dataset.jobs["second"].passes[0].leader is dataset.jobs["first"].passes[0]
+    del dataset.jobs["first"]
+    assert len(drive(store, new, "second")) == len(new)
+
+
+def test_what_a_follower_tells_of_its_order_counts_beyond_what_the_other_has_read() -> None:
+    store = Store(60, 1, 20)
+    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    order = shuffled(store, 1)
+    drive(store, order[:20], "a")
+    drive(store, order[:1], "a")
+    store.planner.told("a", order, store.now, start=0, total=60)
+    told = [one for (dataset,) in [store.planner.library.datasets()] for one in dataset.jobs["a"].passes if one.told]
+    assert [one.leader for one in told] == [None]
+    for _ in range(2):
+        drive(store, order[len(told[0].log) :], "a")
+    assert told[0].number > 1, "its epoch has ended"

@@ -225,12 +225,13 @@ class Pass:
             self.order -= _NEWEST * self.order
         self.done[key] = len(self.log)
         self.log.append(key)
+        # A pass whose job has let go of it hears of no new names.
         if self.leader is not None:
+            self.leader.grow(len(self.done))
             self._beyond = 0 if self.leader.done[key] >= 0 else self._beyond + 1
             if self._beyond > _OVERTAKEN:
                 self.leader = None
         for follower in self.followers:
-            # One whose job has let go of it hears of no new names.
             follower.grow(len(self.place))
             follower.hear(key, len(self.log) - 1)
         gap = now - self.last
@@ -339,7 +340,7 @@ class Pass:
         if not self.told:
             self._untold = self.agenda, self.order, self.number
             self.plan((), order=1.0)
-            self.told, self.number = True, max(1, self.number)
+            self.told, self.number, self.leader = True, max(1, self.number), None
         new = [((start + i + 0.5) / total, key) for i, key in enumerate(keys) if self.place[key] < 0]
         if new and self._shares and new[0][0] <= self._shares[-1]:
             # Workers that tell a piece each, in turn, are about as far: most of what was told stays where it is.
