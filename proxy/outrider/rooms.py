@@ -44,7 +44,7 @@ from outrider.engine.survey import Survey
 from outrider.engine.turns import Turns
 from outrider.engine.verifying import Verifying
 from outrider.engine.warming import Warming
-from outrider.http.access import Access, Loopback, SigV4
+from outrider.http.access import Access, Loopback, SigV4, reader_shown
 from outrider.http.fastlane import FastLane
 from outrider.http.orders import Orders
 from outrider.http.requests import Requests
@@ -215,7 +215,7 @@ def make_rooms(
     overview = Overview(
         metrics, metrics.ledger, planner, ghost, metrics.troubles,
         Prices(settings.price_per_gb, settings.price_per_1000_gets), time.monotonic,
-        capacity_bytes=limits.capacity_bytes, name_of=partial(_reader_shown, _names_of_keys(settings)),
+        capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, _names_of_keys(settings)),
     )  # fmt: skip
     outrider = Outrider(
         settings, metrics, store, catalog, flights, planner, ghost, prefetch, server, steering, credentials, overview
@@ -251,7 +251,7 @@ def _spans(settings: Settings, traces: Traces | None) -> ServerSpans | None:
         return None
     from outrider.http.tracing import ServerSpans
 
-    return ServerSpans(traces.tracer, partial(_reader_shown, _names_of_keys(settings)))
+    return ServerSpans(traces.tracer, partial(reader_shown, _names_of_keys(settings)))
 
 
 def _access(settings: Settings) -> Access:
@@ -268,11 +268,6 @@ def _access(settings: Settings) -> Access:
 def _names_of_keys(settings: Settings) -> dict[str, str]:
     known = settings.known_clients if settings.auth == "sigv4" else ()
     return {client.access_key: client.name for client, _ in known}
-
-
-def _reader_shown(names: dict[str, str], reader: str) -> str:
-    host, _, access_key = reader.partition(" ")
-    return f"{host} {names.get(access_key, '')}".rstrip()
 
 
 async def _save_pins(store: DiskStore, saved: Sequence[SavedPin]) -> None:

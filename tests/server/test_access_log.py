@@ -6,8 +6,10 @@ import http.client
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from outrider.simulator.logs import requests_of
-from tests.support.proxy import ServedProxy
+from tests.support.proxy import ServedProxy, s3_client
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,8 +17,18 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 NAME = "access-log"
+APPS = ["sweep-1", "sweep-2", None]
 READERS = ["127.0.0.1", "127.0.0.2"]
 KEYS = [f"train/{number:03d}.tar" for number in range(3)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    for key in KEYS:
+        client.put_object(Bucket=NAME, Key=key, Body=key.encode())
+    client.close()
 
 
 def read(proxy: ServedProxy, reader: str, key: str) -> str:
@@ -32,11 +44,6 @@ def read(proxy: ServedProxy, reader: str, key: str) -> str:
 
 
 def test_two_addresses_are_two_readers_in_a_simulation_of_the_log(bucket: Bucket, tmp_path: Path) -> None:
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    for key in KEYS:
-        client.put_object(Bucket=NAME, Key=key, Body=key.encode())
-    client.close()
     with ServedProxy(bucket, tmp_path, prefetch="off", freshness="immutable") as proxy:
         seen = []
         for key in KEYS:
@@ -52,3 +59,20 @@ def test_two_addresses_are_two_readers_in_a_simulation_of_the_log(bucket: Bucket
     readers = {request.client for request in requests}
     assert len(readers) == 2
     assert {(request.client, request.key) for request in requests} == {(one, key) for one in readers for key in KEYS}
+
+
+def test_jobs_at_one_address_that_name_themselves_are_readers_of_their_own(bucket: Bucket, tmp_path: Path) -> None:
+    """By AWS_SDK_UA_APP_ID, which any AWS SDK sends, or the client's own setting."""
+    with ServedProxy(bucket, tmp_path, prefetch="off", freshness="immutable") as proxy:
+        for app in APPS:
+            client = s3_client(proxy.endpoint, user_agent_appid=app)
+            for key in KEYS * 2:
+                assert client.get_object(Bucket=NAME, Key=key)["Body"].read() == key.encode()
+                proxy.settle()
+            client.close()
+        shown = {one["name"]: one["requests"] for one in proxy.status()["readers"]}
+    assert shown == {"127.0.0.1": 6, "127.0.0.1 sweep-1": 6, "127.0.0.1 sweep-2": 6}, "hits and misses"
+    lines = proxy.log.read_text().splitlines()
+    told = [json.loads(line).get("app") for line in lines if '"event": "request"' in line]
+    assert told == [app for app in APPS for _ in range(6)]
+    assert len({request.client for request in requests_of(lines)}) == len(APPS)

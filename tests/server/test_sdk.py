@@ -189,6 +189,20 @@ def test_where_signatures_are_wanted_the_keys_of_the_environment_sign(guarded: P
         client.plan(["s3://sdk/a", "s3://else/where"])
 
 
+@pytest.mark.usefixtures("signing")
+def test_a_job_that_names_itself_is_one_reader_by_boto3_and_by_the_sdk(
+    guarded: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SDK_UA_APP_ID", "sweep 7")
+    plans = ToldPlans()
+    guarded.outrider.steering.plans = plans
+    Client(guarded.endpoint).plan("s3://sdk/train-002.tar")
+    guarded.client(("SDKKEY", "sdk/secret")).get_object(Bucket="sdk", Key="train-002.tar")["Body"].read()
+    guarded.settle()
+    assert [piece.client for piece in plans.pieces] == ["127.0.0.1 SDKKEY app/sweep-7"]
+    assert "127.0.0.1 SDKKEY app/sweep-7" in [reader for reader, *_ in guarded.outrider.metrics.ledger.readers()]
+
+
 def test_a_plan_tells_how_far_it_is_and_can_be_taken_back(bucket: Bucket) -> None:
     with Proxy(bucket, prefetch="epoch") as proxy:
         client = Client(proxy.endpoint)

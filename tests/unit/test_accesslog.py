@@ -28,7 +28,7 @@ async def test_lines_of_hits_are_bundled_beside_the_keeper_of_troubles(monkeypat
     with kept_troubles(Troubles()):
         access_log = AccessLog()
         for number in range(3):
-            access_log.hit(subject_of("b", "k"), 0.001, "GET", 206, number, "0F", "-", "::1", "bytes=0-1")
+            access_log.hit(subject_of("b", "k"), 0.001, "GET", 206, number, "0F", "-", "::1", "", "bytes=0-1")
         assert stream.getvalue() == ""
         access_log.flush()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]

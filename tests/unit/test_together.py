@@ -7,7 +7,10 @@ from random import Random
 
 import pytest
 
+from outrider.core import kept
+from outrider.core.epochs import Pass
 from outrider.core.model import ObjectRef
+from outrider.core.offers import Offers, Want
 from tests.unit.test_ahead_properties import Store
 from tests.unit.test_planner_told import drive, ratio, shuffled
 
@@ -81,3 +84,77 @@ def test_an_order_is_worth_more_than_what_is_left_of_the_epoch(kind: str) -> Non
             store.planner.told(f"node {node}", part, store.now, start=0, total=len(part))
         hits = by_turns(store, parts)
     assert ratio(hits) > 0.95
+
+
+def test_clients_beyond_the_bound_take_no_tables_and_share_the_epoch_as_the_others_do() -> None:
+    store = listed(1600)
+    [dataset] = store.planner.library.datasets()
+    for epoch in range(3):
+        order = shuffled(store, epoch)
+        ratios = ratio(by_turns(store, [order[node::80] for node in range(80)]))
+        assert ratios > (0.45 if epoch else 0.35), f"epoch {epoch}"
+        assert len(dataset.jobs) == kept._JOBS_MAX
+
+
+def test_where_names_are_many_fewer_clients_have_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_JOBS_NAMES_MAX", 8 * 400)
+    store = listed(400)
+    [dataset] = store.planner.library.datasets()
+    for number, ref in enumerate(store.refs):
+        drive(store, [ref], f"node {number % 20}")
+    assert len(dataset.jobs) == 8
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_client_that_comes_when_there_are_too_many_takes_the_place_of_who_was_silent_for_longest(told: bool) -> None:
+    """At once, if it tells what it will read: that is worth more than what others may."""
+    store = listed(400)
+    [dataset] = store.planner.library.datasets()
+    for number in range(kept._JOBS_MAX):
+        drive(store, [store.refs[number]], f"node {number}")
+    drive(store, store.refs[100:110], "late")
+    assert "late" not in dataset.jobs
+    if told:
+        store.planner.told("late", store.refs[110:200], store.now, start=0, total=90)
+    else:
+        store.now += 61.0
+    hits = drive(store, store.refs[110:200], "late")
+    assert "late" in dataset.jobs
+    assert "node 0" not in dataset.jobs
+    assert len(dataset.jobs) == kept._JOBS_MAX
+    if told:
+        assert ratio(hits[10:]) > 0.9
+
+
+@pytest.mark.parametrize("nodes", [16, 40])
+def test_many_share_epochs_as_a_few_do(nodes: int) -> None:
+    """Of so many there is always one whose reads look like those of another epoch, or of another node."""
+    store = listed(800)
+    for epoch in range(3):
+        order = shuffled(store, epoch)
+        ratios = ratio(by_turns(store, [order[node::nodes] for node in range(nodes)]))
+        assert ratios > (0.5 if epoch else 0.35), f"epoch {epoch}"
+
+
+def test_of_many_jobs_each_thought_looks_at_some_and_all_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered: list[int] = []
+    wants, offer = Offers.wants, Offers._offer
+
+    def counted(self: Offers, dataset: kept.Dataset, one: Pass) -> object:
+        offered[-1] += 1
+        return offer(self, dataset, one)
+
+    def thought(self: Offers, now: float, free_bytes: int, blocks: int) -> list[Want]:
+        offered.append(0)
+        found = wants(self, now, free_bytes, blocks)
+        offered[-1] //= 1 + len(found)
+        return found
+
+    monkeypatch.setattr(Offers, "_offer", counted)
+    monkeypatch.setattr(Offers, "wants", thought)
+    store = listed(160)
+    orders = [shuffled(store, job) for job in range(20)]
+    by_turns(store, orders)
+    hits = by_turns(store, orders)
+    assert max(offered) == 16
+    assert min(ratio(hits[job::20]) for job in range(20)) > 0.9

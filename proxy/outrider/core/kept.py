@@ -23,6 +23,10 @@ _SILENCE_S, _PAUSES = 1.0, 2.0
 # A job that was silent for so long, and for two of its passes, is over.
 _OVER_S = 900.0
 _ORDERS_MAX = 2
+# Jobs at once, fewer where names are many: each has a table or two of 16 bytes a name, and is asked with each read.
+_JOBS_MAX, _JOBS_NAMES_MAX = 64, 8_000_000
+# A job that is silent for so long makes room for another one.
+_MAKES_ROOM_S = 60.0
 # After a LIST that failed; twice as long after each in a row.
 _LIST_REST_S, _LIST_REST_MAX_S = 60.0, 3600.0
 # Ranks looked at again with each read.
@@ -131,8 +135,9 @@ class Dataset:
     def passes(self) -> list[Pass]:
         if self._passes is None:
             each, together = self._passes_of_each(), self._together.passes if self._together is not None else []
-            # An order, of whomever, tells more than what is left of the epoch of all.
-            self._sharing = bool(together) and not any(one.order_known for one in each)
+            # An order, of whomever, tells more than what is left of the epoch of all. Not one that a read or two
+            # suggest: of many clients there is always one whose reads do.
+            self._sharing = bool(together) and not any(one.trusted and one.order_known for one in each)
             self._passes = together if self._sharing else each
         return self._passes
 
@@ -156,19 +161,18 @@ class Dataset:
     def opened(self, client: str, key: int, readers: int, now: float) -> None:
         self.active_at = now
         job = self.jobs.get(client)
+        if job is None and self._has_room(now):
+            job = self._begin_job(client, now)
         self._sweep_some(now)
-        if job is None:
-            self._end_old(now)
-            job = self.jobs[client] = Job(client, now)
         if len(self.jobs) > 1 and self._together is None:
             self._together = Together(self.jobs.values(), self.names, now)
-        before = len(job.predicting)
-        job.opened(key, self.names, readers, self.orders() if before < 2 else (), now)
+        if job is not None:
+            job.opened(key, self.names, readers, self.orders() if len(job.predicting) < 2 else (), now)
         if self._together is not None:
             self._together.opened(client, key, self.names, readers, now)
         self._passes = None
         passes = self.passes()
-        if mine := passes if self._sharing else job.predicting:
+        if mine := passes if self._sharing else job.predicting if job is not None else ():
             self._clock += 1.0 / (mine[0].size * len(passes))
         kept = self.kept.get(key)
         if kept is not None:
@@ -178,9 +182,7 @@ class Dataset:
             self.rank(kept, now)
 
     def told(self, client: str, keys: Sequence[int], start: int, total: int, now: float) -> Pass:
-        job = self.jobs.get(client)
-        if job is None:
-            job = self.jobs[client] = Job(client, now)
+        job = self.jobs.get(client) or self._begin_job(client, now)
         one = job.told(keys, start, total, len(self.names.keys), now)
         self.active_at = now
         if len(keys) >= len(self.kept):
@@ -210,12 +212,34 @@ class Dataset:
         for kept in self.kept.values():
             self.rank(kept, now)
 
+    @property
+    def _jobs_max(self) -> int:
+        return max(2, min(_JOBS_MAX, _JOBS_NAMES_MAX // max(1, len(self.names.keys))))
+
+    def _has_room(self, now: float) -> bool:
+        """For another job; else what its client reads is heard of as one of many clients' reads alone."""
+        return len(self.jobs) < self._jobs_max or now - self._most_silent.last > _MAKES_ROOM_S
+
+    @property
+    def _most_silent(self) -> Job:
+        return min(self.jobs.values(), key=lambda job: job.last)
+
+    def _begin_job(self, client: str, now: float) -> Job:
+        self._end_old(now)
+        while len(self.jobs) >= self._jobs_max:
+            self._end(self._most_silent)
+        job = self.jobs[client] = Job(client, now)
+        return job
+
+    def _end(self, job: Job) -> None:
+        del self.jobs[job.client]
+        self._passes = None
+        self._learn(job)
+
     def _end_old(self, now: float) -> None:
-        for client, job in list(self.jobs.items()):
+        for job in list(self.jobs.values()):
             if now - job.last > max([_OVER_S, *(2 * one.seconds(one.last) for one in job.passes)]):
-                del self.jobs[client]
-                self._passes = None
-                self._learn(job)
+                self._end(job)
         if len(self.jobs) < 2:
             self._together = None
 

@@ -70,7 +70,7 @@ class Offers:
         self._disk_bytes = disk_bytes
         self._now = 0.0
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
-        self._turn = 0
+        self._turn = self._pass_turn = 0
         # In one thought: so many bytes had no room, in place of what is needed later than that.
         self._no_room = _FAREST, _FAREST
 
@@ -91,6 +91,10 @@ class Offers:
             return wants
         active = [(dataset, one) for dataset in self._attended() if self._may_fetch(dataset)
                   for one in dataset.passes() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
+        if len(active) > 2 * _ATTENDED:
+            # Each thought would cost as much as there are jobs; all have their turn within a few reads.
+            self._pass_turn = (self._pass_turn + 2 * _ATTENDED) % len(active)
+            active = (active + active)[self._pass_turn : self._pass_turn + 2 * _ATTENDED]
         offers: list[_Offer] = []
         anew = active
         while anew and self._handed.blocks < blocks:

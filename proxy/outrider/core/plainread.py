@@ -15,6 +15,7 @@ from typing import NamedTuple
 from outrider.core import ranges
 from outrider.core.model import Headers
 from outrider.core.ranges import RangeSpec
+from outrider.core.useragent import app_of
 
 HEAD_BYTES_MAX = 8192
 
@@ -45,6 +46,7 @@ class _Meaning(NamedTuple):
     host: str
     if_match: str | None
     checksums: bool
+    app: str
 
 
 # By all fields of a request but its Range: many clients send the same ones each time, and to read them one by one is a
@@ -58,7 +60,7 @@ _MEANING_BYTES_MAX = 2048
 class PlainRead:
     """A GET or HEAD whose answer hangs on nothing but these and, where signatures count, on `headers`.
 
-    `fields`: all header lines, and the empty one. `span`: what `range` names.
+    `fields`: all header lines, and the empty one. `app`: see `useragent.app_of`. `span`: what `range` names.
     """
 
     method: str
@@ -68,6 +70,7 @@ class PlainRead:
     host: str
     if_match: str | None
     checksums: bool
+    app: str
     range: str | None
     span: RangeSpec | None
 
@@ -131,7 +134,10 @@ def _meaning_of(fields: bytes) -> _Meaning | None:
             return None
     if "host" not in said:
         return None
-    meaning = _Meaning(said["host"], said.get("if-match"), "x-amz-checksum-mode" in said)
+    agent = said.get("user-agent", "")
+    # Most name none.
+    app = app_of(agent) if "app/" in agent else ""
+    meaning = _Meaning(said["host"], said.get("if-match"), "x-amz-checksum-mode" in said, app)
     if _EACH_TIME_ANOTHER.isdisjoint(said) and len(fields) <= _MEANING_BYTES_MAX:
         if len(_MEANINGS) >= _MEANINGS_MAX:
             _MEANINGS.clear()

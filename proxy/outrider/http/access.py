@@ -20,6 +20,8 @@ from outrider.ports import Clock
 
 # Presigned URLs of which one look was enough: some 2 KiB each.
 _PROVED_MAX = 1024
+# What stands before an app in a reader's name, as in a User-Agent.
+_APP = "app/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,23 @@ class Who:
     payload: Payload
 
 
-def reader_name(who: Who, address: str) -> str:
-    """Who reads, as far as a proxy can tell jobs apart: the address that he comes from, and the key that he signs with.
+def reader_name(who: Who, address: str, app: str) -> str:
+    """Who reads, as far as a proxy can tell jobs apart: the address that he comes from, the key that he signs with, and
+    what he calls himself.
 
-    One name for all connections, processes and workers of a job in a pod. `address`: see `Wire`.
+    One name for all connections, processes and workers of a job in a pod. `address`: see `Wire`. `app`: see
+    `useragent.app_of`.
     """
-    return f"{address} {who.client.access_key}" if who.client else address
+    name = f"{address} {who.client.access_key}" if who.client else address
+    return f"{name} {_APP}{app}" if app else name
+
+
+def reader_shown(names: Mapping[str, str], reader: str) -> str:
+    """A reader's name as people may see it: `names` has what stands for each access key."""
+    address, *rest = reader.split(" ")
+    # No access key has a slash in it, as its place in a signature is between two.
+    shown = (one.removeprefix(_APP) if one.startswith(_APP) else names.get(one, "") for one in rest)
+    return " ".join(filter(None, (address, *shown)))
 
 
 class Access(Protocol):

@@ -42,10 +42,10 @@ class AccessLog:
         log.info("request", extra=facts)
 
     def hit(self, subject: str, seconds: float, method: str, status: int, count: int, request_id: str, client: str,
-            address: str, asked_range: str | None) -> None:  # fmt: skip
+            address: str, app: str, asked_range: str | None) -> None:  # fmt: skip
         """A read that was answered at once. `subject`: what `subject_of` made."""
         if self._write is None:
-            self._record(subject, seconds, method, status, count, request_id, client, address, asked_range)
+            self._record(subject, seconds, method, status, count, request_id, client, address, app, asked_range)
             return
         now = time.time()
         second = int(now)
@@ -56,7 +56,7 @@ class AccessLog:
         self._lines.append(
             f'{{"time": "{self._clock_text}.{int((now - second) * 1000):03d}Z", "level": "info", "event": "request", '
             f'"request": "{request_id}", "op": "{method.lower()}", "method": "{method}", "status": {status}, '
-            f'"cache": "HIT", "bytes": {count}, "seconds": {seconds:.6f}, {_asker(client, address)}, '
+            f'"cache": "HIT", "bytes": {count}, "seconds": {seconds:.6f}, {_asker(client, address, app)}, '
             f"{subject}{ranged}}}\n"
         )
         if len(self._lines) >= _LINES_MAX:
@@ -65,13 +65,13 @@ class AccessLog:
             self._flushing = asyncio.get_running_loop().call_later(_DELAY_S, self.flush)
 
     def _record(self, subject: str, seconds: float, method: str, status: int, count: int, request_id: str, client: str,
-                address: str, asked_range: str | None) -> None:  # fmt: skip
+                address: str, app: str, asked_range: str | None) -> None:  # fmt: skip
         if not log.isEnabledFor(logging.INFO):
             return
         facts: dict[str, object] = {
             "request": request_id, "op": method.lower(), "method": method, "status": status, "cache": "HIT",
             "bytes": count, "seconds": round(seconds, 6), "client": client, "address": address,
-            **json.loads(f"{{{subject}}}"),
+            **app_said(app), **json.loads(f"{{{subject}}}"),
         }  # fmt: skip
         if asked_range is not None:
             facts["range"] = asked_range
@@ -91,9 +91,14 @@ def subject_of(bucket: str, key: str) -> str:
     return f'"bucket": {json.dumps(bucket)}, "key": {json.dumps(key)}'
 
 
+def app_said(app: str) -> dict[str, str]:
+    """What a line says of the app that the client has named; most name none (see `useragent.app_of`)."""
+    return {"app": app} if app else {}
+
+
 @lru_cache(maxsize=256)
-def _asker(client: str, address: str) -> str:
-    return f'"client": {json.dumps(client)}, "address": {json.dumps(address)}'
+def _asker(client: str, address: str, app: str) -> str:
+    return json.dumps({"client": client, "address": address, **app_said(app)})[1:-1]
 
 
 def _line_writer() -> Callable[[str], None] | None:

@@ -101,6 +101,7 @@ class Begun:
     started: float
     client: str
     address: str
+    app: str
     reader: str
     away_s: float = 0.0
     """For how long the connection had asked for nothing before."""
@@ -315,12 +316,12 @@ class FastLane:
         self._first_byte_s[read.method.lower()].observe(seconds)
         version = subject.known.version
         client = who.client.name if who.client is not None else "-"
-        reader = reader_name(who, wire.address)
+        reader = reader_name(who, wire.address, read.app)
         if taken < len(head) or sent < extent.length:
             rest = Extent(extent.start + sent, extent.stop)
             operation = replace(subject.operation, kind=Kind(read.method.lower()), method=read.method)
             return Begun(operation, version, head[taken:], rest, read.range, status, sent, request_id, started, client,
-                         wire.address, reader, min(started - wire.ended, AWAY_S_MAX), disk_failed=disk_failed,
+                         wire.address, read.app, reader, min(started - wire.ended, AWAY_S_MAX), disk_failed=disk_failed,
                          first_byte_s=seconds,
                          traced=read.trace_headers() if self._spans is not None else ())  # fmt: skip
         answered = (read.method, status)
@@ -340,13 +341,13 @@ class FastLane:
         if extent.length:
             self._note(reader, version, extent)
         self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id, client, wire.address,
-                             read.range)  # fmt: skip
+                             read.app, read.range)  # fmt: skip
         if self._spans is not None:
             span = self._spans.begin(read.method, read.trace_headers(), started, current=False)
             if span.is_recording():
                 end = Ended(request_id, read.method.lower(), read.method, subject.operation, read.range, client,
                             wire.address, status, "HIT", Counter(disk=sent), started, None, reader,
-                            first_byte_s=seconds)  # fmt: skip
+                            app=read.app, first_byte_s=seconds)  # fmt: skip
                 self._spans.ended(end, span)
         return True
 

@@ -28,6 +28,7 @@ from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.postform import is_form
 from outrider.core.s3wire import Forgets, Kind, Operation
 from outrider.core.sigv4 import SignedRequest
+from outrider.core.useragent import app_of
 from outrider.engine.asking import OriginRefused
 from outrider.engine.forms import incoming_form
 from outrider.engine.forwards import Forwards
@@ -72,6 +73,8 @@ class _Asked:
     started: float = field(default_factory=time.perf_counter)
     operation: Operation | None = None
     client: str = "-"
+    app: str = ""
+    """See `useragent.app_of`."""
     who: str | None = None
     """Who asks to read (see `access.reader_name`); None: nobody does, or it is not known yet."""
     away_s: float = 0.0
@@ -191,7 +194,7 @@ class Requests:
         self._access.check_sender(asked.headers)
         target = request.raw_path
         path, _, query = target.partition("?")
-        host = next((value for name, value in asked.headers if name == "host"), "")
+        host, asked.app = _first(asked.headers, "host"), app_of(_first(asked.headers, "user-agent"))
         if (steered := s3wire.steering_of(request.method, target, host, self._domains)) is not None:
             return await self._steer(asked, steered, SignedRequest(request.method, path, query, asked.headers))
         operation = s3wire.classify(request.method, target, asked.headers, self._domains)
@@ -211,7 +214,7 @@ class Requests:
             if s3wire.is_warming_head(operation, asked.headers):
                 self._warm(operation.ref)
             return await self._forward(asked, operation, who)
-        asked.who = reader_name(who, asked.wire.address)
+        asked.who = reader_name(who, asked.wire.address, asked.app)
         plain = dict(asked.headers)
         try:
             if operation.kind is Kind.HEAD:
@@ -234,7 +237,7 @@ class Requests:
             with self._buffers.held(_most(length, limit)):
                 return (await whole_body(asked.headers, who.payload, who.identity, body, length, limit=limit))[0]
 
-        client = reader_name(who, asked.wire.address)
+        client = reader_name(who, asked.wire.address, asked.app)
         answer = await self._steering.answer(Steered(operation, asked.headers, who, client, read_body))
         return self._reply(asked, answer.status, answer.headers, answer.body, None)
 
@@ -251,7 +254,7 @@ class Requests:
     def _resumed(self, asked: _Asked, begun: Begun) -> Reply:
         """What the fast lane began, and its socket did not take at once."""
         asked.operation, asked.cache = begun.operation, CacheStatus.HIT
-        asked.id, asked.started, asked.client = begun.request_id, begun.started, begun.client
+        asked.id, asked.started, asked.client, asked.app = begun.request_id, begun.started, begun.client, begun.app
         self._begun_again(begun)
         asked.reader = asked.who = begun.reader
         asked.away_s, asked.first_byte_s = begun.away_s, begun.first_byte_s
@@ -337,7 +340,7 @@ class Requests:
             Ended(
                 asked.id, asked.op, asked.request.method, asked.operation, dict(asked.headers).get("range"),
                 asked.client, asked.wire.address, status, asked.cache.value, sent, asked.started, cut, asked.who,
-                asked.away_s, asked.wire.full_s - asked.full_s, asked.first_byte_s,
+                asked.away_s, asked.wire.full_s - asked.full_s, asked.app, asked.first_byte_s,
             ),
             asked.span,
         )  # fmt: skip
@@ -365,7 +368,7 @@ class Requests:
             Ended(
                 begun.request_id, operation.kind.value, operation.method, operation, begun.asked_range, begun.client,
                 begun.address, begun.status, CacheStatus.HIT.value, sent, begun.started, cut, begun.reader,
-                begun.away_s, begun.full_s, begun.first_byte_s,
+                begun.away_s, begun.full_s, begun.app, begun.first_byte_s,
             ),
             span,
         )  # fmt: skip
@@ -378,6 +381,10 @@ def _most(length: int | None, limit: int) -> int:
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:
     yield body
+
+
+def _first(headers: Headers, name: str) -> str:
+    return next((value for known, value in headers if known == name), "")
 
 
 def _has(headers: Headers, name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from outrider.core.ledger import Sums, dataset_of
 from outrider.core.s3wire import Kind, Operation
-from outrider.http.accesslog import AccessLog
+from outrider.http.accesslog import AccessLog, app_said
 from outrider.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Ended:
     """For how long his connection had asked for nothing before."""
     full_s: float = 0.0
     """For how long his socket was full meanwhile."""
+    app: str = ""
+    """See `useragent.app_of`."""
     first_byte_s: float | None = None
     """From its start until the head of the answer was certain; None: a refusal of our own, or no answer."""
 
@@ -87,7 +89,7 @@ class Tally:
         facts: dict[str, object] = {
             "request": end.request_id, "op": end.op, "method": end.method, "status": end.status, "cache": end.cache,
             "bytes": end.sent.total(), "seconds": round(seconds, 6), "client": end.client,
-            "address": end.address,
+            "address": end.address, **app_said(end.app),
         }  # fmt: skip
         if end.operation is not None:
             facts["bucket"], facts["key"] = end.operation.bucket, end.operation.key

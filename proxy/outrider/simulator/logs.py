@@ -41,7 +41,7 @@ def _read(lines: Iterable[str]) -> Iterator[tuple[float, str, str, str, Extent]]
         start = _start_of(said.get("range"))
         if start is not None:
             extent = Extent(start, start + int(said["bytes"]))
-            who = f"{said.get('address', '')} {said.get('client', '-')}"
+            who = f"{said.get('address', '')} {said.get('client', '-')} {said.get('app', '')}"
             yield ended - float(said["seconds"]), who, said["bucket"], said["key"], extent
 
 

@@ -1,0 +1,66 @@
+"""The name that a job gives itself by the SDKs' own setting, as boto3 and our SDK send it."""
+
+from __future__ import annotations
+
+import pytest
+from botocore.config import Config
+from botocore.session import Session
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.grants import Client
+from outrider.core.payload import UNSIGNED
+from outrider.core.plainread import recognise
+from outrider.core.sigv4 import Identity
+from outrider.core.useragent import app_of
+from outrider.http.access import Who, reader_name, reader_shown
+from outrider_sdk.s3port import _app_of
+
+NOBODY = Who(None, None, UNSIGNED)
+
+
+def sent_by_boto3(app: str) -> str:
+    client = Session().create_client(
+        "s3", "us-east-1", config=Config(user_agent_appid=app), aws_access_key_id="AK", aws_secret_access_key="secret"
+    )
+    try:
+        return str(client.meta.config.user_agent)
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("app", ["sweep-7", "a b/c", "#1, of 4!", "x" * 128])
+def test_boto3_and_our_sdk_tell_the_same_name(app: str) -> None:
+    told = app_of(sent_by_boto3(app))
+    assert told
+    assert told == _app_of({"AWS_SDK_UA_APP_ID": app})
+    assert told == app_of(f"outrider-sdk app/{told}")
+
+
+def test_who_names_nothing_has_no_name() -> None:
+    assert app_of(sent_by_boto3("")) == app_of("") == _app_of({}) == ""
+
+
+@pytest.mark.parametrize("text", ["myapp/1", "x app/", "x app/a\tb y", 'app/"quoted"', f"app/{'x' * 129}", "app/é"])
+def test_what_no_sdk_sends_is_no_name(text: str) -> None:
+    assert app_of(text) == ""
+
+
+@given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=80))
+def test_a_name_is_one_word_of_what_was_sent(text: str) -> None:
+    app = app_of(text)
+    assert not app or (f"app/{app}" in text.split(" "))
+    read = recognise(f"GET /b/k HTTP/1.1\r\nHost: h\r\nUser-Agent: {text}\r\n\r\n".encode())
+    assert read is None or read.app == app
+
+
+@pytest.mark.parametrize("app", ["", "sweep-7"])
+@pytest.mark.parametrize("key", [None, "VISIONTEAM"])
+def test_a_reader_is_shown_by_names_and_never_by_his_key(key: str | None, app: str) -> None:
+    who = NOBODY if key is None else Who(Client("vision", key, ()), Identity(key, UNSIGNED, "", b"", "", ""), UNSIGNED)
+    shown = reader_shown({"VISIONTEAM": "vision"}, reader_name(who, "::1", app))
+    assert shown == " ".join(part for part in ("::1", key and "vision", app) if part)
+
+
+def test_a_reader_whose_key_is_gone_is_shown_without_it() -> None:
+    assert reader_shown({}, "10.0.0.1 OLDKEY app/a") == "10.0.0.1 a"
