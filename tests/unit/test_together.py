@@ -158,3 +158,13 @@ def test_of_many_jobs_each_thought_looks_at_some_and_all_have_their_turn(monkeyp
     hits = by_turns(store, orders)
     assert max(offered) == 16
     assert min(ratio(hits[job::20]) for job in range(20)) > 0.9
+
+
+def test_that_clients_come_and_go_takes_no_memory() -> None:
+    store = listed(400)
+    for number, ref in enumerate([ref for epoch in range(3) for ref in shuffled(store, epoch)]):
+        drive(store, [ref], f"pod {number}")
+    [dataset] = store.planner.library.datasets()
+    assert dataset._together is not None
+    assert len(dataset._together._own) < 100
+    assert len(dataset.jobs) == kept._JOBS_MAX

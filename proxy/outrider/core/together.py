@@ -53,8 +53,9 @@ class Together:
     def opened(self, client: str, key: int, names: Names, readers: int, now: float) -> None:
         if not names.listed:
             return
-        self._by_chance += (self._own.total() - self._own[client]) / len(names.keys)
-        self._own[client] += 1
+        if self._by_chance < _NO_CHANCE:
+            self._by_chance += (self._own.total() - self._own[client]) / len(names.keys)
+            self._own[client] += 1
         self._job.opened(key, names, readers, (), now)
         if self._by_chance < _NO_CHANCE and not all(one.trusted for one in self._job.passes):
             # Each reads for himself.
