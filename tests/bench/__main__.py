@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tests.bench import clients, pipeline, report, upkeep
+from tests.bench.goals import NAMES, PIPELINE, UPKEEP
 from tests.bench.loads import LOADS
 from tests.bench.peers import ALL
 from tests.bench.plot import plot
@@ -32,9 +33,6 @@ from tests.support.simulator_process import SimulatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-PIPELINE, UPKEEP = "pipeline", "memory"
-NAMES = [*(load.name for load in LOADS), PIPELINE, UPKEEP]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +96,7 @@ def run(chosen: argparse.Namespace, console: Console) -> tuple[Results, list[str
 def _tell(results: Results, notes: list[str], chosen: argparse.Namespace, console: Console) -> None:
     loads = [load for load in LOADS if results.targets(load.name)]
     grids = [*(report.load_grid(load, results) for load in loads), *report.figure_grids(results)]
-    grids.append(report.goals_grid(results))
+    grids.append(report.goals_grid(results, chosen.only))
     machine = report.machine()
     if chosen.markdown:
         print("\n".join(f"- {name}: {value}" for name, value in machine.items()), end="\n\n")
@@ -111,7 +109,7 @@ def _tell(results: Results, notes: list[str], chosen: argparse.Namespace, consol
         for note in notes:
             console.print(escape(note))
     if chosen.json:
-        chosen.json.write_text(json.dumps(report.as_json(results, machine, notes), indent=1) + "\n")
+        chosen.json.write_text(json.dumps(report.as_json(results, chosen.only, machine, notes), indent=1) + "\n")
     if chosen.plot:
         plot(results, loads, chosen.plot)
 

@@ -15,6 +15,7 @@ from tests.bench.targets import (
     Direct,
     Outrider,
     OutriderSigV4,
+    OutriderTwoLoops,
     Target,
     lacks_program,
 )
@@ -245,5 +246,5 @@ class S3fs(Target):
 
 
 ALL: tuple[type[Target], ...] = (
-    Outrider, OutriderSigV4, Direct, Rclone, NginxCache, JuiceFS, S3fs, NginxStatic
+    Outrider, OutriderTwoLoops, OutriderSigV4, Direct, Rclone, NginxCache, JuiceFS, S3fs, NginxStatic
 )  # fmt: skip

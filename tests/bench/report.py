@@ -21,6 +21,8 @@ from tests.bench.targets import OUTRIDER
 from tests.support.child import program
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tests.bench.loads import Load
 from tests.bench.results import Results
 
@@ -116,21 +118,21 @@ def _amount(name: str, value: float) -> str:
     return f"{value / 1e6:.0f} MB" if name.startswith("RSS") else f"{value:.2f} s"
 
 
-def goals_grid(results: Results) -> Grid:
-    return Grid("goals", ("what", "goal", "measured", "met"), tuple(_cells(goal) for goal in goals(results)))
+def goals_grid(results: Results, of: Collection[str]) -> Grid:
+    return Grid("goals", ("what", "goal", "measured", "met"), tuple(_cells(goal) for goal in goals(results, of)))
 
 
 def _cells(goal: Goal) -> tuple[str, str, str, str]:
     return goal.what, goal.goal, goal.measured or "-", _MET[goal.met]
 
 
-def as_json(results: Results, machine: dict[str, str], notes: list[str]) -> dict[str, Any]:
+def as_json(results: Results, of: Collection[str], machine: dict[str, str], notes: list[str]) -> dict[str, Any]:
     return {
         "machine": machine,
         "notes": notes,
         "samples": [asdict(sample) for sample in results.samples],
         "figures": results.figures,
-        "goals": [asdict(goal) for goal in goals(results)],
+        "goals": [asdict(goal) for goal in goals(results, of)],
     }
 
 

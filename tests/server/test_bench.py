@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import procs, report, upkeep
-from tests.bench.goals import goals
+from tests.bench.goals import NAMES, goals
 from tests.bench.loads import LOADS, Load, measured, warm_up
 from tests.bench.peers import ALL, NginxStatic
 from tests.bench.results import Results, Sample
@@ -106,7 +106,7 @@ def sample(load: str, target: str, **figures: float) -> Sample:
 
 
 def test_each_promise_has_its_row_measured_or_not() -> None:
-    rows = goals(Results())
+    rows = goals(Results(), NAMES)
     assert [row.met for row in rows] == [None] * len(rows)
     assert len({(row.what, row.goal) for row in rows}) == len(rows)
     named = "\n".join(f"{row.what} {row.goal}" for row in rows)
@@ -116,6 +116,9 @@ def test_each_promise_has_its_row_measured_or_not() -> None:
         "out of order", "WebDataset pipeline", "memory, loaded", "memory, idle", "ready, empty", "ready, 100,000",
     ):  # fmt: skip
         assert promise in named
+    assert {row.load for row in rows} == set(NAMES)
+    asked = ["stream-8", "first-byte"]
+    assert [row.load for row in goals(Results(), asked)] == ["stream-8", "stream-8", "first-byte"], "who asks for a few"
 
 
 def test_a_goal_is_met_or_not_by_the_median_of_its_rounds() -> None:
@@ -123,7 +126,7 @@ def test_a_goal_is_met_or_not_by_the_median_of_its_rounds() -> None:
     results.samples += [sample("range-16", OUTRIDER, requests=count) for count in (599, 10, 600)]
     results.samples += [sample("first-byte", DIRECT), sample("first-byte", OUTRIDER, p50_s=0.0549)]
     results.figures |= {upkeep.IDLE_RSS: 61e6, upkeep.FULL_START: 0.6}
-    told = {(row.what, row.goal): (row.measured, row.met) for row in goals(results)}
+    told = {(row.what, row.goal): (row.measured, row.met) for row in goals(results, NAMES)}
     assert told["64 KiB ranges, connections: 16", f">= 0.6 x {STATIC}"] == ("0.60 x", False)
     assert told["64 KiB ranges, connections: 16, sigv4", f">= 0.35 x {STATIC}"] == ("0.35 x", True)
     assert told["cold first byte, p50", "<= direct + 5 ms"] == ("+4.9 ms", True)
