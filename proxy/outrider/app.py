@@ -140,7 +140,7 @@ async def _recover(outrider: Outrider, recovery: Recovery) -> None:
 async def _tick(prefetch: Prefetch, overview: Overview) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
-        prefetch.tick()
+        await prefetch.tick()
         overview.tick()
 
 

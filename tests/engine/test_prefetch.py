@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,7 +101,7 @@ async def test_of_a_plan_that_is_withdrawn_only_what_is_on_its_way_is_brought(ma
         assert room.prefetch.withdraw(telling, ()) == COUNT
         gate.set()
         await room.tasks.settle()
-        room.prefetch.tick()
+        await room.prefetch.tick()
         await room.tasks.settle()
         brought = {request.key for request in room.origin.log if request.key}
         assert brought <= {ref.key for ref in REFS[:2]}
@@ -236,7 +237,7 @@ async def test_without_prefetch_of_epochs_nothing_is_brought_that_was_not_asked_
         tell(room)
         for ref in REFS[:4]:
             assert await read(room, ref) == "MISS"
-            room.prefetch.tick()
+            await room.prefetch.tick()
             await room.tasks.settle()
         assert {request.key for request in room.origin.log} == {ref.key for ref in REFS[:4]}
 
@@ -253,7 +254,7 @@ async def test_prefetching_ends_within_a_second_of_its_readers(making: Making) -
         await read(room, REFS[1])
         room.clock.advance(2.0)
         gate.set()
-        room.prefetch.tick()
+        await room.prefetch.tick()
         await room.tasks.settle()
         assert gets(room) <= before + 2, "only what was under way already"
 
@@ -294,7 +295,7 @@ async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room:
     async with asyncio.timeout(60):
         await room.tasks.settle()
     tried = len(room.origin.log)
-    room.prefetch.tick()
+    await room.prefetch.tick()
     await room.tasks.settle()
     assert len(room.origin.log) == tried, "a failure is followed by a rest"
     room.origin.faults.clear()
@@ -302,7 +303,7 @@ async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room:
     for ref in REFS:
         room.clock.advance(10.0)
         tell(room, REFS)
-        room.prefetch.tick()
+        await room.prefetch.tick()
         await room.tasks.settle()
         seen.append(await read(room, ref))
         await room.tasks.settle()
@@ -332,7 +333,7 @@ async def test_where_nothing_may_be_kept_prefetching_rests(room: Engine) -> None
     room.store.admitting = True
     room.clock.advance(10.0)
     tell(room)
-    room.prefetch.tick()
+    await room.prefetch.tick()
     await room.tasks.settle()
     assert await read(room, REFS[0]) == "HIT"
 
@@ -343,7 +344,7 @@ async def tries(room: Engine, seconds: float) -> list[float]:
     while room.clock() <= began + seconds:
         before = len(room.origin.log)
         tell(room)
-        room.prefetch.tick()
+        await room.prefetch.tick()
         await room.tasks.settle()
         if len(room.origin.log) > before:
             asked.append(round(room.clock() - began, 1))
@@ -389,7 +390,7 @@ async def test_an_origin_that_is_busy_is_asked_again_after_a_rest_and_nothing_is
         for _ in range(10):
             await room.tasks.settle()
             room.clock.advance(0.02)
-            room.prefetch.tick()
+            await room.prefetch.tick()
         room.origin.faults.clear()
         room.clock.advance(5.0)
         for _ in range(10):
@@ -411,7 +412,7 @@ async def test_an_object_that_has_changed_is_brought_as_it_is_now(making: Making
             # No read forgets it for the fill; only the fill has been told that it changed.
             room.clock.advance(10.0)
             room.planner.told("another", REFS, room.clock())
-            room.prefetch.tick()
+            await room.prefetch.tick()
             await room.tasks.settle()
         assert room.prefetch._is_here(REFS[1])
 
@@ -442,14 +443,47 @@ async def test_of_a_storm_of_hits_a_tick_hears_a_few_and_the_oldest_beyond_a_bou
 ) -> None:
     for number in range(20_000):
         room.prefetch.note(CLIENT, many(number), Extent(0, 100))
-    room.prefetch.tick()
+    await room.prefetch.tick()
     assert len(room.planner.library) == 256
     for _ in range(20_000 // 256):
-        room.prefetch.tick()
+        await room.prefetch.tick()
     assert len(room.planner.library) == 16_384
     [dataset] = room.planner.library.datasets()
     assert dataset.names.keys[0] == many(20_000 - 16_384).ref.key
     assert dataset.names.keys[-1] == many(19_999).ref.key
+    await room.tasks.settle()
+
+
+async def test_others_have_their_turns_while_a_storm_of_hits_is_heard_and_most_of_the_time(
+    room: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, asked, event_s = [], room.planner.asked, 0.0004
+
+    def takes_long(client: str, ref: ObjectRef, *rest: Any) -> Extent | None:
+        room.clock.advance(event_s)
+        heard.append(ref)
+        return asked(client, ref, *rest)
+
+    async def others() -> None:
+        while True:
+            turns.append(room.clock())
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(room.planner, "asked", takes_long)
+    turns: list[float] = []
+    for number in range(100):
+        room.prefetch.note(CLIENT, many(number), Extent(0, 100))
+    beside = asyncio.create_task(others())
+    ticks, done = 0, False
+    while not done:
+        began = room.clock()
+        done = await room.prefetch.tick()
+        ticks += 1
+        assert room.clock() - began < 0.012, "of each 50 ms"
+    beside.cancel()
+    assert max(later - sooner for sooner, later in pairwise(turns)) < 0.0013
+    assert heard == [many(number).ref for number in range(100)]
+    assert ticks == 4
     await room.tasks.settle()
 
 
@@ -458,7 +492,7 @@ async def test_small_reads_all_over_one_object_do_not_keep_others_from_being_hea
     for number in range(1000):
         room.prefetch.note(CLIENT, version, Extent(10 * number, 10 * number + 1))
     room.prefetch.note(CLIENT, many(0), Extent(0, 100))
-    room.prefetch.tick()
+    await room.prefetch.tick()
     assert len(room.planner.library) == 2
     await room.tasks.settle()
 
@@ -487,7 +521,7 @@ async def test_an_error_of_our_own_in_the_planner_costs_no_reader_his_reply_and_
             await read(room, REFS[1])
             for _ in range(3):
                 room.prefetch.note(CLIENT, version, Extent(0, BLOCK))
-                room.prefetch.tick()
+                await room.prefetch.tick()
         assert [line.message for line in caplog.records if line.exc_info] == ["prefetch failed"], act
         caplog.clear()
         room.clock.advance(60.0)

@@ -327,7 +327,7 @@ class OneVersion(RuleBasedStateMachine):
     @rule()
     def the_planner_thinks(self) -> None:
         async def tick() -> None:
-            self.room.prefetch.tick()
+            await self.room.prefetch.tick()
 
         self.runner.run(tick())
 

@@ -51,7 +51,8 @@ def settle(proxy: Proxy) -> None:
     """The planner has heard of all hits, and what it wanted is here."""
 
     async def tick() -> None:
-        proxy.outrider.prefetch.tick()
+        while not await proxy.outrider.prefetch.tick():
+            pass
 
     proxy.on_loop(tick)
     proxy.settle()

@@ -70,7 +70,8 @@ def settle(proxy: Proxy) -> None:
     """The planner has heard of all hits, and what it wanted is here."""
 
     async def rode() -> None:
-        proxy.outrider.prefetch.tick()
+        while not await proxy.outrider.prefetch.tick():
+            pass
         # No flight yet is the question for an object that nobody knows, nor a LIST.
         async with asyncio.timeout(START_DEADLINE_S):
             while any(task.get_name().startswith(("prefetch ", "list s3://")) for task in asyncio.all_tasks()):
