@@ -3,7 +3,8 @@
 The engine stays on its one loop, with one flight table, one index and one budget. A worker knows no HTTP but what the
 fast lane recognises: a connection that asks for anything else moves to the engine's loop, with the bytes it sent, and
 comes back when it has gone over to hits. Threads are enough where the kernel does the copying: `sendfile` holds no
-lock. Small requests are Python's work, and gain nothing on a build with the global lock.
+lock. Small requests are Python's work, and gain nothing on a build with the global lock; nor do they lose
+(`docs/benchmarks.md`).
 """
 
 from __future__ import annotations
