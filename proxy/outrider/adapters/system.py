@@ -1,9 +1,10 @@
-"""The process and its machine: logs, and the limit on open files."""
+"""The process and its machine: logs, the limit on open files, the heap and its garbage collector."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Literal, TextIO
 
@@ -121,6 +123,34 @@ def keep_memory_small() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 2)
+
+
+# A full collection that took longer is one that readers feel; at 20 ns an object it looked at some 500,000 of them.
+_LONG_COLLECTION_S = 0.010
+
+
+def keep_collections_short() -> None:
+    """What lives long is looked at by no later garbage collection. A cache knows some 20 Python objects of each small
+    object that was read, and all of them stay: a full collection goes through them again and again, with all loops
+    standing still (a tenth of a second at 20,000 objects read), and finds nothing, since a request leaves no cycles.
+    Counting references frees as before what was set aside; only a cycle that ends later is lost."""
+    gc.collect()
+    gc.freeze()
+    gc.callbacks.append(freezing_after_long_ones(time.thread_time))
+
+
+def freezing_after_long_ones(clock: Callable[[], float]) -> Callable[[Literal["start", "stop"], dict[str, int]], None]:
+    """For `gc.callbacks`: what outlived a full collection that took long by `clock`, in seconds, is set aside."""
+    began = 0.0
+
+    def hear(phase: Literal["start", "stop"], info: dict[str, int]) -> None:
+        nonlocal began
+        if phase == "start":
+            began = clock()
+        elif info["generation"] == 2 and clock() - began > _LONG_COLLECTION_S:
+            gc.freeze()
+
+    return hear
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

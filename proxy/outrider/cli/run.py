@@ -14,7 +14,13 @@ import typer
 
 from outrider.adapters.blockdir import UnusableCacheDir
 from outrider.adapters.credentials import AwsCredentials
-from outrider.adapters.system import end_within, keep_memory_small, new_event_loop, set_up_logs
+from outrider.adapters.system import (
+    end_within,
+    keep_collections_short,
+    keep_memory_small,
+    new_event_loop,
+    set_up_logs,
+)
 from outrider.app import last_acts_s, running
 from outrider.cli import child, environment, options
 from outrider.cli.summary import Summary
@@ -71,6 +77,7 @@ def run(
     settings = _settings(flags, config)
     set_up_logs(settings.log_level, settings.log_format)
     keep_memory_small()
+    keep_collections_short()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         status = runner.run(_run(settings, command, summary))
     _let_go_of_stderr()

@@ -10,7 +10,13 @@ import signal
 import typer
 
 from outrider.adapters.blockdir import UnusableCacheDir
-from outrider.adapters.system import end_within, keep_memory_small, new_event_loop, set_up_logs
+from outrider.adapters.system import (
+    end_within,
+    keep_collections_short,
+    keep_memory_small,
+    new_event_loop,
+    set_up_logs,
+)
 from outrider.app import last_acts_s, running
 from outrider.cli import environment, options
 from outrider.rooms import Outrider
@@ -56,6 +62,7 @@ def serve(
     if named_by is not None:
         log.info("origin found", extra={"origin": settings.origin, "named_by": named_by})
     keep_memory_small()
+    keep_collections_short()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         raise typer.Exit(runner.run(_serve(settings)))
 

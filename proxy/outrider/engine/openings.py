@@ -91,6 +91,22 @@ class Openings:
         of that byte with it, so that an unknown object costs one round trip. `whole_headers`: also the checksums of
         the whole, which stores leave out of the answer to a Range. `if_small`: those too, where they cost nothing, so
         that no reader has to ask for them: one block holds it. `size`: as a LIST told it; -1: nobody did."""
+        try:
+            # No name for the question here: a refusal knows the frames that it came through, and would close a circle.
+            return await asyncio.shield(self._question(ref, first_byte, whole_headers, if_small, size))
+        except (OriginBroke, OriginRefused) as error:
+            down = isinstance(error, OriginBroke) or error.status in RETRYABLE_STATUSES
+            if down and self._stale_if_error and (stale := self._catalog.stale(ref)) is not None:
+                log.warning("origin down, served stale", extra={"object": str(ref)})
+                return stale
+            if isinstance(error, OriginRefused):
+                raise
+            raise unanswered(error) from error
+
+    def _question(
+        self, ref: ObjectRef, first_byte: int | None, whole_headers: bool, if_small: bool, size: int
+    ) -> asyncio.Future[ObjectVersion]:
+        """The answer to come of a question under way that will do, or of one that begins now."""
         stale = self._catalog.stale(ref)
         if stale is not None and first_byte is not None and self._is_here(stale, first_byte):
             # Most likely it is the same still. Not by If-None-Match: a 304 leaves out the
@@ -113,16 +129,7 @@ class Openings:
             task = self._spawn(self._open(ref, opening, first_byte), f"open {ref}")
             # Not a `finally` in the task: one that is cancelled before its first step never gets there.
             task.add_done_callback(lambda _: self._closed(ref, opening))
-        try:
-            return await asyncio.shield(opening.version)
-        except (OriginBroke, OriginRefused) as error:
-            down = isinstance(error, OriginBroke) or error.status in RETRYABLE_STATUSES
-            if down and self._stale_if_error and (stale := self._catalog.stale(ref)) is not None:
-                log.warning("origin down, served stale", extra={"object": str(ref)})
-                return stale
-            if isinstance(error, OriginRefused):
-                raise
-            raise unanswered(error) from error
+        return opening.version
 
     def _is_here(self, version: ObjectVersion, byte: int) -> bool:
         vid = version_id(self._origin, version, self._block_bytes)
@@ -141,7 +148,7 @@ class Openings:
             else:
                 await self._open_by_get(ref, opening, first_byte)
         except Signal as error:
-            opening.fail(error)
+            opening.fail(error.with_traceback(None))
         except Exception as error:  # noqa: BLE001 - top of a task: our bug becomes the waiters' 500
             opening.fail(error)
 
