@@ -137,7 +137,7 @@ class BlockStore(Protocol):
         ...
 
     def lease_open(self, block: BlockKey) -> Lease | None:
-        """A lease without any wait, if the block is here, verified and its file open; else None."""
+        """A lease without any wait, if the block is here and verified, and the disk need not be asked; else None."""
         ...
 
     async def lease(self, block: BlockKey) -> Lease | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.adapters import blockdir
+from outrider.adapters import blockdir, pagecache
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.diskwork import _THREADS, DiskWork
@@ -319,6 +319,13 @@ async def test_a_leased_block_is_no_victim(root: Path) -> None:
     disk.close()
 
 
+@pytest.fixture
+def strange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel has to ask the disk for each file that is opened."""
+    monkeypatch.setattr(pagecache, "open_known", lambda path: None)
+
+
+@pytest.mark.usefixtures("strange")
 async def test_a_block_that_two_opened_at_once_is_no_victim_while_either_reads(root: Path) -> None:
     disk = Disk(root, 2 * FILE, open_files=1)
     await disk.write(meta_of(0), meta_of(1))
@@ -387,7 +394,10 @@ async def test_free_space_stays_above_its_floor(root: Path, monkeypatch: pytest.
     disk.close()
 
 
-async def test_few_files_stay_open_and_none_leaks(root: Path) -> None:
+@pytest.mark.parametrize("known", [True, False])
+async def test_few_files_stay_open_and_none_leaks(root: Path, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not known:
+        monkeypatch.setattr(pagecache, "open_known", lambda path: None)
     disk = Disk(root, open_files=4)
     before = open_fds()
     await disk.write(*(meta_of(index) for index in range(20)))
@@ -397,6 +407,117 @@ async def test_few_files_stay_open_and_none_leaks(root: Path) -> None:
     assert open_fds() <= before + 4
     disk.close()
     assert open_fds() < before
+
+
+async def test_a_file_that_was_closed_is_read_without_a_wait_and_closed_again(root: Path) -> None:
+    disk = Disk(root, open_files=1)
+    await disk.write(*(meta_of(index) for index in range(5)))
+    before = open_fds()
+    for index in (0, 3, 0):
+        lease = disk.store.lease_at_once(meta_of(index).key)
+        assert lease is not None
+        assert open_fds() == before + 1
+        assert read_through(lease, BLOCK) == payload_of(meta_of(index))
+        lease.release()
+        assert open_fds() == before
+    disk.close()
+
+
+async def test_what_was_read_of_a_closed_file_is_a_read_to_the_policy(root: Path) -> None:
+    disk = Disk(root, 3 * FILE, open_files=1)
+    await disk.write(*(meta_of(index) for index in range(3)))
+    lease = disk.store.lease_at_once(meta_of(0).key)
+    assert lease is not None
+    lease.release()
+    await disk.write(meta_of(3))
+    assert [disk.store.has(meta_of(index).key) for index in range(4)] == [True, False, True, True]
+    disk.close()
+
+
+async def test_a_block_whose_closed_file_is_read_from_the_loop_is_no_victim(root: Path) -> None:
+    disk = Disk(root, 2 * FILE, open_files=1)
+    await disk.write(meta_of(0), meta_of(1))
+    lease = disk.store.lease_open(meta_of(0).key)
+    assert lease is not None
+    await disk.write(meta_of(2))
+    await disk.write(meta_of(3))
+    assert [disk.store.has(meta_of(index).key) for index in range(4)] == [True, False, False, True]
+    lease.release()
+    disk.close()
+
+
+async def _unverified(disk: Disk) -> None:
+    disk.store._slots[meta_of(0).key].verified = False
+
+
+async def _verified_each_time(disk: Disk) -> None:
+    disk.store._verify_always = True
+
+
+async def _another(disk: Disk) -> None:
+    shutil.copy(disk.path(meta_of(1)), disk.path(meta_of(0)))
+
+
+async def _gone(disk: Disk) -> None:
+    disk.path(meta_of(0)).unlink()
+
+
+async def _hung(disk: Disk) -> None:
+    disk.store.work.open_failed(TimeoutError())
+
+
+async def _link(disk: Disk) -> None:
+    path = disk.path(meta_of(0))
+    path.rename(disk.root / "elsewhere")
+    path.symlink_to(disk.root / "elsewhere")
+
+
+WAITS: dict[str, Callable[[Disk], Awaitable[None]]] = {
+    "unverified": _unverified, "verified each time": _verified_each_time, "another's file": _another, "no file": _gone,
+    "a disk that hangs": _hung, "a link": _link,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", WAITS)
+async def test_what_is_not_certain_is_no_lease_at_once_and_leaves_no_file_open(why: str, root: Path) -> None:
+    disk = Disk(root, open_files=1)
+    await disk.write(meta_of(0), meta_of(1), meta_of(2))
+    lease = disk.store.lease_at_once(meta_of(0).key)
+    assert lease is not None
+    lease.release()
+    await WAITS[why](disk)
+    before = open_fds()
+    assert disk.store.lease_at_once(meta_of(0).key) is None
+    assert disk.store.lease_open(meta_of(0).key) is None
+    assert disk.store._slots[meta_of(0).key].file is None
+    assert open_fds() == before
+    disk.close()
+
+
+@pytest.mark.parametrize(("number", "leased"), [(errno.EAGAIN, False), (errno.EIO, False), (errno.EOPNOTSUPP, True)])
+async def test_a_header_that_the_disk_has_to_bring_is_no_lease_at_once(
+    number: int, leased: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(root, open_files=1)
+    await disk.write(meta_of(0), meta_of(1))
+    before = open_fds()
+
+    preadv = os.preadv
+
+    def cold(fd: int, buffers: list[bytearray], offset: int, flags: int = 0) -> int:
+        if flags:
+            raise OSError(number, os.strerror(number))
+        return preadv(fd, buffers, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", cold)
+        lease = disk.store.lease_at_once(meta_of(0).key)
+        assert (lease is not None) == leased
+        if lease is not None:
+            lease.release()
+    assert open_fds() == before
+    assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
+    disk.close()
 
 
 # -- damage -----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from botocore.credentials import Credentials
 
 from outrider.http.connection import Connection
 from outrider.http.wire import SocketWire, in_memory
-from tests.support.proxy import Keys, Proxy, ServedProxy, s3_client
+from tests.support.proxy import ANY_KEYS, Keys, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request
 
 if TYPE_CHECKING:
@@ -756,6 +756,16 @@ def test_a_page_is_looked_for_before_it_is_sent(tmp_path: Path) -> None:
 
 # A 64 KiB range, counted by this test, and a few to spare.
 CALLS_PER_HIT, CALLS_PER_SIGNED_HIT = 51, 108
+
+
+def test_more_objects_than_files_stay_open_are_hits_all_the_same(bucket: Bucket) -> None:
+    with own_lane(bucket) as lane:
+        lane.proxy.outrider.store._open_files = 1
+        _warm(lane.proxy, ANY_KEYS)
+        for key in ("a", "b", "two") * 2:
+            answer, way = lane.ask("GET", f"/{NAME}/{key}")
+            assert answer.body == OBJECTS[key]
+            assert way is not False, key
 
 
 def calls_per_request(lane: Lane, target: str, headers: Headers) -> float:

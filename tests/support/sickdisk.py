@@ -10,6 +10,8 @@ import threading
 from typing import TYPE_CHECKING, Any, Self
 from unittest.mock import patch
 
+from outrider.adapters import pagecache
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable
@@ -63,6 +65,9 @@ class SickDisk:
             one = patch.object(os, name, self._sick(getattr(os, name), act, place))
             one.start()
             self._patches.append(one)
+        known = patch.object(pagecache, "open_known", self._unknowing(pagecache.open_known))
+        known.start()
+        self._patches.append(known)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,6 +100,15 @@ class SickDisk:
             if self.times is not None:
                 self.times -= 1
             raise OSError(self.fails[what], os.strerror(self.fails[what]))
+
+        return sick
+
+    def _unknowing(self, call: Callable[[bytes], int | None]) -> Callable[[bytes], int | None]:
+        """Where opening fails or waits, the kernel knows nothing of the file either."""
+
+        def sick(path: bytes) -> int | None:
+            ill = "open" in self.fails or "open" in self._held
+            return None if ill and self._is_mine(os.fsdecode(path)) else call(path)
 
         return sick
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outrider import app
-from outrider.adapters import blockdir
+from outrider.adapters import pagecache
 from outrider.adapters.recovery import Recovery
 from outrider.core import blockfile
 from outrider.core.blockfile import PAGE_BYTES
@@ -243,7 +243,7 @@ async def test_the_scrubber_leaves_memory_to_the_readers(tmp_path: Path) -> None
     def in_memory() -> bool:
         fd = os.open(path, os.O_RDONLY)
         try:
-            return blockdir.in_memory(fd, PAGE_BYTES)
+            return pagecache.is_in_memory(fd, PAGE_BYTES)
         finally:
             os.close(fd)
 

@@ -13,10 +13,8 @@ Nothing outside this layout is ever touched.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
-import mmap
 import os
 import re
 import shutil
@@ -29,12 +27,12 @@ from pathlib import Path
 
 import xxhash
 
+from outrider.adapters import pagecache
 from outrider.core import blockfile
 from outrider.core.blockfile import BadBlock, BlockMeta
 from outrider.core.model import BlockKey
 from outrider.ports import Buffer
 
-_libc = ctypes.CDLL(None)
 _LAYOUT = "outrider cache, layout 2\n"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TMP_NAME = re.compile(r"[0-9a-f]{32}\.[0-9]+")
@@ -72,6 +70,7 @@ class BlockDir:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.blocks = root / "v2"
+        self._raw_blocks = os.fsencode(self.blocks.absolute())
         self.tmp = root / "tmp"
         self.snapshot = root / "index"
         self.orders = root / "orders"
@@ -201,6 +200,11 @@ class BlockDir:
         name = file_name(block)
         return self.blocks / name[:2] / name
 
+    def raw_path_of(self, block: BlockKey) -> bytes:
+        """As the system takes it, and absolute: a `Path` costs more than to open it."""
+        name = file_name(block)
+        return b"%s/%s/%s" % (self._raw_blocks, name[:2].encode(), name.encode())
+
     def create(self, path: Path) -> int:
         """A new file in `tmp`, open for reading and writing."""
         self.hold()
@@ -303,7 +307,7 @@ def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = 
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         # Before the header is read: the kernel reads on from there.
-        came_in = not keep_pages and not in_memory(fd, blockfile.PAGE_BYTES)
+        came_in = not keep_pages and not pagecache.is_in_memory(fd, blockfile.PAGE_BYTES)
         meta, checksum, offset = read_header(fd)
         if meta.key != block:
             raise BadBlock("holds another block")
@@ -317,22 +321,17 @@ def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = 
     return fd, offset
 
 
-def in_memory(fd: int, offset: int) -> bool:
-    """Whether the page at `offset` is. Only a look: a read that would not wait (RWF_NOWAIT) has the kernel bring the
-    page, and finds it there where the disk is fast. Source: mincore(2), which says yes where it may not tell."""
-    resident = ctypes.c_ubyte(1)
-    try:
-        # Private, and so writable: ctypes takes the address of no other.
-        page = mmap.mmap(
-            fd, 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset - offset % mmap.PAGESIZE
-        )
-    except (OSError, ValueError):
-        return True  # too short a file, which its reader will say
-    with page:
-        first = ctypes.c_ubyte.from_buffer(page)
-        _libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(1), ctypes.byref(resident))
-        del first  # or the map cannot be closed
-    return bool(resident.value & 1)
+def open_known_block(path: bytes, meta: BlockMeta) -> tuple[int, int] | None:
+    """As `open_block` of one that was verified before, where neither way nor header have to come from the disk; None:
+    they have to, or it is not that block, which `open_block` then says."""
+    fd = pagecache.open_known(path)
+    if fd is None:
+        return None
+    header = blockfile.Header(meta)
+    if header.begins(pagecache.read_known(fd, header.length)):
+        return fd, header.length
+    os.close(fd)
+    return None
 
 
 def verify_payload(fd: int, offset: int, length: int, checksum: bytes) -> None:

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from itertools import islice
 
-from outrider.adapters.leases import Edition, FileLease, OpenFile, Slot
+from outrider.adapters.leases import Edition, OpenFile, Slot
 from outrider.core.blockfile import BlockMeta
 from outrider.core.eviction import Policy
 from outrider.core.model import BlockKey, ObjectRef
@@ -97,23 +97,6 @@ class BlockIndex:
             self._close(block, slot)
 
     # -- open files ---------------------------------------------------------------------------------------------
-
-    def lease_open(self, block: BlockKey) -> FileLease | None:
-        lease = self.lease_at_once(block)
-        if lease is not None:
-            self._note_reads()
-        return lease
-
-    def lease_at_once(self, block: BlockKey) -> FileLease | None:
-        """From any thread."""
-        slot = self._slots.get(block)
-        if slot is None or not slot.verified or self._verify_always:
-            return None
-        file = slot.file
-        lease = None if file is None else FileLease.try_take(file)
-        if lease is not None:
-            self._reads.append(block)
-        return lease
 
     def _note_reads(self) -> None:
         """Tell the policy, on its own thread, what was read since it was last told."""

@@ -80,6 +80,15 @@ class Header:
         fixed = _FIXED.pack(_MAGIC, FORMAT, self.length, len(self._raw), payload_checksum, seal)
         return (fixed + self._raw).ljust(self.length, b"\0")
 
+    def begins(self, file: bytes | None) -> bool:
+        """Whether the first bytes of `file` are this header, whatever its payload; it was sealed once."""
+        if file is None or len(file) < self.length:
+            return False
+        magic, version, length, meta_length, _, _ = _FIXED.unpack_from(file)
+        if (magic, version, length, meta_length) != (_MAGIC, FORMAT, self.length, len(self._raw)):
+            return False
+        return file.startswith(self._raw, _FIXED.size)
+
     @property
     def disk_bytes(self) -> int:
         """What the whole file takes on disk, in full pages."""
