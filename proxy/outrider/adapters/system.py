@@ -145,9 +145,11 @@ def freezing_after_long_ones(clock: Callable[[], float]) -> Callable[[Literal["s
 
     def hear(phase: Literal["start", "stop"], info: dict[str, int]) -> None:
         nonlocal began
+        if info["generation"] < 2:
+            return
         if phase == "start":
             began = clock()
-        elif info["generation"] == 2 and clock() - began > _LONG_COLLECTION_S:
+        elif clock() - began > _LONG_COLLECTION_S:
             gc.freeze()
 
     return hear
