@@ -140,6 +140,11 @@ class BlockStore(Protocol):
         """A lease without any wait, if the block is here and verified, and the disk need not be asked; else None."""
         ...
 
+    def page_in(self, block: BlockKey, start: int, count: int) -> Callable[[], None] | None:
+        """What brings so many bytes of a block from disk into memory, for `lease_at_once`; it waits, and never fails.
+        None: that would not help. From any thread."""
+        ...
+
     async def lease(self, block: BlockKey) -> Lease | None:
         """None: not here, or found bad (then it is deleted and counted)."""
         ...

@@ -33,6 +33,7 @@ from outrider.ports import BlockStore
 from tests.support.fakes import AtOnce, FakeClock, ramp
 
 BLOCK = 8 * 1024
+MIB = 1024 * 1024
 FILE = BLOCK + PAGE_BYTES
 """What a whole block takes on disk."""
 
@@ -490,7 +491,52 @@ async def test_what_is_not_certain_is_no_lease_at_once_and_leaves_no_file_open(w
     assert disk.store.lease_at_once(meta_of(0).key) is None
     assert disk.store.lease_open(meta_of(0).key) is None
     assert disk.store._slots[meta_of(0).key].file is None
+    if (page_in := disk.store.page_in(meta_of(0).key, 0, BLOCK)) is not None:
+        page_in()  # whoever reads it then hears what is wrong
+    assert (page_in is None) == (why in ("unverified", "verified each time", "a disk that hangs"))
     assert open_fds() == before
+    disk.close()
+
+
+async def test_what_the_disk_has_brought_is_a_lease_at_once(root: Path) -> None:
+    disk = Disk(root, open_files=1)
+    await disk.write(meta_of(0), meta_of(1))
+    with disk.path(meta_of(0)).open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = open_fds()
+        page_in = disk.store.page_in(meta_of(0).key, 100, BLOCK - 100)
+        assert page_in is not None
+        page_in()
+        assert open_fds() == before
+        assert all(pagecache.is_in_memory(file.fileno(), offset) for offset in range(0, FILE, PAGE_BYTES))
+    lease = disk.store.lease_at_once(meta_of(0).key)
+    assert lease is not None
+    lease.release()
+    disk.close()
+
+
+async def test_the_middle_of_a_large_block_is_brought_without_its_beginning(root: Path) -> None:
+    large = BlockMeta("http://o", ObjectVersion(ObjectRef("bucket", "large"), '"e"', 4 * MIB, ()), 4 * MIB, 0)
+    disk = Disk(root, 8 * MIB)
+    await disk.write(large)
+    with disk.path(large).open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        forgotten = not pagecache.is_in_memory(file.fileno(), MIB)  # a tmpfs forgets nothing
+        page_in = disk.store.page_in(large.key, 3 * MIB, 1000)
+        assert page_in is not None
+        page_in()
+        assert pagecache.is_in_memory(file.fileno(), PAGE_BYTES + 3 * MIB)
+        assert pagecache.is_in_memory(file.fileno(), MIB) != forgotten
+    disk.close()
+
+
+async def test_a_kernel_that_does_not_tell_is_asked_for_no_pages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pagecache, "open_known", lambda path: None)
+    disk = Disk(root)
+    await disk.write(meta_of(0))
+    assert disk.store.page_in(meta_of(0).key, 0, BLOCK) is None
     disk.close()
 
 

@@ -57,6 +57,18 @@ async def test_pieces_are_the_right_bytes_of_the_right_files_and_no_more_than_as
                 lease.release()
 
 
+async def test_pages_are_brought_for_what_lies_in_one_block_that_is_here(room: Engine) -> None:
+    await read(room)
+    found, hits = await known(room), hits_of(room)
+    for start, stop, brought in (
+        (0, BLOCK, True), (BLOCK - 1, BLOCK, True), (BLOCK + 5, 2 * BLOCK, True), (BLOCK - 1, BLOCK + 1, False),
+        (0, 2 * BLOCK, False),
+    ):  # fmt: skip
+        assert (hits.page_in(found, Extent(start, stop)) is not None) == brought, (start, stop)
+    await room.store.drop(room.store.present())
+    assert hits.page_in(found, Extent(0, BLOCK)) is None
+
+
 async def test_nothing_is_a_hit_of_which_a_block_is_missing_or_not_open(room: Engine) -> None:
     assert hits_of(room).known(REF) is None
     assert await room.range(0, 10) == DATA[:10]

@@ -9,9 +9,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -21,7 +22,10 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from outrider.http import connection as connection_module
+from outrider.http import fastlane
 from outrider.http.connection import Connection
+from outrider.http.leftover import Begun, PageCold
 from outrider.http.wire import SocketWire, in_memory
 from tests.support.proxy import ANY_KEYS, Keys, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request
@@ -82,9 +86,10 @@ class Lane:
         lane = proxy.outrider.server.fast_lane
         answer = lane.answer
 
-        def spied(data: bytes, wire: SocketWire) -> Any:
-            answered = answer(data, wire)
-            self._seen.append(answered if isinstance(answered, bool) else "begun")
+        def spied(data: bytes, wire: SocketWire, cold: PageCold | None = None) -> Any:
+            answered = answer(data, wire, cold)
+            kinds = {Begun: "begun", PageCold: "cold"}
+            self._seen.append(answered if isinstance(answered, bool) else kinds[type(answered)])
             return answered
 
         lane.answer = spied  # type: ignore[method-assign]
@@ -710,13 +715,15 @@ class GatedReaders(ThreadPoolExecutor):
         return super().submit(gated)
 
 
-def test_a_page_that_is_not_in_memory_holds_up_nobody_else(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with own_lane(bucket) as lane:
+@contextmanager
+def page_cold(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[tuple[Lane, GatedReaders]]:
+    """The pages of object `a`, and of it alone, are not in memory before the gate opens."""
+    with own_lane(bucket, **settings) as lane:
         (file,) = (path for path in (lane.proxy.cache_dir / "v2").rglob("*") if path.is_file())
         for _ in range(2):
-            lane.ask("GET", f"/{NAME}/b")
+            ask(lane.proxy.address, "GET", f"/{NAME}/b")
             lane.proxy.settle()
-        there, preadv = os.stat(file).st_ino, os.preadv
+        there, preadv, readers = os.stat(file).st_ino, os.preadv, GatedReaders()
 
         def cold(fd: int, *rest: Any) -> int:
             # The kernel begins to read what it is asked about, so a real page would be there at the second look.
@@ -725,17 +732,169 @@ def test_a_page_that_is_not_in_memory_holds_up_nobody_else(bucket: Bucket, monke
             return preadv(fd, *rest)
 
         monkeypatch.setattr(os, "preadv", cold)
-        readers = GatedReaders()
         lane.proxy.outrider.server.readers = readers
-        with lane.connect() as waiting, lane.connect() as other:
+        lane._seen.clear()
+        try:
+            yield lane, readers
+        finally:
+            readers.open.set()
+
+
+def test_a_page_that_is_not_in_memory_holds_up_nobody_else(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting, lane.connect() as other:
+        waiting.send(request("GET", f"/{NAME}/a"))
+        assert readers.asked.wait(60)
+        assert lane.seen == ["cold"]
+        assert lane.next(other, "GET", f"/{NAME}/b").body == OBJECTS["b"]
+        assert lane.seen == [True]
+        readers.open.set()
+        assert waiting.read_answer().body == OBJECTS["a"]
+        assert lane.seen == [True, True], "answered by the lane, once the pages were there"
+        assert lane.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
+        assert lane.seen == [True], "now it is in memory"
+
+
+def test_the_wait_for_the_disk_is_told_as_the_request_s_own(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, clock = [0.0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
+    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+        before = lane.proxy.metric("outrider_first_byte_seconds_sum", op="get")
+        waiting.send(request("GET", f"/{NAME}/a"))
+        assert readers.asked.wait(60)
+        ahead[0] = 1000.0
+        readers.open.set()
+        assert waiting.read_answer().body == OBJECTS["a"]
+        assert lane.seen == ["cold", True]
+        assert lane.proxy.metric("outrider_first_byte_seconds_sum", op="get") - before > 1000.0
+
+
+def test_what_is_asked_while_the_disk_is_waited_for_is_answered_in_its_turn(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+        waiting.send(request("GET", f"/{NAME}/a"))
+        assert readers.asked.wait(60)
+        waiting.send(request("GET", f"/{NAME}/b"))
+        lane.proxy.on_loop(turns)
+        readers.open.set()
+        assert [waiting.read_answer().body for _ in range(2)] == [OBJECTS["a"], OBJECTS["b"]]
+        lane.proxy.settle()
+        assert lane.seen == ["cold"], "the longer way knows of order"
+        assert lane.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_a_disk_that_brings_nothing_is_waited_for_the_longer_way(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "PAGES_WAIT_S", 0.0)
+    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+        waiting.send(request("GET", f"/{NAME}/a"))
+        while len(lane.seen) < 2:
+            lane.proxy.on_loop(turns)
+        assert lane.seen == ["cold", False]
+        assert lane.proxy.outrider.server.requests.in_flight == 1
+        readers.open.set()
+        assert waiting.read_answer().body == OBJECTS["a"]
+        lane.proxy.settle()
+        assert lane.seen == ["cold", False]
+
+
+def test_a_request_that_waits_for_the_disk_is_under_way_to_a_stop(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+        waiting.send(request("GET", f"/{NAME}/a"))
+        assert readers.asked.wait(60)
+
+        async def stop() -> None:
+            lane.proxy.outrider.server.pre_shutdown()
+
+        lane.proxy.on_loop(stop)
+        readers.open.set()
+        assert waiting.read_answer().body == OBJECTS["a"]
+        assert waiting.is_closed_by_peer()
+
+
+def test_a_client_that_leaves_while_the_disk_is_waited_for_leaves_nothing_behind(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with page_cold(bucket, monkeypatch) as (lane, readers):
+        with lane.connect() as waiting:
             waiting.send(request("GET", f"/{NAME}/a"))
             assert readers.asked.wait(60)
-            assert lane.next(other, "GET", f"/{NAME}/b").body == OBJECTS["b"]
-            assert lane.seen == [True]
+        while lane.proxy.outrider.server.connections:
+            lane.proxy.on_loop(turns)
+        readers.open.set()
+        lane.proxy.settle()
+        assert lane.seen == ["cold"]
+        assert lane.ask("GET", f"/{NAME}/a")[0].body == OBJECTS["a"]
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+def test_a_worker_sends_what_waits_for_the_disk_to_the_engine(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with page_cold(bucket, monkeypatch, workers=2) as (lane, readers), ExitStack() as stack:
+        clients = [stack.enter_context(RawConnection(lane.proxy.address)) for _ in range(4)]
+        for client in clients:
+            client.send(request("GET", f"/{NAME}/a"))
+        assert readers.asked.wait(60)
+        readers.open.set()
+        assert [client.read_answer().body for client in clients] == [OBJECTS["a"]] * 4
+
+
+def test_a_connection_that_waits_for_the_disk_each_time_stays_with_the_engine(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with page_cold(bucket, monkeypatch, workers=2) as (lane, readers), RawConnection(lane.proxy.address) as client:
+        workers = lane.proxy.outrider.server.workers
+        assert workers is not None
+        lent: list[socket.socket] = []
+        monkeypatch.setattr(workers, "lend_out", lent.append)
+        for _ in range(20):
+            readers.open.clear()
+            readers.asked.clear()
+            client.send(request("GET", f"/{NAME}/a"))
+            assert readers.asked.wait(60)
             readers.open.set()
-            assert waiting.read_answer().body == OBJECTS["a"]
-            assert lane.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
-            assert lane.seen == [True], "now it is in memory"
+            assert client.read_answer().body == OBJECTS["a"]
+        assert not lent
+
+
+def test_pages_that_come_late_are_nothing_to_the_next_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+        waiting.send(request("GET", f"/{NAME}/a"))
+        assert readers.asked.wait(60)
+
+        async def late() -> None:
+            for one in lane.proxy.outrider.server.connections:
+                assert isinstance(one, Connection)
+                one._pages_came(PageCold(lambda: None, 0.0))
+
+        lane.proxy.on_loop(late)
+        assert lane.seen == ["cold"]
+        readers.open.set()
+        assert waiting.read_answer().body == OBJECTS["a"]
+        assert lane.seen == ["cold", True]
+
+
+@pytest.mark.parametrize("why", ["the kernel does not tell", "there is much of it"])
+def test_what_is_no_quicker_once_the_disk_was_asked_goes_the_longer_way_at_once(
+    why: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+        if why == "the kernel does not tell":
+            lane.proxy.outrider.store.directory.is_told = False
+        else:
+            monkeypatch.setattr(fastlane, "_PAGED_IN_BYTES", len(OBJECTS["a"]) - 1)
+        waiting.send(request("GET", f"/{NAME}/a"))
+        assert readers.asked.wait(60)
+        assert lane.seen == [False]
+        readers.open.set()
+        assert waiting.read_answer().body == OBJECTS["a"]
 
 
 def test_a_page_is_looked_for_before_it_is_sent(tmp_path: Path) -> None:

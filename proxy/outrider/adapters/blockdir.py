@@ -21,6 +21,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -78,6 +79,8 @@ class BlockDir:
         self.pins = root / "pins"
         self.warmups = root / "warmups"
         self._lock_fd = -1
+        self.is_told = False
+        """Whether the kernel says which files it knows: see `pagecache.open_known`."""
         # Device and number of the marker that our lock is on.
         self._locked = (-1, -1)
         self._holding = threading.Lock()
@@ -97,6 +100,7 @@ class BlockDir:
                 folder.mkdir(exist_ok=True, mode=0o700)
                 _close_to_others(folder)
             self._sweep_tmp()
+            self.is_told = pagecache.knows(os.fsencode(self._marker.absolute()))
         except OSError as error:
             self.close()
             raise UnusableCacheDir(
@@ -332,6 +336,19 @@ def open_known_block(path: bytes, meta: BlockMeta) -> tuple[int, int] | None:
         return fd, header.length
     os.close(fd)
     return None
+
+
+def page_in(path: bytes, start: int, count: int) -> None:
+    """Have the kernel read header and so much of the payload of a block file. Whoever reads it hears what is wrong."""
+    with suppress(OSError, BadBlock):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            length = blockfile.header_length(os.pread(fd, blockfile.PAGE_BYTES, 0))
+            if length > blockfile.PAGE_BYTES:
+                os.pread(fd, length - blockfile.PAGE_BYTES, blockfile.PAGE_BYTES)
+            os.pread(fd, count, length + start)
+        finally:
+            os.close(fd)
 
 
 def verify_payload(fd: int, offset: int, length: int, checksum: bytes) -> None:

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from outrider.adapters import blockdir
@@ -121,13 +122,23 @@ class DiskStore(BlockIndex):
             self._note_reads()
         return lease
 
+    def page_in(self, block: BlockKey, start: int, count: int) -> Callable[[], None] | None:
+        slot = self._slots.get(block)
+        # Where the kernel never tells what it knows, it would be asked for nothing.
+        if slot is None or not self.directory.is_told or not self._is_trusted(slot):
+            return None
+        return partial(blockdir.page_in, self.directory.raw_path_of(block), start, count)
+
     def _opened_at_once(self, block: BlockKey, slot: Slot) -> OpenFile | None:
         """The file of a verified block, if the disk need not be asked for it; from any thread. More small blocks are
         read in turn than files may stay open, and a hit that has to wait for a thread takes six times as long."""
-        if not slot.verified or self._verify_always or self.work.is_hung:
+        if not self._is_trusted(slot):
             return None
         opened = blockdir.open_known_block(self.directory.raw_path_of(block), slot.meta(block))
         return None if opened is None else OpenFile(*opened)
+
+    def _is_trusted(self, slot: Slot) -> bool:
+        return slot.verified and not self._verify_always and not self.work.is_hung
 
     def doubt(self, block: BlockKey) -> None:
         self.work.trouble("send", OSError(errno.EIO, "a block file gave fewer bytes than it has"))

@@ -34,6 +34,14 @@ def open_known(path: bytes) -> int | None:
     return fd if fd >= 0 else None
 
 
+def knows(path: bytes) -> bool:
+    """Whether the kernel knows the way to that file, and says so."""
+    fd = open_known(path)
+    if fd is not None:
+        os.close(fd)
+    return fd is not None
+
+
 def read_known(fd: int, count: int) -> bytes | None:
     """Up to `count` bytes from a file's beginning; None: the disk would have to be asked, or fails. A file system that
     cannot say is taken to be fast: a tmpfs is one. Source: preadv2(2), RWF_NOWAIT."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
@@ -77,6 +78,13 @@ class Hits:
             pieces.append((lease, block.fd, block.payload_offset + inside, length))
             start += length
         return pieces
+
+    def page_in(self, known: Known, extent: Extent) -> Callable[[], None] | None:
+        """As `BlockStore.page_in`, of what lies in one block; of more: None."""
+        index, inside = divmod(extent.start, self._block_bytes)
+        if inside + extent.length > self._block_bytes:
+            return None
+        return self._store.page_in(BlockKey(known.version_id, index), inside, extent.length)
 
     def _are_here(self, known: Known, first: int, last: int) -> bool:
         if last - first >= _BLOCKS_MAX:

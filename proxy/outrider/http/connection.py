@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
 from yarl import URL
 
-from outrider.http.fastlane import Begun
+from outrider.http.leftover import PAGES_WAIT_S, Begun, PageCold
 from outrider.http.wire import SocketWire, TlsWire, wire_of
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class Connection(RequestHandler):
     """Owned by aiohttp's server; `wire` is its sending side while it lasts."""
 
     __slots__ = (
-        "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_parser_is_clean", "begun", "closed",
-        "is_ending", "is_one_too_many", "server", "wire",
+        "_cold", "_cold_timer", "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_parser_is_clean",
+        "begun", "closed", "is_ending", "is_one_too_many", "server", "wire",
     )  # fmt: skip
 
     def __init__(self, server: S3Server, data: bytes = b"", **options: Any) -> None:
@@ -39,7 +40,10 @@ class Connection(RequestHandler):
         super().__init__(server, **options)
         self.server = server
         self._data = data
+        # What came while it could not be answered; what the disk is asked for meanwhile, if it is that.
         self._early = b""
+        self._cold: PageCold | None = None
+        self._cold_timer: asyncio.TimerHandle | None = None
         self._hits_in_a_row = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
@@ -66,7 +70,7 @@ class Connection(RequestHandler):
             self._start_head_timer(min(_TURNED_AWAY_S, self.server.client_timeout_s))
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._early = b""
+        self._take_early()
         self._stop_head_timer()
         self.wire.lost()
         self.closed.set()
@@ -77,20 +81,43 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         waiter = self._waiter  # `_is_idle`, in the one place where a call counts
-        if self._parser_is_clean and waiter is not None and not waiter.done() and self._answered_at_once(data):
+        if (
+            self._parser_is_clean
+            and waiter is not None
+            and not waiter.done()
+            and not self._early
+            and self._answered_at_once(data)
+        ):
             return
         if self._early:
-            data, self._early = self._early + data, b""
+            data = self._take_early() + data
         elif data and self._is_between():
             self._early = data
             self._loop.call_soon(self._is_no_longer_early)
             return
         self._parse(data)
 
-    def _is_no_longer_early(self) -> None:
-        data, self._early = self._early, b""
-        if data and not (self._is_idle() and self._answered_at_once(data)):
+    def _is_no_longer_early(self, cold: PageCold | None = None) -> None:
+        data = self._take_early()
+        if data and not (self._is_idle() and self._answered_at_once(data, cold)):
             self._parse(data)
+
+    def _take_early(self) -> bytes:
+        data, self._early, self._cold = self._early, b"", None
+        if self._cold_timer is not None:
+            self._cold_timer.cancel()
+            self._cold_timer = None
+        return data
+
+    def _wait_for_pages(self, data: bytes, cold: PageCold) -> None:
+        self._early, self._cold = data, cold
+        came = partial(self._pages_came, cold)
+        self._cold_timer = self._loop.call_later(PAGES_WAIT_S, came)
+        self._loop.run_in_executor(self.server.readers, cold.page_in).add_done_callback(came)
+
+    def _pages_came(self, cold: PageCold, _: object = None) -> None:
+        if self._cold is cold:
+            self._is_no_longer_early(cold)
 
     def _parse(self, data: bytes) -> None:
         body = self._last_body()
@@ -164,19 +191,24 @@ class Connection(RequestHandler):
             and last.total_bytes == len(data) - begins
         )
 
-    def _answered_at_once(self, data: bytes) -> bool:
+    def _answered_at_once(self, data: bytes, cold: PageCold | None = None) -> bool:
+        """Or soon, and before whatever comes next: once the disk has brought its pages."""
         wire = self.wire
         if not isinstance(wire, SocketWire) or self.server.requests.are_full or self.is_one_too_many:
             return False
-        answered = self.server.fast_lane.answer(data, wire)
+        answered = self.server.fast_lane.answer(data, wire, cold)
         # aiohttp takes a connection on which it saw nothing for an idle one.
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if answered is True:
-            self._hits_in_a_row += 1
+            # A worker sends back what waits for the disk.
+            self._hits_in_a_row = self._hits_in_a_row + 1 if cold is None else 0
             if self._hits_in_a_row >= _HITS_TO_LEND_OUT and self.server.workers is not None:
                 client = wire.release()
                 self.force_close()
                 self.server.workers.lend_out(client)
+            return True
+        if isinstance(answered, PageCold):
+            self._wait_for_pages(data, answered)
             return True
         self._hits_in_a_row = 0
         if answered is not False:
@@ -185,6 +217,9 @@ class Connection(RequestHandler):
 
     def close(self) -> None:
         self.is_ending = True
+        if self._cold is not None:
+            # A request that waits for the disk looks like none: the longer way makes it one.
+            self._parse(self._take_early())
         body = self._last_body()
         if body is not None and not body.is_eof():
             # aiohttp would be deaf to the rest of it from now on. The reply says that this was the last request.

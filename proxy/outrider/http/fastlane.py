@@ -27,6 +27,7 @@ from outrider.core.sigv4 import SignedRequest
 from outrider.engine.hits import Hits, Known, Piece
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog, new_request_id, subject_of
+from outrider.http.leftover import Begun, PageCold
 from outrider.http.tally import Ended
 from outrider.http.wire import SocketWire, in_memory, read_in_memory
 from outrider.metrics import Metrics
@@ -43,6 +44,8 @@ _GRANTED_MAX = 8192
 _TALLIES_MAX = 1024
 # Sent before the loop turns to others.
 _BYTES_AT_ONCE = 1024 * 1024
+# So much is worth a second look once its pages are in memory; of more, the longer way is a small part.
+_PAGED_IN_BYTES = 1024 * 1024
 # How head and body go costs more than all that is decided about them, by what the kernel holds in one segment: 17
 # pages, or parts of pages, and the head is one. A body of 64 KiB that begins within a page has 17 by itself. Time of
 # the kernel for one, with a bare server on two cores: 40 us where the head was to wait for such a body (MSG_MORE), 36
@@ -84,39 +87,6 @@ class _Subject:
         heads = len(self.whole) + len(self.whole_with_checksums) + len(self.part)
         # A key stands in the name, the operation and the line of the log; the headers of the version, in its own.
         return _SUBJECT_BYTES + heads + 4 * self.name_bytes
-
-
-@dataclass(slots=True)
-class Begun:
-    """A reply whose socket was full: `head` has still to be sent, then the bytes of `rest`."""
-
-    operation: Operation
-    version: ObjectVersion
-    head: bytes
-    rest: Extent
-    asked_range: str | None
-    status: int
-    sent: int
-    request_id: str
-    started: float
-    client: str
-    address: str
-    app: str
-    reader: str
-    away_s: float = 0.0
-    """For how long the connection had asked for nothing before."""
-    full_s: float = 0.0
-    """For how long its socket was full, while another loop sent the rest."""
-    disk_failed: bool = False
-    """The first bytes of `rest` could not be read."""
-    first_byte_s: float | None = None
-    traced: Headers = ()
-    """Of the request, where there are traces."""
-
-    @property
-    def extent(self) -> Extent:
-        """All that was asked for."""
-        return Extent(self.rest.start - self.sent, self.rest.stop)
 
 
 # A reply's body: block files whose bytes are in memory, or the bytes, where they are few; or why the disk failed.
@@ -164,9 +134,10 @@ class FastLane:
         self._old_tallies: deque[dict[DatasetName, dict[str, HitTally]]] = deque()
         metrics.before_reading.append(self._tell_metrics)
 
-    def answer(self, data: bytes, wire: SocketWire) -> bool | Begun:
-        """Answer `data`, a whole request, now. False: it is not one for here, and nothing was sent."""
-        started = time.perf_counter()
+    def answer(self, data: bytes, wire: SocketWire, cold: PageCold | None = None) -> bool | Begun | PageCold:
+        """Answer `data`, a whole request, now. False: it is not one for here, and nothing was sent. `cold`: the answer
+        before its pages came; they are not waited for again."""
+        started = time.perf_counter() if cold is None else cold.started
         read = recognise(data)
         if read is None:
             return False
@@ -184,13 +155,19 @@ class FastLane:
             return self._send(read, subject, wire, Extent(0, 0), (), started, who)
         pieces = self._hits.pieces(subject.known, extent, _BYTES_AT_ONCE)
         if pieces is None:
-            return False
+            return cold is None and self._cold(subject, extent, started)
         try:
             brought = self._bring(extent, pieces)
-            return brought is not None and self._send(read, subject, wire, extent, brought, started, who)
+            if brought is None:
+                return cold is None and self._cold(subject, extent, started)
+            return self._send(read, subject, wire, extent, brought, started, who)
         finally:
             for lease, *_ in pieces:
                 lease.release()
+
+    def _cold(self, subject: _Subject, extent: Extent, started: float) -> bool | PageCold:
+        page_in = self._hits.page_in(subject.known, extent) if extent.length <= _PAGED_IN_BYTES else None
+        return page_in is not None and PageCold(page_in, started)
 
     def stop(self) -> None:
         """Nothing is answered any more."""

@@ -40,8 +40,8 @@ from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog, new_request_id
 from outrider.http.clientbody import client_body, send_leave
 from outrider.http.connection import Connection
-from outrider.http.fastlane import Begun
 from outrider.http.framing import well_framed
+from outrider.http.leftover import Begun
 from outrider.http.notes import Asked as Steered
 from outrider.http.reply import OnEnd, Reply
 from outrider.http.steering import Steering

@@ -17,7 +17,8 @@ from aiohttp import web
 from outrider.engine.reads import Body
 from outrider.http.accesslog import AccessLog
 from outrider.http.connection import Connection
-from outrider.http.fastlane import Begun, FastLane
+from outrider.http.fastlane import FastLane
+from outrider.http.leftover import Begun
 from outrider.http.requests import Requests
 from outrider.http.tally import Sent
 from outrider.http.workers import NewLoop, Workers

@@ -21,7 +21,8 @@ from typing import Any, Protocol, TypeVar, cast
 
 from outrider.core.errors import S3Error, Signal
 from outrider.engine.reads import Body, EarlyPiece, FilePiece, Piece
-from outrider.http.fastlane import Begun, FastLane
+from outrider.http.fastlane import FastLane
+from outrider.http.leftover import Begun, PageCold
 from outrider.http.tally import Sent
 from outrider.http.wire import SocketWire
 
@@ -167,7 +168,8 @@ class _Connection(asyncio.Protocol):
         except OSError:
             self.abort()
             return
-        if answered is False:
+        if answered is False or isinstance(answered, PageCold):
+            # What waits for the disk does so where a stop knows of it.
             self._move(data)
         elif answered is not True:
             self.sending = True
