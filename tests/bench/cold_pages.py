@@ -36,7 +36,8 @@ def main() -> None:
                 drain(proxy, key)
             proxy.settle()
             idle = hits_while(proxy, [])
-            drop_pages(proxy.cache_dir)
+            # The small one stays: it is the hit that is measured.
+            drop_pages(proxy.cache_dir, larger_than=CHUNK_BYTES)
             busy = hits_while(proxy, keys)
     print(f"p99 of a small hit: {idle[0]:.2f} ms with nobody beside it ({idle[1]} hits)")
     print(
@@ -62,13 +63,12 @@ def drain(proxy: ServedProxy, key: str) -> None:
             pass
 
 
-def drop_pages(cache_dir: Path) -> None:
-    """Have the kernel forget the blocks' pages, which must be on disk first."""
+def drop_pages(cache_dir: Path, *, larger_than: int) -> None:
+    """Have the kernel forget the pages of blocks of more bytes; they must be on disk first."""
     for path in (cache_dir / "v2").glob("*/*"):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
-        # The small one stays: it is the hit that is measured.
-        if path.stat().st_size > CHUNK_BYTES:
+        if path.stat().st_size > larger_than:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
 
