@@ -1,7 +1,8 @@
 """What a warm small object costs when there are more of them than files stay open, and when the disk has to be asked.
 
-`python -m tests.bench.many_small` prints CPU time of the proxy a read, and reads a second, beside a few objects.
-One object a sample, as DELI reads them. The proxy may have so few files open that most blocks' are closed.
+One object a sample, as DELI reads them. `python -m tests.bench.many_small` prints CPU time of the proxy a read, and
+reads a second, beside those of a few objects; and how much memory it takes to know all of them. The proxy may have so
+few files open that most blocks' are closed.
 """
 
 from __future__ import annotations
@@ -46,11 +47,16 @@ def main() -> None:
                 "all of them": lambda: read(proxy, shuffled(keys)),
                 "all of them, pages not in memory": lambda: read(proxy, shuffled(keys), proxy.cache_dir),
             }
+            proxy.settle()
+            empty = procs.rss_bytes(proxy.pid)
             read(proxy, keys)
+            proxy.settle()
+            grown = procs.rss_bytes(proxy.pid) - empty
             told: dict[str, list[tuple[float, float]]] = {name: [] for name in passes}
             for _ in range(ROUNDS):
                 for name, one in passes.items():
                     told[name].append(one())
+    print(f"memory: {grown / 1e6:.0f} MB more than empty, {grown / count / 1e3:.1f} kB an object")
     few_us, few_s = (median(part) for part in zip(*told["a few"], strict=True))
     for name, rounds in told.items():
         cpu_us, reads_s = (median(part) for part in zip(*rounds, strict=True))

@@ -14,6 +14,7 @@ from outrider.core.model import (
     ObjectVersion,
     block_extent,
     is_strong_etag,
+    shared_headers,
     version_id,
 )
 
@@ -78,3 +79,21 @@ def test_headers_are_no_part_of_the_identity() -> None:
 
 def test_a_key_that_is_no_utf8_has_an_id() -> None:
     assert version_id("o", ObjectVersion(ObjectRef("b", "k\udcff"), '"a"', 5), 8)
+
+
+texts = st.text(max_size=9)
+
+
+@given(st.lists(st.tuples(texts, texts), max_size=9))
+def test_shared_headers_are_the_same_headers(pairs: list[tuple[str, str]]) -> None:
+    assert shared_headers(iter(pairs)) == tuple(pairs)
+
+
+def test_what_headers_have_in_common_is_held_once() -> None:
+    one, other = (
+        shared_headers([("".join(["content", "-type"]), "".join(["image", "/jpeg"])), ("".join(["et", "ag"]), etag)])
+        for etag in ('"1"', '"2"')
+    )
+    assert one[0] is other[0]
+    assert one[1] != other[1]
+    assert one[1][0] is other[1][0]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from array import array
 from collections.abc import Iterable, Iterator
 
 import xxhash
 
 from outrider.core.blockfile import BlockMeta
-from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.model import ObjectRef, ObjectVersion, shared_headers
 
 _HEAD = {"outrider index": 1}
 
@@ -111,4 +112,5 @@ def _decode_version(
         text.encode("utf-8", "surrogateescape")
     if type(size) is not int or type(block_bytes) is not int:
         raise BadSnapshot("a size is a number")
-    return origin, ObjectVersion(ObjectRef(bucket, key), etag, size, pairs), block_bytes
+    ref = ObjectRef(sys.intern(bucket), key)
+    return sys.intern(origin), ObjectVersion(ref, etag, size, shared_headers(pairs)), block_bytes

@@ -12,11 +12,20 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from dataclasses import dataclass
 
 import xxhash
 
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, block_extent, version_id
+from outrider.core.model import (
+    BlockKey,
+    Extent,
+    ObjectRef,
+    ObjectVersion,
+    block_extent,
+    shared_headers,
+    version_id,
+)
 
 PAGE_BYTES = 4096
 FORMAT = 1
@@ -156,13 +165,15 @@ def _meta_json(meta: BlockMeta) -> bytes:
 
 
 def _meta_of(fields: dict[str, object]) -> BlockMeta:
-    ref = ObjectRef(_text(fields["bucket"]), _text(fields["key"]))
+    ref = ObjectRef(sys.intern(_text(fields["bucket"])), _text(fields["key"]))
     raw_headers = fields["headers"]
     if not isinstance(raw_headers, list):
         raise TypeError("headers")
-    headers = tuple((_text(name), _text(value)) for name, value in raw_headers)
+    headers = shared_headers((_text(name), _text(value)) for name, value in raw_headers)
     version = ObjectVersion(ref, _text(fields["etag"]), _number(fields["size"]), headers)
-    return BlockMeta(_text(fields["origin"]), version, _number(fields["block_bytes"]), _number(fields["index"]))
+    return BlockMeta(
+        sys.intern(_text(fields["origin"])), version, _number(fields["block_bytes"]), _number(fields["index"])
+    )
 
 
 def _text(value: object) -> str:

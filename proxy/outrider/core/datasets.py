@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from array import array
 from collections.abc import Iterable
 from functools import lru_cache
@@ -32,7 +33,8 @@ def template_of(key: str) -> str:
         varied = "*"
     if _HASH.match(stem):
         folder = _BY_FIRST_DIGITS.sub("{}", folder)
-    return _VARIES_IN_FOLDERS.sub("{}", folder) + slash + varied + dot + ending
+    # One string for all of them: it is kept for each of the keys.
+    return sys.intern(_VARIES_IN_FOLDERS.sub("{}", folder) + slash + varied + dot + ending)
 
 
 def prefix_of(template: str) -> str:

@@ -6,6 +6,7 @@ Unknown means forward: a call invented tomorrow reaches the origin untouched. So
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -17,7 +18,7 @@ from outrider.core import freshness, ranges
 from outrider.core.canonical import OF_STORES, OTHER_STORES, parse_query
 from outrider.core.errors import BadRequest, InvalidBucketName, InvalidRequest, S3Error
 from outrider.core.freshness import CONDITIONALS
-from outrider.core.model import Headers, ObjectRef
+from outrider.core.model import Headers, ObjectRef, shared_headers
 
 Query = tuple[tuple[str, str], ...]
 
@@ -127,6 +128,7 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
         return Operation(Kind.FORWARD, method, None, "", query)
     if not is_bucket_name(bucket):
         raise InvalidBucketName
+    bucket = sys.intern(bucket)  # kept with each of its objects
     kind = _kind(method, key, query, headers)
     forgets, sources, renames = _effects(method, bucket, key, query, headers)
     return Operation(kind, method, bucket, key, query, forgets, sources, renames, bare)
@@ -363,7 +365,7 @@ CHECKSUM_PREFIX = "x-amz-checksum-"
 
 def replayable(headers: Headers) -> Headers:
     """What of an origin's reply belongs to the version, and is sent again with each later answer."""
-    return tuple((name, value) for name, value in headers if name not in _NOT_REPLAYED)
+    return shared_headers((name, value) for name, value in headers if name not in _NOT_REPLAYED)
 
 
 def passed_down(headers: Headers) -> Headers:

@@ -79,12 +79,19 @@ class _Subject:
         plain = s3wire.without_checksums(version.headers)
         tail = b"content-length: %d\r\n" % version.size
         self.whole = _head(200, plain) + tail
-        self.whole_with_checksums = _head(200, version.headers) + tail
-        self.part = _head(206, plain)
+        # Most objects have none, and are read whole or in parts: what is not asked for is not made.
+        self.whole_with_checksums = self.whole
+        if len(plain) < len(version.headers):
+            self.whole_with_checksums = _head(200, version.headers) + tail
+
+    def prepare_part(self) -> None:
+        self.part = _head(206, s3wire.without_checksums(self.known.version.headers))
 
     @property
     def size_bytes(self) -> int:
-        heads = len(self.whole) + len(self.whole_with_checksums) + len(self.part)
+        heads = 2 * len(self.whole)  # a part's is about as long
+        if self.whole_with_checksums is not self.whole:
+            heads += len(self.whole_with_checksums)
         # A key stands in the name, the operation and the line of the log; the headers of the version, in its own.
         return _SUBJECT_BYTES + heads + 4 * self.name_bytes
 
@@ -337,6 +344,8 @@ class FastLane:
         if read.range is None:
             head = subject.whole_with_checksums if read.checksums else subject.whole
             return head + ident + self._date
+        if not subject.part:
+            subject.prepare_part()
         size = subject.known.version.size
         return b"%scontent-range: bytes %d-%d/%d\r\ncontent-length: %d\r\n%s%s" % (
             subject.part, extent.start, extent.stop - 1, size, extent.stop - extent.start, ident, self._date,
