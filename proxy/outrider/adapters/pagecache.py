@@ -9,7 +9,7 @@ import os
 
 _libc = ctypes.CDLL(None)
 # Holds the interpreter: what cannot wait is over before another thread would have taken it.
-_at_once = ctypes.PyDLL(None, use_errno=True).syscall
+_at_once = ctypes.PyDLL(None).syscall
 _at_once.restype = ctypes.c_long
 _at_once.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
 
