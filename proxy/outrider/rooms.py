@@ -159,6 +159,7 @@ def make_rooms(
         opened=ghost.opened,
         believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
         pins=pins,
+        templates=metrics.ledger.templates,
     )
     orders.load(directory.orders, planner.library)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()

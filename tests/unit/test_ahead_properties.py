@@ -8,11 +8,13 @@ from collections.abc import Callable
 from random import Random
 from statistics import median
 from types import FrameType
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.core import datasets
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.offers import Want
 from outrider.core.planner import Planner
@@ -26,8 +28,9 @@ BLOCK = 1024
 class Store:
     """A store too simple to be wrong, that does what the planner says and checks that it may be said."""
 
-    def __init__(self, objects: int, blocks: int, capacity_blocks: int) -> None:
-        self.refs = [ObjectRef("bucket", f"train/{i:05d}.tar") for i in range(objects)]
+    def __init__(self, objects: int, blocks: int, capacity_blocks: int, *, odd: bool = False) -> None:
+        names = [f"train/{chr(97 + i)}1x.tar" if odd else f"train/{i:05d}.tar" for i in range(objects)]
+        self.refs = [ObjectRef("bucket", name) for name in names]
         self.size = blocks * BLOCK
         self.versions = {ref: ObjectVersion(ref, '"e"', self.size) for ref in self.refs}
         self.ids = {ref: i.to_bytes(16, "big") for i, ref in enumerate(self.refs)}
@@ -97,20 +100,26 @@ class Store:
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32), objects=st.integers(4, 24), blocks=st.integers(1, 4), capacity=st.integers(2, 40),
-    in_epochs=st.booleans(), page=st.sampled_from([0, 1, 5, 24]),
+    in_epochs=st.booleans(), page=st.sampled_from([0, 1, 5, 24]), odd=st.booleans(),
 )  # fmt: skip
 def test_for_any_trace_the_budget_holds_and_nothing_is_wanted_twice_or_taken_from_a_reader(
-    seed: int, objects: int, blocks: int, capacity: int, in_epochs: bool, page: int
+    seed: int, objects: int, blocks: int, capacity: int, in_epochs: bool, page: int, odd: bool
 ) -> None:
     """Long traces of two clients, drawn from `seed`; half of them in epochs, so that there is something to want. A LIST
-    comes by pages of `page` names, among the rest; 0: none comes."""
-    chance, store = Random(seed), Store(objects, blocks, capacity)
+    comes by pages of `page` names, among the rest; 0: none comes. `odd`: each name is a dataset of its own until there
+    are six."""
+    with patch.object(datasets, "_ODD_NAMES_MAX", 5):
+        follow_a_trace(Random(seed), Store(objects, blocks, capacity, odd=odd), page, in_epochs, seed % 3 == 0)
+
+
+def follow_a_trace(chance: Random, store: Store, page: int, in_epochs: bool, with_plans: bool) -> None:
+    objects, capacity = len(store.refs), store.capacity_blocks
     to_list = [(ref.key, store.size) for ref in store.refs] if page else []
     to_read: dict[str, list[ObjectRef]] = {"a": [], "b": []}
     tellings: dict[str, Telling] = {}
     for _ in range(500):
         store.now += 0.01
-        act, client = chance.choice("aarrrrrwwwllllPTD" if seed % 3 == 0 else "aarrrrrwwwllllP"), chance.choice("ab")
+        act, client = chance.choice("aarrrrrwwwllllPTD" if with_plans else "aarrrrrwwwllllP"), chance.choice("ab")
         if act == "a":
             to_read[client] = to_read[client] or chance.sample(store.refs, objects)
             ref = to_read[client].pop() if in_epochs else chance.choice(store.refs)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from outrider.core.datasets import Names, prefix_of, template_of
 from outrider.core.jobs import Job
+from outrider.core.kept import Dataset
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner
 
@@ -158,7 +159,7 @@ def test_a_set_that_was_forgotten_but_for_what_is_kept_is_learned_anew_from_a_sh
     riders = Riders()
     riders.read(SHUFFLED[:20])
     riders.came(150)
-    riders.planner.library._forget_oldest(None)
+    riders.planner.library._forget_oldest(Dataset("b", "another"))
     riders.read([5, 0, 8, 3])
     riders.planner.listed("b", [(key, MIB) for key in KEYS[:100]], riders.now)
     assert riders.wanted()

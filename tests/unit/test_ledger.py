@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from outrider.core.ledger import OTHERS, DatasetAccount, HitTally, Ledger, Prices, Saved, Sums, dataset_of
+from outrider.core.ledger import OTHERS, DatasetAccount, HitTally, Ledger, Prices, Saved, Sums
 from outrider.metrics import LedgerMetrics
 
 TRAIN = ("bucket", "train-{}.tar")
@@ -19,8 +19,8 @@ def sums(requests: int = 1, disk: int = 0, origin: int = 0, wait_s: float = 0.0,
 
 
 def test_a_dataset_is_named_by_its_template_and_never_by_a_key() -> None:
-    assert dataset_of("bucket", "train-000123.tar") == TRAIN
-    assert dataset_of("bucket", "cats/tom.jpg") == ("bucket", "cats/*.jpg")
+    assert Ledger().dataset_of("bucket", "train-000123.tar") == TRAIN
+    assert Ledger().dataset_of("bucket", "cats/tom.jpg") == ("bucket", "cats/*.jpg")
 
 
 def test_a_stall_is_the_part_of_the_time_that_a_reader_waited() -> None:

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from outrider.core.datasets import Templates
 from outrider.core.kept import Dataset, Kept
 from outrider.core.library import Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
@@ -27,6 +28,10 @@ def asked(planner: Planner, key: str, now: float) -> ObjectRef:
 
 def folders(planner: Planner) -> set[str]:
     return {template.partition("/")[0] for (_, template), _ in planner.library.items()}
+
+
+def names_of(planner: Planner) -> set[str]:
+    return {key for dataset in planner.library.datasets() for key in dataset.names.keys}
 
 
 def test_the_dataset_that_was_silent_for_longest_is_forgotten_first() -> None:
@@ -54,22 +59,32 @@ def test_what_is_kept_is_never_forgotten_even_where_that_is_all_there_may_be() -
 def test_more_datasets_than_may_be_are_not_remembered() -> None:
     planner = Planner(MIB, MIB)
     for number in range(DATASETS_MAX + 20):
-        asked(planner, f"{_word(number)}/only", float(number))
-    assert len(planner.library.datasets()) == DATASETS_MAX
-    assert {_word(19), _word(20)} & folders(planner) == {_word(20)}
+        asked(planner, f"only.{_word(number)}", float(number))
+    assert DATASETS_MAX // 2 < len(planner.library.datasets()) == len(planner.library) <= DATASETS_MAX
+    assert f"only.{_word(0)}" not in names_of(planner)
+    assert {f"only.{_word(number)}" for number in range(DATASETS_MAX // 2, DATASETS_MAX + 20)} <= names_of(planner)
 
 
-def test_a_list_of_many_folders_is_not_as_many_datasets() -> None:
-    """Nor does it displace what is read: what it names is read as it comes."""
+def test_sets_of_which_all_hold_something_are_not_looked_at_for_each_that_comes() -> None:
+    planner = Planner(10**6 * MIB, MIB)
+    for number in range(DATASETS_MAX):
+        kept(planner, f"only.{_word(number)}", 0.001 * number)
+    asked(planner, "one.more", 5.0)
+    assert calls_of(lambda: asked(planner, "and.another", 6.0)) < 200
+    assert len(planner.library.datasets()) == DATASETS_MAX + 2
+
+
+def test_a_list_of_many_sets_does_not_displace_what_is_read() -> None:
+    """What it names is read as it comes."""
     planner = Planner(MIB, MIB)
     asked(planner, "train/000000", 0.0)
-    planner.listed("b", [(f"{_word(number)}/only", 1) for number in range(DATASETS_MAX + 500)], 1.0)
+    planner.listed("b", [(f"only.{_word(number)}", 1) for number in range(DATASETS_MAX + 500)], 1.0)
     assert len(planner.library.datasets()) == DATASETS_MAX
     assert "train" in folders(planner)
 
 
 def test_a_list_of_too_many_names_leaves_no_empty_dataset_behind() -> None:
-    library = Library(100, lambda dataset: None)
+    library = Library(100, lambda dataset: None, lambda items: None, Templates())
     assert library.list("b", [(f"huge/{number:06d}", 1) for number in range(101)]) == []
     assert (len(library), len(library.datasets())) == (0, 0)
 
@@ -83,11 +98,11 @@ def test_what_an_earlier_run_remembered_has_the_bounds_of_this_one() -> None:
 
 
 def test_an_earlier_run_may_have_known_more_datasets() -> None:
-    library = Library(10**6, lambda dataset: None)
+    library = Library(10**6, lambda dataset: None, lambda items: None, Templates())
     for number in range(2):
         before = Planner(MIB, MIB)
         names = range(number * DATASETS_MAX, (number + 1) * DATASETS_MAX - 10)
-        before.listed("b", [(f"{_word(name)}/only", 1) for name in names], 0.0)
+        before.listed("b", [(f"only.{_word(name)}", 1) for name in names], 0.0)
         library.restore(before.library.export())
     assert len(library.datasets()) == DATASETS_MAX
 

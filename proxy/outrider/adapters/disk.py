@@ -268,6 +268,8 @@ class DiskStore(BlockIndex):
     def _victims(self, over: int, order: Iterable[BlockKey]) -> tuple[list[tuple[BlockKey, Slot]], bool]:
         """The first blocks of `order` that together take `over` bytes, and whether there were as many."""
         chosen: list[tuple[BlockKey, Slot]] = []
+        if over <= 0:
+            return chosen, True
         for block in order:
             if over <= 0:
                 break

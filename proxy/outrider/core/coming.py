@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.core.kept import Dataset
@@ -70,6 +71,9 @@ class Coming:
         """What is still missing of it will not come."""
         handed = self._handed.pop(item)
         self._count(-handed.missing.bit_count(), handed.block_bytes)
+
+    def move(self, items: Mapping[Item, Item]) -> None:
+        self._handed = {items.get(item, item): handed for item, handed in self._handed.items()}
 
     def forget(self, dataset: Dataset) -> None:
         for item in [item for item in self._handed if item[0] is dataset]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from threading import Lock
+from typing import NamedTuple
 
 # The long hexadecimal names that tools give to parts, and numbers that count: short ones (`v2/`, `train2-`) name a set.
 _VARIES = re.compile(
@@ -16,6 +20,20 @@ _VARIES_IN_FOLDERS = re.compile(r"[0-9]{3,}")
 # Objects named by a hash lie in folders by its first digits (`ab/cd/`), as git, DVC and many others have it.
 _HASH = re.compile(r"[0-9a-f]{16,}\Z")
 _BY_FIRST_DIGITS = re.compile(r"(?<![^/])[0-9a-f]{1,3}(?=(?:/[0-9a-f]{1,3})*\Z)")
+# Names in a folder, of one ending, that have nothing in common with any other: of more than so many it is clear that
+# such names are what is in there.
+_ODD_NAMES_MAX = 32
+# Folders beside each other with one name each: of a folder for each class, all have one for a while.
+_ODD_FOLDERS_MAX = 1024
+# Templates, or folders, of which each has several names.
+_SHARED_MAX = 1024
+# Folders of odd names after which all those beside them are taken for the same.
+_ALIKE = 4
+# Folders above a name that may be anything.
+_DEPTH = 3
+_ANY_FOLDER = "*/"
+_PLACES_MAX = 4096
+_SETTLED_MAX = 65536
 
 
 @lru_cache(maxsize=65536)
@@ -40,6 +58,153 @@ def template_of(key: str) -> str:
 def prefix_of(template: str) -> str:
     """What all keys of a template begin with: the prefix to LIST."""
     return re.split(r"\{\}|\*", template, maxsplit=1)[0]
+
+
+class _Parts(NamedTuple):
+    """Of a template: `folders` with their slashes, `name`, and what that is where only folders and ending tell."""
+
+    folders: tuple[str, ...]
+    name: str
+    any_name: str
+
+    @property
+    def path(self) -> str:
+        return "".join(self.folders)
+
+    @property
+    def beside(self) -> str:
+        """What it has in common with the folders beside its own."""
+        return "".join(self.folders[:-1]) + self.any_name
+
+
+@lru_cache(maxsize=65536)
+def _parts_of(template: str) -> _Parts:
+    *folders, name = template.split("/")
+    _, dot, ending = name.rpartition(".")
+    return _Parts(tuple(folder + "/" for folder in folders), name, "*" + dot + ending)
+
+
+@dataclass(slots=True)
+class _Siblings:
+    """Templates that differ in one place. `first`: the key that was met of each, "" once there was a second one; `odd`:
+    how many have but one."""
+
+    first: dict[str, str] = field(default_factory=dict)
+    odd: int = 0
+
+
+class _Place(NamedTuple):
+    """Where templates differ. `name` is what they have in common, with `*` in that place."""
+
+    bucket: str
+    name: str
+    in_folder: bool
+
+
+class Templates:
+    """The name of each key's dataset, given what other keys there are: its template, as a rule.
+
+    Where names have nothing in common but their folder and ending (`dQw4w9WgXcQ.mp4`), or folders nothing but what is
+    above them, each would be a set of its own; so beyond some they are one (`clips/*.mp4`, `users/*/*.jpg`).
+
+    Any thread may ask.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._siblings: OrderedDict[_Place, _Siblings] = OrderedDict()
+        # Where all is one set that is not known for one of its own.
+        self._merged: set[_Place] = set()
+        # Of folders beside each other, how many are merged.
+        self._alike: Counter[tuple[str, str]] = Counter()
+        # What only a merger would change.
+        self._settled: dict[tuple[str, str], str] = {}
+        self.mergers = 0
+        """How often many sets became one: what named a dataset before may name none now."""
+
+    def of(self, bucket: str, key: str) -> str:
+        template = template_of(key)
+        settled = self._settled.get((bucket, template))
+        if settled is not None:
+            return settled
+        with self._lock:
+            return self._found(bucket, key, template)
+
+    def _found(self, bucket: str, key: str, template: str) -> str:
+        parts = _parts_of(template)
+        name, settled = parts.name, True
+        if name != parts.any_name:
+            place = _Place(bucket, parts.path + parts.any_name, in_folder=False)
+            if place not in self._merged and self._alike[bucket, parts.beside] >= _ALIKE:
+                self._merge(place)
+            alone = self._is_alone(place, name, key)
+            name, settled = parts.any_name if alone is False else name, alone is not None
+        folders = list(parts.folders)
+        for at in range(len(folders) - 1, max(-1, len(folders) - 1 - _DEPTH), -1):
+            alone = self._is_alone(_in_folder(bucket, folders, at, name), folders[at], key)
+            folders[at], settled = _ANY_FOLDER if alone is False else folders[at], settled and alone is not None
+        # One string for all of them: it is kept for each of the keys.
+        found = sys.intern("".join(folders) + name)
+        if settled:
+            if len(self._settled) >= _SETTLED_MAX:
+                self._settled.clear()
+            self._settled[bucket, template] = found
+        return found
+
+    def _is_alone(self, place: _Place, what: str, key: str) -> bool | None:
+        """Whether what has `what` in that place is a set of its own; None: with one key, so far."""
+        siblings = self._siblings.setdefault(place, _Siblings())
+        self._siblings.move_to_end(place)
+        if len(self._siblings) > _PLACES_MAX:
+            self._siblings.popitem(last=False)
+        first = siblings.first.get(what)
+        if first == "":
+            return True
+        if place in self._merged:
+            return False
+        if first is None:
+            siblings.first[what] = key
+            siblings.odd += 1
+            odd_max = _ODD_FOLDERS_MAX if place.in_folder else _ODD_NAMES_MAX
+            if siblings.odd > odd_max or len(siblings.first) - siblings.odd > _SHARED_MAX:
+                self._merge(place)
+                return False
+        elif first != key:
+            siblings.first[what] = ""
+            siblings.odd -= 1
+            return True
+        return None
+
+    def _merge(self, place: _Place) -> None:
+        if len(self._merged) >= _PLACES_MAX:
+            self._merged.clear()
+            self._alike.clear()
+        self._merged.add(place)
+        siblings = self._siblings.get(place, _Siblings())
+        siblings.first = {what: first for what, first in siblings.first.items() if not first}
+        siblings.odd = 0
+        if not place.in_folder:
+            self._alike[place.bucket, _parts_of(place.name).beside] += 1
+        self._settled.clear()
+        self.mergers += 1
+
+    def remember(self, bucket: str, name: str, keys: Iterable[str]) -> None:
+        """An earlier run had these in the dataset `name`."""
+        folders, last, any_name = _parts_of(name)
+        for key in keys:
+            its = _parts_of(template_of(key))
+            places = [_Place(bucket, its.path + any_name, in_folder=False)] if last == any_name != its.name else []
+            for at, (folder, other) in enumerate(zip(folders, its.folders, strict=False)):
+                if folder == _ANY_FOLDER != other:
+                    places.append(_in_folder(bucket, [*its.folders[:at], *folders[at:]], at, last))
+            for place in places:
+                if place not in self._merged:
+                    self._merge(place)
+            self.of(bucket, key)
+
+
+def _in_folder(bucket: str, folders: Sequence[str], at: int, name: str) -> _Place:
+    return _Place(bucket, "".join((*folders[:at], _ANY_FOLDER, *folders[at + 1 :], name)), in_folder=True)
 
 
 class Names:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 
 from sortedcontainers import SortedList
 
@@ -263,6 +263,23 @@ class Dataset:
             one.key = self.names.number(names.keys[one.key])
             self.names.sizes[one.key] = size
             self.keep(one, one.used_at)
+
+    def take_in(self, other: Dataset) -> int:
+        """All of a set of one name, which is part of this one: its number here."""
+        key = self.number(other.names.keys[0])
+        self.names.sizes[key] = max(self.names.sizes[key], other.names.sizes[0])
+        self.usual_bytes = max(self.usual_bytes, other.usual_bytes)
+        now = max(self.active_at, other.active_at)
+        for client, job in other.jobs.items():
+            for _ in chain.from_iterable(one.log for one in job.passes):
+                self.opened(client, key, 1, now)
+        if (kept := other.kept.pop(0, None)) is not None:
+            kept.dataset, kept.key = self, key
+            count = kept.present.bit_count() * kept.block_bytes
+            self.kept_bytes, other.kept_bytes = self.kept_bytes + count, other.kept_bytes - count
+            self.keep(kept, kept.used_at)
+        other.shrink()
+        return key
 
     # -- what is needed when ------------------------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from outrider.core.datasets import template_of
+from outrider.core.datasets import Templates
 
 DatasetName = tuple[str, str]
-"""A bucket and a key template (see `datasets.template_of`)."""
+"""A bucket and a key template (see `datasets.Templates`)."""
 
 OTHERS: DatasetName = ("", "(others)")
 """Of those that were silent for longest, beyond the bounds below, only the sums are kept."""
@@ -24,10 +24,6 @@ READERS_MAX = 256
 AWAY_S_MAX = 60.0
 # What is told of now: older facts weigh half after so many seconds.
 _HALF_LIFE_S = 20.0
-
-
-def dataset_of(bucket: str, key: str) -> DatasetName:
-    return bucket, template_of(key)
 
 
 @dataclass(slots=True)
@@ -131,7 +127,13 @@ class Ledger:
         self._datasets: OrderedDict[DatasetName, DatasetAccount] = OrderedDict()
         self._readers: OrderedDict[tuple[str, DatasetName], ReaderAccount] = OrderedDict()
         self._now = 0.0
+        self.templates = Templates()
+        """They name the datasets."""
         self.total = DatasetAccount()
+
+    def dataset_of(self, bucket: str, key: str) -> DatasetName:
+        """Any thread may ask."""
+        return bucket, self.templates.of(bucket, key)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -163,12 +165,12 @@ class Ledger:
     def asked(self, bucket: str, key: str) -> None:
         """A read of this object was sent to the bucket."""
         self.total.asked += 1
-        self._dataset(dataset_of(bucket, key)).asked += 1
+        self._dataset(self.dataset_of(bucket, key)).asked += 1
 
     def came(self, bucket: str, key: str, count: int) -> None:
         """So many bytes of it came from the bucket."""
         self.total.came_bytes += count
-        self._dataset(dataset_of(bucket, key)).came_bytes += count
+        self._dataset(self.dataset_of(bucket, key)).came_bytes += count
 
     def passed(self, now: float) -> None:
         """To be told about once a second: what is recent fades."""

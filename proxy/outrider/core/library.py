@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
-from heapq import heappop, heappush, heapreplace, merge
+from heapq import heappop, heappush, heapreplace, merge, nsmallest
 from operator import itemgetter
 
-from outrider.core.datasets import template_of
+from outrider.core.datasets import Templates
 from outrider.core.kept import Dataset, Kept
 from outrider.core.memory import packed, unpacked
 from outrider.core.model import ObjectRef
@@ -16,6 +16,8 @@ Item = tuple[Dataset, int]
 """An object: its dataset and its number there."""
 
 _DATASETS_MAX = 4096
+# Beyond that so many are forgotten at once: whose turn it is, is found by looking at all.
+_FORGOTTEN_AT_ONCE = 256
 # A set is forgotten for a part of its names that is larger than this, and none where nothing is kept of it.
 _WORTH_IT = 16
 # Sets of which the first in line is found anew each time; of more, so long after it was last.
@@ -39,13 +41,22 @@ class Outlook:
 class Library:
     """Beyond `keys_max` names, or many datasets, what was silent for longest is forgotten, but for what is kept of it.
 
-    `forget` is told of a dataset whose numbers are about to change.
+    `forget` is told of a dataset whose numbers are about to change, `move` of objects that go from a dataset to another
+    one. `templates` says which names belong together.
     """
 
-    def __init__(self, keys_max: int, forget: Callable[[Dataset], None]) -> None:
+    def __init__(
+        self, keys_max: int, forget: Callable[[Dataset], None], move: Callable[[Mapping[Item, Item]], None],
+        templates: Templates,
+    ) -> None:  # fmt: skip
         self._keys_max = keys_max
         self._forget = forget
+        self._move = move
+        self._templates = templates
+        self._mergers = 0
         self._datasets: dict[tuple[str, str], Dataset] = {}
+        # With so many sets it is tried next to forget some: where all hold what is kept, there is none to forget.
+        self._crowd = _DATASETS_MAX
         self._keys = 0
         # Of sets that have any victims, or had, the first of each, the farthest first.
         self._firsts: list[tuple[float, Dataset]] = []
@@ -62,13 +73,41 @@ class Library:
         return self._datasets.items()
 
     def dataset(self, ref: ObjectRef) -> Dataset:
-        name = (ref.bucket, template_of(ref.key))
+        return self._named(self._name_of(ref.bucket, ref.key))
+
+    def _name_of(self, bucket: str, key: str) -> tuple[str, str]:
+        name = bucket, self._templates.of(bucket, key)
+        if self._templates.mergers != self._mergers:
+            self._mergers = self._templates.mergers
+            self._gather()
+        return name
+
+    def _named(self, name: tuple[str, str]) -> Dataset:
         dataset = self._datasets.get(name)
         if dataset is None:
-            if len(self._datasets) >= _DATASETS_MAX:
-                self._forget_oldest(None)
+            if len(self._datasets) >= self._crowd:
+                self._forget_some()
             dataset = self._datasets[name] = Dataset(*name)
         return dataset
+
+    def _gather(self) -> None:
+        """Of the sets with one name each, those that are part of another one now go into that."""
+        moves = []
+        for one in self._datasets.values():
+            if len(one.names.keys) == 1:
+                name = one.bucket, self._templates.of(one.bucket, one.names.keys[0])
+                if name[1] != one.template:
+                    moves.append((one, name))
+        moved: dict[Item, Item] = {}
+        for one, name in sorted(moves, key=lambda move: move[0].active_at):
+            whole = self._named(name)
+            if one.kept and whole.names.known(one.names.keys[0]) in whole.kept:
+                continue  # of another version
+            del self._datasets[one.bucket, one.template]
+            before = len(whole.names.keys)
+            moved[one, 0] = whole, whole.take_in(one)
+            self._keys += len(whole.names.keys) - before - 1
+        self._move(moved)
 
     def item(self, ref: ObjectRef) -> Item:
         dataset = self.dataset(ref)
@@ -85,7 +124,7 @@ class Library:
                 self.item(ref)[0].active_at = now
             keys: dict[Dataset, list[int]] = {}
             for ref in refs:
-                dataset = self._datasets.get((ref.bucket, template_of(ref.key)))
+                dataset = self._datasets.get(self._name_of(ref.bucket, ref.key))
                 if dataset is not None and (key := dataset.names.known(ref.key)) is not None:
                     keys.setdefault(dataset, []).append(key)
             if sum(map(len, keys.values())) == len(refs):
@@ -95,9 +134,15 @@ class Library:
     def list(self, bucket: str, entries: Iterable[tuple[str, int]]) -> list[Dataset]:
         """The datasets that a LIST has told more of. One with too many names, or one too many, stays as it is: it is
         read as it comes."""
+        entries = list(entries)
         found: dict[str, list[tuple[str, int]]] = {}
-        for name, size in entries:
-            found.setdefault(template_of(name), []).append((name, size))
+        mergers = -1
+        while self._mergers != mergers:
+            # What the last of them tell may concern the first.
+            mergers = self._mergers
+            found.clear()
+            for entry in entries:
+                found.setdefault(self._name_of(bucket, entry[0])[1], []).append(entry)
         told = []
         for template, its in found.items():
             dataset = self._datasets.get((bucket, template))
@@ -145,7 +190,17 @@ class Library:
         while begun:
             yield _next_of(begun)
 
-    def _forget_oldest(self, wanted: Dataset | None) -> bool:
+    def _forget_some(self) -> None:
+        """Of many sets, those of which nothing is kept and that were silent for longest."""
+        empty = [one for one in self._datasets.values() if not one.kept]
+        for one in nsmallest(_FORGOTTEN_AT_ONCE, empty, key=lambda one: one.active_at):
+            self._forget(one)
+            self._keys -= len(one.names.keys)
+            one.shrink()
+            del self._datasets[one.bucket, one.template]
+        self._crowd = max(_DATASETS_MAX, len(self._datasets) + _FORGOTTEN_AT_ONCE)
+
+    def _forget_oldest(self, wanted: Dataset) -> bool:
         """False: nothing more can be forgotten."""
         # To number all anew for a few names would cost more than they take.
         idle = [one for one in self._datasets.values()
@@ -174,6 +229,7 @@ class Library:
         for dataset in unpacked(data):
             count = len(dataset.names.keys)
             if (dataset.bucket, dataset.template) not in self._datasets and self._may_have(dataset, count):
+                self._templates.remember(dataset.bucket, dataset.template, dataset.names.keys)
                 self._keys += count
                 self._datasets[dataset.bucket, dataset.template] = dataset
 

@@ -25,6 +25,7 @@ def packed(datasets: list[Dataset]) -> bytes:
             names = dataset.names
             records.append({
                 "bucket": dataset.bucket,
+                "template": dataset.template,
                 "keys": names.keys,
                 "sizes": names.sizes.tolist(),
                 "listed": names.listed.tolist(),
@@ -57,7 +58,7 @@ def _dataset(record: dict[str, Any]) -> Dataset:
         or not keys
     ):
         raise ValueError("keys and sizes do not fit")
-    dataset = Dataset(str(record["bucket"]), template_of(keys[0]))
+    dataset = Dataset(str(record["bucket"]), str(record.get("template") or template_of(keys[0])))
     for key, size in zip(keys, sizes, strict=True):
         dataset.names.sizes[dataset.names.number(str(key))] = int(size)
     # Keys that were only read will do for a LIST: the set is known.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from outrider.core.kept import Dataset
 from outrider.core.library import Item
@@ -46,6 +47,9 @@ class Opens:
             self._open[item] = (count - 1, since)
         else:
             self._close(item)
+
+    def move(self, items: Mapping[Item, Item]) -> None:
+        self._open = OrderedDict((items.get(item, item), open_by) for item, open_by in self._open.items())
 
     def forget(self, dataset: Dataset) -> None:
         for item in [item for item in self._open if item[0] is dataset]:

@@ -6,11 +6,11 @@ has no clock: each fact brings its time, and the policy's calls, which bring non
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappush
 
 from outrider.core.coming import Coming
-from outrider.core.datasets import prefix_of
+from outrider.core.datasets import Templates, prefix_of
 from outrider.core.kept import Dataset, Kept, blocks_of
 from outrider.core.library import Item, Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
@@ -45,11 +45,12 @@ class Planner:
         self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000,
         disk_bytes: Callable[[int], int] = int, opened: Callable[[ObjectRef, int], None] = lambda ref, size: None,
         believed_s: Callable[[ObjectRef], float] = lambda ref: _FAREST,
-        pins: Pins | None = None,
+        pins: Pins | None = None, templates: Templates | None = None,
     ) -> None:  # fmt: skip
         """`disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` hears of each pass over an
         object (see `ghost`). `believed_s`: for how long a name is believed without asking the origin again. What
-        `pins` hold never goes; None: nothing is pinned.
+        `pins` hold never goes; None: nothing is pinned. `templates` names the datasets,
+        elsewhere, too.
 
         `keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
         """
@@ -61,7 +62,9 @@ class Planner:
         self._block_bytes = block_bytes
         self._disk_bytes = disk_bytes
         self._now = 0.0
-        self.library = Library(keys_max, self._forget)
+        self.library = Library(
+            keys_max, self._forget, self._move, Templates() if templates is None else templates,
+        )  # fmt: skip
         self._kept: dict[bytes, Kept] = {}
         # Versions that another one has replaced: nobody will ask for them.
         self._outdated: dict[bytes, Kept] = {}
@@ -82,6 +85,16 @@ class Planner:
         self._opens.forget(dataset)
         self._owing.pop(dataset, None)
         self._offers.forget(dataset)
+
+    def _move(self, items: Mapping[Item, Item]) -> None:
+        """These objects are of another dataset now, and go by other numbers."""
+        self._handed.move(items)
+        self._opens.move(items)
+        self._streams.move(items)
+        for (old, _), (new, _) in items.items():
+            if owing := self._owing.pop(old, 0.0):
+                self._owing[new] = self._owing.get(new, 0.0) + owing
+            self._offers.forget(old)
 
     # -- facts: requests ----------------------------------------------------------------------------------------
 

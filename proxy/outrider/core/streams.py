@@ -7,9 +7,10 @@ reader is which bytes of the object were asked for, and how the gaps close.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from outrider.core.model import Extent
 
@@ -120,6 +121,11 @@ class Streams:
         self._readers.move_to_end((client, item))
         _advance(reader, extent, now)
         return Asked(opened, _ahead(reader, extent), reader.shape)
+
+    def move(self, items: Mapping[Any, Hashable]) -> None:
+        """Objects that go by other names from now on."""
+        moved = ((client, items.get(item, item)) for client, item in self._readers)
+        self._readers = OrderedDict(zip(moved, self._readers.values(), strict=True))
 
 
 def _begins_anew(reader: Reader, size: int, extent: Extent, now: float) -> bool:

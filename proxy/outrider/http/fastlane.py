@@ -18,7 +18,7 @@ from outrider.core import ranges, s3wire
 from outrider.core.blockfile import PAGE_BYTES
 from outrider.core.canonical import parse_query
 from outrider.core.errors import InvalidRange, S3Error
-from outrider.core.ledger import AWAY_S_MAX, DatasetName, HitTally, dataset_of
+from outrider.core.ledger import AWAY_S_MAX, DatasetName, HitTally
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.payload import payload_rule
 from outrider.core.plainread import PlainRead, recognise
@@ -210,7 +210,7 @@ class FastLane:
             old.known = known
             subject = old
         else:
-            tallies = self._tallies.setdefault(dataset_of(*operation.ref), {})
+            tallies = self._tallies.setdefault(self._metrics.ledger.dataset_of(*operation.ref), {})
             subject = _Subject(operation, known, subject_of(*operation.ref), len(name), tallies)
             subject.prepare(known.version)
         self._subjects[name] = subject
@@ -357,7 +357,7 @@ class FastLane:
             self._tallies, self._tallied = {}, 0
             self._subjects.clear()  # they hold the old ones
             self._subjects_bytes = 0
-            subject.tallies = self._tallies.setdefault(dataset_of(*subject.operation.ref), {})
+            subject.tallies = self._tallies.setdefault(self._metrics.ledger.dataset_of(*subject.operation.ref), {})
         self._tallied += 1
         tally = subject.tallies[reader] = HitTally()
         return tally

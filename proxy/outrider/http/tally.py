@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.core.ledger import Sums, dataset_of
+from outrider.core.ledger import Sums
 from outrider.core.s3wire import Kind, Operation
 from outrider.http.accesslog import AccessLog, app_said
 from outrider.metrics import Metrics
@@ -104,7 +104,7 @@ class Tally:
     def _tell_ledger(self, end: Ended, operation: Operation, seconds: float) -> None:
         if operation.kind is Kind.STEER or not operation.bucket or not operation.key:
             return
-        sent, dataset = end.sent, dataset_of(operation.bucket, operation.key)
+        sent, dataset = end.sent, self._metrics.ledger.dataset_of(operation.bucket, operation.key)
         refused = end.status is None or end.status >= 400
         if end.reader is None or operation.kind is Kind.FORWARD or refused:
             # What we refused ourselves was no read of the bucket's.

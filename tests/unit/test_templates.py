@@ -1,0 +1,261 @@
+"""Names that have nothing in common with any other are one dataset all the same, and are read ahead as any are."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core import datasets
+from outrider.core.datasets import Templates, template_of
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.planner import Planner
+from outrider.simulator.run import Epoch, Machine, Simulation
+from outrider.simulator.worlds import JobSpec, OrderKind, Shards, order_of
+
+MIB = 2**20
+ODD_NAMES_MAX, ODD_FOLDERS_MAX, SHARED_MAX, PLACES_MAX = 32, 1024, 1024, 4096
+
+
+def digest(number: int) -> bytes:
+    return sha256(b"%d" % number).digest()
+
+
+def clip(number: int) -> str:
+    """As YouTube names its clips, with the seconds that Kinetics takes of each."""
+    return f"{urlsafe_b64encode(digest(number)).decode()[:11]}_{number % 300:06d}_{number % 300 + 10:06d}.mp4"
+
+
+NAMES: dict[str, Callable[[int], str]] = {
+    "clips": lambda number: f"clips/{clip(number)}",
+    "short hexadecimal": lambda number: f"images/{digest(number).hex()[:8]}.jpg",
+    "base 36": lambda number: (
+        "".join("0123456789abcdefghijklmnopqrstuvwxyz"[n % 36] for n in digest(number)[:9]) + ".png"
+    ),
+    "captions": lambda number: f"img/{number:05d}_{'abcdefghij'[number % 10]}{digest(number).hex()[:5]}_on_a_mat.jpg",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_with_nothing_in_common_but_their_folder_are_one_dataset(name: str) -> None:
+    templates, key = Templates(), NAMES[name]
+    assert len({template_of(key(number)) for number in range(1000)}) > 400
+    for number in range(1000):
+        templates.of("b", key(number))
+    assert len({templates.of("b", key(number)) for number in range(1000)}) <= 10
+    folder, slash, last = key(0).rpartition("/")
+    # Those of which two happened to be alike before that was clear stay by themselves.
+    (most, count), *_ = Counter(templates.of("b", key(number)) for number in range(1000)).most_common()
+    assert most == f"{folder}{slash}*.{last.rpartition('.')[2]}"
+    assert count > 950
+
+
+@pytest.mark.parametrize(("kind", "name"), [("photo.jpg", "*.jpg"), ("labels/mask-{}.png", "labels/mask-{}.png")])
+def test_a_folder_for_each_sample_is_no_dataset_for_each(kind: str, name: str) -> None:
+    templates = Templates()
+    keys = [f"{digest(number).hex()[:7]}x/{kind.format(number)}" for number in range(3000)]
+    for key in keys:
+        templates.of("b", key)
+    (most, count), *_ = Counter(templates.of("b", key) for key in keys).most_common()
+    assert most == f"*/{name}"
+    assert count > 2500
+
+
+def test_a_folder_for_each_class_is_a_dataset_for_each() -> None:
+    templates, classes = (
+        Templates(),
+        ["abcdefghij"[n // 100] + "abcdefghij"[n // 10 % 10] + "klmnopqrst"[n % 10] for n in range(1000)],
+    )
+    keys = [f"train/{name}/{name}_{number:05d}.jpg" for name in classes for number in range(20)]
+    for key in Random(1).sample(keys, len(keys)):
+        assert templates.of("b", key) == template_of(key)
+    assert templates.mergers == 0
+
+
+def test_of_more_classes_than_datasets_may_be_the_last_are_one_dataset() -> None:
+    templates = Templates()
+    keys = [
+        f"train/{'abcdefghij'[n % 10]}{digest(n).hex()}x/{number:05d}.jpg" for n in range(10_000) for number in range(3)
+    ]
+    names = {templates.of("b", key) for key in Random(1).sample(keys, len(keys))}
+    assert len({templates.of("b", key) for key in keys}) <= ODD_FOLDERS_MAX + SHARED_MAX
+    assert "train/*/{}.jpg" in names
+
+
+def test_datasets_beside_odd_names_stay_what_they_are() -> None:
+    templates = Templates()
+    shards = [f"data/{kind}-{number:06d}.tar" for kind in ("train", "val", "v2x") for number in range(3)]
+    odd = [f"data/{digest(number).hex()[:8]}.tar" for number in range(500)]
+    for key in [*shards, *odd]:
+        templates.of("b", key)
+    assert [templates.of("b", key) for key in shards] == [template_of(key) for key in shards]
+    assert templates.of("b", odd[-1]) == "data/*.tar"
+    assert templates.of("other", odd[-1]) == template_of(odd[-1])
+
+
+def test_folders_beside_some_of_odd_names_are_taken_for_the_same() -> None:
+    templates = Templates()
+    for number in range(4 * (ODD_NAMES_MAX + 10)):
+        templates.of("b", f"train/{'abcd'[number % 4]}/{clip(number)}")
+    assert templates.of("b", f"train/never met/{clip(5000)}") == "train/never met/*.mp4"
+    assert templates.of("b", f"val/never met/{clip(5000)}") != "val/never met/*.mp4"
+
+
+def test_of_many_folders_of_odd_names_each_is_found_however_they_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the names is a place of its own, too, for a while: these must not push out the folders."""
+    monkeypatch.setattr(datasets, "_PLACES_MAX", 200)
+    templates = Templates()
+    keys = [f"train/{'abcdefghij'[folder] * 3}/{clip(100 * folder + n)}" for folder in range(10) for n in range(100)]
+    for key in Random(1).sample(keys, len(keys)):
+        templates.of("b", key)
+    assert len({templates.of("b", key) for key in keys}) <= 15
+
+
+def test_one_name_that_is_read_again_and_again_is_no_other_name() -> None:
+    templates = Templates()
+    for number in range(100):
+        templates.of("b", f"models/layer{number % 5}a.bin")
+    assert templates.mergers == 0
+
+
+@given(st.lists(st.text("ab1/.-", max_size=8), max_size=60), st.integers(0, 2**32))
+def test_a_key_is_always_told_under_what_it_begins_with(keys: list[str], seed: int) -> None:
+    templates = Templates()
+    for key in keys:
+        name = templates.of("b", key)
+        assert key.startswith(name.partition("*")[0].partition("{}")[0])
+    Random(seed).shuffle(keys)
+    assert {templates.of("b", key) for key in keys} == {templates.of("b", key) for key in keys}
+
+
+def test_what_is_remembered_of_names_is_bounded() -> None:
+    templates = Templates()
+    for number in range(3 * PLACES_MAX):
+        templates.of("b", f"{digest(number).hex()[:8]}x/{digest(number).hex()[:7]}.{number % 977}x")
+    assert max(len(templates._siblings), len(templates._merged), len(templates._alike)) <= PLACES_MAX
+
+
+# -- and what follows of it -------------------------------------------------------------------------------------------
+
+
+def read(planner: Planner, key: str, now: float) -> None:
+    ref = ObjectRef("b", key)
+    planner.asked("a", ref, MIB, Extent(0, MIB), now)
+    planner.sent("a", ref, now)
+
+
+def test_they_are_listed_once_that_is_clear() -> None:
+    planner = Planner(1000 * MIB, MIB)
+    for number in range(ODD_NAMES_MAX):
+        read(planner, f"clips/{clip(number)}", 0.1 * number)
+    assert planner.please_list() == []
+    read(planner, f"clips/{clip(ODD_NAMES_MAX)}", 4.0)
+    assert planner.please_list() == [("b", "clips/")]
+    planner.listed("b", sorted((f"clips/{clip(number)}", MIB) for number in range(300)), 4.1)
+    (dataset,) = planner.library.datasets()
+    assert len(dataset.names.keys) == len(planner.library) == 300
+    unread = {f"clips/{clip(number)}" for number in range(ODD_NAMES_MAX + 1, 300)}
+    wanted = {want.ref.key for want in planner.wants(4.2, 1000 * MIB, 16)}
+    assert wanted
+    assert wanted <= unread
+
+
+def test_what_is_kept_of_each_is_kept_of_all() -> None:
+    planner, blocks = Planner(1000 * MIB, MIB), []
+    for number in range(100):
+        key = f"clips/{clip(number)}"
+        read(planner, key, 0.1 * number)
+        blocks.append(BlockKey(number.to_bytes(16, "big"), 0))
+        planner.added(blocks[-1], ObjectVersion(ObjectRef("b", key), '"e"', MIB))
+    (dataset,) = planner.library.datasets()
+    assert dataset.kept_bytes == 100 * MIB
+    assert sorted(planner.victims()) == sorted(blocks)
+    for block in blocks:
+        planner.removed(block)
+    assert (dataset.kept_bytes, dataset.kept, list(planner.victims())) == (0, {}, [])
+
+
+def test_a_list_that_tells_of_them_tells_of_one_dataset() -> None:
+    planner = Planner(1000 * MIB, MIB)
+    planner.listed("b", [(f"clips/{clip(number)}", MIB) for number in range(ODD_NAMES_MAX + 10)], 0.0)
+    (dataset,) = planner.library.datasets()
+    assert len(dataset.names.listed) == ODD_NAMES_MAX + 10
+
+
+def become_one(planner: Planner, now: float) -> None:
+    for number in range(1000, 1000 + ODD_NAMES_MAX):
+        read(planner, f"clips/{clip(number)}", now)
+    assert len(planner.library.datasets()) == 1
+
+
+def test_what_is_on_its_way_of_each_is_not_fetched_once_more() -> None:
+    planner = Planner(1000 * MIB, MIB)
+    told = [ObjectRef("b", f"clips/{clip(number)}") for number in range(8)]
+    planner.told("a", told, 0.0)
+    coming = [want.ref for want in planner.wants(0.0, 1000 * MIB, 16)]
+    assert sorted(coming) == sorted(told)
+    become_one(planner, 0.1)
+    planner.listed("b", [(ref.key, MIB) for ref in told], 0.2)
+    planner.told("a", told, 0.2)
+    assert planner.blocks_coming == 8
+    assert planner.wants(0.3, 1000 * MIB, 16) == []
+    for number, ref in enumerate(told):
+        planner.added(BlockKey(number.to_bytes(16, "big"), 0), ObjectVersion(ref, '"e"', MIB))
+    assert planner.blocks_coming == 0
+
+
+def test_a_reader_amid_one_of_them_stays_its_reader() -> None:
+    opened: list[ObjectRef] = []
+    planner = Planner(1000 * MIB, MIB, opened=lambda ref, size: opened.append(ref))
+    ref, version_id = ObjectRef("b", f"clips/{clip(1)}"), b"v" * 16
+    planner.asked("a", ref, 2 * MIB, Extent(0, MIB), 0.0)
+    for index in range(2):
+        planner.added(BlockKey(version_id, index), ObjectVersion(ref, '"e"', 2 * MIB))
+    planner.read(BlockKey(version_id, 0))
+    become_one(planner, 0.1)
+    assert list(planner.victims()) == [BlockKey(version_id, 0)], "the other one is to be read yet"
+    planner.asked("a", ref, 2 * MIB, Extent(MIB, 2 * MIB), 0.2)
+    assert opened.count(ref) == 1
+    planner.read(BlockKey(version_id, 1))
+    planner.sent("a", ref, 0.3)
+    (dataset,) = planner.library.datasets()
+    assert [kept.reading for kept in dataset.kept.values()] == [False]
+
+
+def test_that_they_are_one_outlives_a_restart() -> None:
+    planner = Planner(1000 * MIB, MIB)
+    order = Random(1).sample(range(200), 200)
+    for epoch in range(2):
+        for number in order:
+            read(planner, f"clips/{clip(number)}", epoch * 200.0 + number)
+    later = Planner(1000 * MIB, MIB)
+    later.library.restore(planner.library.export())
+    for number in order[:12]:
+        read(later, f"clips/{clip(number)}", 1000.0 + number)
+    (dataset,) = later.library.datasets()
+    assert dataset.template == "clips/*.mp4"
+    assert {want.ref.key for want in later.wants(1000.5, 1000 * MIB, 4)} <= {f"clips/{clip(n)}" for n in order[12:30]}
+
+
+@dataclass(frozen=True)
+class OddShards(Shards):
+    def key(self, index: int) -> str:
+        return f"{self.name}/{digest(index).hex()[:8]}.tar"
+
+
+@pytest.mark.parametrize("kind", ["repeated", "fresh"])
+def test_they_are_ridden_ahead_of_as_numbered_names_are(kind: OrderKind) -> None:
+    def epochs(shards: Shards) -> list[Epoch]:
+        spec = JobSpec("train", shards, order_of(kind, list(range(shards.count)), 4, 1), 3, 50.0 * MIB, "10.0.0.1")
+        return Simulation(Machine(shards.count * shards.size // 4, 1.3 * 4 * 50.0 * MIB), "epoch", [spec]).run()
+
+    numbered, odd = epochs(Shards(1000, 64 * MIB, "train")), epochs(OddShards(1000, 64 * MIB, "train"))
+    for one, other in zip(numbered, odd, strict=True):
+        assert other.hit_ratio >= one.hit_ratio - 0.02
