@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import gc
+import json
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.orders import until
 from tests.support.proxy import Proxy
-from tests.support.rawhttp import RawConnection
+from tests.support.rawhttp import RawConnection, ask, request
+from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.support.bucket import Bucket
+    from tests.support.simulator import Simulator
 
 NAME = "garbage"
 BODY = bytes(range(256)) * 1024
 # What comes once a second or so beside the requests, in libraries' code, is no matter of theirs.
 _BESIDE = 40
 _TIMES = 50
+_FAILURES = 3
 
 
 @pytest.fixture(scope="module")
@@ -53,21 +61,85 @@ def test_a_request_leaves_no_cycle(
 ) -> None:
     with RawConnection(proxy.address) as connection:
 
-        def ask(number: int) -> None:
+        def once(number: int) -> None:
             body = BODY if method == "PUT" else b""
             length = (("content-length", str(len(body))),) if body else ()
             answer = connection.ask(method, f"/{NAME}/{path.format(number)}", (*headers, *length), body)
             assert answer.status == status
 
-        ask(0)  # what is imported and made at the first
-        proxy.settle()
-        gc.collect()
-        gc.disable()
-        try:
-            for number in range(1, _TIMES + 1):
-                ask(number)
-            proxy.settle()
-            left = gc.collect()
-        finally:
-            gc.enable()
+        once(0)  # what is imported and made at the first
+        left = cycles_of(proxy, partial(repeat, once))
     assert left <= _BESIDE, f"{left / _TIMES:.1f} objects a request"
+
+
+def repeat(once: Callable[[int], None], times: int = _TIMES) -> None:
+    for number in range(1, times + 1):
+        once(number)
+
+
+def cycles_of(proxy: Proxy, act: Callable[[], object]) -> int:
+    """How many objects `act` leaves to the collector."""
+    proxy.settle()
+    gc.collect()
+    gc.disable()
+    try:
+        act()
+        proxy.settle()
+        return gc.collect()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("order", "rate", "status"),
+    [("warm", "1KB", 200), ("warm", "", 200), ("pin", "", 404), ("verify", "", 200), ("plan", "", 200)],
+)
+def test_an_order_that_is_taken_back_or_refused_leaves_no_cycle(
+    proxy: Proxy, order: str, rate: str, status: int
+) -> None:
+    """Each knows all of its names."""
+    urls = [f"s3://{NAME}/none/{number}" for number in range(20 * _BESIDE)]
+    names = (json.dumps({"reads": urls}) if order == "plan" else "\n".join(urls)).encode()
+    headers = (("content-length", str(len(names))), *((("x-amz-meta-rate", rate),) if rate else ()))
+
+    def take_back() -> None:
+        for _ in range(2):
+            told = ask(proxy.address, "PUT", f"/_outrider/{order}/all", headers, names)
+            assert told.status == status
+        # The first ends it, the second forgets it.
+        for _ in range(2):
+            ask(proxy.address, "DELETE", f"/_outrider/{order}/all")
+        until(lambda: ask(proxy.address, "GET", f"/_outrider/{order}/all").status == 404)
+
+    take_back()
+    assert cycles_of(proxy, take_back) <= 2 * _BESIDE
+
+
+FAULTS = {
+    "a reset": Fault(FaultKind.RESET, times=None, after_bytes=100_000),
+    "a body that ends early": Fault(FaultKind.TRUNCATE, times=None, after_bytes=100_000),
+    "no answer": Fault(FaultKind.DROP, times=None),
+    "a 500": Fault(FaultKind.STATUS, times=None, status=500),
+    "another version": Fault(FaultKind.OTHER_ETAG, times=None, when=lambda request: "if-match" in request.headers),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fill_that_fails_leaves_no_cycle(bucket: Bucket, simulator: Simulator, fault: str) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    for number in range(_FAILURES + 1):
+        client.put_object(Bucket=NAME, Key=f"failing/{number}", Body=BODY)
+    client.close()
+
+    def read(running: Proxy, number: int) -> None:
+        with RawConnection(running.address) as connection:
+            connection.send(request("GET", f"/{NAME}/failing/{number}"))
+            with suppress(ConnectionError, AssertionError, IndexError, ValueError):
+                connection.read_answer()
+
+    with Proxy(bucket, simulator.endpoint, freshness="immutable", prefetch="off", block_size="64KiB") as running:
+        simulator.weather.faults = [replace(FAULTS[fault])]
+        read(running, 0)
+        left = cycles_of(running, partial(repeat, partial(read, running), _FAILURES))
+    assert left <= _BESIDE, f"{left / _FAILURES:.1f} objects a failure"

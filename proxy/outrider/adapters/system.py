@@ -132,8 +132,9 @@ _LONG_COLLECTION_S = 0.010
 def keep_collections_short() -> None:
     """What lives long is looked at by no later garbage collection. A cache knows some 20 Python objects of each small
     object that was read, and all of them stay: a full collection goes through them again and again, with all loops
-    standing still (a tenth of a second at 20,000 objects read), and finds nothing, since a request leaves no cycles.
-    Counting references frees as before what was set aside; only a cycle that ends later is lost."""
+    standing still (a tenth of a second at 20,000 objects read), and finds nothing, since no request, fill or
+    order leaves a cycle (`tests/server/test_garbage.py`). Counting references frees as before what was set aside; only
+    a cycle that ends later is lost."""
     gc.collect()
     gc.freeze()
     gc.callbacks.append(freezing_after_long_ones(time.thread_time))

@@ -6,6 +6,8 @@ Codes and statuses: S3 API reference, "List of error codes".
 
 from __future__ import annotations
 
+from copy import copy
+
 
 class S3Error(Exception):
     """An answer to a client: an S3 error code, its status and a sentence that says what to do."""
@@ -170,6 +172,12 @@ class OriginBroke(Signal):
 
 class OriginBusy(OriginBroke):
     """It was not asked: no connection to it came free in time."""
+
+
+def like(error: Exception) -> Exception:
+    """One to raise in place of `error`, which is kept: that must not learn of frames that know who keeps it, a circle
+    which only the garbage collector would find."""
+    return copy(error) if isinstance(error, Signal | S3Error | OSError) else error
 
 
 def unanswered(why: OriginBroke) -> S3Error:

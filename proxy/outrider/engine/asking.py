@@ -35,10 +35,13 @@ class OriginRefused(Signal):
     """The origin's own answer to the question, and not a content: to be passed on as it is."""
 
     def __init__(self, status: int, headers: Headers, body: bytes) -> None:
-        super().__init__(f"origin answered {status}")
+        super().__init__(status, headers, body)
         self.status = status
         self.headers = headers
         self.body = body
+
+    def __str__(self) -> str:
+        return f"origin answered {self.status}"
 
     @classmethod
     async def read(cls, reply: OriginReply) -> OriginRefused:

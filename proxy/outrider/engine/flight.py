@@ -9,6 +9,7 @@ import asyncio
 
 from outrider.core.arrival import Arrival
 from outrider.core.blockfile import BlockMeta
+from outrider.core.errors import like
 from outrider.engine.turns import Turn
 from outrider.ports import BlockWriter, Buffer, Lease
 
@@ -69,7 +70,7 @@ class Flight:
 
     def fail(self, error: Exception) -> None:
         self._early = []
-        self._error = error
+        self._error = like(error)
         self._end.set()
         self._wake()
 
@@ -86,8 +87,8 @@ class Flight:
 
     @property
     def failure(self) -> Exception | None:
-        """Why it ended without a block; None: it did not."""
-        return self._error
+        """Why it ended without a block, to be raised; None: it did not."""
+        return None if self._error is None else like(self._error)
 
     def _wake(self) -> None:
         for waiter in self._waiters:
@@ -111,7 +112,7 @@ class Flight:
 
     async def _change(self, offset: int) -> None:
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise like(self._error)
         if self.turn is not None:
             self.turn.promote()
         if offset < self.arrival.start:
@@ -135,5 +136,5 @@ class Flight:
         """
         assert self._writer is not None
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise like(self._error)
         return self._writer.lease()

@@ -14,6 +14,7 @@ from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.core.window import Run, fill_start
 from outrider.engine.asking import Asking
 from outrider.engine.flight import Flight
+from outrider.engine.group import TaskGroup
 from outrider.engine.pouring import Pouring, hold_bytes
 from outrider.engine.turns import Turn, Turns
 from outrider.ports import BlockStore, Clock, OriginReply
@@ -120,7 +121,7 @@ class Flights:
         )  # fmt: skip
         self._pouring += 1
         try:
-            async with asyncio.TaskGroup() as parts:
+            async with TaskGroup() as parts:
                 if first is None or head.length:
                     # Of a reply that is here already the first bytes are for their reader while the file is made.
                     await pouring.begin_beside(lead, parts, hurry=turn is None or turn.demand)
@@ -129,12 +130,10 @@ class Flights:
                 await pouring.bring(flights, begun, first, asked_at)
                 lead.head_wanted.set()
         except BaseException as error:
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]  # one part failed, and so the others were given up
             # Out of the table before the file is closed: whoever finds a flight there may lease it.
             self._end(flights, error if isinstance(error, Exception) else StoreUnavailable("the proxy is stopping"))
             await pouring.abort()
-            raise error from None
+            raise
         finally:
             self._pouring -= 1
 

@@ -11,6 +11,7 @@ from outrider.core.blockfile import BlockMeta
 from outrider.core.model import BlockKey, ObjectRef
 from outrider.core.progress import State
 from outrider.engine.flights import Spawn
+from outrider.engine.group import TaskGroup
 from outrider.ports import Clock, SteeredStore
 
 # Of one owner; the oldest is given up for a new one.
@@ -86,9 +87,11 @@ class Verifying:
 
         self._store.on_bad.append(note)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 for _ in range(_AT_ONCE):
                     group.create_task(self._work(check, waiting))
+        except asyncio.CancelledError:
+            return  # not to the task, which would keep it: see `Warming`
         finally:
             self._store.on_bad.remove(note)
         check.state = State.FAILED if check.bad_blocks else State.DONE

@@ -21,6 +21,7 @@ from outrider.core.warmlists import OBJECTS_MAX
 from outrider.engine.asking import OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Spawn
+from outrider.engine.group import TaskGroup
 from outrider.engine.openings import NotCacheable
 from outrider.engine.prefetch import Prefetch
 from outrider.engine.survey import Survey
@@ -163,12 +164,9 @@ class Warming:
             for item in waiting:
                 await act(item)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(at_once):
-                    group.create_task(work())
-        except BaseExceptionGroup as several:
-            raise _first(several) from None
+        async with TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(work())
 
     def version_id(self, version: ObjectVersion) -> bytes:
         return version_id(self._origin, version, self._block_bytes)
@@ -192,6 +190,9 @@ class Warming:
                 lambda item: self._bring_or_note(warmup, item, room_bytes),
             )
             self._look_back(warmup)
+        except asyncio.CancelledError:
+            # Not to the task, which would keep it, and by it this frame, and by that the warm-up, which keeps the task.
+            return
         except OSError as error:
             progress.fail("", f"the cache disk: {error}")
         progress.end(self.clock())
@@ -278,26 +279,23 @@ class Warming:
 
     async def _bring_blocks(self, warmup: Warmup | None, item: Item, version: ObjectVersion, brought: bool) -> None:
         passed = 0
-        try:
-            async with asyncio.TaskGroup() as group:
-                for key, length in blocks_of(item, self._block_bytes):
-                    if self.store.is_verified(key) or (self.store.has(key) and warmup is not None and warmup.trusting):
-                        # The first one may have come a moment ago, with the answer to which version it is.
-                        _count(warmup, item, length, self.clock(), fetched=brought and key.index == 0)
-                        passed += 1
-                        if passed % _TURN_AFTER == 0:
-                            await asyncio.sleep(0)
-                        continue
-                    if warmup is not None and not self.store.has(key):
-                        # Before it takes a place: one that is to be slow must not hold up the others.
-                        await self._wait_for_allowance(warmup)
-                        self._spend(warmup, length)
-                    await self._blocks.acquire()
-                    task = group.create_task(self._bring_block(warmup, item, version, key, length))
-                    # Not a `finally` in the task: one that is cancelled before its first step never gets there.
-                    task.add_done_callback(lambda _: self._blocks.release())
-        except BaseExceptionGroup as several:
-            raise _first(several) from None
+        async with TaskGroup() as group:
+            for key, length in blocks_of(item, self._block_bytes):
+                if self.store.is_verified(key) or (self.store.has(key) and warmup is not None and warmup.trusting):
+                    # The first one may have come a moment ago, with the answer to which version it is.
+                    _count(warmup, item, length, self.clock(), fetched=brought and key.index == 0)
+                    passed += 1
+                    if passed % _TURN_AFTER == 0:
+                        await asyncio.sleep(0)
+                    continue
+                if warmup is not None and not self.store.has(key):
+                    # Before it takes a place: one that is to be slow must not hold up the others.
+                    await self._wait_for_allowance(warmup)
+                    self._spend(warmup, length)
+                await self._blocks.acquire()
+                task = group.create_task(self._bring_block(warmup, item, version, key, length))
+                # Not a `finally` in the task: one that is cancelled before its first step never gets there.
+                task.add_done_callback(lambda _: self._blocks.release())
 
     async def _bring_block(
         self, warmup: Warmup | None, item: Item, version: ObjectVersion, key: BlockKey, length: int
@@ -341,12 +339,6 @@ def _buckets(items: Iterable[Item]) -> Iterable[tuple[str, dict[str, Item]]]:
     for item in items:
         found.setdefault(item.ref.bucket, {})[item.ref.key] = item
     return found.items()
-
-
-def _first(several: BaseException) -> BaseException:
-    while isinstance(several, BaseExceptionGroup):
-        several = several.exceptions[0]
-    return several
 
 
 def reason_of(error: Exception) -> str:
