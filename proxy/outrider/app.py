@@ -203,7 +203,7 @@ async def _drain(outrider: Outrider, hurry: asyncio.Event) -> None:
     """Let requests under way end, for as long as the settings allow and nobody is in a hurry; connections that idle are
     closed at once."""
     outrider.server.pre_shutdown()
-    waits = [asyncio.ensure_future(outrider.server.requests.idle()), asyncio.ensure_future(hurry.wait())]
+    waits = [asyncio.ensure_future(outrider.server.idle()), asyncio.ensure_future(hurry.wait())]
     await asyncio.wait(waits, timeout=outrider.settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()

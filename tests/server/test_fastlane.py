@@ -4,6 +4,7 @@ change from one to the other at any request."""
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from botocore.credentials import Credentials
 
 from outrider.http import connection as connection_module
 from outrider.http import fastlane
+from outrider.http import server as server_module
 from outrider.http.connection import Connection
 from outrider.http.leftover import Begun, PageCold
 from outrider.http.wire import SocketWire, in_memory
@@ -705,9 +707,11 @@ class GatedReaders(ThreadPoolExecutor):
     def __init__(self) -> None:
         super().__init__(1)
         self.open, self.asked = threading.Event(), threading.Event()
+        self.begun = 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         def gated() -> Any:
+            self.begun += 1
             self.open.wait(60)
             return fn(*args, **kwargs)
 
@@ -818,6 +822,83 @@ def test_a_request_that_waits_for_the_disk_is_under_way_to_a_stop(
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
         assert waiting.is_closed_by_peer()
+
+
+def test_a_stop_waits_for_what_waits_for_the_disk(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+        waiting.send(request("GET", f"/{NAME}/a"))
+        assert readers.asked.wait(60)
+        server = lane.proxy.outrider.server
+
+        async def drain() -> None:
+            server.pre_shutdown()
+            idle = asyncio.ensure_future(server.idle())
+            await turns()
+            assert not idle.done()
+            readers.open.set()
+            await idle
+
+        lane.proxy.on_loop(drain)
+        assert waiting.read_answer().body == OBJECTS["a"]
+
+
+def test_a_stop_waits_for_what_a_worker_hands_over_meanwhile(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_LOOK_AGAIN_S", 0.0)
+    with page_cold(bucket, monkeypatch) as (lane, readers), ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        client = stack.enter_context(socket.create_connection(listener.getsockname()))
+        theirs, _ = listener.accept()
+        theirs.setblocking(False)
+        server = lane.proxy.outrider.server
+
+        async def drain() -> None:
+            server.pre_shutdown()
+            server.take(theirs, request("GET", f"/{NAME}/a"))
+            idle = asyncio.ensure_future(server.idle())
+            while not readers.asked.is_set():
+                await asyncio.sleep(0)
+                assert not idle.done()
+            await turns()
+            assert not idle.done()
+            readers.open.set()
+            await idle
+
+        lane.proxy.on_loop(drain)
+        answer = stack.enter_context(http.client.HTTPResponse(client))
+        answer.begin()
+        assert answer.read() == OBJECTS["a"]
+
+
+def test_a_request_that_waits_for_the_disk_is_no_idle_connection(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with page_cold(bucket, monkeypatch, client_idle_s=0.4) as (lane, readers), lane.connect() as waiting:
+        waiting.send(request("GET", f"/{NAME}/a"))
+        assert readers.asked.wait(60)
+
+        async def closes_in_s() -> float:
+            (one,) = lane.proxy.outrider.server.connections
+            return one._next_keepalive_close_time - asyncio.get_running_loop().time()
+
+        assert lane.proxy.on_loop(closes_in_s) > 0.5, "the disk has a second"
+        readers.open.set()
+        assert waiting.read_answer().body == OBJECTS["a"]
+
+
+def test_the_disk_is_not_asked_for_whom_nobody_waits_any_more(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+        waiting.send(request("GET", f"/{NAME}/a"))
+        assert readers.asked.wait(60)
+        readers.asked.clear()
+        with lane.connect() as leaving:
+            leaving.send(request("GET", f"/{NAME}/a"))
+            assert readers.asked.wait(60)
+        while len(lane.proxy.outrider.server.connections) > 1:
+            lane.proxy.on_loop(turns)
+        readers.open.set()
+        assert waiting.read_answer().body == OBJECTS["a"]
+        readers.shutdown()
+        assert readers.begun == 1
 
 
 def test_a_client_that_leaves_while_the_disk_is_waited_for_leaves_nothing_behind(

@@ -31,8 +31,8 @@ class Connection(RequestHandler):
     """Owned by aiohttp's server; `wire` is its sending side while it lasts."""
 
     __slots__ = (
-        "_cold", "_cold_timer", "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_parser_is_clean",
-        "begun", "closed", "is_ending", "is_one_too_many", "server", "wire",
+        "_cold", "_cold_timer", "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_paging",
+        "_parser_is_clean", "begun", "closed", "is_ending", "is_one_too_many", "server", "wire",
     )  # fmt: skip
 
     def __init__(self, server: S3Server, data: bytes = b"", **options: Any) -> None:
@@ -44,6 +44,7 @@ class Connection(RequestHandler):
         self._early = b""
         self._cold: PageCold | None = None
         self._cold_timer: asyncio.TimerHandle | None = None
+        self._paging: asyncio.Future[None] | None = None
         self._hits_in_a_row = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
@@ -102,8 +103,20 @@ class Connection(RequestHandler):
         if data and not (self._is_idle() and self._answered_at_once(data, cold)):
             self._parse(data)
 
+    @property
+    def has_work(self) -> bool:
+        """A request is under way, or about to be: one that was parsed begins some turns of the loop later, and one that
+        waits for the disk is counted nowhere."""
+        if self.transport is None or self.transport.is_closing():
+            return False
+        return bool(self._early) or not self._is_waiting()
+
     def _take_early(self) -> bytes:
         data, self._early, self._cold = self._early, b"", None
+        if self._paging is not None:
+            # Where no thread has begun it, nobody waits for it any more.
+            self._paging.cancel()
+            self._paging = None
         if self._cold_timer is not None:
             self._cold_timer.cancel()
             self._cold_timer = None
@@ -113,7 +126,10 @@ class Connection(RequestHandler):
         self._early, self._cold = data, cold
         came = partial(self._pages_came, cold)
         self._cold_timer = self._loop.call_later(PAGES_WAIT_S, came)
-        self._loop.run_in_executor(self.server.readers, cold.page_in).add_done_callback(came)
+        self._paging = self._loop.run_in_executor(self.server.readers, cold.page_in)
+        self._paging.add_done_callback(came)
+        # To aiohttp it is idle meanwhile.
+        self._next_keepalive_close_time = self._loop.time() + PAGES_WAIT_S + self._keepalive_timeout
 
     def _pages_came(self, cold: PageCold, _: object = None) -> None:
         if self._cold is cold:

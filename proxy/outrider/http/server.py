@@ -34,6 +34,8 @@ _READERS = 8
 _LINGER_S = 2.0
 # What the parser holds of a body that nobody reads yet; twice this, and what one read of the socket brings.
 _BODY_BUFFER_BYTES = 64 * 1024
+# Whoever waits for the last request looks so often whether one is about to begin.
+_LOOK_AGAIN_S = 0.005
 # How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
 _GOODBYE_S = 0.5
 
@@ -74,6 +76,13 @@ class S3Server(web.Server):
             lanes, self, self.readers, new_loop, lambda: len(self.connections) + len(self._moving), self._client_idle_s
         )
         return self.workers
+
+    async def idle(self) -> None:
+        """Returns once no request is under way, and none about to be."""
+        await self.requests.idle()
+        while self._moving or any(isinstance(one, Connection) and one.has_work for one in self.connections):
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            await self.requests.idle()
 
     async def stop(self) -> None:
         """After the last request: nothing is sent any more."""
