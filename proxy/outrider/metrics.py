@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from outrider.core.datasets import Templates
 from outrider.core.ledger import OTHERS, DatasetAccount, DatasetName, Ledger, Sums
 from outrider.core.troubles import Troubles
 
@@ -184,7 +186,7 @@ class Metrics:
         self.started_at = Gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.", registry=r)
         self._traffic = {source: self.served_bytes.labels(source) for source in SOURCES}
         self._traffic["bucket"] = self.origin_bytes
-        self.ledger = Ledger()
+        self.ledger = Ledger(Templates(Lock()))
         self.ledger_metrics = LedgerMetrics(self.ledger, r)
         self.before_telling: list[Callable[[], None]] = [self.ledger_metrics.tell]
         """Called, after these, before a scrape is answered: gauges that are looked up."""

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.adapters import blockdir, pagecache
+from outrider import pagecache
+from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.diskwork import _THREADS, DiskWork
@@ -529,6 +530,20 @@ async def test_the_middle_of_a_large_block_is_brought_without_its_beginning(root
         page_in()
         assert pagecache.is_in_memory(file.fileno(), PAGE_BYTES + 3 * MIB)
         assert pagecache.is_in_memory(file.fileno(), MIB) != forgotten
+    disk.close()
+
+
+async def test_where_to_open_a_file_may_take_long_it_is_opened_in_a_thread(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(root, open_files=1)
+    await disk.write(meta_of(0), meta_of(1))
+    monkeypatch.setattr(disk.store.directory, "is_told", False)
+    assert disk.store.lease_at_once(meta_of(0).key) is None
+    assert disk.store.lease_open(meta_of(0).key) is None
+    lease = await disk.store.lease(meta_of(0).key)
+    assert lease is not None
+    lease.release()
     disk.close()
 
 

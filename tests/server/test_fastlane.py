@@ -28,7 +28,8 @@ from outrider.http import fastlane
 from outrider.http import server as server_module
 from outrider.http.connection import Connection
 from outrider.http.leftover import Begun, PageCold
-from outrider.http.wire import SocketWire, in_memory
+from outrider.http.wire import SocketWire
+from outrider.pagecache import in_memory
 from tests.support.proxy import ANY_KEYS, Keys, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request
 

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Self
 from unittest.mock import patch
 
-from outrider.adapters import pagecache
+from outrider import pagecache
 
 if TYPE_CHECKING:
     import random

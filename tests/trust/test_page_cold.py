@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.adapters import pagecache
+from outrider import pagecache
 from tests.support.crowd import Client
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider import app
-from outrider.adapters import pagecache
+from outrider import app, pagecache
 from outrider.adapters.recovery import Recovery
 from outrider.core import blockfile
 from outrider.core.blockfile import PAGE_BYTES

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import xxhash
 
-from outrider.adapters import pagecache
+from outrider import pagecache
 from outrider.core import blockfile
 from outrider.core.blockfile import BadBlock, BlockMeta
 from outrider.core.model import BlockKey
@@ -80,7 +80,7 @@ class BlockDir:
         self.warmups = root / "warmups"
         self._lock_fd = -1
         self.is_told = False
-        """Whether the kernel says which files it knows: see `pagecache.open_known`."""
+        """Whether the kernel says which files it can open without a wait: see `pagecache`."""
         # Device and number of the marker that our lock is on.
         self._locked = (-1, -1)
         self._holding = threading.Lock()
@@ -100,7 +100,8 @@ class BlockDir:
                 folder.mkdir(exist_ok=True, mode=0o700)
                 _close_to_others(folder)
             self._sweep_tmp()
-            self.is_told = pagecache.knows(os.fsencode(self._marker.absolute()))
+            marker = os.fsencode(self._marker.absolute())
+            self.is_told = pagecache.opens_at_once(marker) and pagecache.knows(marker)
         except OSError as error:
             self.close()
             raise UnusableCacheDir(

@@ -132,7 +132,7 @@ class DiskStore(BlockIndex):
     def _opened_at_once(self, block: BlockKey, slot: Slot) -> OpenFile | None:
         """The file of a verified block, if the disk need not be asked for it; from any thread. More small blocks are
         read in turn than files may stay open, and a hit that has to wait for a thread takes six times as long."""
-        if not self._is_trusted(slot):
+        if not self.directory.is_told or not self._is_trusted(slot):
             return None
         opened = blockdir.open_known_block(self.directory.raw_path_of(block), slot.meta(block))
         return None if opened is None else OpenFile(*opened)

@@ -7,9 +7,9 @@ import sys
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
-from threading import Lock
 from typing import NamedTuple
 
 # The long hexadecimal names that tools give to parts, and numbers that count: short ones (`v2/`, `train2-`) name a set.
@@ -106,12 +106,11 @@ class Templates:
 
     Where names have nothing in common but their folder and ending (`dQw4w9WgXcQ.mp4`), or folders nothing but what is
     above them, each would be a set of its own; so beyond some they are one (`clips/*.mp4`, `users/*/*.jpg`).
-
-    Any thread may ask.
     """
 
-    def __init__(self) -> None:
-        self._lock = Lock()
+    def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
+        """`lock`: with it any thread may ask; None: one."""
+        self._lock = nullcontext() if lock is None else lock
         self._siblings: OrderedDict[_Place, _Siblings] = OrderedDict()
         # Where all is one set that is not known for one of its own.
         self._merged: set[_Place] = set()

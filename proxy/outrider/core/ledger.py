@@ -121,18 +121,20 @@ class ReaderAccount:
 class Ledger:
     """Called from one thread; bounded, those that were silent for longest going first."""
 
-    def __init__(self, *, datasets_max: int = DATASETS_MAX, readers_max: int = READERS_MAX) -> None:
+    def __init__(
+        self, templates: Templates | None = None, *, datasets_max: int = DATASETS_MAX, readers_max: int = READERS_MAX
+    ) -> None:
         self._datasets_max = datasets_max
         self._readers_max = readers_max
         self._datasets: OrderedDict[DatasetName, DatasetAccount] = OrderedDict()
         self._readers: OrderedDict[tuple[str, DatasetName], ReaderAccount] = OrderedDict()
         self._now = 0.0
-        self.templates = Templates()
+        self.templates = Templates() if templates is None else templates
         """They name the datasets."""
         self.total = DatasetAccount()
 
     def dataset_of(self, bucket: str, key: str) -> DatasetName:
-        """Any thread may ask."""
+        """Any thread may ask that `templates` may be asked by."""
         return bucket, self.templates.of(bucket, key)
 
     # -- facts ----------------------------------------------------------------------------------------------------

@@ -29,8 +29,9 @@ from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog, new_request_id, subject_of
 from outrider.http.leftover import Begun, PageCold
 from outrider.http.tally import Ended
-from outrider.http.wire import SocketWire, in_memory, read_in_memory
+from outrider.http.wire import SocketWire
 from outrider.metrics import Metrics
+from outrider.pagecache import in_memory, read_in_memory
 
 if TYPE_CHECKING:
     from outrider.http.tracing import ServerSpans

@@ -20,6 +20,8 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Protocol
 
+from outrider.pagecache import in_memory
+
 Buffer = bytes | bytearray | memoryview
 
 # A client that takes nothing for this long is gone, whatever TCP thinks of it. A training step or a validation pass
@@ -30,11 +32,8 @@ _TLS_BUFFER_BYTES = 256 * 1024
 # What is sent between two looks at the pages: far less than a socket takes at once would make many looks, far more
 # would let pages go again before they are sent.
 _STRIDE_BYTES = 1024 * 1024
-# The kernel reads files ahead, and drops them, in runs of this size and more: one page tells of its run.
-_RUN_BYTES = 128 * 1024
 # A disk that does not give these bytes for so long is one that fails.
 _READ_PATIENCE_S = 10.0
-_probe = [bytearray(1)]
 # A client this near needs no more than this in its socket (the kernel doubles it: 1 GB/s and more). The kernel would
 # let it grow to megabytes, and then the pages have left the processor's cache when the client comes to copy them:
 # eight big streams to curl got 1.2 times as fast by this alone, and 1.8 times where sockets may hold 32 MiB to be read.
@@ -269,40 +268,6 @@ def wire_of(transport: asyncio.Transport, readers: Executor) -> SocketWire | Tls
     """`readers`: the threads that wait for the disk."""
     tls: ssl.SSLContext | None = transport.get_extra_info("sslcontext")
     return SocketWire(transport, readers) if tls is None else TlsWire(transport, readers)
-
-
-def in_memory(fd: int, offset: int, count: int) -> bool:
-    """Whether `sendfile` of these bytes would not wait for the disk, as far as one page in each run tells.
-
-    A file system that cannot say is taken to be fast: a tmpfs is one. Source: preadv2(2), RWF_NOWAIT.
-    """
-    try:
-        last = offset + count - 1
-        for position in range(offset, last + 1, _RUN_BYTES):
-            os.preadv(fd, _probe, position, os.RWF_NOWAIT)
-        if position // _RUN_BYTES != last // _RUN_BYTES:
-            os.preadv(fd, _probe, last, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno != errno.EOPNOTSUPP:
-            raise
-    return True
-
-
-def read_in_memory(fd: int, offset: int, into: memoryview) -> bool:
-    """Fill `into` from the file, if that would not wait for the disk, as far as the file system can say.
-
-    Raises OSError: the disk fails.
-    """
-    try:
-        return os.preadv(fd, (into,), offset, os.RWF_NOWAIT) == len(into)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno != errno.EOPNOTSUPP:
-            raise
-    return os.preadv(fd, (into,), offset) == len(into)
 
 
 async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:

@@ -1,0 +1,89 @@
+"""What the kernel has in memory, asked of real files; where a file system does not say, of the page tables."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outrider import pagecache
+from outrider.adapters.blockdir import BlockDir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BYTES = os.urandom(300_000)
+
+
+@pytest.fixture(params=["as it is", "without RWF_NOWAIT"])
+def fd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A file whose pages are on disk alone."""
+    if request.param != "as it is":
+        preadv = os.preadv
+
+        def without(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+            if flags:
+                raise OSError(errno.EOPNOTSUPP, "an overlayfs does not know that")
+            assert pagecache.is_in_memory(fd, offset, sum(map(len, buffers))), "it would wait for the disk"
+            return preadv(fd, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", without)
+    path = tmp_path / "file"
+    path.write_bytes(BYTES)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if pagecache.is_in_memory(file.fileno(), 0):
+            pytest.skip("a file system that lies in memory")
+        yield file.fileno()
+
+
+def test_what_is_on_disk_alone_is_not_read_at_once(fd: int) -> None:
+    assert pagecache.read_known(fd, 4096) is None
+
+
+def test_what_is_on_disk_alone_is_not_sent_at_once(fd: int) -> None:
+    assert not pagecache.in_memory(fd, 5000, 200_000)
+
+
+def test_what_is_on_disk_alone_is_not_copied_at_once(fd: int) -> None:
+    assert not pagecache.read_in_memory(fd, 5000, memoryview(bytearray(20_000)))
+
+
+def test_what_was_read_is_there_at_once(fd: int) -> None:
+    os.pread(fd, len(BYTES), 0)
+    into = bytearray(20_000)
+    assert pagecache.read_known(fd, 4096) == BYTES[:4096]
+    assert pagecache.in_memory(fd, 5000, 200_000)
+    assert pagecache.read_in_memory(fd, 5000, memoryview(into))
+    assert into == BYTES[5000:25_000]
+
+
+def test_one_page_that_is_missing_is_missing(fd: int) -> None:
+    os.pread(fd, len(BYTES), 0)
+    os.posix_fadvise(fd, 8192, 4096, os.POSIX_FADV_DONTNEED)
+    if pagecache.is_in_memory(fd, 8192):
+        pytest.skip("the kernel has them by many")
+    assert not pagecache.is_in_memory(fd, 5000, 20_000)
+    assert not pagecache.read_in_memory(fd, 5000, memoryview(bytearray(20_000)))
+
+
+def test_a_file_that_is_too_short_is_for_its_reader_to_say(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"abc")
+    with (tmp_path / "short").open("rb") as file:
+        assert pagecache.read_known(file.fileno(), 4096) == b"abc"
+        assert not pagecache.read_in_memory(file.fileno(), 0, memoryview(bytearray(10)))
+
+
+def test_a_file_system_that_may_live_elsewhere_is_not_asked_for_files_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not pagecache.opens_at_once(b"/proc")
+    assert not pagecache.opens_at_once(b"/nothing/there")
+    monkeypatch.setattr(pagecache, "opens_at_once", lambda path: False)
+    directory = BlockDir.open(tmp_path)
+    assert not directory.is_told
+    directory.close()
