@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from array import array
 from collections.abc import Iterable, Iterator
 
 import xxhash
 
 from outrider.core.blockfile import BlockMeta
-from outrider.core.model import ObjectRef, ObjectVersion, shared_headers
+from outrider.core.model import ObjectRef, ObjectVersion, shared_headers, shared_text
 
 _HEAD = {"outrider index": 1}
 
@@ -112,5 +111,5 @@ def _decode_version(
         text.encode("utf-8", "surrogateescape")
     if type(size) is not int or type(block_bytes) is not int:
         raise BadSnapshot("a size is a number")
-    ref = ObjectRef(sys.intern(bucket), key)
-    return sys.intern(origin), ObjectVersion(ref, etag, size, shared_headers(pairs)), block_bytes
+    ref = ObjectRef(shared_text(bucket), key)
+    return shared_text(origin), ObjectVersion(ref, etag, size, shared_headers(pairs)), block_bytes

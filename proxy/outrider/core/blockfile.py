@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from dataclasses import dataclass
 
 import xxhash
@@ -24,6 +23,7 @@ from outrider.core.model import (
     ObjectVersion,
     block_extent,
     shared_headers,
+    shared_text,
     version_id,
 )
 
@@ -165,14 +165,14 @@ def _meta_json(meta: BlockMeta) -> bytes:
 
 
 def _meta_of(fields: dict[str, object]) -> BlockMeta:
-    ref = ObjectRef(sys.intern(_text(fields["bucket"])), _text(fields["key"]))
+    ref = ObjectRef(shared_text(_text(fields["bucket"])), _text(fields["key"]))
     raw_headers = fields["headers"]
     if not isinstance(raw_headers, list):
         raise TypeError("headers")
     headers = shared_headers((_text(name), _text(value)) for name, value in raw_headers)
     version = ObjectVersion(ref, _text(fields["etag"]), _number(fields["size"]), headers)
     return BlockMeta(
-        sys.intern(_text(fields["origin"])), version, _number(fields["block_bytes"]), _number(fields["index"])
+        shared_text(_text(fields["origin"])), version, _number(fields["block_bytes"]), _number(fields["index"])
     )
 
 

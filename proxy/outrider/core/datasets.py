@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
+
+from outrider.core.model import shared_text
 
 # The long hexadecimal names that tools give to parts, and numbers that count: short ones (`v2/`, `train2-`) name a set.
 _VARIES = re.compile(
@@ -52,7 +53,7 @@ def template_of(key: str) -> str:
     if _HASH.match(stem):
         folder = _BY_FIRST_DIGITS.sub("{}", folder)
     # One string for all of them: it is kept for each of the keys.
-    return sys.intern(_VARIES_IN_FOLDERS.sub("{}", folder) + slash + varied + dot + ending)
+    return shared_text(_VARIES_IN_FOLDERS.sub("{}", folder) + slash + varied + dot + ending)
 
 
 def prefix_of(template: str) -> str:
@@ -143,7 +144,7 @@ class Templates:
             alone = self._is_alone(_in_folder(bucket, folders, at, name), folders[at], key)
             folders[at], settled = _ANY_FOLDER if alone is False else folders[at], settled and alone is not None
         # One string for all of them: it is kept for each of the keys.
-        found = sys.intern("".join(folders) + name)
+        found = shared_text("".join(folders) + name)
         if settled:
             if len(self._settled) >= _SETTLED_MAX:
                 self._settled.clear()

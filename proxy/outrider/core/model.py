@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +10,13 @@ from typing import NamedTuple
 
 Headers = tuple[tuple[str, str], ...]
 """Header names in lower case, in the order the origin sent them."""
+
+
+# Not `sys.intern`, of which CPython 3.12 and free-threaded builds never let go: some of it strangers send.
+@lru_cache(maxsize=4096)
+def shared_text(text: str) -> str:
+    """The same, to be kept for long: what comes often is held once."""
+    return text
 
 
 def shared_headers(headers: Iterable[tuple[str, str]]) -> Headers:
@@ -22,7 +28,7 @@ def shared_headers(headers: Iterable[tuple[str, str]]) -> Headers:
 # Pairs that come once pass through it and leave room for those that come with each object.
 @lru_cache(maxsize=1024)
 def _shared(name: str, value: str) -> tuple[str, str]:
-    return sys.intern(name), value
+    return shared_text(name), value
 
 
 class ObjectRef(NamedTuple):

@@ -6,7 +6,6 @@ Unknown means forward: a call invented tomorrow reaches the origin untouched. So
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -18,7 +17,7 @@ from outrider.core import freshness, ranges
 from outrider.core.canonical import OF_STORES, OTHER_STORES, parse_query
 from outrider.core.errors import BadRequest, InvalidBucketName, InvalidRequest, S3Error
 from outrider.core.freshness import CONDITIONALS
-from outrider.core.model import Headers, ObjectRef, shared_headers
+from outrider.core.model import Headers, ObjectRef, shared_headers, shared_text
 
 Query = tuple[tuple[str, str], ...]
 
@@ -128,7 +127,7 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
         return Operation(Kind.FORWARD, method, None, "", query)
     if not is_bucket_name(bucket):
         raise InvalidBucketName
-    bucket = sys.intern(bucket)  # kept with each of its objects
+    bucket = shared_text(bucket)  # kept with each of its objects
     kind = _kind(method, key, query, headers)
     forgets, sources, renames = _effects(method, bucket, key, query, headers)
     return Operation(kind, method, bucket, key, query, forgets, sources, renames, bare)
