@@ -175,8 +175,8 @@ class OriginBusy(OriginBroke):
 
 
 def like(error: Exception) -> Exception:
-    """One to raise in place of `error`, which is kept: that must not learn of frames that know who keeps it, a circle
-    which only the garbage collector would find."""
+    """One to keep, or to raise, in place of `error`: what is kept must know no frames, nor other errors that do, since
+    those may know who keeps it. Such a circle only the garbage collector would find."""
     return copy(error) if isinstance(error, Signal | S3Error | OSError) else error
 
 

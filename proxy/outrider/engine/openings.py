@@ -13,7 +13,7 @@ from cachetools import LRUCache, TTLCache
 
 from outrider.core import ranges, s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
-from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, unanswered
+from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, like, unanswered
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
 from outrider.core.window import FIRST_BLOCKS, Run, fill_start
 from outrider.engine.asking import Asking, OriginRefused
@@ -148,7 +148,7 @@ class Openings:
             else:
                 await self._open_by_get(ref, opening, first_byte)
         except Signal as error:
-            opening.fail(error.with_traceback(None))
+            opening.fail(like(error))
         except Exception as error:  # noqa: BLE001 - top of a task: our bug becomes the waiters' 500
             opening.fail(error)
 
