@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import count
 from random import Random
 
 import pytest
@@ -17,6 +18,7 @@ from outrider.core import datasets
 from outrider.core.datasets import Templates, template_of
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner
+from outrider.core.tellings import Telling
 from outrider.simulator.run import Epoch, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, OrderKind, Shards, order_of
 
@@ -118,6 +120,38 @@ def test_of_many_folders_of_odd_names_each_is_found_however_they_are_mixed(monke
     assert len({templates.of("b", key) for key in keys}) <= 15
 
 
+def test_each_further_folder_of_odd_names_is_no_merger_more() -> None:
+    """Whoever knows of sets looks at all of them after each."""
+    templates = Templates()
+    for number in range(4 * (ODD_NAMES_MAX + 10)):
+        templates.of("b", f"train/{'abcd'[number % 4]}/{clip(number)}")
+        templates.of("b", f"train/{'abcdefghij'[number % 10]}/late/{clip(number)}")
+    before = templates.mergers
+    for number in range(200):
+        assert templates.of("b", f"train/{digest(number).hex()}x/{clip(number)}").endswith("/*.mp4")
+    assert templates.mergers == before
+
+
+def test_as_many_folders_of_odd_names_as_there_are_do_not_undo_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "_PLACES_MAX", 100)
+    templates, folders = Templates(), [f"v/{'abcdefghij'[n // 10]}{'klmnopqrst'[n % 10]}" for n in range(100)] * 3
+    for index, folder in enumerate(folders):
+        for number in range(ODD_NAMES_MAX + 8):
+            templates.of("b", f"{folder}/{clip(1000 * index + number)}")
+    assert {templates.of("b", f"{folder}/{clip(10**6)}") for folder in folders} == {f"{one}/*.mp4" for one in folders}
+
+
+def test_what_is_asked_in_vain_is_no_reason_to_believe_in_sets() -> None:
+    templates = Templates()
+    for number in range(1000):
+        assert templates.so_far("b", f"clips/{clip(number)}") == template_of(f"clips/{clip(number)}")
+    assert templates.mergers == 0
+    for number in range(ODD_NAMES_MAX + 1):
+        templates.of("b", f"clips/{clip(number)}")
+    templates.of("b", f"clips/{clip(7000)}")
+    assert templates.so_far("b", f"clips/{clip(7000)}") == "clips/*.mp4"
+
+
 def test_one_name_that_is_read_again_and_again_is_no_other_name() -> None:
     templates = Templates()
     for number in range(100):
@@ -140,6 +174,38 @@ def test_what_is_remembered_of_names_is_bounded() -> None:
     for number in range(3 * PLACES_MAX):
         templates.of("b", f"{digest(number).hex()[:8]}x/{digest(number).hex()[:7]}.{number % 977}x")
     assert max(len(templates._siblings), len(templates._merged), len(templates._alike)) <= PLACES_MAX
+
+
+def test_the_keys_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "_FIRSTS_MAX", 1000)
+    templates = Templates()
+    for number in range(5000):
+        templates.of("b", f"flat/{number % 200}/x{digest(number).hex()[:7]}.{number % 699}x")
+        if number % 100 == 0:
+            held = sum(bool(first) for one in templates._siblings.values() for first in one.first.values())
+            assert held == templates._firsts <= 1000
+
+
+def test_what_is_a_set_of_its_own_beside_odd_names_is_remembered_longest() -> None:
+    templates = Templates()
+    for number in range(2):
+        templates.of("b", f"data/train-{number:05d}.tar")
+    for number in range(ODD_NAMES_MAX + 1):
+        templates.of("b", f"data/{digest(number).hex()[:8]}x.tar")
+    for number in range(5000):
+        templates.of("b", f"frames/{digest(number).hex()[:9]}x/img_00001.jpg")
+    assert templates.mergers == 2, "nothing is settled that was so before"
+    assert templates.of("b", "data/train-00007.tar") == "data/train-{}.tar"
+
+
+def test_more_places_of_odd_names_than_are_remembered_are_forgotten_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "_PLACES_MAX", 100)
+    templates = Templates()
+    for place in range(101):
+        for number in range(ODD_NAMES_MAX + 1):
+            templates.of(f"bucket{place}", clip(number))
+    merged = [templates.of(f"bucket{place}", clip(10**6)) == "*.mp4" for place in range(101)]
+    assert merged == [False, *[True] * 100]
 
 
 # -- and what follows of it -------------------------------------------------------------------------------------------
@@ -227,6 +293,105 @@ def test_a_reader_amid_one_of_them_stays_its_reader() -> None:
     planner.sent("a", ref, 0.3)
     (dataset,) = planner.library.datasets()
     assert [kept.reading for kept in dataset.kept.values()] == [False]
+
+
+def test_a_plan_that_is_told_in_pieces_is_one_plan() -> None:
+    """Eight workers tell what they read, each some names in a folder, or some folders."""
+    for keys in (
+        [f"clips/{clip(number)}" for number in range(160)],
+        [f"users/{digest(number).hex()[:9]}x/avatar.jpg" for number in range(1600)],
+    ):
+        planner, tellings = Planner(10**6 * MIB, MIB), []
+        for worker in range(8):
+            refs = [ObjectRef("b", key) for key in keys[worker::8]]
+            tellings.append(Telling())
+            planner.told("a", refs, 0.0, total=len(refs), telling=tellings[-1])
+        assert sum(len(one.unread) for telling in tellings for one in telling.told(10**6)) == len(keys)
+        assert sum(planner.withdraw(one, (), 0.1) for one in tellings) == len(keys)
+
+
+def test_a_plan_of_many_sets_that_become_few_is_told_of_the_few() -> None:
+    planner = Planner(10**6 * MIB, MIB)
+    odd = [f"clips/{clip(number)}" for number in range(40)]
+    folders = [f"frames/{digest(number).hex()[:9]}x/img_00001.jpg" for number in range(5000)]
+    planner.told("a", [ObjectRef("b", key) for key in [*odd[:20], *folders, *odd[20:]]], 0.0)
+    assert len(planner.library) == sum(len(one.names.keys) for one in planner.library.datasets()) == 5040
+    assert len(planner.library.datasets()) < 30
+
+
+@pytest.mark.parametrize("at", range(20))
+def test_sets_that_become_one_while_a_plan_is_told_are_told_as_one(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each of the times that a name is asked for meanwhile."""
+    planner = Planner(10**6 * MIB, MIB)
+    refs, asked, of = [ObjectRef("b", f"clips/{clip(number)}") for number in range(5)], count(), Templates.of
+
+    def merged_then(self: Templates, bucket: str, key: str) -> str:
+        if next(asked) == at:
+            self._merge(datasets._Place("b", "clips/*.mp4", in_folder=False))
+        return of(self, bucket, key)
+
+    monkeypatch.setattr(Templates, "of", merged_then)
+    telling = Telling()
+    planner.told("a", refs, 0.0, telling=telling)
+    assert sorted(ref for one in telling.told(10**6) for ref in one.unread) == sorted(refs)
+    assert len(planner.library) == 5
+
+
+def test_a_dataset_in_use_stays_one_whatever_comes_beside_it() -> None:
+    """Odd names beside it, and then as many folders as what is known of the odd ones is forgotten for."""
+    planner, now = Planner(10**6 * MIB, MIB), 0.0
+    train = [f"data/train-{number:05d}.tar" for number in range(100)]
+    for key in [*train, *(f"data/{digest(number).hex()[:8]}x.tar" for number in range(40)), *train, *train[:50]]:
+        now += 0.01
+        read(planner, key, now)
+    planner.listed("b", [(key, MIB) for key in train], now)
+    coming = planner.wants(now, 10**12, 16)
+    frames = [(f"frames/{digest(number).hex()[:9]}x/img_{n:05d}.jpg", MIB) for number in range(5000) for n in range(2)]
+    for begin in range(0, len(frames), 1000):
+        planner.listed("b", frames[begin : begin + 1000], now, more=True)
+    for want in coming:
+        planner.added(BlockKey(want.ref.key.encode()[-16:], 0), ObjectVersion(want.ref, '"e"', MIB))
+    assert planner.blocks_coming == 0
+    assert {want.ref.key for want in planner.wants(now, 10**12, 4)} <= set(train[50:60])
+    assert len(next(one for one in planner.library.datasets() if "train" in one.template).names.keys) == len(train)
+
+
+def test_a_dataset_of_several_names_never_becomes_part_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(10**6 * MIB, MIB)
+    for number in range(2):
+        read(planner, f"data/train-{number:05d}.tar", 0.1 * number)
+    monkeypatch.setattr(Templates, "of", lambda self, bucket, key: "data/*.tar")
+    read(planner, "data/train-00007.tar", 1.0)
+    (dataset,) = planner.library.datasets()
+    assert (dataset.template, len(dataset.names.keys)) == ("data/train-{}.tar", 3)
+
+
+def test_what_was_handed_out_as_another_dataset_s_comes_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    for how in ("added", "dropped"):
+        planner = Planner(1000 * MIB, MIB)
+        refs = [ObjectRef("b", f"clips/{clip(number)}") for number in range(40)]
+        planner.told("a", refs, 0.0)
+        coming = planner.wants(0.0, 1000 * MIB, 16)
+        with monkeypatch.context() as patched:
+            patched.setattr(planner.library, "_name_of", lambda bucket, key: (bucket, "another"))
+            for number, want in enumerate(coming):
+                if how == "added":
+                    block = BlockKey(number.to_bytes(16, "big"), 0)
+                    planner.added(block, ObjectVersion(want.ref, '"e"', MIB))
+                else:
+                    planner.dropped(want.ref)
+        assert planner.blocks_coming == 0
+
+
+def test_they_become_one_also_where_there_are_as_many_datasets_as_may_be() -> None:
+    planner = Planner(1000 * MIB, MIB)
+    for number in range(ODD_NAMES_MAX):
+        read(planner, f"clips/{clip(number)}", 0.001 * number)
+    for number in range(4096 - ODD_NAMES_MAX):
+        read(planner, f"only.{'abcdefghij'[number % 10]}{number}x", 1.0 + 0.001 * number)
+    read(planner, f"clips/{clip(ODD_NAMES_MAX)}", 10.0)
+    assert {one.template: len(one.names.keys) for one in planner.library.datasets()}["clips/*.mp4"] == ODD_NAMES_MAX + 1
+    assert len(planner.library) == sum(len(one.names.keys) for one in planner.library.datasets())
 
 
 def test_that_they_are_one_outlives_a_restart() -> None:

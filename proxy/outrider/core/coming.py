@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider.core.kept import Dataset
 from outrider.core.library import Item
+from outrider.core.model import ObjectRef
 
 
 @dataclass(slots=True)
@@ -16,6 +17,7 @@ class Handed:
     `asked_for`: a client has asked since. `excused`: for a plan that was withdrawn since.
     """
 
+    ref: ObjectRef
     missing: int
     at: float
     block_bytes: int
@@ -29,6 +31,7 @@ class Coming:
 
     def __init__(self) -> None:
         self._handed: dict[Item, Handed] = {}
+        self._items: dict[ObjectRef, Item] = {}
         self.blocks = self.bytes = 0
         self.fill_s = self.spread_s = 0.0
 
@@ -41,11 +44,16 @@ class Coming:
     def get(self, item: Item) -> Handed | None:
         return self._handed.get(item)
 
+    def as_handed(self, ref: ObjectRef, item: Item) -> Item:
+        """As what an object was handed out that is `item` now: it was of another dataset, perhaps."""
+        return self._items.get(ref, item)
+
     def has_any_of(self, dataset: Dataset) -> bool:
         return any(one is dataset for one, _ in self._handed)
 
-    def hand_out(self, item: Item, missing: int, block_bytes: int, now: float) -> None:
-        self._handed[item] = Handed(missing, now, block_bytes)
+    def hand_out(self, item: Item, ref: ObjectRef, missing: int, block_bytes: int, now: float) -> None:
+        self._handed[item] = Handed(ref, missing, now, block_bytes)
+        self._items[ref] = item
         self._count(missing.bit_count(), block_bytes)
 
     def found(self, handed: Handed, count: int, block_bytes: int) -> None:
@@ -62,7 +70,7 @@ class Coming:
         self._count(-(handed.missing & bits).bit_count(), handed.block_bytes)
         handed.missing &= ~bits
         if not handed.missing:
-            del self._handed[item]
+            del self._handed[item], self._items[handed.ref]
             took_s = now - handed.at
             self.spread_s += (abs(took_s - self.fill_s) - self.spread_s) / 8
             self.fill_s += (took_s - self.fill_s) / 8
@@ -70,10 +78,12 @@ class Coming:
     def drop(self, item: Item) -> None:
         """What is still missing of it will not come."""
         handed = self._handed.pop(item)
+        del self._items[handed.ref]
         self._count(-handed.missing.bit_count(), handed.block_bytes)
 
     def move(self, items: Mapping[Item, Item]) -> None:
         self._handed = {items.get(item, item): handed for item, handed in self._handed.items()}
+        self._items = {ref: items.get(item, item) for ref, item in self._items.items()}
 
     def forget(self, dataset: Dataset) -> None:
         for item in [item for item in self._handed if item[0] is dataset]:

@@ -26,6 +26,8 @@ _BY_FIRST_DIGITS = re.compile(r"(?<![^/])[0-9a-f]{1,3}(?=(?:/[0-9a-f]{1,3})*\Z)"
 _ODD_NAMES_MAX = 32
 # Folders beside each other with one name each: of a folder for each class, all have one for a while.
 _ODD_FOLDERS_MAX = 1024
+# The same among those that a job tells at once.
+_ODD_NAMES_TOLD, _ODD_FOLDERS_TOLD = 8, 64
 # Templates, or folders, of which each has several names.
 _SHARED_MAX = 1024
 # Folders of odd names after which all those beside them are taken for the same.
@@ -34,7 +36,12 @@ _ALIKE = 4
 _DEPTH = 3
 _ANY_FOLDER = "*/"
 _PLACES_MAX = 4096
+_FIRSTS_MAX = 32768
+# Places that are passed by, at most, to find one that can be found anew.
+_TRIES = 16
 _SETTLED_MAX = 65536
+# Keys of a set of an earlier run that tell how it came by its name.
+_LOOKED_AT = 4096
 
 
 @lru_cache(maxsize=65536)
@@ -113,14 +120,16 @@ class Templates:
         """`lock`: with it any thread may ask; None: one."""
         self._lock = nullcontext() if lock is None else lock
         self._siblings: OrderedDict[_Place, _Siblings] = OrderedDict()
+        # How many keys they hold.
+        self._firsts = 0
         # Where all is one set that is not known for one of its own.
-        self._merged: set[_Place] = set()
+        self._merged: dict[_Place, None] = {}
         # Of folders beside each other, how many are merged.
         self._alike: Counter[tuple[str, str]] = Counter()
         # What only a merger would change.
         self._settled: dict[tuple[str, str], str] = {}
         self.mergers = 0
-        """How often many sets became one: what named a dataset before may name none now."""
+        """How often many sets became one: what named a set of one key before may name none now."""
 
     def of(self, bucket: str, key: str) -> str:
         template = template_of(key)
@@ -130,17 +139,40 @@ class Templates:
         with self._lock:
             return self._found(bucket, key, template)
 
+    def told_together(self, bucket: str, keys: Iterable[str]) -> None:
+        """A job has told that it reads these, which `of` has heard of: fewer of them will do."""
+        with self._lock:
+            odd: Counter[_Place] = Counter()
+            for key in keys:
+                parts = _parts_of(template_of(key))
+                folders = ((_in_folder(bucket, parts.folders, at, parts.name), parts.folders[at])
+                           for at in _depths(parts.folders))  # fmt: skip
+                for place, what in (
+                    (_Place(bucket, parts.path + parts.any_name, in_folder=False), parts.name),
+                    *folders,
+                ):
+                    siblings = self._siblings.get(place)
+                    odd[place] += siblings is not None and siblings.first.get(what) == key
+            for place, count in odd.items():
+                if count > (_ODD_FOLDERS_TOLD if place.in_folder else _ODD_NAMES_TOLD) and place not in self._merged:
+                    self._merge(place)
+
+    def so_far(self, bucket: str, key: str) -> str:
+        """The same, of a key that is no reason to believe in any set: there may be no such object."""
+        template = template_of(key)
+        return self._settled.get((bucket, template), template)
+
     def _found(self, bucket: str, key: str, template: str) -> str:
         parts = _parts_of(template)
-        name, settled = parts.name, True
+        name, settled, is_folder_s = parts.name, True, True
         if name != parts.any_name:
             place = _Place(bucket, parts.path + parts.any_name, in_folder=False)
-            if place not in self._merged and self._alike[bucket, parts.beside] >= _ALIKE:
-                self._merge(place)
-            alone = self._is_alone(place, name, key)
+            alone = self._is_alone(place, name, key, self._alike[bucket, parts.beside] >= _ALIKE)
             name, settled = parts.any_name if alone is False else name, alone is not None
+            # Where a folder has more names that are odd, it is not for their folder that they are.
+            is_folder_s = settled or len(self._siblings[place].first) == 1
         folders = list(parts.folders)
-        for at in range(len(folders) - 1, max(-1, len(folders) - 1 - _DEPTH), -1):
+        for at in _depths(folders) if is_folder_s else ():
             alone = self._is_alone(_in_folder(bucket, folders, at, name), folders[at], key)
             folders[at], settled = _ANY_FOLDER if alone is False else folders[at], settled and alone is not None
         # One string for all of them: it is kept for each of the keys.
@@ -151,20 +183,20 @@ class Templates:
             self._settled[bucket, template] = found
         return found
 
-    def _is_alone(self, place: _Place, what: str, key: str) -> bool | None:
+    def _is_alone(self, place: _Place, what: str, key: str, is_merged: bool = False) -> bool | None:
         """Whether what has `what` in that place is a set of its own; None: with one key, so far."""
         siblings = self._siblings.setdefault(place, _Siblings())
         self._siblings.move_to_end(place)
-        if len(self._siblings) > _PLACES_MAX:
-            self._siblings.popitem(last=False)
         first = siblings.first.get(what)
         if first == "":
             return True
-        if place in self._merged:
+        if is_merged or place in self._merged:
             return False
         if first is None:
             siblings.first[what] = key
             siblings.odd += 1
+            self._firsts += 1
+            self._make_room()
             odd_max = _ODD_FOLDERS_MAX if place.in_folder else _ODD_NAMES_MAX
             if siblings.odd > odd_max or len(siblings.first) - siblings.odd > _SHARED_MAX:
                 self._merge(place)
@@ -172,35 +204,67 @@ class Templates:
         elif first != key:
             siblings.first[what] = ""
             siblings.odd -= 1
+            self._firsts -= 1
             return True
         return None
 
+    def _make_room(self) -> None:
+        tries = _TRIES
+        while len(self._siblings) > _PLACES_MAX or self._firsts > _FIRSTS_MAX:
+            place, siblings = self._siblings.popitem(last=False)
+            tries -= 1
+            if place in self._merged and siblings.first and tries > 0:
+                # What it knows of sets of their own is not found anew: they would be part of the others.
+                self._siblings[place] = siblings
+            else:
+                self._firsts -= siblings.odd
+
     def _merge(self, place: _Place) -> None:
         if len(self._merged) >= _PLACES_MAX:
-            self._merged.clear()
-            self._alike.clear()
-        self._merged.add(place)
-        siblings = self._siblings.get(place, _Siblings())
-        siblings.first = {what: first for what, first in siblings.first.items() if not first}
-        siblings.odd = 0
+            del self._merged[next(iter(self._merged))]
+        self._merged[place] = None
+        self._forget_odd(place)
         if not place.in_folder:
-            self._alike[place.bucket, _parts_of(place.name).beside] += 1
+            beside = place.bucket, _parts_of(place.name).beside
+            if len(self._alike) >= _PLACES_MAX:
+                self._alike.clear()
+            self._alike[beside] += 1
+            if self._alike[beside] == _ALIKE:
+                # All at once, rather than each when its turn comes: whoever knows sets looks at all of them each time.
+                for other in list(self._siblings):
+                    if not other.in_folder and (other.bucket, _parts_of(other.name).beside) == beside:
+                        self._forget_odd(other)
         self._settled.clear()
         self.mergers += 1
 
-    def remember(self, bucket: str, name: str, keys: Iterable[str]) -> None:
+    def _forget_odd(self, place: _Place) -> None:
+        siblings = self._siblings.get(place, _Siblings())
+        self._firsts -= siblings.odd
+        siblings.first = {what: first for what, first in siblings.first.items() if not first}
+        siblings.odd = 0
+
+    def remember(self, bucket: str, name: str, keys: Sequence[str]) -> None:
         """An earlier run had these in the dataset `name`."""
         folders, last, any_name = _parts_of(name)
-        for key in keys:
+        found = set()
+        for key in keys[:_LOOKED_AT]:
             its = _parts_of(template_of(key))
-            places = [_Place(bucket, its.path + any_name, in_folder=False)] if last == any_name != its.name else []
+            if last == any_name != its.name:
+                if folders and folders[-1] == _ANY_FOLDER:
+                    self._alike[bucket, its.beside] = _ALIKE
+                else:
+                    found.add(_Place(bucket, its.path + any_name, in_folder=False))
             for at, (folder, other) in enumerate(zip(folders, its.folders, strict=False)):
                 if folder == _ANY_FOLDER != other:
-                    places.append(_in_folder(bucket, [*its.folders[:at], *folders[at:]], at, last))
-            for place in places:
-                if place not in self._merged:
-                    self._merge(place)
+                    found.add(_in_folder(bucket, [*its.folders[:at], *folders[at:]], at, last))
+        for place in found - self._merged.keys():
+            self._merge(place)
+        for key in keys[:2]:
             self.of(bucket, key)
+
+
+def _depths(folders: Sequence[str]) -> range:
+    return range(len(folders) - 1, max(-1, len(folders) - 1 - _DEPTH), -1)
 
 
 def _in_folder(bucket: str, folders: Sequence[str], at: int, name: str) -> _Place:

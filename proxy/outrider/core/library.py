@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace, merge, nsmallest
 from operator import itemgetter
 
-from outrider.core.datasets import Templates
+from outrider.core.datasets import Templates, template_of
 from outrider.core.kept import Dataset, Kept
 from outrider.core.memory import packed, unpacked
 from outrider.core.model import ObjectRef
@@ -76,6 +76,11 @@ class Library:
         return self._named(self._name_of(ref.bucket, ref.key))
 
     def _name_of(self, bucket: str, key: str) -> tuple[str, str]:
+        own = bucket, template_of(key)
+        dataset = self._datasets.get(own)
+        if dataset is not None and len(dataset.names.keys) > 1:
+            # A set that is one stays one, whatever comes beside it.
+            return own
         name = bucket, self._templates.of(bucket, key)
         if self._templates.mergers != self._mergers:
             self._mergers = self._templates.mergers
@@ -100,7 +105,10 @@ class Library:
                     moves.append((one, name))
         moved: dict[Item, Item] = {}
         for one, name in sorted(moves, key=lambda move: move[0].active_at):
-            whole = self._named(name)
+            whole = self._datasets.get(name)
+            if whole is None:
+                # Without room made for it, or some of these would be forgotten.
+                whole = self._datasets[name] = Dataset(*name)
             if one.kept and whole.names.known(one.names.keys[0]) in whole.kept:
                 continue  # of another version
             del self._datasets[one.bucket, one.template]
@@ -119,16 +127,29 @@ class Library:
 
     def numbered(self, refs: Sequence[ObjectRef], now: float) -> dict[Dataset, list[int]]:
         """The same for many at once, that are spoken of at `now`: a set among them may be forgotten for another."""
+        for ref in refs:
+            self._name_of(ref.bucket, ref.key)
+        for bucket in {ref.bucket for ref in refs}:
+            self._templates.told_together(bucket, (ref.key for ref in refs if ref.bucket == bucket))
         for _ in range(2):
             for ref in refs:
                 self.item(ref)[0].active_at = now
-            keys: dict[Dataset, list[int]] = {}
+            keys = self._known(refs)
+            if sum(map(len, keys.values())) == len(refs):
+                break
+        return keys
+
+    def _known(self, refs: Sequence[ObjectRef]) -> dict[Dataset, list[int]]:
+        keys: dict[Dataset, list[int]] = {}
+        mergers = -1
+        while self._mergers != mergers:
+            # What the last of them tell may concern the first.
+            mergers = self._mergers
+            keys.clear()
             for ref in refs:
                 dataset = self._datasets.get(self._name_of(ref.bucket, ref.key))
                 if dataset is not None and (key := dataset.names.known(ref.key)) is not None:
                     keys.setdefault(dataset, []).append(key)
-            if sum(map(len, keys.values())) == len(refs):
-                break
         return keys
 
     def list(self, bucket: str, entries: Iterable[tuple[str, int]]) -> list[Dataset]:

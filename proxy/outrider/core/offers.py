@@ -214,9 +214,12 @@ class Offers:
             return None
         if not self._has_room(free_bytes, need, _FAREST if in_next_pass else due_s + SOONER * one.seconds(self._now)):
             return None
-        self._handed.hand_out((dataset, key), missing, each_bytes, self._now)
+        ref = ObjectRef(dataset.bucket, dataset.names.keys[key])
+        if self._handed.as_handed(ref, (dataset, key)) in self._handed:
+            return None  # as another dataset's, which it was
+        self._handed.hand_out((dataset, key), ref, missing, each_bytes, self._now)
         blocks = tuple(index for index in range(count if size >= 0 else 1) if missing >> index & 1)
-        return Want(ObjectRef(dataset.bucket, dataset.names.keys[key]), size, blocks, due_s)
+        return Want(ref, size, blocks, due_s)
 
     def _has_room(self, free_bytes: int, need: int, later_than_s: float) -> bool:
         if free_bytes >= need:

@@ -110,7 +110,7 @@ class Planner:
         if asked.opened:
             self._opened(client, item)
             self._on_opened(ref, size)
-        if (handed := self._handed.get(item)) is not None:
+        if (handed := self._handed.get(self._handed.as_handed(ref, item))) is not None:
             handed.asked_for = True
         return asked.ahead
 
@@ -235,7 +235,7 @@ class Planner:
         item = dataset, key = self.library.item(ref)
         unknown = dataset.names.sizes[key] < 0
         dataset.names.sizes[key] = dataset.usual_bytes = size
-        handed = self._handed.get(item)
+        handed = self._handed.get(self._handed.as_handed(ref, item))
         if handed is None or not unknown:
             return ()
         count = max(1, -(-size // self._block_bytes))
@@ -249,7 +249,7 @@ class Planner:
         kept = self._kept.get(block.version_id)
         if kept is None:
             dataset.names.sizes[key] = dataset.usual_bytes = version.size
-            handed = self._handed.get(item)
+            handed = self._handed.get(self._handed.as_handed(version.ref, item))
             count = -(-version.size // self._block_bytes)
             kept = Kept(
                 dataset, key, block.version_id, count, self._disk_bytes(-(-version.size // count)), self._now,
@@ -267,13 +267,14 @@ class Planner:
         dataset.kept_bytes += kept.block_bytes
         if kept.ahead:
             self.fetched_bytes += kept.block_bytes
-        self._handed.landed(item, 1 << block.index, self._now)
+        self._handed.landed(self._handed.as_handed(version.ref, item), 1 << block.index, self._now)
 
     def dropped(self, ref: ObjectRef, *, again: bool = True) -> None:
         """What is still missing of a wanted object will not come. `again`: it may come when it is tried again."""
         item = dataset, key = self.library.item(ref)
-        if item in self._handed:
-            self._handed.drop(item)
+        handed_as = self._handed.as_handed(ref, item)
+        if handed_as in self._handed:
+            self._handed.drop(handed_as)
             if again:
                 self._fetch_again(dataset, key)
 
@@ -314,7 +315,7 @@ class Planner:
         sooner_s = -1.0
         if incoming is not None and version is not None:
             item = dataset, key = self.library.item(version.ref)
-            handed = self._handed.get(item)
+            handed = self._handed.get(self._handed.as_handed(version.ref, item))
             if handed is not None and not handed.asked_for and handed.missing >> incoming.index & 1:
                 # For what nobody waits for, only those may go that are needed later.
                 sooner_s = self._worth(dataset, key)

@@ -104,14 +104,17 @@ class Tally:
     def _tell_ledger(self, end: Ended, operation: Operation, seconds: float) -> None:
         if operation.kind is Kind.STEER or not operation.bucket or not operation.key:
             return
-        sent, dataset = end.sent, self._metrics.ledger.dataset_of(operation.bucket, operation.key)
+        sent, ledger = end.sent, self._metrics.ledger
         refused = end.status is None or end.status >= 400
         if end.reader is None or operation.kind is Kind.FORWARD or refused:
             # What we refused ourselves was no read of the bucket's.
             if end.first_byte_s is not None and end.method in ("GET", "HEAD"):
-                self._metrics.ledger.passed_on(dataset, sent.total())
+                ledger.passed_on(
+                    (operation.bucket, ledger.templates.so_far(operation.bucket, operation.key)), sent.total()
+                )
             return
-        self._metrics.ledger.served(
+        dataset = ledger.dataset_of(operation.bucket, operation.key)
+        ledger.served(
             end.reader,
             dataset,
             Sums(1, int(end.cache == "HIT"), sent["disk"], sent["flight"], sent["origin"],
