@@ -213,6 +213,20 @@ def test_who_does_not_know_a_secret_is_refused(proxy: Proxy, told: list[str]) ->
     assert ask(proxy.address, "GET", "/").code == "AccessDenied"
 
 
+def test_what_is_refused_teaches_nobody_what_datasets_there_are(proxy: Proxy) -> None:
+    """Enough odd names would make one set of those that somebody else reads."""
+    preflight = [("origin", "http://x"), ("access-control-request-method", "GET")]
+    for number in range(100):
+        path = f"/{NAME}/other/{'abcdefghij'[number % 10]}{number}x{number * 7919:x}.mp4"
+        with RawConnection(proxy.address) as connection:
+            assert connection.ask("OPTIONS", path, preflight).status in (200, 403)
+            assert connection.ask("GET", path).status == 403
+    proxy.settle()
+    templates = proxy.outrider.metrics.ledger.templates
+    assert templates.mergers == 0
+    assert not any("other" in place.name for place in templates._siblings)
+
+
 def test_the_keys_of_the_bucket_are_no_keys_of_ours(proxy: Proxy, bucket: Bucket) -> None:
     keys = (bucket.access_key, bucket.secret_key)
     assert code_of(proxy.client(keys).get_object, Bucket=NAME, Key="team/a") == "InvalidAccessKeyId"

@@ -77,8 +77,7 @@ class Library:
 
     def _name_of(self, bucket: str, key: str) -> tuple[str, str]:
         own = bucket, template_of(key)
-        dataset = self._datasets.get(own)
-        if dataset is not None and len(dataset.names.keys) > 1:
+        if self._has_several(own):
             # A set that is one stays one, whatever comes beside it.
             return own
         name = bucket, self._templates.of(bucket, key)
@@ -117,53 +116,57 @@ class Library:
             self._keys += len(whole.names.keys) - before - 1
         self._move(moved)
 
+    def _names_of(self, refs: Sequence[ObjectRef]) -> list[tuple[str, str]]:
+        mergers, names = -1, list[tuple[str, str]]()
+        while self._mergers != mergers:
+            # What the last of them tell may concern the first.
+            mergers = self._mergers
+            names = [self._name_of(bucket, key) for bucket, key in refs]
+        return names
+
     def item(self, ref: ObjectRef) -> Item:
-        dataset = self.dataset(ref)
-        if dataset.names.known(ref.key) is None:
+        return self._item_of(self.dataset(ref), ref.key)
+
+    def _item_of(self, dataset: Dataset, key: str) -> Item:
+        if dataset.names.known(key) is None:
             while self._keys >= self._keys_max and self._forget_oldest(dataset):
                 pass
             self._keys += 1
-        return dataset, dataset.number(ref.key)
+        return dataset, dataset.number(key)
 
     def numbered(self, refs: Sequence[ObjectRef], now: float) -> dict[Dataset, list[int]]:
         """The same for many at once, that are spoken of at `now`: a set among them may be forgotten for another."""
-        for ref in refs:
-            self._name_of(ref.bucket, ref.key)
-        for bucket in {ref.bucket for ref in refs}:
-            self._templates.told_together(bucket, (ref.key for ref in refs if ref.bucket == bucket))
+        names = self._names_of(refs)
+        alone = [ref for ref, name in zip(refs, names, strict=True) if not self._has_several(name)]
+        for bucket in {ref.bucket for ref in alone}:
+            self._templates.told_together(bucket, (ref.key for ref in alone if ref.bucket == bucket))
+        if self._templates.mergers != self._mergers:
+            names = self._names_of(refs)
+        keys: dict[Dataset, list[int]] = {}
         for _ in range(2):
-            for ref in refs:
-                self.item(ref)[0].active_at = now
-            keys = self._known(refs)
+            for ref, name in zip(refs, names, strict=True):
+                self._item_of(self._named(name), ref.key)[0].active_at = now
+            keys.clear()
+            for ref, name in zip(refs, names, strict=True):
+                dataset = self._datasets.get(name)
+                if dataset is not None and (key := dataset.names.known(ref.key)) is not None:
+                    keys.setdefault(dataset, []).append(key)
             if sum(map(len, keys.values())) == len(refs):
                 break
         return keys
 
-    def _known(self, refs: Sequence[ObjectRef]) -> dict[Dataset, list[int]]:
-        keys: dict[Dataset, list[int]] = {}
-        mergers = -1
-        while self._mergers != mergers:
-            # What the last of them tell may concern the first.
-            mergers = self._mergers
-            keys.clear()
-            for ref in refs:
-                dataset = self._datasets.get(self._name_of(ref.bucket, ref.key))
-                if dataset is not None and (key := dataset.names.known(ref.key)) is not None:
-                    keys.setdefault(dataset, []).append(key)
-        return keys
+    def _has_several(self, name: tuple[str, str]) -> bool:
+        dataset = self._datasets.get(name)
+        return dataset is not None and len(dataset.names.keys) > 1
 
     def list(self, bucket: str, entries: Iterable[tuple[str, int]]) -> list[Dataset]:
         """The datasets that a LIST has told more of. One with too many names, or one too many, stays as it is: it is
         read as it comes."""
         entries = list(entries)
         found: dict[str, list[tuple[str, int]]] = {}
-        mergers = -1
-        while self._mergers != mergers:
-            # What the last of them tell may concern the first.
-            mergers = self._mergers
-            found.clear()
-            for entry in entries:
-                found.setdefault(self._name_of(bucket, entry[0])[1], []).append(entry)
+        names = self._names_of([ObjectRef(bucket, key) for key, _ in entries])
+        for (_, template), entry in zip(names, entries, strict=True):
+            found.setdefault(template, []).append(entry)
         told = []
         for template, its in found.items():
             dataset = self._datasets.get((bucket, template))
