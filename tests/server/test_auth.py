@@ -217,14 +217,14 @@ def test_what_is_refused_teaches_nobody_what_datasets_there_are(proxy: Proxy) ->
     """Enough odd names would make one set of those that somebody else reads."""
     preflight = [("origin", "http://x"), ("access-control-request-method", "GET")]
     for number in range(100):
-        path = f"/{NAME}/other/{'abcdefghij'[number % 10]}{number}x{number * 7919:x}.mp4"
+        path = f"/{NAME}/refused/{'abcdefghij'[number % 10]}{number}x{number * 7919:x}.mp4"
         with RawConnection(proxy.address) as connection:
             assert connection.ask("OPTIONS", path, preflight).status in (200, 403)
             assert connection.ask("GET", path).status == 403
     proxy.settle()
     templates = proxy.outrider.metrics.ledger.templates
     assert templates.mergers == 0
-    assert not any("other" in place.name for place in templates._siblings)
+    assert not any("refused" in place.name for place in templates._siblings)
 
 
 def test_the_keys_of_the_bucket_are_no_keys_of_ours(proxy: Proxy, bucket: Bucket) -> None:
