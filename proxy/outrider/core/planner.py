@@ -49,8 +49,7 @@ class Planner:
     ) -> None:  # fmt: skip
         """`disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` hears of each pass over an
         object (see `ghost`). `believed_s`: for how long a name is believed without asking the origin again. What
-        `pins` hold never goes; None: nothing is pinned. `templates` names the datasets,
-        elsewhere, too.
+        `pins` hold never goes; None: nothing is pinned. `templates` names datasets, elsewhere, too; None: here alone.
 
         `keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
         """
