@@ -13,6 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from outrider.adapters.leases import FileLease, OpenFile
 from outrider.adapters.recovery import Recovery
 from outrider.core.blockfile import PAGE_BYTES, BlockMeta, Header
 from outrider.core.errors import StoreUnavailable
-from outrider.core.eviction import POLICIES
+from outrider.core.eviction import POLICIES, Lru
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
 from outrider.core.scrubbing import Pace
 from outrider.metrics import Metrics
@@ -298,6 +299,24 @@ async def test_room_that_one_makes_is_not_taken_by_another(steps: int, root: Pat
     assert disk.metrics.value("outrider_evicted_blocks_total") == 2
     for task in (one, other):
         await (await task).abort()
+    disk.close()
+
+
+async def test_where_there_is_room_no_victim_is_looked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search may cost as much as there are datasets."""
+    disk, victims = Disk(root, 2 * FILE), Lru.victims
+    looked: list[BlockKey] = []
+
+    def spied(policy: Lru, *incoming: Any) -> Iterator[BlockKey]:
+        for block in victims(policy, *incoming):
+            looked.append(block)
+            yield block
+
+    monkeypatch.setattr(Lru, "victims", spied)
+    await disk.write(meta_of(0), meta_of(1))
+    assert looked == []
+    await disk.write(meta_of(2))
+    assert looked[:1] == [meta_of(0).key]
     disk.close()
 
 
