@@ -144,9 +144,10 @@ class Templates:
         with self._lock:
             odd: Counter[_Place] = Counter()
             for key in keys:
-                if (bucket, template_of(key)) in self._settled:
+                template = template_of(key)
+                if (bucket, template) in self._settled:
                     continue
-                parts = _parts_of(template_of(key))
+                parts = _parts_of(template)
                 folders = ((_in_folder(bucket, parts.folders, at, parts.name), parts.folders[at])
                            for at in _depths(parts.folders))  # fmt: skip
                 for place, what in (
