@@ -11,12 +11,18 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
 
+from outrider.core.samplers import Draw
+
 # How many of the last reads tell where a pass is: odd, for the median.
 _RECENT = 9
 # Of the evidence for or against a known order, this part is the newest read's.
 _NEWEST = 1 / 8
 # Before anything is known: a second epoch repeats the first one's order (WebDataset's default), a first one has none.
 ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY = 0.65, 0.5, 0.2
+# What a dozen reads have proven, and the next ones may refute.
+ORDER_DRAWN = 0.8
+# Reads of a pass after which it is looked for the sampler that drew its order, and of one whose last order was found.
+LOOK_FIRST, LOOK_AGAIN = 16, 4
 # Who reads so much in a row of what another has not read does not follow it.
 _OVERTAKEN = 16
 # A pause that came once comes again (a batch, a validation): remembered over some 500 reads.
@@ -77,6 +83,13 @@ class Pass:
         self.told = self.was_told = False
         # What was expected before it was told: the agenda, how likely its order was, and `number`.
         self._untold: tuple[array[int], float, int] = (array("i"), order, 0)
+        # The draw of a sampler that this pass' order is, and the last pass' was; which of those that may follow one did
+        # so last time, -1: not known; after how many reads it is looked for. See `foresight`.
+        self.draw: Draw | None = None
+        self.last_draw: Draw | None = None
+        self.way = -1
+        self.look_at = LOOK_FIRST
+        self.looks_in_vain = 0
         self.round = Round()
         # Whether the next pass will probably have this one's order.
         self.repeats = True
@@ -149,8 +162,8 @@ class Pass:
     @property
     def next_order(self) -> float:
         """How likely the next pass has the order of this one."""
-        if self.told and not self.repeats:
-            # The next order will be told as well, and be another one.
+        if (self.told and not self.repeats) or self.draw is not None:
+            # The next order will be told as well, or drawn, and be another one.
             return ORDER_UNLIKELY
         return self.order if self.number > 0 else max(self.order, ORDER_LIKELY)
 
@@ -291,6 +304,8 @@ class Pass:
         self.number += 1
         self.round.ended, self.round = True, Round()
         self.was_told, self.told, self.repeats, self._shares = self.told, False, True, array("d")
+        self.last_draw, self.draw = self.draw, None
+        self.look_at = LOOK_FIRST if self.last_draw is None else 0 if self.way >= 0 else LOOK_AGAIN
 
     def grow(self, key_count: int) -> None:
         """The dataset has `key_count` keys now."""
@@ -319,6 +334,15 @@ class Pass:
         self.again.clear()
         self.behind.clear()
         self.expect(keys)
+        self._recall()
+
+    def drawn(self, draw: Draw, agenda: array[int], place: array[int]) -> None:
+        """A sampler has drawn this agenda; `place`: see the class."""
+        self.agenda, self.place, self.order = agenda, place, ORDER_DRAWN
+        self.draw, self.repeats, self.leader = draw, False, None
+        self._expected_read, self.cursor = sum(place[key] >= 0 for key in self.log), 0
+        self.again.clear()
+        self.behind.clear()
         self._recall()
 
     def _recall(self) -> None:

@@ -14,7 +14,7 @@ from math import gcd
 from typing import Protocol
 
 from outrider.core.datasets import Names
-from outrider.core.epochs import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Pass
+from outrider.core.epochs import LOOK_FIRST, ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Pass
 
 # Passes of one client beside each other: a job, those that follow it, and the tail of an epoch that is ending. Each has
 # tables of eight bytes a key, so there are fewer where keys are many.
@@ -67,6 +67,8 @@ class Job:
         # Where each pass reads another part of the set: how many keys the last one did. 0: passes read all of it.
         self._chosen = 0
         self._part = _Part()
+        # A pass of whose order more may be known by its reads so far; see `foresight`.
+        self.puzzle: Pass | None = None
 
     @property
     def predicting(self) -> list[Pass]:
@@ -106,6 +108,11 @@ class Job:
             if other is not one:
                 other.passed_over += 1
         self._settle(one, readers, names, orders, now)
+        self._wonder(one, names)
+
+    def _wonder(self, one: Pass, names: Names) -> None:
+        if len(one.log) >= one.look_at and not (one.told or one.order_known or self.free) and names.listed:
+            self.puzzle = one
 
     def _let_go(self, silent: int) -> None:
         """What began with a key read twice and has not gone on for so many reads follows nobody: a sampler that pads
@@ -251,7 +258,7 @@ class Job:
             else:
                 one.begin_next(now)
             self._clear_evidence()
-        elif one.number == 0 and not one.told:
+        elif one.number == 0 and not one.told and one.draw is None:
             self._learn(one, names, orders)
 
     def _see_whether_proven(self, one: Pass, readers: int) -> None:
@@ -291,7 +298,8 @@ class Job:
     def listed(self, names: Names) -> None:
         """A LIST has shown which keys there are."""
         for one in self.passes:
-            if one.number == 0 and not one.told and not self.free:
+            if one.number == 0 and not one.told and one.draw is None and not self.free:
+                one.look_at = min(one.look_at, max(LOOK_FIRST, len(one.log)))
                 self._part = _Part()
                 for key in one.log:
                     if (rank := names.rank_of(key)) >= 0:

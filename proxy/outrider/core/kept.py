@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Generator, Iterator, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain, islice
@@ -31,6 +31,8 @@ _MAKES_ROOM_S = 60.0
 _LIST_REST_S, _LIST_REST_MAX_S = 60.0, 3600.0
 # Ranks looked at again with each read.
 _SWEPT = 2
+# The same where all are, before others have their turn.
+_RANKED_AT_ONCE = 8
 # Candidates for eviction that are compared where two kinds of jobs meet.
 _AT_ONCE = 16
 # Reads of a pass after which it will not be told any more, where the last one was.
@@ -99,6 +101,8 @@ class Dataset:
         self.usual_bytes = -1
         self._sweep: list[int] = []
         self._passes: list[Pass] | None = None
+        # Passes of whose order more may be known by their reads so far; see `foresight`.
+        self.puzzles: list[Pass] = []
 
     def number(self, key: str) -> int:
         count = len(self.names.keys)
@@ -168,6 +172,9 @@ class Dataset:
             self._together = Together(self.jobs.values(), self.names, now)
         if job is not None:
             job.opened(key, self.names, readers, self.orders() if len(job.predicting) < 2 else (), now)
+            if job.puzzle is not None:
+                self.puzzles.append(job.puzzle)
+                job.puzzle = None
         if self._together is not None:
             self._together.opened(client, key, self.names, readers, now)
         self._passes = None
@@ -211,6 +218,15 @@ class Dataset:
         self._passes = None
         for kept in self.kept.values():
             self.rank(kept, now)
+
+    def think_anew(self) -> Generator[None, None, None]:
+        """What a pass reads next is known better; yields now and then."""
+        self._passes = None
+        for number, kept in enumerate(list(self.kept.values())):
+            if self.kept.get(kept.key) is kept:
+                self.rank(kept, self.active_at)
+            if number % _RANKED_AT_ONCE == 0:
+                yield
 
     @property
     def _jobs_max(self) -> int:

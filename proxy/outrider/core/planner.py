@@ -11,6 +11,7 @@ from heapq import heappush
 
 from outrider.core.coming import Coming
 from outrider.core.datasets import Templates, prefix_of
+from outrider.core.foresight import Foresight
 from outrider.core.kept import Dataset, Kept, blocks_of
 from outrider.core.library import Item, Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
@@ -75,6 +76,7 @@ class Planner:
             self.library, self._opens, self._handed, self._may_fetch, self._farthest,
             capacity_bytes=capacity_bytes, block_bytes=block_bytes, disk_bytes=disk_bytes,
         )  # fmt: skip
+        self._foresight = Foresight()
         self._lists: list[tuple[str, str]] = []
         self.fetched_bytes = 0
         self.wasted_bytes = 0
@@ -119,6 +121,8 @@ class Planner:
         if dataset in self._owing:
             self._owing[dataset] *= 1 - _FORGIVEN
         dataset.opened(client, key, self.readers, self._now)
+        if dataset.puzzles:
+            self._foresight.begin(dataset)
         self._offers.opened(dataset)
         self._think_of_listing(dataset)
         self._think_of_listing_again(dataset, key)
@@ -357,6 +361,11 @@ class Planner:
         of its blocks, or in `dropped`."""
         self._now = now
         return self._offers.wants(now, free_bytes, blocks)
+
+    def ponder(self) -> bool:
+        """Think for about 0.1 ms of what takes longer, such as by which sampler a job reads; whether there is more to
+        think of. After the last time there may be more to want."""
+        return self._foresight.think()
 
     @property
     def blocks_coming(self) -> int:

@@ -56,6 +56,8 @@ _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 _LOG_PAUSE_S = 60.0
 # A thought that takes longer holds all readers up: then at most one part in so many of the time goes into thinking.
 _LONG_S, _REST = 0.002, 10.0
+# What takes longer than a thought is pondered so long at once.
+_PONDER_S = 0.0005
 # A LIST that nobody may have, or of nothing: it would fail the next time, too.
 _NOT_TO_BE_LISTED = (403, 404)
 
@@ -116,6 +118,7 @@ class Prefetch:
         self._checksums: LRUCache[tuple[str, str], bool] = LRUCache(_FOLDERS_MAX)
         self._pause_s = self._paused_until = 0.0
         self._log_after = self._took_s = self._rested_at = 0.0
+        self._pondering = False
         self.allowance = Allowance(budget.bytes_per_s, clock())
 
     # -- facts ----------------------------------------------------------------------------------------------------
@@ -227,6 +230,9 @@ class Prefetch:
     def think(self) -> None:
         """Ask the planner what it wants now, and begin it."""
         now = self._clock()
+        if not self._pondering and self._planner.ponder():
+            self._pondering = True
+            self._spawn(self._ponder(), "ponder")
         for bucket, prefix in self._planner.please_list():
             self._spawn(self._look_around(bucket, prefix), f"list s3://{bucket}/{prefix}")
         if now < max(self._paused_until, self._rested_at):
@@ -237,6 +243,18 @@ class Prefetch:
         # Twice in a row: one may have been held up itself.
         if (took_s := min(before_s, self._took_s)) > _LONG_S:
             self._rested_at = now + _REST * took_s
+
+    async def _ponder(self) -> None:
+        """A tenth of a core at most, and never so long at once that a reader would feel it."""
+        began = self._clock()
+        try:
+            while self._planner.ponder():
+                if (took_s := self._clock() - began) >= _PONDER_S:
+                    await asyncio.sleep(_REST * took_s)
+                    began = self._clock()
+        finally:
+            self._pondering = False
+        self.think()
 
     def _wants(self, now: float) -> Iterator[Want]:
         room_bytes, blocks = self._store.room_bytes, self._budget.blocks

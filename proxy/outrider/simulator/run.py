@@ -121,6 +121,8 @@ class Simulation:
     def ride_ahead(self) -> None:
         if self.planner is None or not self.machine.prefetch:
             return
+        while self.planner.ponder():
+            pass
         for bucket, prefix in self.planner.please_list():
             if self.machine.listing:
                 self.time.at(self.time.now + _LIST_S, lambda b=bucket, p=prefix: self._list(b, p))  # type: ignore[misc]

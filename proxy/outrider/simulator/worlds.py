@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, get_args
 
-OrderKind = Literal["repeated", "fresh", "sequential", "replacement", "zipf"]
+from outrider.core.samplers import Draw
+from outrider.core.samplers import order_of as order_of_draw
+
+OrderKind = Literal["repeated", "fresh", "seeded", "sequential", "replacement", "zipf"]
 ORDERS: tuple[OrderKind, ...] = get_args(OrderKind)
 ZIPF = 1.1
 
@@ -64,7 +68,8 @@ def split(order: list[int], readers: int) -> list[list[int]]:
 
 
 def order_of(kind: OrderKind, shards: list[int], readers: int, seed: int) -> Order:
-    """`repeated` is WebDataset's default: shuffled with the same seed in each epoch."""
+    """`repeated` is WebDataset's default: shuffled with the same seed in each epoch. `seeded`: as PyTorch's
+    DistributedSampler draws it, which takes another seed for each."""
 
     def order(epoch: int) -> list[list[int]]:
         chance = Random(f"{seed} {epoch}")
@@ -72,6 +77,8 @@ def order_of(kind: OrderKind, shards: list[int], readers: int, seed: int) -> Ord
             read = shards
         elif kind == "repeated":
             read = Random(seed).sample(shards, len(shards))
+        elif kind == "seeded":
+            read = [shards[number] for number in _drawn(Draw(seed + epoch), len(shards))]
         elif kind == "fresh":
             read = chance.sample(shards, len(shards))
         elif kind == "replacement":
@@ -83,3 +90,13 @@ def order_of(kind: OrderKind, shards: list[int], readers: int, seed: int) -> Ord
         return split(read, readers)
 
     return order
+
+
+def _drawn(draw: Draw, count: int) -> array[int]:
+    drawing = order_of_draw(draw, count)
+    while True:
+        try:
+            next(drawing)
+        except StopIteration as end:
+            drawn: array[int] = end.value
+            return drawn

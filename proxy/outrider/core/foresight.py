@@ -1,0 +1,98 @@
+"""Which passes read in an order that a sampler has drawn (see `samplers`): thought over a little at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from itertools import pairwise
+
+from outrider.core.datasets import Names
+from outrider.core.epochs import LOOK_FIRST, Pass, blanks
+from outrider.core.kept import Dataset
+from outrider.core.samplers import Draw, Seeds, following, is_enough, next_draws, order_of
+
+# It is looked again after so many times the reads.
+_LOOK_LATER = 3
+# Looks in vain at what one job reads, after which its order is taken for chance.
+_IN_VAIN_MAX = 12
+# Passes that are thought of at a time.
+_THOUGHTS_MAX = 64
+# Small steps of work that are done at once.
+_AT_ONCE = 1024
+
+
+class Foresight:
+    """Called from one thread."""
+
+    def __init__(self) -> None:
+        self._seeds = Seeds()
+        self._thoughts: deque[tuple[Pass, Generator[None, None, None]]] = deque()
+
+    def begin(self, dataset: Dataset) -> None:
+        """There are passes whose reads may tell more."""
+        for one in dataset.puzzles:
+            one.look_at = _LOOK_LATER * max(1, len(one.log))
+            # What was begun with fewer reads, or before all names were known, has become idle.
+            self._thoughts = deque(thought for thought in self._thoughts if thought[0] is not one)
+            if len(self._thoughts) < _THOUGHTS_MAX and one.looks_in_vain < _IN_VAIN_MAX:
+                self._thoughts.append((one, self._think_of(dataset, one)))
+        dataset.puzzles.clear()
+
+    def think(self) -> bool:
+        """For about 0.1 ms; whether there is more to think of."""
+        if not self._thoughts:
+            return False
+        one, thought = self._thoughts.popleft()
+        if next(thought, self) is not self:
+            self._thoughts.append((one, thought))
+        return bool(self._thoughts)
+
+    def _think_of(self, dataset: Dataset, one: Pass) -> Generator[None, None, None]:
+        names, epoch, listed = dataset.names, one.round, len(dataset.names.listed)
+        # What a sampler's numbers stand for is the order of the names, most often.
+        if not (yield from _is_sorted(names)):
+            return
+        draw = yield from self._draw_of(one, names)
+        if draw is None:
+            return
+        order = yield from order_of(draw, listed)
+        place = blanks(len(names.keys))
+        for number, rank in enumerate(order):
+            key = order[number] = names.listed[rank]
+            place[key] = number
+            if number % _AT_ONCE == 0:
+                yield
+        # Meanwhile its epoch may have ended, or what it reads was told, or the set was forgotten.
+        if one.told or one.round is not epoch or dataset.names is not names or dataset.pass_in(epoch) is not one:
+            return
+        one.drawn(draw, order, place)
+        one.grow(len(names.keys))
+        yield from dataset.think_anew()
+
+    def _draw_of(self, one: Pass, names: Names) -> Generator[None, None, Draw | None]:
+        """None: it is not known, or not yet."""
+        count = len(names.listed)
+        reads = [rank for key in one.log if (rank := names.rank_of(key)) >= 0]
+        if one.last_draw is not None:
+            likely = next_draws(one.last_draw, count)
+            if one.way >= 0 and not reads:
+                return likely[one.way]
+            draw = yield from following(likely, reads, count)
+            if draw is not None:
+                one.way = likely.index(draw)
+                return draw
+        if len(reads) < LOOK_FIRST or not is_enough(len(reads), count):
+            return None
+        one.way = -1
+        draw = yield from self._seeds.found(reads, count)
+        one.looks_in_vain = 0 if draw is not None else one.looks_in_vain + 1
+        return draw
+
+
+def _is_sorted(names: Names) -> Generator[None, None, bool]:
+    for number, (rank, after) in enumerate(pairwise(names.listed)):
+        if names.keys[rank] > names.keys[after]:
+            return False
+        if number % _AT_ONCE == 0:
+            yield
+    return True

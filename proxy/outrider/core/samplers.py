@@ -1,0 +1,182 @@
+"""The orders that PyTorch's samplers draw, worked out from their seeds.
+
+A training script that is to be reproducible gives its sampler a seed, and that is most often a small number:
+`DistributedSampler` draws each epoch's order from `seed + epoch` (0 by default), `RandomSampler` from the generator
+that it was given (https://docs.pytorch.org/docs/stable/notes/randomness.html). Then nothing in the new order of an
+epoch is chance: who knows the first few reads can find the seed, and from it all the others.
+
+`torch.randperm` on the CPU is a Fisher-Yates shuffle from the front, by the 32-bit numbers of an MT19937 (M. Matsumoto,
+T. Nishimura, 1998), which Python's `random` has, too.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator, Iterable, Iterator, Sequence, Set
+from math import gcd
+from random import Random
+from typing import NamedTuple
+
+# Seeds that are tried, and those that people like beyond them, with the epochs that follow each.
+_SEEDS = 4096
+_LIKED = (12345, 31337, 123456)
+_EPOCHS = 128
+# Two numbers that a `DataLoader` takes for its workers' seeds from the generator that it was given, before each epoch.
+_FOR_WORKERS = 2
+# Numbers that are looked at of each seed, and of one that may be it.
+_GLANCE, _LOOK = 32, 256
+# Reads among the first numbers of an order that prove it, where chance would give one.
+_PROOF = 12
+# The same for one of the few orders that may follow a known one.
+_LITTLE_PROOF = 4
+# Every n-th of an order is taken for a rank's share only after so many reads: before, it may be each worker's first.
+_PROOF_OF_SHARE = 48
+# Of the first numbers of an order, up to the farthest that was read, so many were: less is another seed's.
+_DENSE = 0.6
+# Steps of work that are done at once.
+_AT_ONCE = 512
+_WORDS, _STATE_VERSION = 624, 3
+
+
+class Draw(NamedTuple):
+    """Where a sampler's generator stood before an epoch: made from `seed`, `spent` numbers taken from it. What one
+    process reads is every `share`-th of the order, from number `first` on."""
+
+    seed: int
+    spent: int = 0
+    share: int = 1
+    first: int = 0
+
+
+def next_draws(draw: Draw, count: int) -> tuple[Draw, ...]:
+    """Where it may stand an epoch over `count` objects later."""
+    taken = count - 1
+    return (
+        draw._replace(seed=draw.seed + 1),  # DistributedSampler
+        draw,  # DistributedSampler, of which nobody called set_epoch
+        # RandomSampler draws another order at the end, of which it needs nothing.
+        *(draw._replace(spent=draw.spent + orders * taken + more) for orders in (2, 1) for more in (0, _FOR_WORKERS)),
+    )
+
+
+def order_of(draw: Draw, count: int) -> Generator[None, None, array[int]]:
+    """What it draws of `count` objects, as their numbers; yields now and then."""
+    numbers = _Numbers(draw.seed)
+    yield from numbers.skip(draw.spent)
+    order = array("i", range(count))
+    for begin in range(0, count - 1, _AT_ONCE):
+        end = min(begin + _AT_ONCE, count - 1)
+        for place, number in enumerate(numbers.take(end - begin), begin):
+            at = place + number % (count - place)
+            order[place], order[at] = order[at], order[place]
+        yield
+    return order[draw.first :: draw.share]
+
+
+class Seeds:
+    """The first numbers of each seed that is tried, made when they are needed for the first time: 0.1 ms each."""
+
+    def __init__(self) -> None:
+        self._seeds = [*range(_SEEDS), *(seed + epoch for seed in _LIKED for epoch in range(_EPOCHS))]
+        self._numbers: array[int] = array("I")
+
+    def found(self, reads: Sequence[int], count: int) -> Generator[None, None, Draw | None]:
+        """The draw of `count` objects that began with these reads, in about this order; None: none of those that are
+        tried. Yields now and then."""
+        read = frozenset(reads)
+        each = _GLANCE + _FOR_WORKERS
+        if not is_enough(len(reads), count):
+            return None
+        # More than chance gives, and what every sixteenth of an order gives.
+        least = 2 + 3 * _GLANCE * len(read) // count
+        for index, seed in enumerate(self._seeds):
+            if len(self._numbers) < (index + 1) * each:
+                self._numbers.extend(_Numbers(seed).take(each))
+                yield
+            elif index % 16 == 0:
+                yield
+            numbers = self._numbers[index * each : (index + 1) * each]
+            for spent in (0, _FOR_WORKERS):
+                if sum(map(read.__contains__, _drawn(numbers[spent : spent + _GLANCE], count))) >= least:
+                    found = _as_read(Draw(seed, spent), read, count)
+                    yield
+                    if found is not None:
+                        return found
+        return None
+
+
+def is_enough(reads: int, count: int) -> bool:
+    """So many reads may prove an order of so many objects."""
+    return reads >= _PROOF and reads * _PROOF <= count
+
+
+def following(draws: Iterable[Draw], reads: Sequence[int], count: int) -> Generator[None, None, Draw | None]:
+    """Which of these few began with these reads; None: none of them, or too few have come to tell. Yields now and
+    then."""
+    read = frozenset(reads)
+    look = min(_LOOK, count // (4 * len(read))) if read else 0
+    for draw in draws:
+        numbers = _Numbers(draw.seed)
+        yield from numbers.skip(draw.spent)
+        drawn = _drawn(numbers.take(min(look * draw.share, count - 1)), count)
+        if (
+            sum(number in read for place, number in enumerate(drawn) if place % draw.share == draw.first)
+            >= _LITTLE_PROOF
+        ):
+            return draw
+        yield
+    return None
+
+
+def _as_read(draw: Draw, read: Set[int], count: int) -> Draw | None:
+    """It, with the share that was read of it; None: what was read is another one's."""
+    numbers = _Numbers(draw.seed)
+    for _ in numbers.skip(draw.spent):
+        pass
+    drawn = _drawn(numbers.take(min(_LOOK, count // len(read))), count)
+    places = [place for place, number in enumerate(drawn) if number in read]
+    if len(places) < _PROOF:
+        return None
+    share = gcd(*(place - places[0] for place in places))
+    if share > 1 and len(read) < _PROOF_OF_SHARE:
+        return None
+    first = places[0] % share
+    if len(places) < _DENSE * ((places[-1] - first) // share + 1):
+        # Its workers are each in another batch: more reads close the gaps.
+        return None
+    return draw._replace(share=share, first=first)
+
+
+def _drawn(numbers: Iterable[int], count: int) -> Iterator[int]:
+    """The beginning of an order of `count`, from a generator's numbers."""
+    moved: dict[int, int] = {}
+    for place, number in enumerate(numbers):
+        at = place + number % (count - place)
+        yield moved.get(at, at)
+        moved[at] = moved.get(place, place)
+
+
+class _Numbers:
+    """What `torch.Generator().manual_seed(seed)` gives, 32 bits at a time."""
+
+    def __init__(self, seed: int) -> None:
+        word = seed & 0xFFFFFFFF
+        words = [word]
+        for index in range(1, _WORDS):
+            word = (1812433253 * (word ^ word >> 30) + index) & 0xFFFFFFFF
+            words.append(word)
+        self._random = Random(0)  # noqa: S311 nothing is to be kept from anybody
+        self._random.setstate((_STATE_VERSION, (*words, _WORDS), None))
+
+    def take(self, count: int) -> array[int]:
+        numbers = array("I")
+        if count > 0:
+            numbers.frombytes(self._random.getrandbits(32 * count).to_bytes(4 * count, "little"))
+        return numbers
+
+    def skip(self, count: int) -> Generator[None, None, None]:
+        while count > 0:
+            some = min(count, 16 * _AT_ONCE)
+            self._random.getrandbits(32 * some)
+            count -= some
+            yield
