@@ -173,6 +173,10 @@ class Pass:
     def to_come(self, key: int) -> bool:
         return self.done[key] < 0 <= self.place[key]
 
+    def is_strange(self, key: int) -> bool:
+        """Neither read nor expected."""
+        return self.done[key] < 0 and self.place[key] < 0
+
     def apart(self, key: int) -> int:
         """How far this expected key stands from where this pass is in its agenda."""
         return abs(self.place[key] - self.frontier) if self.place[key] >= 0 else len(self.place)
@@ -261,6 +265,12 @@ class Pass:
         """Of the same job: its readers will most likely be as fast."""
         self.gap_s, self.pause_s, self._gaps = other.gap_s, other.pause_s, other._gaps
 
+    def draw_after(self, other: Pass) -> None:
+        """It is the epoch after that one's."""
+        self.last_draw, self.way, self.looks_in_vain = other.draw, other.way, other.looks_in_vain
+        self.draw = None
+        self.look_at = LOOK_FIRST if self.last_draw is None else LOOK_AGAIN if self.way < 0 else 0
+
     def learned(self) -> Learned:
         return Learned(
             self.sequence(), self.place if self.number > 0 else None, len(self.place), self.seconds(self.last)
@@ -304,8 +314,7 @@ class Pass:
         self.number += 1
         self.round.ended, self.round = True, Round()
         self.was_told, self.told, self.repeats, self._shares = self.told, False, True, array("d")
-        self.last_draw, self.draw = self.draw, None
-        self.look_at = LOOK_FIRST if self.last_draw is None else 0 if self.way >= 0 else LOOK_AGAIN
+        self.draw_after(self)
 
     def grow(self, key_count: int) -> None:
         """The dataset has `key_count` keys now."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Generator
 from itertools import pairwise
 
 from outrider.core.datasets import Names
-from outrider.core.epochs import LOOK_FIRST, Pass, blanks
+from outrider.core.epochs import LOOK_AGAIN, LOOK_FIRST, Pass, blanks
 from outrider.core.kept import Dataset
-from outrider.core.samplers import Draw, Seeds, following, is_enough, next_draws, order_of
+from outrider.core.samplers import Draw, Seeds, batches_of, following, in_batches, is_enough, next_draws, order_of
 
 # It is looked again after so many times the reads.
 _LOOK_LATER = 3
@@ -55,17 +56,24 @@ class Foresight:
         draw = yield from self._draw_of(one, names)
         if draw is None:
             return
-        order = yield from order_of(draw, listed)
-        place = blanks(len(names.keys))
-        for number, rank in enumerate(order):
-            key = order[number] = names.listed[rank]
-            place[key] = number
+        agenda = yield from order_of(draw, listed)
+        for number, rank in enumerate(agenda):
+            agenda[number] = names.listed[rank]
             if number % _AT_ONCE == 0:
                 yield
+        place = yield from _places(agenda, len(names.keys))
+        if one.last_draw is None:
+            batches = batches_of(place[key] for key in one.log if place[key] >= 0)
+            if batches is None:
+                return
+            draw = draw._replace(batch=batches[0], workers=batches[1])
+        if draw.workers > 1:
+            agenda = yield from in_batches(agenda, draw)
+            place = yield from _places(agenda, len(names.keys))
         # Meanwhile its epoch may have ended, or what it reads was told, or the set was forgotten.
         if one.told or one.round is not epoch or dataset.names is not names or dataset.pass_in(epoch) is not one:
             return
-        one.drawn(draw, order, place)
+        one.drawn(draw, agenda, place)
         one.grow(len(names.keys))
         yield from dataset.think_anew()
 
@@ -75,7 +83,7 @@ class Foresight:
         reads = [rank for key in one.log if (rank := names.rank_of(key)) >= 0]
         if one.last_draw is not None:
             likely = next_draws(one.last_draw, count)
-            if one.way >= 0 and not reads:
+            if one.way >= 0 and len(reads) < LOOK_AGAIN:
                 return likely[one.way]
             draw = yield from following(likely, reads, count)
             if draw is not None:
@@ -83,10 +91,19 @@ class Foresight:
                 return draw
         if len(reads) < LOOK_FIRST or not is_enough(len(reads), count):
             return None
-        one.way = -1
+        one.last_draw, one.way = None, -1
         draw = yield from self._seeds.found(reads, count)
         one.looks_in_vain = 0 if draw is not None else one.looks_in_vain + 1
         return draw
+
+
+def _places(agenda: array[int], key_count: int) -> Generator[None, None, array[int]]:
+    place = blanks(key_count)
+    for number, key in enumerate(agenda):
+        place[key] = number
+        if number % _AT_ONCE == 0:
+            yield
+    return place
 
 
 def _is_sorted(names: Names) -> Generator[None, None, bool]:

@@ -98,6 +98,11 @@ class Job:
                 self._restart(key_count, now)
             elif self._is_another_part():
                 self._begin_another_part(names, now)
+        newest = self.passes[-1]
+        if newest.draw is not None and newest.is_strange(key) and newest.left <= _tail(newest, readers):
+            # Of the sampler's next draw: what is left of this one does not fill a batch.
+            newest.begin_next(now)
+            self._clear_evidence()
         one = self._pass_of(key)
         if one is None:
             one = self._repeated(key, key_count, readers, now)
@@ -152,7 +157,7 @@ class Job:
     def _repeated(self, key: int, key_count: int, readers: int, now: float) -> Pass | None:
         """All passes have read this key before."""
         newest = self.passes[-1]
-        tail = min(2 * readers + newest.size // 50, newest.size // 2)
+        tail = _tail(newest, readers)
         if newest.trusted and newest.agenda and newest.left <= tail and newest.leader is None and not self.free:
             return self._follow(newest, key_count, now, trusted=True)
         if self.free:
@@ -174,6 +179,8 @@ class Job:
         one.period_s = now - leader.began if trusted else 0.0
         one.go_on_like(leader)
         one.was_told = trusted and leader.told
+        if trusted:
+            one.draw_after(leader)
         if not trusted:
             leader.lead(one)
         self.passes.append(one)
@@ -272,7 +279,7 @@ class Job:
 
     def _is_guess(self, one: Pass, names: Names) -> bool:
         """What it was thought to read is less than there is: it may well go on. Else its first repeat is its end."""
-        return one.number == 0 and not one.told and len(one.agenda) < len(names.listed)
+        return one.number == 0 and not one.told and one.draw is None and len(one.agenda) < len(names.listed)
 
     def _tail_of(self, one: Pass) -> bool:
         """Its successor has begun already, and is none that has followed it from its beginning on."""
@@ -350,6 +357,11 @@ class Job:
             self.passes.remove(one)
         elif one.number == 0 and not one.agenda:
             self.listed(names)
+
+
+def _tail(one: Pass, readers: int) -> int:
+    """So little of it may be left unread when the next one begins."""
+    return min(2 * readers + one.size // 50, one.size // 2)
 
 
 def _is_another_order(keys: Sequence[int], one: Pass) -> bool:

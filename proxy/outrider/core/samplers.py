@@ -31,8 +31,9 @@ _PROOF = 12
 _LITTLE_PROOF = 4
 # Every n-th of an order is taken for a rank's share only after so many reads: before, it may be each worker's first.
 _PROOF_OF_SHARE = 48
-# Of the first numbers of an order, up to the farthest that was read, so many were: less is another seed's.
-_DENSE = 0.6
+# Ranks, or the workers of small batches, overtake each other; what is farther apart are batches. Of a batch that has
+# so many reads the first is there. More in a row than the ranks of a node are a batch.
+_GAP, _SETTLED, _RUN = 8, 3, 17
 # Steps of work that are done at once.
 _AT_ONCE = 512
 _WORDS, _STATE_VERSION = 624, 3
@@ -40,12 +41,15 @@ _WORDS, _STATE_VERSION = 624, 3
 
 class Draw(NamedTuple):
     """Where a sampler's generator stood before an epoch: made from `seed`, `spent` numbers taken from it. What one
-    process reads is every `share`-th of the order, from number `first` on."""
+    process reads is every `share`-th of the order, from number `first` on; its `workers` read beside each other, a
+    batch of `batch` each, in turn."""
 
     seed: int
     spent: int = 0
     share: int = 1
     first: int = 0
+    batch: int = 1
+    workers: int = 1
 
 
 def next_draws(draw: Draw, count: int) -> tuple[Draw, ...]:
@@ -70,7 +74,52 @@ def order_of(draw: Draw, count: int) -> Generator[None, None, array[int]]:
             at = place + number % (count - place)
             order[place], order[at] = order[at], order[place]
         yield
-    return order[draw.first :: draw.share]
+    own = order[draw.first :: draw.share]
+    if len(own) < -(-count // draw.share):
+        # Each rank gets as many: there are some of the first again.
+        own.append(order[draw.first + draw.share * len(own) - count])
+    return own
+
+
+def in_batches(order: array[int], draw: Draw) -> Generator[None, None, array[int]]:
+    """In which order workers read it that are equally fast; yields now and then."""
+    if draw.workers == 1:
+        return order
+    read, round_of_all = array("i"), draw.batch * draw.workers
+    for begin in range(0, len(order), round_of_all):
+        some = order[begin : begin + round_of_all]
+        for each in range(min(draw.batch, len(some))):
+            read.extend(some[each :: draw.batch])
+            if each % _AT_ONCE == 0:
+                yield
+    return read
+
+
+def batches_of(places: Iterable[int]) -> tuple[int, int] | None:
+    """How large the batches are, and how many workers read one each, by the places in their order of what was read so
+    far: 1, 1 is one after the other. None: not clear, or no process reads so."""
+    runs: list[list[int]] = []
+    count, before = 0, -1 - _GAP
+    for place in sorted(places):
+        if place - before > _GAP:
+            runs.append([place, 0])
+        runs[-1][1] += 1
+        count, before = count + 1, place
+    if len(runs) < 2:
+        return (1, 1) if before < count + _GAP // 2 else None
+    if count < _RUN * len(runs):
+        # As some of a node's ranks read, of which others are on other nodes.
+        return None
+    starts = [start for start, length in runs[1:] if length >= _SETTLED]
+    if len(starts) == 1:
+        # The other worker is as far in its batch; before that both have read as many.
+        guess = starts[0] - (runs[0][1] - runs[1][1])
+        batch = min(
+            (size for size in range(1, starts[0] + 1) if starts[0] % size == 0), key=lambda one: abs(one - guess)
+        )
+    else:
+        batch = gcd(*starts)
+    return (batch, len(runs)) if batch > _GAP else None
 
 
 class Seeds:
@@ -114,15 +163,17 @@ def following(draws: Iterable[Draw], reads: Sequence[int], count: int) -> Genera
     """Which of these few began with these reads; None: none of them, or too few have come to tell. Yields now and
     then."""
     read = frozenset(reads)
-    look = min(_LOOK, count // (4 * len(read))) if read else 0
     for draw in draws:
+        # What would have been read four times as far in the order.
+        expected = {
+            draw.first + draw.share * (worker * draw.batch + each)
+            for each in range(1 + 4 * len(read) // draw.workers)
+            for worker in range(draw.workers)
+        }
         numbers = _Numbers(draw.seed)
         yield from numbers.skip(draw.spent)
-        drawn = _drawn(numbers.take(min(look * draw.share, count - 1)), count)
-        if (
-            sum(number in read for place, number in enumerate(drawn) if place % draw.share == draw.first)
-            >= _LITTLE_PROOF
-        ):
+        drawn = _drawn(numbers.take(min(max(expected) + 1, count - 1)), count)
+        if sum(number in read for place, number in enumerate(drawn) if place in expected) >= _LITTLE_PROOF:
             return draw
         yield
     return None
@@ -140,11 +191,7 @@ def _as_read(draw: Draw, read: Set[int], count: int) -> Draw | None:
     share = gcd(*(place - places[0] for place in places))
     if share > 1 and len(read) < _PROOF_OF_SHARE:
         return None
-    first = places[0] % share
-    if len(places) < _DENSE * ((places[-1] - first) // share + 1):
-        # Its workers are each in another batch: more reads close the gaps.
-        return None
-    return draw._replace(share=share, first=first)
+    return draw._replace(share=share, first=places[0] % share)
 
 
 def _drawn(numbers: Iterable[int], count: int) -> Iterator[int]:
