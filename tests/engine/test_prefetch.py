@@ -14,6 +14,7 @@ import pytest
 
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.plans import PlanProgress
+from outrider.core.samplers import Draw, order_at_once
 from outrider.core.tellings import Telling
 from outrider.engine.prefetch import Budget, Mode
 from tests.support.engine import BLOCK, Engine, engine, taken
@@ -429,6 +430,45 @@ async def test_the_order_of_what_is_wanted_is_kept_where_the_settings_leave_some
         told = [dataset.names.keys[key] for key in dataset.passes()[-1].agenda]
         await room.tasks.cancel()
         assert told == [ref.key for ref in refs[::2]]
+
+
+async def test_an_order_that_a_sampler_has_drawn_is_fetched_ahead_once_its_first_reads_are_known(
+    making: Making, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        pauses.append(delay_s)
+
+    refs = [ObjectRef("train", f"samples/{number:04d}.jpg") for number in range(200)]
+    order = order_at_once(Draw(5), len(refs))
+    with making(budget=Budget(4)) as room:
+        for number, ref in enumerate(refs):
+            room.origin.put(ref, ramp(100, number))
+        room.planner.listed("train", [(ref.key, 100) for ref in refs], room.clock())
+
+        def later() -> float:
+            room.clock.advance(0.001)
+            return room.clock()
+
+        monkeypatch.setattr(room.planner, "wants", lambda now, free_bytes, blocks: [])
+        for number in order[:16]:
+            version = ObjectVersion(refs[number], '"e"', 100)
+            room.clock.advance(1.0)
+            room.prefetch.asked(CLIENT, version, Extent(0, 100), checksums=False)
+            room.prefetch.sent(CLIENT, refs[number])
+        monkeypatch.undo()
+        # Each look at the clock takes a millisecond: each step is followed by a pause of ten times as long.
+        monkeypatch.setattr(room.prefetch, "_clock", later)
+        monkeypatch.setattr("outrider.engine.prefetch.asyncio.sleep", sleep)
+        await room.tasks.settle()
+        monkeypatch.undo()
+        brought = [request.key for request in room.origin.log if request.key]
+        await room.tasks.cancel()
+    assert brought[:3] == [refs[number].key for number in order[16:19]]
+    # Others, too, let the loop have a turn.
+    assert sum(pause_s > 0.009 for pause_s in pauses) > 10
+    assert {round(pause_s, 2) for pause_s in pauses} == {0.0, 0.01}
 
 
 # -- notes of hits ------------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ _HARDLY_BEGUN = 16
 _ALIKE = 5
 # Repeats that an epoch over another part of the set would have brought by now, before it is taken for one.
 _ANEW = 24
+# Samples in a batch of which nothing is known.
+_BATCH = 256
 # Of a set of which so much is read in each epoch the rest is worth fetching, whichever part it will be.
 _NEARLY_ALL = 0.6
 
@@ -98,11 +100,7 @@ class Job:
                 self._restart(key_count, now)
             elif self._is_another_part():
                 self._begin_another_part(names, now)
-        newest = self.passes[-1]
-        if newest.draw is not None and newest.is_strange(key) and newest.left <= _tail(newest, readers):
-            # Of the sampler's next draw: what is left of this one does not fill a batch.
-            newest.begin_next(now)
-            self._clear_evidence()
+        self._see_whether_drawn_anew(key, readers, now)
         one = self._pass_of(key)
         if one is None:
             one = self._repeated(key, key_count, readers, now)
@@ -114,6 +112,14 @@ class Job:
                 other.passed_over += 1
         self._settle(one, readers, names, orders, now)
         self._wonder(one, names)
+
+    def _see_whether_drawn_anew(self, key: int, readers: int, now: float) -> None:
+        """A key that its sampler has not drawn, as its epoch ends, is of the next draw: what is left of this one does
+        not fill a batch."""
+        newest = self.passes[-1]
+        if newest.draw is not None and newest.is_strange(key) and newest.left <= _tail(newest, readers):
+            newest.begin_next(now)
+            self._clear_evidence()
 
     def _wonder(self, one: Pass, names: Names) -> None:
         if len(one.log) >= one.look_at and not (one.told or one.order_known or self.free) and names.listed:
@@ -361,7 +367,11 @@ class Job:
 
 def _tail(one: Pass, readers: int) -> int:
     """So little of it may be left unread when the next one begins."""
-    return min(2 * readers + one.size // 50, one.size // 2)
+    tail = min(2 * readers + one.size // 50, one.size // 2)
+    if one.draw is None:
+        return tail
+    # It is certain which they are, and a loader leaves out what does not fill its last batch.
+    return max(tail, min(one.size // 8, max(_BATCH, one.draw.batch * one.draw.workers)))
 
 
 def _is_another_order(keys: Sequence[int], one: Pass) -> bool:

@@ -12,8 +12,9 @@ T. Nishimura, 1998), which Python's `random` has, too.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Sequence, Set
-from math import gcd
+from math import gcd, sqrt
 from random import Random
 from typing import NamedTuple
 
@@ -23,12 +24,14 @@ _LIKED = (12345, 31337, 123456)
 _EPOCHS = 128
 # Two numbers that a `DataLoader` takes for its workers' seeds from the generator that it was given, before each epoch.
 _FOR_WORKERS = 2
-# Numbers that are looked at of each seed, and of one that may be it.
-_GLANCE, _LOOK = 32, 256
-# Reads among the first numbers of an order that prove it, where chance would give one.
-_PROOF = 12
-# The same for one of the few orders that may follow a known one.
-_LITTLE_PROOF = 4
+# Numbers that are looked at of each seed, and of one that may be it: at these lengths of its beginning.
+_GLANCE, _LOOKS = 32, (16, 32, 64, 128, 256)
+# Of an order of which more is read than one part in so many, no beginning is to be seen any more.
+_BEGUN = 3
+# More reads than that among the first numbers prove one of the few orders that may follow a known one.
+_LITTLE_PROOF = 3
+# Reads that are looked at.
+_READS_MAX = 1296
 # Every n-th of an order is taken for a rank's share only after so many reads: before, it may be each worker's first.
 _PROOF_OF_SHARE = 48
 # Ranks, or the workers of small batches, overtake each other; what is farther apart are batches. Of a batch that has
@@ -79,6 +82,17 @@ def order_of(draw: Draw, count: int) -> Generator[None, None, array[int]]:
         # Each rank gets as many: there are some of the first again.
         own.append(order[draw.first + draw.share * len(own) - count])
     return own
+
+
+def order_at_once(draw: Draw, count: int) -> array[int]:
+    """The same for who has the time: a million take most of a second."""
+    work = order_of(draw, count)
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            order: array[int] = end.value
+            return order
 
 
 def in_batches(order: array[int], draw: Draw) -> Generator[None, None, array[int]]:
@@ -132,7 +146,7 @@ class Seeds:
     def found(self, reads: Sequence[int], count: int) -> Generator[None, None, Draw | None]:
         """The draw of `count` objects that began with these reads, in about this order; None: none of those that are
         tried. Yields now and then."""
-        read = frozenset(reads)
+        read = frozenset(reads[:_READS_MAX])
         each = _GLANCE + _FOR_WORKERS
         if not is_enough(len(reads), count):
             return None
@@ -156,7 +170,13 @@ class Seeds:
 
 def is_enough(reads: int, count: int) -> bool:
     """So many reads may prove an order of so many objects."""
-    return reads >= _PROOF and reads * _PROOF <= count
+    return _LOOKS[0] <= reads <= count // _BEGUN
+
+
+def _proof(by_chance: float) -> float:
+    """So many of the first numbers were read of no order by chance, which gives so many in the mean, but once in a
+    billion (Poisson's distribution, rounded up)."""
+    return 6 + 6 * sqrt(by_chance) + by_chance
 
 
 def following(draws: Iterable[Draw], reads: Sequence[int], count: int) -> Generator[None, None, Draw | None]:
@@ -173,7 +193,9 @@ def following(draws: Iterable[Draw], reads: Sequence[int], count: int) -> Genera
         numbers = _Numbers(draw.seed)
         yield from numbers.skip(draw.spent)
         drawn = _drawn(numbers.take(min(max(expected) + 1, count - 1)), count)
-        if sum(number in read for place, number in enumerate(drawn) if place in expected) >= _LITTLE_PROOF:
+        by_chance = len(expected) * len(read) / count
+        seen = sum(number in read for place, number in enumerate(drawn) if place in expected)
+        if seen > _LITTLE_PROOF + 3 * by_chance:
             return draw
         yield
     return None
@@ -184,9 +206,9 @@ def _as_read(draw: Draw, read: Set[int], count: int) -> Draw | None:
     numbers = _Numbers(draw.seed)
     for _ in numbers.skip(draw.spent):
         pass
-    drawn = _drawn(numbers.take(min(_LOOK, count // len(read))), count)
+    drawn = list(_drawn(numbers.take(min(_LOOKS[-1], count - 1)), count))
     places = [place for place, number in enumerate(drawn) if number in read]
-    if len(places) < _PROOF:
+    if not any(bisect_left(places, look) >= _proof(look * len(read) / count) for look in _LOOKS):
         return None
     share = gcd(*(place - places[0] for place in places))
     if share > 1 and len(read) < _PROOF_OF_SHARE:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, get_args
 
-from outrider.core.samplers import Draw
-from outrider.core.samplers import order_of as order_of_draw
+from outrider.core.samplers import Draw, order_at_once
 
 OrderKind = Literal["repeated", "fresh", "seeded", "sequential", "replacement", "zipf"]
 ORDERS: tuple[OrderKind, ...] = get_args(OrderKind)
@@ -78,7 +76,7 @@ def order_of(kind: OrderKind, shards: list[int], readers: int, seed: int) -> Ord
         elif kind == "repeated":
             read = Random(seed).sample(shards, len(shards))
         elif kind == "seeded":
-            read = [shards[number] for number in _drawn(Draw(seed + epoch), len(shards))]
+            read = [shards[number] for number in order_at_once(Draw(seed + epoch), len(shards))]
         elif kind == "fresh":
             read = chance.sample(shards, len(shards))
         elif kind == "replacement":
@@ -90,13 +88,3 @@ def order_of(kind: OrderKind, shards: list[int], readers: int, seed: int) -> Ord
         return split(read, readers)
 
     return order
-
-
-def _drawn(draw: Draw, count: int) -> array[int]:
-    drawing = order_of_draw(draw, count)
-    while True:
-        try:
-            next(drawing)
-        except StopIteration as end:
-            drawn: array[int] = end.value
-            return drawn

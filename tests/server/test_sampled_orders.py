@@ -1,0 +1,116 @@
+"""Real data loaders of PyTorch: what their samplers draw is foreseen from their first few reads on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.core.samplers import Draw, order_at_once
+from tests.support.door import HAS_TORCH
+from tests.support.sampled import Sampled
+
+if not HAS_TORCH:
+    pytest.skip("torch is pinned to a release without a wheel for this Python", allow_module_level=True)
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
+
+COUNT, EPOCHS = 900, 3
+
+
+class Written(Dataset[int]):  # type: ignore[misc]
+    """Which samples are read, in which order, by whichever process."""
+
+    def __init__(self, file: Path, count: int = COUNT) -> None:
+        self.file = file
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        # One write that appends is one line, whoever else writes.
+        with self.file.open("ab", buffering=0) as file:
+            file.write(b"%d\n" % index)
+        return index
+
+    def read(self) -> list[int]:
+        read = [int(line) for line in self.file.read_text().split()]
+        os.truncate(self.file, 0)
+        return read
+
+
+def seeded(seed: int) -> Any:
+    return torch.Generator().manual_seed(seed)
+
+
+def with_a_sampler_of_its_own(data: Written, workers: int) -> Any:
+    return DataLoader(data, 16, sampler=RandomSampler(data, generator=seeded(1)), num_workers=workers)
+
+
+def as_the_notes_on_reproducibility_have_it(data: Written, workers: int) -> Any:
+    return DataLoader(data, 16, shuffle=True, generator=seeded(0), num_workers=workers, drop_last=True)
+
+
+def with_workers_that_stay(data: Written, workers: int) -> Any:
+    return DataLoader(data, 16, shuffle=True, generator=seeded(7), num_workers=workers, persistent_workers=workers > 0)
+
+
+def distributed(data: Written, workers: int) -> Any:
+    return DataLoader(data, 16, sampler=DistributedSampler(data, num_replicas=1, rank=0), num_workers=workers)
+
+
+def one_rank_of_four(data: Written, workers: int) -> Any:
+    return DataLoader(data, 16, sampler=DistributedSampler(data, num_replicas=4, rank=2, seed=42), num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "loader_of",
+    [
+        with_a_sampler_of_its_own, as_the_notes_on_reproducibility_have_it, with_workers_that_stay, distributed,
+        one_rank_of_four,
+    ],
+)  # fmt: skip
+def test_what_a_sampler_draws_is_foreseen(
+    loader_of: Callable[[Written, int], Any], workers: int, tmp_path: Path
+) -> None:
+    count = 4 * COUNT if loader_of is one_rank_of_four else COUNT
+    data, proxy = Written(tmp_path / "read", count), Sampled(count)
+    loader = loader_of(data, workers)
+    orders = []
+    for epoch in range(EPOCHS):
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        for _ in loader:
+            pass
+        orders.append(data.read())
+    assert len({tuple(order) for order in orders}) == EPOCHS, "a new order each epoch"
+    # Two workers may drift apart by the batches that are loaded ahead.
+    first, *later = [proxy.foreseen(order, 1 if workers == 0 else 80) for order in orders]
+    assert first > 0.6
+    assert min(later) > 0.9
+
+
+def test_a_sampler_without_a_seed_is_not_foreseen(tmp_path: Path) -> None:
+    data, proxy = Written(tmp_path / "read"), Sampled(COUNT)
+    torch.seed()
+    for _ in DataLoader(data, 16, shuffle=True):
+        pass
+    assert proxy.foreseen(data.read(), 80) == 0.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 1000, 65_537])
+@pytest.mark.parametrize("seed", [0, 1, 42, 2**31, 2**32 + 5, 2**63 - 1])
+def test_orders_are_those_of_torch(seed: int, count: int) -> None:
+    generator = seeded(seed)
+    spent = 0
+    for _ in range(2):
+        drawn = torch.randperm(count, generator=generator).tolist()
+        assert order_at_once(Draw(seed, spent), count).tolist() == drawn
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
+        spent += count - 1 + 2

@@ -1,0 +1,53 @@
+"""A planner that is asked for the objects of a listed set, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from outrider.core.model import Extent, ObjectRef
+from outrider.core.planner import Planner
+
+SIZE = 110_000
+
+
+class Sampled:
+    def __init__(self, count: int, key: Callable[[int], str] = "train/{:06d}.jpg".format) -> None:
+        self.planner = Planner(10 * SIZE, 2**20)
+        self.refs = [ObjectRef("bucket", key(number)) for number in range(count)]
+        self.planner.listed("bucket", sorted((ref.key, SIZE) for ref in self.refs), 0.0)
+        self.now = 0.0
+
+    def read(self, numbers: Iterable[int], client: str = "client") -> None:
+        for number in numbers:
+            self.now += 0.1
+            self.planner.asked(client, self.refs[number], SIZE, Extent(0, SIZE), self.now)
+            self.planner.sent(client, self.refs[number], self.now)
+
+    def steps(self) -> Iterator[None]:
+        """All that there is to ponder."""
+        while self.planner.ponder():
+            yield
+
+    def foreseen(self, numbers: list[int], within: int) -> float:
+        """Reads them; the part of them that was among the next `within` that were expected, in a known order."""
+        [dataset] = self.planner.library.datasets()
+        numbers_of = {dataset.names.known(ref.key): number for number, ref in enumerate(self.refs)}
+        foreseen = 0
+        for number in numbers:
+            one = dataset.passes()[-1] if dataset.passes() else None
+            if one is not None and one.order_known:
+                unread = (numbers_of[key] for key in one.agenda if one.unread(key))
+                foreseen += number in set(islice(unread, within))
+            self.read([number])
+            for _ in self.steps():
+                pass
+        return foreseen / len(numbers)
+
+    @property
+    def expected(self) -> list[int]:
+        """In the order that is known; empty: none is."""
+        [dataset] = self.planner.library.datasets()
+        one = dataset.passes()[-1]
+        numbers = {ref.key: number for number, ref in enumerate(self.refs)}
+        return [numbers[dataset.names.keys[key]] for key in one.agenda] if one.order_known else []

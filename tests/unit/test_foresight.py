@@ -1,0 +1,217 @@
+"""Jobs whose sampler has a seed that can be found are ridden ahead of as if they had told their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from outrider.core.foresight import Foresight
+from outrider.core.model import BlockKey, ObjectVersion
+from outrider.core.samplers import Draw, order_at_once
+from outrider.simulator.run import Epoch, Machine, Simulation
+from outrider.simulator.worlds import JobSpec, Order, Shards
+from tests.support.sampled import SIZE, Sampled
+
+RATE = 2e6
+COUNT = 1501
+
+
+def drawn_order(draw: Draw, count: int) -> list[int]:
+    return order_at_once(draw, count).tolist()
+
+
+def sampled(
+    count: int = COUNT, *, batch: int = 32, workers: int = 1, rank: int = 0, ranks: int = 1, padded: bool = True,
+    drop_last: bool = False, draw: Callable[[int, int], Draw] = lambda epoch, count: Draw(7 + epoch),
+) -> Order:  # fmt: skip
+    """What the workers of one rank's data loader read, in batches of its sampler's order."""
+
+    def order(epoch: int) -> list[list[int]]:
+        whole = drawn_order(draw(epoch, count), count)
+        if padded:
+            whole += whole[: -count % ranks]
+        mine = whole[rank::ranks]
+        batches = [mine[begin : begin + batch] for begin in range(0, len(mine), batch)]
+        if drop_last and len(batches[-1]) < batch:
+            batches.pop()
+        return [[one for its in batches[worker::workers] for one in its] for worker in range(workers)]
+
+    return order
+
+
+def a_job(
+    order: Order, *, count: int = COUNT, name: str = "train", client: str = "10.0.0.1", epochs: int = 3
+) -> JobSpec:
+    return JobSpec(name, Shards(count, SIZE), order, epochs, RATE, client)
+
+
+def simulated(jobs: list[JobSpec], readers: int, cache_part: float = 0.1) -> list[Epoch]:
+    """With 1.3 times the bandwidth that they need."""
+    machine = Machine(int(cache_part * jobs[0].shards.count * SIZE), 1.3 * RATE * readers)
+    return Simulation(machine, "epoch", jobs).run()
+
+
+def of_one_generator(epoch: int, count: int) -> Draw:
+    """`RandomSampler(generator=...)`: it draws a second order as an epoch ends, of which it needs nothing."""
+    return Draw(7, spent=epoch * 2 * (count - 1))
+
+
+def of_the_loaders_generator(epoch: int, count: int) -> Draw:
+    return Draw(7, spent=2 + epoch * (2 * (count - 1) + 2))
+
+
+WORLDS: MappingProxyType[str, dict[str, Any]] = MappingProxyType({
+    "a sampler": {},
+    "workers": {"workers": 4},
+    "large batches": {"workers": 4, "batch": 128},
+    "set_epoch forgotten": {"draw": lambda epoch, count: Draw(7)},
+    "a generator": {"draw": of_one_generator, "workers": 2},
+    "the loader's generator": {"draw": of_the_loaders_generator, "workers": 2},
+    "the last batch dropped": {"drop_last": True, "workers": 2},
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_new_order_each_epoch_is_known_as_well_as_one_that_was_told(world: str) -> None:
+    how = WORLDS[world]
+    first, *later = simulated([a_job(sampled(**how))], how.get("workers", 1))
+    assert first.hit_ratio > 0.85
+    for epoch in later:
+        assert epoch.hit_ratio > 0.985
+        assert epoch.stall < 0.02
+        assert epoch.traffic < 0.9 + 0.04
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("one_client", [True, False])
+def test_the_ranks_of_a_run_are_known_by_their_shares(one_client: bool, drop_last: bool) -> None:
+    """DistributedSampler; each behind an address of its own, or all of a node behind one."""
+    jobs = [
+        a_job(
+            sampled(2003, workers=2, rank=rank, ranks=4, padded=not drop_last, drop_last=drop_last),
+            name=f"rank {rank}", count=2003, client="node" if one_client else f"10.0.0.{rank}",
+        )
+        for rank in range(4)
+    ]  # fmt: skip
+    epochs = simulated(jobs, 8)
+    assert min(epoch.hit_ratio for epoch in epochs if epoch.number == 1) > 0.6
+    assert min(epoch.hit_ratio for epoch in epochs if epoch.number > 1) > 0.94
+
+
+def test_one_rank_of_many_fetches_nothing_of_the_others() -> None:
+    """A sidecar, whose pod has one of eight ranks."""
+    epochs = simulated([a_job(sampled(4001, workers=2, rank=3, ranks=8), count=4001)], 2)
+    assert [epoch.opened for epoch in epochs] == [501, 501, 501]
+    for epoch in epochs[1:]:
+        assert epoch.hit_ratio > 0.97
+        assert epoch.origin_bytes < 1.1 * 501 * SIZE
+
+
+def test_some_ranks_of_many_fetch_nothing_of_the_others() -> None:
+    """Two of eight behind one proxy look like workers of batches of two: nothing is fetched between them."""
+    jobs = [a_job(sampled(4001, rank=rank, ranks=8), count=4001, name=f"rank {rank}", client="node") for rank in (2, 3)]
+    of_all = sum(epoch.origin_bytes for epoch in simulated(jobs, 2))
+    with_chance = [replace(job, order=chance_of(sampled(4001, rank=i, ranks=8))) for i, job in enumerate(jobs, 2)]
+    assert of_all < 1.1 * sum(epoch.origin_bytes for epoch in simulated(with_chance, 2))
+
+
+def chance_of(order: Order) -> Order:
+    """The same reads of the same set, by seeds that nobody would try."""
+
+    @cache
+    def name_of(epoch: int) -> list[int]:
+        return Random(f"{epoch}").sample(range(4001), 4001)
+
+    return lambda epoch: [[name_of(epoch)[one] for one in its] for its in order(epoch)]
+
+
+def test_where_chance_is_at_work_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> list[tuple[float, float]]:
+        order: Order = lambda epoch: [Random(f"no seed {epoch}").sample(range(COUNT), COUNT)]  # noqa: E731
+        return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated([a_job(order)], 1)]
+
+    with_it = told()
+    monkeypatch.setattr(Foresight, "begin", lambda self, dataset: dataset.puzzles.clear())
+    assert told() == with_it
+
+
+def test_an_epoch_in_another_order_is_given_up_and_the_next_ones_are_found_again() -> None:
+    """The script was begun anew with another seed, or samples by hand for an epoch."""
+
+    def draw(epoch: int, count: int) -> Draw:
+        return Draw(2**31 if epoch == 2 else 7 + epoch)
+
+    epochs = simulated([a_job(sampled(draw=draw), epochs=6)], 1)
+    assert min(epochs[number].hit_ratio for number in (1, 4, 5)) > 0.95
+    assert epochs[2].hit_ratio < 0.6
+    assert epochs[2].traffic < 1.02
+
+
+# -- what it costs -------------------------------------------------------------------------------------------------
+
+
+def test_it_is_thought_of_in_small_steps() -> None:
+    """A step is about 0.1 ms; what takes longer would hold up readers."""
+    count = 50_000
+    read = Sampled(count)
+    order = drawn_order(Draw(3000), count)
+    read.read(order[:16])
+    steps = sum(1 for _ in read.steps())
+    assert steps > 3000 + count / 512 + 2 * count / 1024, "each seed, each piece of the order"
+    assert read.expected == order
+
+
+def test_what_is_forgotten_meanwhile_is_not_thought_of_any_more() -> None:
+    read = Sampled(2000)
+    order = drawn_order(Draw(50), 2000)
+    read.read(order[:16])
+    next(read.steps())
+    [dataset] = read.planner.library.datasets()
+    dataset.shrink()
+    for _ in read.steps():
+        pass
+    assert not dataset.passes()
+
+
+def test_what_was_told_meanwhile_stays() -> None:
+    read = Sampled(2000)
+    order = drawn_order(Draw(50), 2000)
+    read.read(order[:16])
+    next(read.steps())
+    read.planner.told("client", read.refs[::-1], read.now, start=0, total=2000)
+    for _ in read.steps():
+        pass
+    assert read.expected[:5] == [1999, 1998, 1997, 1996, 1995]
+
+
+def test_names_that_are_no_longer_in_order_are_left_alone() -> None:
+    """What a second LIST has found stands behind what was known: numbers of a sampler are of the order of names."""
+    read = Sampled(600)
+    read.planner.listed("bucket", [("train/0000001.jpg", SIZE)], 1.0)
+    assert len(read.planner.library) == 601
+    read.read(drawn_order(Draw(5), 600)[:16])
+    for _ in read.steps():
+        pass
+    assert read.expected == []
+
+
+def test_readers_whose_blocks_are_here_are_ranked_anew() -> None:
+    """What is needed last goes first, by the order that was found, be it kept since before."""
+    read = Sampled(400)
+    order = drawn_order(Draw(9), 400)
+    kept = {}
+    for number in order[100:105]:
+        version = ObjectVersion(read.refs[number], '"e"', SIZE)
+        block = BlockKey(number.to_bytes(16, "big"), 0)
+        read.planner.added(block, version)
+        kept[block] = number
+    read.read(order[:16])
+    for _ in read.steps():
+        pass
+    assert [kept[block] for block in read.planner.victims()] == order[104:99:-1]

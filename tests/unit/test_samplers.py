@@ -1,0 +1,163 @@
+"""Orders that PyTorch's samplers draw are worked out from their seeds. That the numbers are torch's own, is seen beside
+torch in `tests/server/test_sampled_orders.py`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator
+from random import Random
+from typing import TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.samplers import Draw, Seeds, batches_of, following, in_batches, is_enough, next_draws, order_at_once
+
+T = TypeVar("T")
+COUNT = 5000
+TORCH_0 = [4, 1, 7, 5, 3, 9, 0, 8, 6, 2]
+TORCH_42 = [2, 6, 1, 8, 4, 5, 0, 9, 3, 7]
+TORCH_42_AGAIN = [3, 5, 8, 9, 4, 6, 1, 0, 7, 2]
+TORCH_42_LOADER = [6, 5, 4, 0, 8, 9, 2, 1, 3, 7]
+SEEDS = Seeds()
+
+
+def done(work: Generator[None, None, T]) -> T:
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def drawn(draw: Draw, count: int = COUNT) -> list[int]:
+    return order_at_once(draw, count).tolist()
+
+
+def beside_each_other(order: list[int], batch: int, workers: int, reads: int, chance: Random) -> list[int]:
+    """What workers that are about as fast have read of it, a batch of each in turn."""
+    batches = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
+    queues = [[one for its in batches[worker::workers] for one in its] for worker in range(workers)]
+    read: list[int] = []
+    while len(read) < reads:
+        for queue in chance.sample(queues, workers):
+            read += queue[:1]
+            del queue[:1]
+    return read[:reads]
+
+
+def test_the_numbers_are_those_of_torch() -> None:
+    """`torch.randperm(10, generator=torch.Generator().manual_seed(seed))`, as 2.13 gives it."""
+    assert drawn(Draw(0), 10) == TORCH_0
+    assert drawn(Draw(42), 10) == TORCH_42
+    # The second one of the same generator, and the first one after a loader has taken its workers' seeds.
+    assert drawn(Draw(42, spent=9), 10) == TORCH_42_AGAIN
+    assert drawn(Draw(42, spent=2), 10) == TORCH_42_LOADER
+    # Of a larger one, torch takes 32 bits.
+    assert drawn(Draw(2**32 + 42), 10) == TORCH_42
+
+
+@given(st.integers(0, 2**40), st.integers(0, 3000), st.integers(1, 2000))
+def test_an_order_has_all_of_them_once(seed: int, spent: int, count: int) -> None:
+    assert sorted(drawn(Draw(seed, spent), count)) == list(range(count))
+
+
+@given(st.integers(1, 100), st.integers(1, 9))
+def test_the_shares_of_all_ranks_are_the_whole_and_equally_large(count: int, ranks: int) -> None:
+    """DistributedSampler has the last ranks read some of the first again."""
+    shares = [drawn(Draw(1, share=ranks, first=rank), count) for rank in range(min(ranks, count))]
+    assert {len(share) for share in shares} == {-(-count // ranks)}
+    assert {one for share in shares for one in share} == set(range(count))
+
+
+@pytest.mark.parametrize("draw", [Draw(0), Draw(1), Draw(42), Draw(3407), Draw(4095), Draw(12345 + 100), Draw(7, 2)])
+@pytest.mark.parametrize("reads", [16, 48, 400])
+def test_a_seed_is_found_by_what_was_read_first(draw: Draw, reads: int) -> None:
+    assert done(SEEDS.found(drawn(draw)[:reads], COUNT)) == draw
+
+
+def test_a_seed_is_found_in_a_small_set() -> None:
+    assert done(SEEDS.found(drawn(Draw(5), 200)[:16], 200)) == Draw(5)
+
+
+def test_a_rank_is_found_by_its_share() -> None:
+    draw = Draw(11, share=8, first=3)
+    assert done(SEEDS.found(drawn(draw)[:48], COUNT)) == draw
+
+
+def test_what_the_first_reads_of_workers_have_in_common_is_no_share() -> None:
+    """Sixteen workers have each read the first of a batch of sixteen."""
+    order = drawn(Draw(11))
+    assert done(SEEDS.found([order[16 * worker] for worker in range(16)], COUNT)) is None
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from([200, 1000, 20_000]), st.sampled_from([16, 48, 144]))
+def test_chance_has_no_seed(chance: Random, count: int, reads: int) -> None:
+    assert done(SEEDS.found(chance.sample(range(count), reads), count)) is None
+
+
+def test_too_few_reads_prove_nothing() -> None:
+    order = drawn(Draw(5), 100)
+    assert not is_enough(15, 100)
+    assert not is_enough(40, 100), "no beginning is to be seen any more"
+    assert done(SEEDS.found(order[:16], 100)) is None
+    assert done(SEEDS.found(order[:5], 100)) is None
+    assert done(following([Draw(5)], order[:3], 100)) is None
+
+
+@pytest.mark.parametrize("way", range(6))
+@pytest.mark.parametrize(("batch", "workers"), [(1, 1), (64, 8)])
+def test_the_next_epoch_is_told_by_four_reads_of_each_that_may_be_it(way: int, batch: int, workers: int) -> None:
+    likely = next_draws(Draw(5, batch=batch, workers=workers), COUNT)
+    reads = beside_each_other(drawn(likely[way]), batch, workers, 4, Random(1))
+    assert done(following(likely, reads, COUNT)) == likely[way]
+
+
+def test_an_epoch_of_another_seed_is_none_of_those_that_may_follow() -> None:
+    assert done(following(next_draws(Draw(5), COUNT), drawn(Draw(99))[:16], COUNT)) is None
+
+
+@given(
+    st.sampled_from([16, 20, 32, 64, 256]), st.integers(2, 8), st.integers(0, 3), st.integers(9, 15),
+    st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_batches_are_seen_in_what_workers_have_read(
+    batch: int, workers: int, rounds: int, each: int, chance: Random
+) -> None:
+    """In the midst of any round; `each`: how far in their batches they are."""
+    reads = beside_each_other(list(range(20_000)), batch, workers, workers * (rounds * batch + each), chance)
+    found = batches_of(reads)
+    if batch - each > 8 and len(reads) >= 17 * workers:
+        assert found == (batch, workers)
+    else:
+        # Nearly without gaps, or too early to tell.
+        assert found in {(batch, workers), (1, 1), None}
+
+
+def test_one_after_the_other_is_no_batch() -> None:
+    assert batches_of(range(100)) == (1, 1)
+    assert batches_of([2, 1, 0, 4, 3]) == (1, 1)
+    assert batches_of([]) == (1, 1)
+
+
+def test_some_of_the_ranks_are_no_workers() -> None:
+    """Eight of 64, whose others are on other nodes: all between would be fetched for nobody."""
+    assert batches_of(64 * step + rank for step in range(20) for rank in range(8)) is None
+
+
+@pytest.mark.parametrize(("batch", "workers", "count"), [(4, 3, 24), (4, 3, 26), (5, 2, 13), (7, 1, 9), (3, 4, 2)])
+def test_workers_that_are_equally_fast_read_in_batches(batch: int, workers: int, count: int) -> None:
+    """But for the last round, in which some have nothing left to do."""
+    whole = count // (batch * workers) * batch * workers
+    order = array("i", range(count))
+    read = done(in_batches(order, Draw(0, batch=batch, workers=workers))).tolist()
+    assert sorted(read) == list(range(count))
+    one_by_one = [
+        begin + worker * batch + each
+        for begin in range(0, whole, batch * workers)
+        for each in range(batch)
+        for worker in range(workers)
+    ]
+    assert read[:whole] == one_by_one
