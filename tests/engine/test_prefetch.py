@@ -467,7 +467,7 @@ async def test_an_order_that_a_sampler_has_drawn_is_fetched_ahead_once_its_first
         await room.tasks.cancel()
     assert brought[:3] == [refs[number].key for number in order[16:19]]
     # Others, too, let the loop have a turn.
-    assert sum(pause_s > 0.009 for pause_s in pauses) > 10
+    assert sum(pause_s > 0.009 for pause_s in pauses) >= 5
     assert {round(pause_s, 2) for pause_s in pauses} == {0.0, 0.01}
 
 
