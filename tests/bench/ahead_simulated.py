@@ -103,6 +103,10 @@ def told_hits(share: float, seed: int) -> float:
     return hits(alone("fresh", share, seed, told=True), 0)
 
 
+def seeded_hits(share: float, seed: int) -> float:
+    return hits(alone("seeded", share, seed), 0)
+
+
 def told_traffic(share: float, seed: int) -> float:
     return traffic(alone("fresh", share, seed, told=True))
 
@@ -146,6 +150,11 @@ def rows() -> Iterator[Row]:
         world, room = f"new order each epoch, cache {share:.0%}", f"<= {1 - share + 0.03:.2f}"
         yield Row(world, "hits from epoch 2", f">= {goal:.2f}", partial(hits_of, "fresh", share))
         yield Row(world, "traffic from epoch 2", room, partial(traffic_of, "fresh", share))
+    for share in (0.10, 0.25):
+        world, room = f"order of a sampler's seed, cache {share:.0%}", f"<= {1 - share + 0.03:.2f}"
+        yield Row(world, "hits, epoch 1 too", ">= 0.94", partial(seeded_hits, share))
+        yield Row(world, "hits from epoch 2", ">= 0.97", partial(hits_of, "seeded", share))
+        yield Row(world, "traffic from epoch 2", room, partial(traffic_of, "seeded", share))
     for share in (0.10, 0.25):
         world, room = f"told order, cache {share:.0%}", f"<= {1 - share + 0.03:.2f}"
         yield Row(world, "hits, epoch 1 too", ">= 0.98", partial(told_hits, share))
