@@ -93,7 +93,7 @@ def test_what_a_sampler_draws_is_foreseen(
     # Two workers may drift apart by the batches that are loaded ahead.
     first, *later = [proxy.foreseen(order, 1 if workers == 0 else 80) for order in orders]
     assert first > 0.6
-    assert min(later) > 0.9
+    assert min(later) > 0.8
 
 
 def test_a_sampler_without_a_seed_is_not_foreseen(tmp_path: Path) -> None:

@@ -153,6 +153,46 @@ def test_an_epoch_in_another_order_is_given_up_and_the_next_ones_are_found_again
     assert epochs[2].traffic < 1.02
 
 
+# -- workers that read what one process told ---------------------------------------------------------------------
+
+
+def beside_each_other(order: list[int], batch: int, workers: int, chance: Random) -> list[int]:
+    """What workers that are about as fast read of it, a batch of each in turn."""
+    batches = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
+    queues = [[one for its in batches[worker::workers] for one in its] for worker in range(workers)]
+    read: list[int] = []
+    while any(queues):
+        for queue in chance.sample(queues, workers):
+            read += queue[:1]
+            del queue[:1]
+    return read
+
+
+@pytest.mark.parametrize(("batch", "workers"), [(32, 2), (64, 8), (128, 4)])
+@pytest.mark.parametrize("piece", [COUNT, 200])
+def test_what_a_sampler_tells_is_fetched_as_its_workers_read_it(piece: int, batch: int, workers: int) -> None:
+    """The main process tells the sampler's order; each of its workers reads in another batch of it."""
+    proxy = Sampled(COUNT)
+    parts = []
+    for epoch in range(2):
+        told = Random(f"no seed {epoch}").sample(range(COUNT), COUNT)
+        for begin in range(0, COUNT, piece):
+            refs = [proxy.refs[number] for number in told[begin : begin + piece]]
+            proxy.planner.told("client", refs, proxy.now, start=begin, total=None)
+        parts.append(proxy.foreseen(beside_each_other(told, batch, workers, Random(epoch)), 2 * workers + 4))
+    first, second = parts
+    # Seventeen reads of each tell how many they are.
+    assert first > 1 - 1.25 * (48 + 17 * workers) / COUNT
+    assert second > 0.95
+
+
+def test_what_one_worker_reads_as_told_stays_as_it_was_told() -> None:
+    proxy = Sampled(400)
+    told = Random("no seed").sample(range(400), 400)
+    proxy.planner.told("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=400)
+    assert proxy.foreseen(told, 1) == 1.0
+
+
 # -- what it costs -------------------------------------------------------------------------------------------------
 
 

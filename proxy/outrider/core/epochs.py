@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
 
-from outrider.core.samplers import Draw
+from outrider.core.samplers import Draw, turn_of
 
 # How many of the last reads tell where a pass is: odd, for the median.
 _RECENT = 9
@@ -90,6 +90,8 @@ class Pass:
         self.way = -1
         self.look_at = LOOK_FIRST
         self.looks_in_vain = 0
+        # What one process tells, or draws, may be read by several beside each other, a batch of each in turn.
+        self.batch = self.workers = 1
         self.round = Round()
         # Whether the next pass will probably have this one's order.
         self.repeats = True
@@ -264,6 +266,7 @@ class Pass:
     def go_on_like(self, other: Pass) -> None:
         """Of the same job: its readers will most likely be as fast."""
         self.gap_s, self.pause_s, self._gaps = other.gap_s, other.pause_s, other._gaps
+        self.batch, self.workers = other.batch, other.workers
 
     def draw_after(self, other: Pass) -> None:
         """It is the epoch after that one's."""
@@ -346,9 +349,13 @@ class Pass:
         self._recall()
 
     def drawn(self, draw: Draw, agenda: array[int], place: array[int]) -> None:
-        """A sampler has drawn this agenda; `place`: see the class."""
-        self.agenda, self.place, self.order = agenda, place, ORDER_DRAWN
-        self.draw, self.repeats, self.leader = draw, False, None
+        """A sampler has drawn this agenda."""
+        self.draw, self.repeats, self.leader, self.order = draw, False, None, ORDER_DRAWN
+        self.follow(agenda, place)
+
+    def follow(self, agenda: array[int], place: array[int]) -> None:
+        """What it was told, or drawn, is read in this order; `place`: see the class."""
+        self.agenda, self.place = agenda, place
         self._expected_read, self.cursor = sum(place[key] >= 0 for key in self.log), 0
         self.again.clear()
         self.behind.clear()
@@ -377,7 +384,10 @@ class Pass:
             self._untold = self.agenda, self.order, self.number
             self.plan((), order=1.0)
             self.told, self.number, self.leader = True, max(1, self.number), None
-        new = [((start + i + 0.5) / total, key) for i, key in enumerate(keys) if self.place[key] < 0]
+        new = [((turn_of(start + i, self.batch, self.workers) + 0.5) / total, key)
+               for i, key in enumerate(keys) if self.place[key] < 0]  # fmt: skip
+        if self.workers > 1:
+            new.sort()
         if new and self._shares and new[0][0] <= self._shares[-1]:
             # Workers that tell a piece each, in turn, are about as far: most of what was told stays where it is.
             new = sorted([*self._cut(bisect_left(self._shares, new[0][0])), *new])

@@ -6,6 +6,7 @@ from array import array
 from collections import deque
 from collections.abc import Generator
 from itertools import pairwise
+from typing import NamedTuple
 
 from outrider.core.datasets import Names
 from outrider.core.epochs import LOOK_AGAIN, LOOK_FIRST, Pass, blanks
@@ -18,8 +19,20 @@ _LOOK_LATER = 3
 _IN_VAIN_MAX = 12
 # Passes that are thought of at a time.
 _THOUGHTS_MAX = 64
+# Reads after which no beginning is looked at any more.
+_READS_MAX = 1296
 # Small steps of work that are done at once.
 _AT_ONCE = 1024
+
+
+class _Found(NamedTuple):
+    """`draw` None: the agenda has another order, and is no other."""
+
+    draw: Draw | None
+    agenda: array[int]
+    place: array[int]
+    batch: int
+    workers: int
 
 
 class Foresight:
@@ -49,33 +62,64 @@ class Foresight:
         return bool(self._thoughts)
 
     def _think_of(self, dataset: Dataset, one: Pass) -> Generator[None, None, None]:
-        names, epoch, listed = dataset.names, one.round, len(dataset.names.listed)
+        """By which sampler it is read; of what was told or drawn, how many read it beside each other."""
+        names, epoch, known = dataset.names, one.round, (one.told, one.draw, len(one.agenda))
+        if one.told or one.draw is not None:
+            found = yield from self._agenda_in_batches(one, len(names.keys))
+        else:
+            found = yield from self._agenda_of_sampler(one, names)
+        if found is None:
+            return
+        # Meanwhile its epoch may have ended, or what it reads was told, or the set was forgotten.
+        if (
+            (one.told, one.draw, len(one.agenda) if one.told else known[2]) != known
+            or one.round is not epoch
+            or dataset.names is not names
+            or dataset.pass_in(epoch) is not one
+        ):
+            one.look_at = len(one.log)
+            return
+        if found.draw is not None:
+            one.drawn(found.draw, found.agenda, found.place)
+        else:
+            one.follow(found.agenda, found.place)
+        one.batch, one.workers = found.batch, found.workers
+        one.grow(len(names.keys))
+        yield from dataset.think_anew()
+
+    def _agenda_in_batches(self, one: Pass, key_count: int) -> Generator[None, None, _Found | None]:
+        batches = batches_of([one.place[key] for key in one.log[:_READS_MAX] if one.place[key] >= 0])
+        if batches is None or batches == (1, 1):
+            one.look_at = _soon(one)
+            return None
+        agenda = yield from in_batches(one.agenda[:], *batches)
+        place = yield from _places(agenda, key_count)
+        return _Found(None, agenda, place, *batches)
+
+    def _agenda_of_sampler(self, one: Pass, names: Names) -> Generator[None, None, _Found | None]:
         # What a sampler's numbers stand for is the order of the names, most often.
         if not (yield from _is_sorted(names)):
-            return
+            return None
         draw = yield from self._draw_of(one, names)
         if draw is None:
-            return
-        agenda = yield from order_of(draw, listed)
+            return None
+        agenda = yield from order_of(draw, len(names.listed))
         for number, rank in enumerate(agenda):
             agenda[number] = names.listed[rank]
             if number % _AT_ONCE == 0:
                 yield
         place = yield from _places(agenda, len(names.keys))
+        batch, workers = one.batch, one.workers
         if one.last_draw is None:
-            batches = batches_of(place[key] for key in one.log if place[key] >= 0)
+            batches = batches_of([place[key] for key in one.log[:_READS_MAX] if place[key] >= 0])
             if batches is None:
-                return
-            draw = draw._replace(batch=batches[0], workers=batches[1])
-        if draw.workers > 1:
-            agenda = yield from in_batches(agenda, draw)
+                one.look_at = _soon(one)
+                return None
+            batch, workers = batches
+        if workers > 1:
+            agenda = yield from in_batches(agenda, batch, workers)
             place = yield from _places(agenda, len(names.keys))
-        # Meanwhile its epoch may have ended, or what it reads was told, or the set was forgotten.
-        if one.told or one.round is not epoch or dataset.names is not names or dataset.pass_in(epoch) is not one:
-            return
-        one.drawn(draw, agenda, place)
-        one.grow(len(names.keys))
-        yield from dataset.think_anew()
+        return _Found(draw, agenda, place, batch, workers)
 
     def _draw_of(self, one: Pass, names: Names) -> Generator[None, None, Draw | None]:
         """None: it is not known, or not yet."""
@@ -85,7 +129,7 @@ class Foresight:
             likely = next_draws(one.last_draw, count)
             if one.way >= 0 and len(reads) < LOOK_AGAIN:
                 return likely[one.way]
-            draw = yield from following(likely, reads, count)
+            draw = yield from following(likely, reads, count, one.batch, one.workers)
             if draw is not None:
                 one.way = likely.index(draw)
                 return draw
@@ -95,6 +139,12 @@ class Foresight:
         draw = yield from self._seeds.found(reads, count)
         one.looks_in_vain = 0 if draw is not None else one.looks_in_vain + 1
         return draw
+
+
+def _soon(one: Pass) -> int:
+    """Workers are not always so far apart that their batches are seen."""
+    reads = len(one.log)
+    return reads + max(LOOK_FIRST, reads // 4) if reads <= _READS_MAX else _LOOK_LATER * reads
 
 
 def _places(agenda: array[int], key_count: int) -> Generator[None, None, array[int]]:

@@ -122,7 +122,13 @@ class Job:
             self._clear_evidence()
 
     def _wonder(self, one: Pass, names: Names) -> None:
-        if len(one.log) >= one.look_at and not (one.told or one.order_known or self.free) and names.listed:
+        if len(one.log) < one.look_at or self.free:
+            return
+        if one.told or one.draw is not None:
+            wonders = one.workers == 1
+        else:
+            wonders = not one.order_known and len(names.listed) > 0
+        if wonders:
             self.puzzle = one
 
     def _let_go(self, silent: int) -> None:
@@ -371,7 +377,7 @@ def _tail(one: Pass, readers: int) -> int:
     if one.draw is None:
         return tail
     # It is certain which they are, and a loader leaves out what does not fill its last batch.
-    return max(tail, min(one.size // 8, max(_BATCH, one.draw.batch * one.draw.workers)))
+    return max(tail, min(one.size // 8, max(_BATCH, one.batch * one.workers)))
 
 
 def _is_another_order(keys: Sequence[int], one: Pass) -> bool:

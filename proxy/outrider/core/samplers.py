@@ -44,15 +44,12 @@ _WORDS, _STATE_VERSION = 624, 3
 
 class Draw(NamedTuple):
     """Where a sampler's generator stood before an epoch: made from `seed`, `spent` numbers taken from it. What one
-    process reads is every `share`-th of the order, from number `first` on; its `workers` read beside each other, a
-    batch of `batch` each, in turn."""
+    process reads is every `share`-th of the order, from number `first` on."""
 
     seed: int
     spent: int = 0
     share: int = 1
     first: int = 0
-    batch: int = 1
-    workers: int = 1
 
 
 def next_draws(draw: Draw, count: int) -> tuple[Draw, ...]:
@@ -95,45 +92,86 @@ def order_at_once(draw: Draw, count: int) -> array[int]:
             return order
 
 
-def in_batches(order: array[int], draw: Draw) -> Generator[None, None, array[int]]:
-    """In which order workers read it that are equally fast; yields now and then."""
-    if draw.workers == 1:
+def turn_of(number: int, batch: int, workers: int) -> int:
+    """As the how-many-th it is read of an order that workers read beside each other, a batch of each in turn."""
+    begun, rest = divmod(number, batch * workers)
+    worker, each = divmod(rest, batch)
+    return begun * batch * workers + each * workers + worker
+
+
+def in_batches(order: array[int], batch: int, workers: int) -> Generator[None, None, array[int]]:
+    """All of an order by `turn_of`; yields now and then."""
+    if workers == 1:
         return order
-    read, round_of_all = array("i"), draw.batch * draw.workers
+    read, round_of_all = array("i"), batch * workers
     for begin in range(0, len(order), round_of_all):
         some = order[begin : begin + round_of_all]
-        for each in range(min(draw.batch, len(some))):
-            read.extend(some[each :: draw.batch])
+        for each in range(min(batch, len(some))):
+            read.extend(some[each::batch])
             if each % _AT_ONCE == 0:
                 yield
     return read
 
 
-def batches_of(places: Iterable[int]) -> tuple[int, int] | None:
+class _Run:
+    """Places that were read one after the other, about: `next` follows on the last."""
+
+    __slots__ = ("first", "length", "next")
+
+    def __init__(self, place: int) -> None:
+        self.first = self.next = place
+        self.length = 0
+
+
+def batches_of(places: Sequence[int]) -> tuple[int, int] | None:
     """How large the batches are, and how many workers read one each, by the places in their order of what was read so
-    far: 1, 1 is one after the other. None: not clear, or no process reads so."""
-    runs: list[list[int]] = []
-    count, before = 0, -1 - _GAP
-    for place in sorted(places):
-        if place - before > _GAP:
-            runs.append([place, 0])
-        runs[-1][1] += 1
-        count, before = count + 1, place
-    if len(runs) < 2:
-        return (1, 1) if before < count + _GAP // 2 else None
-    if count < _RUN * len(runs):
-        # As some of a node's ranks read, of which others are on other nodes.
+    far. 1, 1 is one after the other. None: not clear, or no process reads so."""
+    # Ranks of one node read about what the others do.
+    return _batches_of(places, 0) or _batches_of(places, _GAP)
+
+
+def _batches_of(places: Sequence[int], gap: int) -> tuple[int, int] | None:
+    runs, of_each = _runs_of(places, gap)
+    if len(runs) == 1:
+        return (1, 1) if runs[0].next <= len(places) + _GAP else None
+    starts = [run.first for run in runs if run.length >= _SETTLED]
+    batch = gcd(*starts)
+    if len(places) < _RUN * len(runs) or batch <= _GAP:
+        # As some of a node's ranks read, of which others are on other nodes; or it is too early.
         return None
-    starts = [start for start, length in runs[1:] if length >= _SETTLED]
-    if len(starts) == 1:
-        # The other worker is as far in its batch; before that both have read as many.
-        guess = starts[0] - (runs[0][1] - runs[1][1])
-        batch = min(
-            (size for size in range(1, starts[0] + 1) if starts[0] % size == 0), key=lambda one: abs(one - guess)
-        )
-    else:
-        batch = gcd(*starts)
-    return (batch, len(runs)) if batch > _GAP else None
+    under_way: dict[_Run, int] = {}
+    workers = 0
+    for number, (place, run) in enumerate(zip(places, of_each, strict=True)):
+        under_way[run] = number
+        if (place + 1) % batch == 0:
+            # The last one of its batch.
+            del under_way[run]
+        workers = max(workers, len(under_way))
+    if any(len(places) - number > _RUN * workers for number in under_way.values()):
+        # Nobody goes on there.
+        return None
+    return batch, workers
+
+
+def _runs_of(places: Sequence[int], gap: int) -> tuple[list[_Run], list[_Run]]:
+    """All of them, and that of each place; what is no farther apart is one."""
+    runs: list[_Run] = []
+    of_each: list[_Run] = []
+    heads: dict[int, _Run] = {}
+    for place in places:
+        run = heads.get(place)
+        if run is None:
+            run = next(filter(None, (heads.get(place + apart) for apart in range(-gap, gap + 1))), None)
+        if run is None:
+            run = _Run(place)
+            runs.append(run)
+        elif heads.get(run.next) is run:
+            del heads[run.next]
+        run.first, run.next = min(run.first, place), max(run.next, place + 1)
+        run.length += 1
+        heads[run.next] = run
+        of_each.append(run)
+    return runs, of_each
 
 
 class Seeds:
@@ -179,16 +217,18 @@ def _proof(by_chance: float) -> float:
     return 6 + 6 * sqrt(by_chance) + by_chance
 
 
-def following(draws: Iterable[Draw], reads: Sequence[int], count: int) -> Generator[None, None, Draw | None]:
-    """Which of these few began with these reads; None: none of them, or too few have come to tell. Yields now and
-    then."""
+def following(
+    draws: Iterable[Draw], reads: Sequence[int], count: int, batch: int = 1, workers: int = 1
+) -> Generator[None, None, Draw | None]:
+    """Which of these few began with these reads of workers in batches; None: none of them, or too few have come to
+    tell. Yields now and then."""
     read = frozenset(reads)
     for draw in draws:
         # What would have been read four times as far in the order.
         expected = {
-            draw.first + draw.share * (worker * draw.batch + each)
-            for each in range(1 + 4 * len(read) // draw.workers)
-            for worker in range(draw.workers)
+            draw.first + draw.share * (worker * batch + each)
+            for each in range(1 + 4 * len(read) // workers)
+            for worker in range(workers)
         }
         numbers = _Numbers(draw.seed)
         yield from numbers.skip(draw.spent)
