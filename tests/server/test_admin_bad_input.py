@@ -42,6 +42,7 @@ def hasty(bucket: Bucket) -> Iterator[Address]:
 
 WHOLE = {
     "a CONNECT to nowhere": ("CONNECT \r\nhost: x\r\n\r\n", 404),
+    "a host that cannot be decoded": (HEAD.replace("GET /", "GET http://xn--a/") + "\r\n", 404),
     "a CONNECT": ("CONNECT elsewhere:443 HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", 404),
     "a CONNECT to a page": ("CONNECT /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", 404),
     "garbage": ("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),

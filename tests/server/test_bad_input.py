@@ -133,6 +133,8 @@ DOUBTFUL = {
     "a CONNECT to a key": HEAD.replace("GET", "CONNECT") + "content-length: 0\r\n\r\n",
     "a TRACE": HEAD.replace("GET", "TRACE") + "\r\n",
     "a CONNECT to nowhere": "CONNECT \r\nhost: x\r\n\r\n",
+    "a host that cannot be decoded": HEAD.replace(f"/{NAME}", "http://xn--a") + "\r\n",
+    "the same, to be written": PUT.replace(f"/{NAME}", "http://xn--a") + "content-length: 4\r\n\r\nabcd",
     "a folded header": HEAD + "x-long: a\r\n b\r\n\r\n",
     "a header name with a space before its colon": HEAD + "range : bytes=0-0\r\n\r\n",
     "a header without a colon": HEAD + "nonsense\r\n\r\n",

@@ -307,6 +307,20 @@ def test_a_request_that_comes_in_the_moment_of_its_connections_end_is_no_error(b
     assert not errors
 
 
+def test_a_connection_whose_task_ends_is_closed(bucket: Bucket) -> None:
+    """Whatever it ended of: to its client it would be open, and deaf; to a stop, a request under way."""
+    with Proxy(bucket) as proxy, RawConnection(proxy.address) as client:
+        assert client.ask("HEAD", TARGET).status == 200
+
+        async def end() -> None:
+            (protocol,) = proxy.outrider.server.connections
+            assert protocol._task_handler is not None
+            protocol._task_handler.cancel()
+
+        proxy.on_loop(end)
+        assert client.is_closed_by_peer()
+
+
 def test_a_tls_client_that_idles_and_says_no_goodbye_is_cut_at_the_end(
     bucket: Bucket, certificate: Certificate
 ) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
-from yarl import URL
+
+from outrider.http.parsing import guarded
 
 if TYPE_CHECKING:
     from outrider.http.admin import AdminServer
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 _HEAD_BYTES_MAX = 64 * 1024
 # How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
 _LINGER_S = 1.0
-_NOWHERE = URL()
 
 
 class AdminConnection(RequestHandler):
@@ -35,6 +35,7 @@ class AdminConnection(RequestHandler):
         """`life_s`: from its first byte to the last of its answer."""
         options: dict[str, Any] = {"access_log": None, "lingering_time": _LINGER_S, "logger": log}
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._parser = guarded(self._parser)
         self._life_s = life_s
         self._head_bytes = 0
         self._end: asyncio.TimerHandle | None = None
@@ -57,11 +58,8 @@ class AdminConnection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         for at, (message, payload) in enumerate(self._messages):
-            # To aiohttp's parser (3.14) `CONNECT` and nothing behind it is a request without a target, of which the
-            # server's task would die, and leave the connection open.
             if isinstance(message, RawRequestMessage):
-                whole = message._replace(should_close=True, url=_NOWHERE if message.url is None else message.url)
-                self._messages[at] = whole, payload
+                self._messages[at] = message._replace(should_close=True), payload
         if not self._messages and self._current_request is None:
             self._head_bytes += len(data)
             if self._head_bytes > _HEAD_BYTES_MAX:

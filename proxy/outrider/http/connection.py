@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
-from yarl import URL
 
 from outrider.http.leftover import PAGES_WAIT_S, Begun, PageCold
+from outrider.http.parsing import guarded
 from outrider.http.wire import SocketWire, TlsWire, wire_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ _HEAD_BYTES_MAX = 64 * 1024
 _TURNED_AWAY_S = 2.0
 # So many at once, so that telling them costs little; more are cut.
 _TURNED_AWAY_MAX = 256
-_NOWHERE = URL()
 
 
 class Connection(RequestHandler):
@@ -38,6 +37,7 @@ class Connection(RequestHandler):
     def __init__(self, server: S3Server, data: bytes = b"", **options: Any) -> None:
         """`data`: what the client had sent before it came here."""
         super().__init__(server, **options)
+        self._parser = guarded(self._parser)
         self.server = server
         self._data = data
         # What came while it could not be answered; what the disk is asked for meanwhile, if it is that.
@@ -61,6 +61,8 @@ class Connection(RequestHandler):
         spare = self.server.spare_connections
         self.is_one_too_many = spare <= 0 and not self._data
         super().connection_made(transport)
+        assert self._task_handler is not None
+        self._task_handler.add_done_callback(self._is_over)
         # Not asked of its class: uvloop's transports are none of asyncio's.
         self.wire = wire_of(cast(asyncio.Transport, transport), self.server.readers)
         if self._data:
@@ -69,6 +71,11 @@ class Connection(RequestHandler):
             self.wire.abort()
         elif self.is_one_too_many:
             self._start_head_timer(min(_TURNED_AWAY_S, self.server.client_timeout_s))
+
+    def _is_over(self, _: object) -> None:
+        """aiohttp (3.14) leaves a connection open, and deaf, whose task was cancelled or died."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._take_early()
@@ -139,7 +146,6 @@ class Connection(RequestHandler):
         body = self._last_body()
         fed = 0 if body is None else body.total_bytes
         super().data_received(data)
-        self._aim_at_something()
         if data:  # aiohttp brings nothing, too: the parser is to go on with what it holds
             self._parser_is_clean = self._ends_a_request(data, body, fed)
         # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long,
@@ -151,13 +157,6 @@ class Connection(RequestHandler):
         self._head_bytes = self._head_bytes + len(data) if self._is_waiting() else 0
         if self._head_bytes > _HEAD_BYTES_MAX:
             self.force_close()
-
-    def _aim_at_something(self) -> None:
-        """To aiohttp's parser (3.14) `CONNECT` and nothing behind it is a request without a target. Its server's task
-        dies of that in the next turn and leaves the connection open: give it one, to be refused as any CONNECT is."""
-        for at, (message, payload) in enumerate(self._messages):
-            if getattr(message, "url", _NOWHERE) is None:
-                self._messages[at] = message._replace(path="", url=_NOWHERE), payload  # type: ignore[union-attr]
 
     def _is_idle(self) -> bool:
         """No request is under way, and none half in the parser."""
