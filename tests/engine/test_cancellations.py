@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outrider.core.allowance import Allowance
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import ObjectRef
 from outrider.core.payload import UNSIGNED
+from outrider.core.progress import Progress, State
 from outrider.core.s3wire import classify
+from outrider.core.warmlists import WarmList
 from outrider.engine.prefetch import Mode
 from outrider.engine.uploads import upload_of
+from outrider.engine.warmup import Warmup
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
 from tests.support.scheduler import SeededLoop, SeededThreads
 from tests.support.trials import SCALE, Trials
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
     from pathlib import Path
 
 DATA = ramp(3 * BLOCK + 5)
@@ -61,15 +65,17 @@ async def writes(room: Engine) -> None:
 
 @contextlib.contextmanager
 def room_of(
-    root: Path, capacity_bytes: int, may_hold: Callable[[int], int], *, ahead: bool
+    root: Path, capacity_bytes: int, may_hold: Callable[[int], int], *, ahead: bool,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Iterator[Engine]:  # fmt: skip
     origin = FakeOrigin(chunk_bytes=30_000)
     origin.put(REF, DATA)
     origin.put(OTHER, OTHER_DATA)
     policy, mode = ("epoch", Mode.EPOCH) if ahead else ("lru", Mode.OFF)
     with engine(
-        root, origin, capacity_bytes=capacity_bytes, policy=policy, prefetch=mode, fills_max=2, may_hold=may_hold
-    ) as room:
+        root, origin, capacity_bytes=capacity_bytes, policy=policy, prefetch=mode, fills_max=2, may_hold=may_hold,
+        sleep=sleep,
+    ) as room:  # fmt: skip
         room.store.work.threads.shutdown()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SeededLoop)
@@ -196,3 +202,30 @@ def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(
 
     times = at_each_wait(tmp_path, attempt)
     trials.record("order", f"the background cancelled at each wait, {kind}", "the right bytes, or 503", times=times)
+
+
+@pytest.mark.parametrize("may_hold", [as_large, as_small])
+def test_a_stop_at_any_wait_of_a_warm_up_ends_it(may_hold: Callable[[int], int], tmp_path: Path) -> None:
+    """Its fills end in the same moment, and that is no failure which it would try again after."""
+
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def attempt(root: Path, waits: int) -> bool:
+        with room_of(root, 16 * BLOCK, may_hold, ahead=False, sleep=sleep) as room:
+            now = room.clock()
+            wanted = WarmList((REF, OTHER), ())
+            one = Warmup("", "", "all", b"", now, wanted, lambda _: True, Progress(now), Allowance(0.0, now))
+            room.warming.begin(one)
+            for _ in range(waits):
+                await asyncio.sleep(0)
+            over = not one.running
+            await room.tasks.cancel()
+            assert not pauses, "it tries again"
+            assert one.progress.state is (State.DONE if over else State.CANCELLED)
+            await nothing_is_left(room)
+            return over
+
+    at_each_wait(tmp_path, attempt)

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from outrider.core.model import Extent
 from outrider.engine.asking import Asking
 from outrider.engine.flight import Flight
+from outrider.engine.group import TaskGroup
 from outrider.engine.turns import Turn
 from outrider.ports import BlockStore, BlockWriter, Buffer, Clock, OriginReply
 
@@ -53,7 +54,7 @@ class Pouring:
         self._writers: dict[Flight, BlockWriter] = {}
         self._beginning: asyncio.Task[BlockWriter] | None = None
 
-    async def begin_beside(self, lead: Flight, parts: asyncio.TaskGroup, *, hurry: bool) -> None:
+    async def begin_beside(self, lead: Flight, parts: TaskGroup, *, hurry: bool) -> None:
         """Take room for the first block before its bytes are asked for: no room, no traffic. `hurry`: somebody waits
         for them, so they are asked for while the disk makes room, which may take a hop to a thread; where there can be
         none, that is known at once, and elsewhere the request is given up."""

@@ -1,0 +1,199 @@
+"""Tasks that belong together: whoever is cancelled ends, whatever fails beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from outrider.engine.group import TaskGroup
+
+
+class FailedError(Exception):
+    pass
+
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+ORDERS = pytest.mark.parametrize("first", ["the failure", "the cancel"])
+BODIES = pytest.mark.parametrize("body", ["waits", "is over"])
+
+
+def group_that_fails(gate: asyncio.Event, body: str) -> Work:
+    """Once the gate opens. `body`: what its own block does meanwhile."""
+
+    async def fail() -> None:
+        await gate.wait()
+        raise FailedError
+
+    async def work() -> None:
+        async with TaskGroup() as group:
+            group.create_task(fail())
+            if body == "waits":
+                await asyncio.Event().wait()
+
+    return work
+
+
+async def at_its_gate(work: Work) -> asyncio.Task[None]:
+    task = asyncio.create_task(work())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task
+
+
+@ORDERS
+@BODIES
+async def test_a_cancel_in_the_moment_of_a_failure_is_heard(first: str, body: str) -> None:
+    gate = asyncio.Event()
+    went_on = False
+
+    async def warm() -> None:
+        nonlocal went_on
+        try:
+            await group_that_fails(gate, body)()
+        except FailedError:
+            await asyncio.sleep(0)
+            went_on = True
+
+    task = await at_its_gate(warm)
+    for act in (gate.set, task.cancel) if first == "the failure" else (task.cancel, gate.set):
+        act()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not went_on
+
+
+@pytest.mark.parametrize("turns", range(6))
+@BODIES
+async def test_a_cancel_some_turns_after_a_failure_is_heard(turns: int, body: str) -> None:
+    gate = asyncio.Event()
+    task = await at_its_gate(group_that_fails(gate, body))
+    gate.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    is_over = task.done()
+    assert task.cancel() is not is_over
+    with pytest.raises(FailedError if is_over else asyncio.CancelledError):
+        await task
+
+
+@BODIES
+async def test_a_cancel_is_heard_where_its_tasks_fail_of_it(body: str) -> None:
+    async def fail_at_its_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise FailedError
+
+    async def work() -> None:
+        async with TaskGroup() as group:
+            group.create_task(fail_at_its_end())
+            if body == "waits":
+                await asyncio.Event().wait()
+
+    task = await at_its_gate(work)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@ORDERS
+@BODIES
+async def test_a_time_limit_around_it_is_told_from_a_cancel_and_leaves_none_behind(first: str, body: str) -> None:
+    gate = asyncio.Event()
+
+    async def limited() -> None:
+        async with asyncio.timeout(None) as limit:
+            limits.append(limit)
+            await group_that_fails(gate, body)()
+
+    limits: list[asyncio.Timeout] = []
+
+    async def work() -> None:
+        with pytest.raises(TimeoutError):
+            await limited()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        await asyncio.sleep(0)
+
+    task = await at_its_gate(work)
+    now = asyncio.get_running_loop().time()
+    for act in (gate.set, lambda: limits[0].reschedule(now)) if first == "the failure" else (
+        lambda: limits[0].reschedule(now), gate.set,
+    ):  # fmt: skip
+        act()
+    await task
+
+
+@BODIES
+async def test_a_failure_alone_is_raised_itself_and_is_no_cancel(body: str) -> None:
+    gate = asyncio.Event()
+    gate.set()
+    with pytest.raises(FailedError):
+        await group_that_fails(gate, body)()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("who", ["a task", "the body", "outside"])
+async def test_none_outlives_it(who: str) -> None:
+    ended = 0
+
+    async def wait() -> None:
+        nonlocal ended
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended += 1
+
+    async def fail() -> None:
+        raise FailedError
+
+    async def work() -> None:
+        async with TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(wait())
+            await asyncio.sleep(0)
+            if who == "a task":
+                group.create_task(fail())
+            elif who == "the body":
+                raise FailedError
+
+    task = await at_its_gate(work)
+    if who == "outside":
+        task.cancel()
+    with pytest.raises((FailedError, asyncio.CancelledError)):
+        await task
+    assert ended == 3
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@BODIES
+async def test_it_leaves_nothing_to_the_collector(cancelled: bool, body: str) -> None:
+    gate = asyncio.Event()
+
+    async def act() -> None:
+        task = await at_its_gate(group_that_fails(gate, body))
+        if cancelled:
+            task.cancel()
+        else:
+            gate.set()
+        await asyncio.wait([task])
+        assert task.cancelled() is cancelled
+        if not cancelled:
+            assert isinstance(task.exception(), FailedError)
+
+    gc.collect()
+    gc.disable()
+    try:
+        await act()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
