@@ -60,6 +60,7 @@ class Connection(RequestHandler):
         # One that a worker had is no new one.
         spare = self.server.spare_connections
         self.is_one_too_many = spare <= 0 and not self._data
+        self.is_ending = self.server.is_ending
         super().connection_made(transport)
         assert self._task_handler is not None
         self._task_handler.add_done_callback(self._is_over)
@@ -209,7 +210,9 @@ class Connection(RequestHandler):
     def _answered_at_once(self, data: bytes, cold: PageCold | None = None) -> bool:
         """Or soon, and before whatever comes next: once the disk has brought its pages."""
         wire = self.wire
-        if not isinstance(wire, SocketWire) or self.server.requests.are_full or self.is_one_too_many:
+        # What has to be said beside the object, the longer way says.
+        unusual = self.server.requests.are_full or self.is_one_too_many or self.is_ending
+        if not isinstance(wire, SocketWire) or unusual:
             return False
         answered = self.server.fast_lane.answer(data, wire, cold)
         # aiohttp takes a connection on which it saw nothing for an idle one.

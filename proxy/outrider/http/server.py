@@ -58,6 +58,8 @@ class S3Server(web.Server):
         self._connections_max = connections_max
         self._client_idle_s = client_idle_s
         self._moving: set[asyncio.Task[None]] = set()
+        self.is_ending = False
+        """Whoever connects from now on has one request."""
 
     @property
     def connected(self) -> int:
@@ -76,6 +78,11 @@ class S3Server(web.Server):
             lanes, self, self.readers, new_loop, lambda: len(self.connections) + len(self._moving), self._client_idle_s
         )
         return self.workers
+
+    def pre_shutdown(self) -> None:
+        """Of those that are connected; some may come yet, from a TLS handshake or from a worker."""
+        self.is_ending = True
+        super().pre_shutdown()
 
     async def idle(self) -> None:
         """Returns once no request is under way, and none about to be."""
