@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from outrider.http.connection import _HITS_TO_LEND_OUT
 from outrider.settings import SettingsError, load
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import RawConnection, ask, request
@@ -164,6 +165,37 @@ def test_a_stop_lets_a_long_body_end_and_closes_what_idles(bucket: Bucket) -> No
         stopping.join()
         for connection in (*idle, *slow):
             connection.close()
+
+
+def test_a_stop_tells_who_goes_on_asking_that_his_next_request_is_the_last(bucket: Bucket) -> None:
+    """His reply has begun by then, and could not tell; and closed behind it, a request on its way would be lost."""
+    with Proxy(bucket, workers=WORKERS, freshness="immutable") as proxy, ExitStack() as stack:
+        ask(proxy.address, "GET", BIG)
+        proxy.settle()
+        connections = [stack.enter_context(RawConnection(proxy.address)) for _ in range(4)]
+        for connection in connections:
+            for _ in range(_HITS_TO_LEND_OUT + 1):
+                connection.ask("GET", BIG, [("range", "bytes=10-19")])
+        assert loads(proxy)[-1] == 0, "all are with workers"
+        *slow, idle = connections
+        heads = []
+        for connection in slow:
+            connection.send(request("GET", BIG))
+            heads.append(connection.read_head())
+        # A second request behind the first, all of which its socket cannot take.
+        slow[1].send(request("GET", SMALL))
+        stopping = threading.Thread(target=proxy.stop)
+        stopping.start()
+        assert idle.is_closed_by_peer()
+        for connection, head in zip(slow[:2], heads[:2], strict=True):
+            assert head.read() == RAMP
+            if connection is slow[0]:
+                connection.send(request("GET", SMALL))
+            answer = connection.read_answer()
+            assert (answer.body, answer.headers["connection"]) == (RAMP[:1000], "close")
+            assert connection.is_closed_by_peer()
+        assert heads[2].read() == RAMP
+        stopping.join()
 
 
 def test_the_command_takes_them_and_stops_cleanly(bucket: Bucket, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class Worker:
         self.connections: set[_Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.load = 0
+        self.is_ending = False
         self._loop = new_loop()
         self._thread = threading.Thread(target=self._run, name=f"outrider-worker-{number}", daemon=True)
         self._thread.start()
@@ -89,9 +90,14 @@ class Worker:
         # Not joined here: what it closes, it gives back to this loop.
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
-    def close_idle(self, older_than_s: float = 0.0) -> None:
-        """From the engine's loop: connections that ask for nothing are closed."""
-        self._loop.call_soon_threadsafe(self._close_idle, older_than_s)
+    def end(self) -> None:
+        """From the engine's loop: connections that ask for nothing are closed, and no more is answered than what is
+        under way."""
+        self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self.is_ending = True
+        self._close_idle(0.0)
 
     def left(self) -> None:
         """A connection is gone, by whatever way."""
@@ -161,6 +167,11 @@ class _Connection(asyncio.Protocol):
         if self.sending:
             # Little: reading was paused. It is answered in its turn.
             self._held += data
+            return
+        if self._worker.is_ending:
+            # Its client is told there that this was the last. Closed instead after the reply before, it would be reset
+            # where the request was on its way, and lose what it had not read of that reply.
+            self._move(data)
             return
         self.used = time.monotonic()
         try:
@@ -311,13 +322,13 @@ class Workers:
         return [worker.load for worker in self._workers]
 
     def stop_listening(self) -> None:
-        """No new connections; those that idle are closed."""
+        """No new connections; those that idle are closed, and the others with their next request."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
             self._listener.close()
             self._listener = None
         for worker in self._workers:
-            worker.close_idle()
+            worker.end()
 
     async def stop(self) -> None:
         for worker in self._workers:
