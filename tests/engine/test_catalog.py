@@ -111,12 +111,16 @@ def test_after_a_write_no_list_does_for_the_question_to_the_object() -> None:
     assert catalog.fresh(A) is None
 
 
-def test_what_was_found_at_a_start_is_fresh_once_a_list_has_shown_it() -> None:
-    catalog, _ = catalog_of()
+def test_of_what_was_found_at_a_start_no_list_knows_whether_its_headers_still_hold() -> None:
+    catalog, clock = catalog_of()
     catalog.recall("http://o", dated())
-    assert catalog.fresh(A) is None
     catalog.listed("bkt", [in_a_list()], catalog.mark())
-    assert catalog.fresh(A) == dated()
+    assert catalog.fresh(A) is None
+    catalog.learn(dated(), catalog.mark())
+    clock.advance(50)
+    catalog.listed("bkt", [in_a_list()], catalog.mark())
+    clock.advance(50)
+    assert catalog.fresh(A) == dated(), "it was asked itself"
 
 
 def test_a_late_answer_to_an_older_question_does_not_replace_a_newer_one() -> None:

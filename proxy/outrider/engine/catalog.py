@@ -147,19 +147,19 @@ class Catalog:
         about; about another the origin is asked when it is read.
 
         Source: S3 user guide, "Amazon S3 data consistency model": LIST is as good as HEAD. After a write of ours the
-        object itself is asked all the same.
+        object itself is asked all the same; so is what a start found, whose headers are those of its fill: a LIST does
+        not tell whether they were written through us since, as tags are.
         """
         for one in objects:
             entry = self._entries.get(ref := ObjectRef(bucket, one.key))
-            if entry is None or not self.believes(ref, mark):
+            if entry is None or entry.mark is None or entry.mark > mark:
                 continue
-            asked = entry.mark or Mark(0, 0.0)
-            if asked > mark or not self.believes(ref, asked):
+            if not self.believes(ref, mark) or not self.believes(ref, entry.mark):
                 continue
             version = entry.version
             if one.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
                 entry.mark = mark
-            elif entry.mark is not None:
+            else:
                 entry.mark = None
                 self.changes += 1
 
