@@ -68,7 +68,7 @@ def dated(number: int = 1) -> ObjectVersion:
 
 def test_a_list_that_shows_the_same_version_counts_from_when_it_was_asked_for() -> None:
     catalog, clock = catalog_of()
-    catalog.learn(dated(), catalog.mark())
+    catalog.learn(dated(), catalog.mark(), settled=True)
     clock.advance(50)
     mark = catalog.mark()
     clock.advance(20)
@@ -83,7 +83,7 @@ def test_a_list_that_shows_the_same_version_counts_from_when_it_was_asked_for() 
 
 def test_a_list_that_shows_another_version_makes_the_known_one_doubtful() -> None:
     catalog, _ = catalog_of("immutable")
-    catalog.learn(dated(), catalog.mark())
+    catalog.learn(dated(), catalog.mark(), settled=True)
     before = catalog.changes
     catalog.listed("bkt", [in_a_list(2)], catalog.mark())
     assert catalog.fresh(A) is None
@@ -94,7 +94,7 @@ def test_a_list_older_than_what_is_known_or_than_a_write_tells_nothing() -> None
     catalog, clock = catalog_of()
     mark = catalog.mark()
     clock.advance(1)
-    catalog.learn(dated(2), catalog.mark())
+    catalog.learn(dated(2), catalog.mark(), settled=True)
     catalog.listed("bkt", [in_a_list(1)], mark)
     assert catalog.fresh(A) == dated(2)
     mark = catalog.mark()
@@ -105,7 +105,7 @@ def test_a_list_older_than_what_is_known_or_than_a_write_tells_nothing() -> None
 
 def test_after_a_write_no_list_does_for_the_question_to_the_object() -> None:
     catalog, _ = catalog_of()
-    catalog.learn(dated(), catalog.mark())
+    catalog.learn(dated(), catalog.mark(), settled=True)
     catalog.forget(A)
     catalog.listed("bkt", [in_a_list()], catalog.mark())
     assert catalog.fresh(A) is None
@@ -116,11 +116,39 @@ def test_of_what_was_found_at_a_start_no_list_knows_whether_its_headers_still_ho
     catalog.recall("http://o", dated())
     catalog.listed("bkt", [in_a_list()], catalog.mark())
     assert catalog.fresh(A) is None
-    catalog.learn(dated(), catalog.mark())
+    catalog.learn(dated(), catalog.mark(), settled=True)
     clock.advance(50)
     catalog.listed("bkt", [in_a_list()], catalog.mark())
     clock.advance(50)
     assert catalog.fresh(A) == dated(), "it was asked itself"
+
+
+def test_while_its_bytes_may_be_put_again_with_the_same_date_no_list_vouches_for_a_version() -> None:
+    catalog, clock = catalog_of()
+    catalog.learn(dated(), catalog.mark())
+    clock.advance(50)
+    catalog.listed("bkt", [in_a_list()], catalog.mark())
+    assert catalog.fresh(A) == dated(), "its own time is not up"
+    clock.advance(10)
+    assert catalog.fresh(A) is None
+    catalog.learn(dated(), catalog.mark(), settled=True)
+    clock.advance(50)
+    catalog.listed("bkt", [in_a_list()], catalog.mark())
+    clock.advance(50)
+    assert catalog.fresh(A) == dated()
+
+
+def test_however_often_it_is_listed_an_object_is_asked_itself_now_and_then() -> None:
+    catalog, clock = catalog_of()
+    catalog.learn(dated(), catalog.mark(), settled=True)
+    for _ in range(80):
+        assert catalog.fresh(A) == dated()
+        clock.advance(45)
+        catalog.listed("bkt", [in_a_list()], catalog.mark())
+    clock.advance(30)
+    assert catalog.fresh(A) is None, "after an hour: tags, say, do not show in a LIST"
+    catalog.learn(dated(), catalog.mark(), settled=True)
+    assert catalog.fresh(A) == dated()
 
 
 def test_a_late_answer_to_an_older_question_does_not_replace_a_newer_one() -> None:

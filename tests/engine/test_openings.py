@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from outrider.core.listing import Listed
 from outrider.core.model import ObjectRef
 from outrider.engine.asking import OriginRefused
 from tests.support.engine import BLOCK, REF, Engine, engine, taken
@@ -253,3 +254,23 @@ async def test_where_each_read_must_ask_the_bytes_come_once_all_the_same(tmp_pat
         assert await asyncio.gather(*readers) == [LARGE] * 20
         assert room.origin.body_bytes == len(LARGE)
         await room.tasks.settle()
+
+
+MODIFIED = ("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+
+
+@pytest.mark.parametrize(("told_at", "heads"), [("00:00:01", 1), ("00:00:02", 0)])
+@pytest.mark.parametrize("headers", [{}, MODE])
+async def test_a_list_does_for_a_head_only_where_the_version_was_older_than_its_date_can_tell(
+    room: Engine, headers: dict[str, str], told_at: str, heads: int
+) -> None:
+    etag = room.origin.put(REF, LARGE, (MODIFIED, ("date", f"Thu, 01 Jan 2026 {told_at} GMT")))
+    await taken(await room.reads.get(REF, headers))
+    await room.tasks.settle()
+    room.origin.log.clear()
+    room.clock.advance(50)
+    listed = Listed(REF.key, len(LARGE), etag, "2026-01-01T00:00:00.9Z")
+    room.catalog.listed(REF.bucket, [listed], room.catalog.mark())
+    room.clock.advance(50)
+    await taken(await room.reads.get(REF, {}))
+    assert questions(room) == ["HEAD"] * heads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from math import inf, nan
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.freshness import Freshness, Verdict, are_plain, evaluate, is_fresh
+from outrider.core.freshness import Freshness, Verdict, are_plain, evaluate, is_fresh, is_settled
 from outrider.core.model import ObjectRef, ObjectVersion
 
 MODIFIED = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -46,6 +46,21 @@ def test_fresh_means_younger_than_the_ttl(checked_at: float, age: float, ttl_s: 
     assert is_fresh(checked_at, now, Freshness(inf))
     assert not is_fresh(checked_at, now, Freshness(0.0))
     assert not is_fresh(None, now, Freshness(inf))
+
+
+@pytest.mark.parametrize(("later_s", "settled"), [(-3600, False), (0, False), (1, False), (2, True), (3600, True)])
+def test_what_was_told_two_seconds_after_its_date_cannot_be_put_again_with_that_date(
+    later_s: int, settled: bool
+) -> None:
+    told_at = format_datetime(MODIFIED + timedelta(seconds=later_s), usegmt=True)
+    assert is_settled({"last-modified": SAME, "date": told_at}) is settled
+
+
+@pytest.mark.parametrize(
+    "reply", [{}, {"date": NEWER}, {"last-modified": OLDER}, {"last-modified": "x", "date": NEWER}]
+)
+def test_without_both_dates_nothing_is_settled(reply: dict[str, str]) -> None:
+    assert not is_settled(reply)
 
 
 # S3, GetObject: If-Match that holds overrides If-Unmodified-Since; If-None-Match overrides If-Modified-Since.

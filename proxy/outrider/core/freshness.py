@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from math import inf
@@ -45,6 +45,17 @@ def is_fresh(checked_at: float | None, now: float, freshness: Freshness) -> bool
     if checked_at is None:
         return False
     return freshness.ttl_s == inf or now - checked_at < freshness.ttl_s
+
+
+# Dates have seconds, each cut off, and a reply is dated a moment after what it tells was looked up.
+_SETTLED = timedelta(seconds=2)
+
+
+def is_settled(reply: Mapping[str, str]) -> bool:
+    """Whether the origin told of a version (names in lower case) so long after its Last-Modified that whatever is put
+    later has another. Both dates are the origin's own: its clock may be any."""
+    modified, told_at = _date(reply.get("last-modified")), _date(reply.get("date"))
+    return modified is not None and told_at is not None and told_at - modified >= _SETTLED
 
 
 class Verdict(Enum):

@@ -16,6 +16,9 @@ from outrider.ports import Clock
 # As long as a write may keep its connection quiet.
 _DOUBT_S = 600.0
 _DOUBTS_MAX = 10_000
+# For so many times for which a name is believed LISTs do instead of HEADs. They come after three quarters of each, and
+# a page of 1,000 names costs as much as a dozen HEADs (S3's price list): one HEAD for each name costs the same again.
+_LISTS_DO = 60
 
 
 class Mark(NamedTuple):
@@ -31,6 +34,8 @@ class _Entry:
     mark: Mark | None
     """Of the question that `version` answered; None: found at a start, or a LIST showed another, so it must be asked
     about in any mode."""
+    lists_until: float = -inf
+    """A LIST that was asked for later does not do for the next question."""
 
 
 class Fresh(NamedTuple):
@@ -122,15 +127,17 @@ class Catalog:
             return None
         return entry.version
 
-    def learn(self, version: ObjectVersion, mark: Mark) -> None:
-        """The origin answered with `version` to a question put at `mark`."""
+    def learn(self, version: ObjectVersion, mark: Mark, *, settled: bool = False) -> None:
+        """The origin answered with `version` to a question put at `mark`. `settled`: whatever is put from then on will
+        have another date (`freshness.is_settled`)."""
         entry = self._entries.get(version.ref)
         if entry is not None and entry.mark is not None and entry.mark > mark:
             return  # a question put later was answered earlier
         if entry is not None and entry.version != version:
             self.changes += 1
         # One put before a write is kept as well: it is not fresh, but good for asking whether it still is the one.
-        self._enter(_Entry(version, mark))
+        lists_until = mark.at + _LISTS_DO * self._freshness_of(version.ref).ttl_s if settled else -inf
+        self._enter(_Entry(version, mark, lists_until))
 
     def gone(self, ref: ObjectRef) -> None:
         """The origin has no such object. Nothing is remembered of that: the next read asks again."""
@@ -148,7 +155,8 @@ class Catalog:
 
         Source: S3 user guide, "Amazon S3 data consistency model": LIST is as good as HEAD. After a write of ours the
         object itself is asked all the same; so is what a start found, whose headers are those of its fill: a LIST does
-        not tell whether they were written through us since, as tags are.
+        not tell whether they were written through us since, as tags are. For what others write that moves no date, each
+        is asked itself now and then; and as long as its bytes, put again, may have the date that we know.
         """
         for one in objects:
             entry = self._entries.get(ref := ObjectRef(bucket, one.key))
@@ -157,11 +165,11 @@ class Catalog:
             if not self.believes(ref, mark) or not self.believes(ref, entry.mark):
                 continue
             version = entry.version
-            if one.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
-                entry.mark = mark
-            else:
+            if not one.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
                 entry.mark = None
                 self.changes += 1
+            elif mark.at < entry.lists_until:
+                entry.mark = mark
 
     def _enter(self, entry: _Entry) -> None:
         self._entries[entry.version.ref] = entry

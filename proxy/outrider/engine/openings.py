@@ -14,6 +14,7 @@ from cachetools import LRUCache, TTLCache
 from outrider.core import ranges, s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, like, unanswered
+from outrider.core.freshness import is_settled
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
 from outrider.core.window import FIRST_BLOCKS, Run, fill_start
 from outrider.engine.asking import Asking, OriginRefused
@@ -47,6 +48,8 @@ class _Opening:
     """The first bytes are on their way with it, or with one that it took the place of."""
     small: bool
     """One block will most likely hold it."""
+    settled: bool = True
+    """No reply to it told of a version that may be put again with the date that it has."""
     version: asyncio.Future[ObjectVersion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def settle(self, version: ObjectVersion) -> None:
@@ -158,13 +161,13 @@ class Openings:
             del self._openings[ref]
 
     async def _open_by_head(self, ref: ObjectRef, opening: _Opening) -> None:
-        self._learn(ref, opening, await self._head(ref))
+        self._learn(ref, opening, await self._head(ref, opening))
 
-    async def _head(self, ref: ObjectRef) -> ObjectVersion:
+    async def _head(self, ref: ObjectRef, opening: _Opening) -> ObjectVersion:
         async with self._asking.reply(
             OriginRequest("HEAD", ref.bucket, ref.key, headers=_CHECKSUMS), hedged=True
         ) as reply:
-            return await self._version_of(ref, reply, whole=True)
+            return await self._version_of(ref, opening, reply, whole=True)
 
     async def _open_by_get(self, ref: ObjectRef, opening: _Opening, first_byte: int) -> None:
         index, inside = divmod(first_byte, self._block_bytes)
@@ -173,7 +176,7 @@ class Openings:
         # too much would be under way when we stop it.
         whole = opening.whole_headers and opening.small
         asks = opening.whole_headers and not whole and _folder(ref) not in self._untold
-        beside = self._beside(ref, self._head(ref)) if asks else None
+        beside = self._beside(ref, self._head(ref, opening)) if asks else None
         headers: Headers = _CHECKSUMS
         start = 0 if whole else stop - self._block_bytes + fill_start(inside, self._block_bytes)
         if not whole:
@@ -181,7 +184,7 @@ class Openings:
         asked_at = self._clock()
         async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers), hedged=True) as reply:
             if reply.status != 416:
-                version = await self._version_of(ref, reply, whole=whole)
+                version = await self._version_of(ref, opening, reply, whole=whole)
                 if beside is not None:
                     told = await self._told(ref, beside)
                     same = told is not None and (told.etag, told.size) == (version.etag, version.size)
@@ -249,19 +252,20 @@ class Openings:
         return self._flights.board(self._origin, version, self._block_bytes, Run(index, count), start)
 
     def _learn(self, ref: ObjectRef, opening: _Opening, version: ObjectVersion) -> None:
-        self._catalog.learn(version, opening.mark)
+        self._catalog.learn(version, opening.mark, settled=opening.settled)
         self._sizes[_folder(ref)] = version.size
         if self._openings.get(ref) is opening:
             # The question is answered; the rest of the opening only fills a block.
             del self._openings[ref]
         opening.settle(version)
 
-    async def _version_of(self, ref: ObjectRef, reply: OriginReply, *, whole: bool) -> ObjectVersion:
+    async def _version_of(self, ref: ObjectRef, opening: _Opening, reply: OriginReply, *, whole: bool) -> ObjectVersion:
         if reply.status not in (200, 206):
             if reply.status == 404:
                 self._catalog.gone(ref)
             raise await OriginRefused.read(reply)
         headers = dict(reply.headers)
+        opening.settled &= is_settled(headers)
         size = reply.content_length
         kept = s3wire.replayable(reply.headers)
         if reply.status == 206:
