@@ -130,6 +130,21 @@ def test_heads_equal_the_buckets(proxy: Proxy, direct: Any) -> None:
     assert replied(client.get_object, Key="nothing") == replied(direct.get_object, Key="nothing")
 
 
+def test_an_object_may_have_hundreds_of_metadata_headers(
+    bucket: Bucket, direct: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http.client, "_MAXHEADERS", 500)  # the client's own limit
+    metadata = [(f"x-amz-meta-{number:03}", "1") for number in range(300)]
+    with Proxy(bucket) as proxy:
+        told = [*metadata, ("content-length", "1")]
+        assert ask(proxy.address, "PUT", f"/{NAME}/told", told, b"x").status == 200
+        for _ in ("cold", "warm"):
+            for method in ("HEAD", "GET"):
+                answer = ask(proxy.address, method, f"/{NAME}/told")
+                assert (answer.status, dict(metadata).items() <= answer.headers.items()) == (200, True)
+    direct.delete_object(Bucket=NAME, Key="told")
+
+
 def test_a_checksum_of_the_whole_is_told_with_the_whole_and_when_asked_for_alone(proxy: Proxy) -> None:
     def checksums(method: str, *headers: tuple[str, str]) -> list[str]:
         answer = ask(proxy.address, method, f"/{NAME}/five", headers)

@@ -53,6 +53,8 @@ _REFUSAL_BYTES_MAX = 16 * 1024
 # What a reply may buffer while its reader is slow (aiohttp pauses the socket at twice this). Four times as much took
 # 15 MB more in a cold epoch, and no less CPU: the kernel holds the rest.
 _READ_BUFFER_BYTES = 64 * 1024
+# S3's 2 KB of user metadata may be some 700 of them.
+_HEADERS_MAX = 1024
 
 
 class CredentialSource(Protocol):
@@ -100,6 +102,7 @@ class HttpOrigin:
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             max_field_size=32 * 1024,
             max_line_size=32 * 1024,
+            max_headers=_HEADERS_MAX,
             middlewares=(_sent_once,),
         )  # fmt: skip
 

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 # Presigned queries carry session tokens of 1-2 KiB, and a key of 1,024 bytes is 3 KiB when escaped.
 _LINE_BYTES_MAX = 32 * 1024
 _FIELD_BYTES_MAX = 16 * 1024
+# S3's 2 KB of user metadata may be some 700 of them.
+_HEADERS_MAX = 1024
 # Threads that wait for the disk, so that the loop does not; more do not make one disk faster.
 _READERS = 8
 # How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
@@ -113,8 +115,9 @@ class S3Server(web.Server):
     def _connection(self, data: bytes) -> Connection:
         return Connection(
             self, data, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False,
-            lingering_time=_LINGER_S, max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX, logger=log,
-            keepalive_timeout=self._client_idle_s, read_bufsize=_BODY_BUFFER_BYTES,
+            lingering_time=_LINGER_S, max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX,
+            max_headers=_HEADERS_MAX, keepalive_timeout=self._client_idle_s, read_bufsize=_BODY_BUFFER_BYTES,
+            logger=log,
         )  # fmt: skip
 
     # -- for workers ----------------------------------------------------------------------------------------------
