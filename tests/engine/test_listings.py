@@ -36,13 +36,16 @@ async def chunks_of(body: bytes) -> Chunks:
         yield body[at : at + 7]
 
 
-async def keep(listings: Listings, operation: Operation, body: bytes = PAGE, *, write_meanwhile: bool = False) -> None:
+async def keep(
+    listings: Listings, operation: Operation, body: bytes = PAGE, headers: Headers = (), *,
+    write_meanwhile: bool = False,
+) -> None:  # fmt: skip
     key = listings.key_of(operation, ())
     assert key is not None
     mark = listings.mark()
     if write_meanwhile:
         listings.forget("train")
-    async with aclosing(listings.keeping(operation, key, mark, (), chunks_of(body))) as chunks:
+    async with aclosing(listings.keeping(operation, key, mark, headers, chunks_of(body))) as chunks:
         assert b"".join([chunk async for chunk in chunks]) == body
 
 
@@ -73,6 +76,11 @@ async def test_a_write_to_the_bucket_forgets_its_pages_and_no_others(listings: L
 
 async def test_a_page_that_a_write_overtook_is_not_kept(listings: Listings) -> None:
     await keep(listings, a_list(), write_meanwhile=True)
+    assert found(listings, a_list()) is None
+
+
+async def test_a_page_that_came_compressed_is_not_kept_for_those_who_did_not_ask_for_that(listings: Listings) -> None:
+    await keep(listings, a_list(), headers=(("content-type", "application/xml"), ("content-encoding", "gzip")))
     assert found(listings, a_list()) is None
 
 

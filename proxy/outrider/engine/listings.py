@@ -78,8 +78,11 @@ class Listings:
     async def keeping(
         self, operation: Operation, key: ListingKey, mark: Mark, headers: Headers, chunks: Chunks
     ) -> Chunks:
-        """Passes `chunks` on, and keeps the page if it came whole and no write came in between."""
-        body, whole = bytearray(), True
+        """Passes `chunks` on, and keeps the page if it came whole and no write came in between.
+
+        Not one in a content coding: who asks next may not have said that he reads it.
+        """
+        body, whole = bytearray(), not any(name == "content-encoding" for name, _ in headers)
         try:
             async for chunk in chunks:
                 # A page that finds no room is passed on, and not kept.
