@@ -60,6 +60,8 @@ async def test_a_page_is_kept_until_its_time_is_up(listings: Listings, clock: Fa
     await keep(listings, a_list())
     assert found(listings, a_list("/train?prefix=a%2F&list-type=2")) == PAGE, "the order of the query means nothing"
     assert found(listings, a_list("/train?list-type=2&prefix=b/")) is None
+    await keep(listings, a_list("/train?prefix=b&prefix=a"))
+    assert found(listings, a_list("/train?prefix=a&prefix=b")) is None, "but for what comes twice"
     clock.now += TTL_S - 0.1
     assert found(listings, a_list()) == PAGE
     clock.now += 0.1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.proxy import Proxy
+from tests.support.rawhttp import ask
 
 if TYPE_CHECKING:
     from tests.support.bucket import Bucket
@@ -58,3 +59,14 @@ def test_without_a_rule_each_list_is_the_origins(bucket: Bucket) -> None:
         for _ in range(2):
             assert listed(client, "a/") == (["a/1", "a/2"], "BYPASS")
         client.close()
+
+
+def test_a_parameter_that_comes_twice_reaches_the_bucket_in_the_order_of_the_client(
+    bucket: Bucket, simulator: Simulator
+) -> None:
+    queries = ["prefix=b&list-type=2&prefix=a", "prefix=a&list-type=2&prefix=b"]
+    with Proxy(bucket, simulator.endpoint) as proxy:
+        simulator.reset()
+        for query in queries:
+            assert ask(proxy.address, "GET", f"/{NAME}?{query}").status == 200, "its signature is good"
+        assert [request.query for request in simulator.log()] == queries

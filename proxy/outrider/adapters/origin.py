@@ -24,7 +24,7 @@ from yarl import URL
 
 from outrider.adapters.forward_proxy import ForwardProxy, forward_proxy_to
 from outrider.core import refusals
-from outrider.core.canonical import encode_path, encode_query
+from outrider.core.canonical import encode_path, encode_url_query
 from outrider.core.errors import OriginBroke, OriginBusy
 from outrider.core.model import Headers
 from outrider.core.postform import PostForm
@@ -187,7 +187,7 @@ class HttpOrigin:
             headers = self._signed(request, place, path, credentials)
         else:
             headers, body = self._signed_form(request, request.form, place, credentials)
-        query = encode_query(request.query)
+        query = encode_url_query(request.query)
         url = URL(f"{place.base}{path}{'?' if query else ''}{query}", encoded=True)
         read = request.method in ("GET", "HEAD")
         try:

@@ -37,8 +37,21 @@ def reencode_path(raw_path: str) -> str:
 
 
 def encode_query(pairs: Iterable[tuple[str, str]]) -> str:
-    """The canonical query of decoded pairs, sorted; a bare `acl` becomes `acl=`. Good for the URL as well."""
-    return "&".join([f"{name}={value}" for name, value in sorted([(_escaped(n), _escaped(v)) for n, v in pairs])])
+    """The canonical query of decoded pairs, sorted; a bare `acl` becomes `acl=`."""
+    return _query(sorted(_escaped_pairs(pairs)))
+
+
+def encode_url_query(pairs: Iterable[tuple[str, str]]) -> str:
+    """The same for a URL, in the order of `pairs`: of a name that comes twice some stores take the first value."""
+    return _query(_escaped_pairs(pairs))
+
+
+def _query(escaped: Iterable[tuple[str, str]]) -> str:
+    return "&".join([f"{name}={value}" for name, value in escaped])
+
+
+def _escaped_pairs(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(_escaped(name), _escaped(value)) for name, value in pairs]
 
 
 def parse_query(raw: str) -> list[tuple[str, str]]:

@@ -180,7 +180,7 @@ def sign_headers(
 ) -> dict[str, str]:
     """The headers to add to a request for the origin; they replace those of the same name.
 
-    `path` is encoded already, `query` is decoded pairs (send them as `encode_query` writes them), `headers` have
+    `path` is encoded already, `query` is decoded pairs (send them as `encode_url_query` writes them), `headers` have
     lower-case names. All are signed but those that libraries and intermediaries change.
     A client's own x-amz-security-token must be gone from `headers`: only that of `credentials` is signed.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from cachetools import LRUCache
 
@@ -52,7 +53,8 @@ class Listings:
         if not is_plain_list(operation, headers) or self._ttl(operation) is None:
             return None
         assert operation.bucket is not None
-        return operation.bucket, tuple(sorted(operation.query))
+        # By name alone: of one that comes twice, the order may mean something.
+        return operation.bucket, tuple(sorted(operation.query, key=itemgetter(0)))
 
     def _ttl(self, operation: Operation) -> float | None:
         prefix = next((value for name, value in operation.query if name == "prefix"), "")
