@@ -420,6 +420,8 @@ def passed_up(headers: Headers) -> Headers:
 
 
 def without_aws_chunked(content_encoding: str) -> str:
-    """The encoding that the object itself has: `aws-chunked,gzip` is stored as `gzip`."""
+    """The encoding that the object itself has: `aws-chunked,gzip` is stored as `gzip`. Any other is stored as it is."""
+    if "aws-chunked" not in content_encoding.lower():
+        return content_encoding
     parts: Sequence[str] = [part.strip() for part in content_encoding.split(",")]
     return ",".join(part for part in parts if part and part.lower() != "aws-chunked")
