@@ -86,6 +86,9 @@ def test_a_new_order_each_epoch_is_known_as_well_as_one_that_was_told(world: str
         assert epoch.hit_ratio > 0.985
         assert epoch.stall < 0.02
         assert epoch.traffic < 0.9 + 0.04
+    # By then the next order is known before it begins: what of it is here stays, and its first ones are on their way.
+    assert later[-1].hit_ratio > 0.998
+    assert later[-1].traffic < 0.9 + 0.0045
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -102,6 +105,16 @@ def test_the_ranks_of_a_run_are_known_by_their_shares(one_client: bool, drop_las
     epochs = simulated(jobs, 8)
     assert min(epoch.hit_ratio for epoch in epochs if epoch.number == 1) > 0.6
     assert min(epoch.hit_ratio for epoch in epochs if epoch.number > 1) > 0.94
+
+
+def test_what_some_ranks_read_again_for_all_to_have_as_many_is_no_new_epoch() -> None:
+    jobs = [
+        a_job(sampled(1003, workers=2, rank=rank, ranks=4), name=f"rank {rank}", count=1003, client="node")
+        for rank in range(4)
+    ]
+    epochs = simulated(jobs, 8)
+    assert min(epoch.hit_ratio for epoch in epochs if epoch.number == 3) > 0.98
+    assert max(epoch.waste for epoch in epochs if epoch.number == 3) < 0.01
 
 
 def test_one_rank_of_many_fetches_nothing_of_the_others() -> None:

@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
+from typing import NamedTuple
 
 from outrider.core.samplers import Draw, turn_of
 
@@ -54,6 +55,14 @@ class Learned:
         return self._keys
 
 
+class Drawn(NamedTuple):
+    """What a sampler has drawn for a pass: see `Pass`."""
+
+    draw: Draw
+    agenda: array[int]
+    place: array[int]
+
+
 class Round:
     """One epoch of a pass, for those who told of it: `ended` once all was read that was expected."""
 
@@ -90,6 +99,8 @@ class Pass:
         self.way = -1
         self.look_at = LOOK_FIRST
         self.looks_in_vain = 0
+        # What the pass after this one will read, where that is known already.
+        self.upcoming: Drawn | None = None
         # What one process tells, or draws, may be read by several beside each other, a batch of each in turn.
         self.batch = self.workers = 1
         self.round = Round()
@@ -201,6 +212,9 @@ class Pass:
         """Parts of a pass until this job reads `key`; the key may be none of its own, then it is taken for one."""
         done, size = self.done[key], self.size
         if done >= 0:
+            if self.upcoming is not None and self.order_known:
+                again = self.upcoming.place[key] if key < len(self.upcoming.place) else -1
+                return (self.left + again) / size if again >= 0 else 1.0
             return 1.0 + (done - len(self.log)) / size
         place = self.place[key]
         if place < 0 and len(self.agenda) > 0:
@@ -245,6 +259,9 @@ class Pass:
             self._find_frontier()
         elif self.agenda:
             self.order -= _NEWEST * self.order
+        if self.draw is not None and self.order <= ORDER_OPEN:
+            # What follows on a wrong guess is another one.
+            self.way, self.upcoming = -1, None
         self.done[key] = len(self.log)
         self.log.append(key)
         # A pass whose job has let go of it hears of no new names.
@@ -273,6 +290,9 @@ class Pass:
         self.last_draw, self.way, self.looks_in_vain = other.draw, other.way, other.looks_in_vain
         self.draw = None
         self.look_at = LOOK_FIRST if self.last_draw is None else LOOK_AGAIN if self.way < 0 else 0
+        upcoming, other.upcoming = other.upcoming, None
+        if upcoming is not None:
+            self.drawn(upcoming)
 
     def learned(self) -> Learned:
         return Learned(
@@ -318,6 +338,7 @@ class Pass:
         self.round.ended, self.round = True, Round()
         self.was_told, self.told, self.repeats, self._shares = self.told, False, True, array("d")
         self.draw_after(self)
+        self.cursor = ahead
 
     def grow(self, key_count: int) -> None:
         """The dataset has `key_count` keys now."""
@@ -348,14 +369,15 @@ class Pass:
         self.expect(keys)
         self._recall()
 
-    def drawn(self, draw: Draw, agenda: array[int], place: array[int]) -> None:
-        """A sampler has drawn this agenda."""
-        self.draw, self.repeats, self.leader, self.order = draw, False, None, ORDER_DRAWN
-        self.follow(agenda, place)
+    def drawn(self, drawn: Drawn) -> None:
+        """A sampler has drawn this for it."""
+        self.draw, self.repeats, self.leader, self.order = drawn.draw, False, None, ORDER_DRAWN
+        self.follow(drawn.agenda, drawn.place)
 
     def follow(self, agenda: array[int], place: array[int]) -> None:
         """What it was told, or drawn, is read in this order; `place`: see the class."""
-        self.agenda, self.place = agenda, place
+        self.agenda, self.place, self.upcoming = agenda, place, None
+        self.grow(len(self.done))
         self._expected_read, self.cursor = sum(place[key] >= 0 for key in self.log), 0
         self.again.clear()
         self.behind.clear()

@@ -6,10 +6,9 @@ from array import array
 from collections import deque
 from collections.abc import Generator
 from itertools import pairwise
-from typing import NamedTuple
 
 from outrider.core.datasets import Names
-from outrider.core.epochs import LOOK_AGAIN, LOOK_FIRST, Pass, blanks
+from outrider.core.epochs import LOOK_AGAIN, LOOK_FIRST, Drawn, Pass, blanks
 from outrider.core.kept import Dataset
 from outrider.core.samplers import Draw, Seeds, batches_of, following, in_batches, is_enough, next_draws, order_of
 
@@ -25,106 +24,87 @@ _READS_MAX = 1296
 _AT_ONCE = 1024
 
 
-class _Found(NamedTuple):
-    """`draw` None: the agenda has another order, and is no other."""
-
-    draw: Draw | None
-    agenda: array[int]
-    place: array[int]
-    batch: int
-    workers: int
-
-
 class Foresight:
     """Called from one thread."""
 
     def __init__(self) -> None:
         self._seeds = Seeds()
-        self._thoughts: deque[tuple[Pass, Generator[None, None, None]]] = deque()
+        self._thoughts: deque[_Thought] = deque()
 
     def begin(self, dataset: Dataset) -> None:
         """There are passes whose reads may tell more."""
         for one in dataset.puzzles:
             one.look_at = _LOOK_LATER * max(1, len(one.log))
             # What was begun with fewer reads, or before all names were known, has become idle.
-            self._thoughts = deque(thought for thought in self._thoughts if thought[0] is not one)
+            self._thoughts = deque(thought for thought in self._thoughts if thought.one is not one)
             if len(self._thoughts) < _THOUGHTS_MAX and one.looks_in_vain < _IN_VAIN_MAX:
-                self._thoughts.append((one, self._think_of(dataset, one)))
+                self._thoughts.append(_Thought(dataset, one, self._seeds))
         dataset.puzzles.clear()
 
     def think(self) -> bool:
         """For about 0.1 ms; whether there is more to think of."""
         if not self._thoughts:
             return False
-        one, thought = self._thoughts.popleft()
-        if next(thought, self) is not self:
-            self._thoughts.append((one, thought))
+        thought = self._thoughts.popleft()
+        if next(thought.steps, self) is not self:
+            self._thoughts.append(thought)
         return bool(self._thoughts)
 
-    def _think_of(self, dataset: Dataset, one: Pass) -> Generator[None, None, None]:
-        """By which sampler it is read; of what was told or drawn, how many read it beside each other."""
-        names, epoch, known = dataset.names, one.round, (one.told, one.draw, len(one.agenda))
-        if one.told or one.draw is not None:
-            found = yield from self._agenda_in_batches(one, len(names.keys))
-        else:
-            found = yield from self._agenda_of_sampler(one, names)
-        if found is None:
-            return
-        # Meanwhile its epoch may have ended, or what it reads was told, or the set was forgotten.
-        if (
-            (one.told, one.draw, len(one.agenda) if one.told else known[2]) != known
-            or one.round is not epoch
-            or dataset.names is not names
-            or dataset.pass_in(epoch) is not one
-        ):
-            one.look_at = len(one.log)
-            return
-        if found.draw is not None:
-            one.drawn(found.draw, found.agenda, found.place)
-        else:
-            one.follow(found.agenda, found.place)
-        one.batch, one.workers = found.batch, found.workers
-        one.grow(len(names.keys))
-        yield from dataset.think_anew()
 
-    def _agenda_in_batches(self, one: Pass, key_count: int) -> Generator[None, None, _Found | None]:
-        batches = batches_of([one.place[key] for key in one.log[:_READS_MAX] if one.place[key] >= 0])
-        if batches is None or batches == (1, 1):
-            one.look_at = _soon(one)
-            return None
-        agenda = yield from in_batches(one.agenda[:], *batches)
-        place = yield from _places(agenda, key_count)
-        return _Found(None, agenda, place, *batches)
+class _Thought:
+    """By which sampler a pass is read, and the next one will be; of what was told or drawn, how many read it beside
+    each other. `steps` is all that there is to think."""
 
-    def _agenda_of_sampler(self, one: Pass, names: Names) -> Generator[None, None, _Found | None]:
+    def __init__(self, dataset: Dataset, one: Pass, seeds: Seeds) -> None:
+        self.one = one
+        self._dataset = dataset
+        self._seeds = seeds
+        self._names = dataset.names
+        self._known = one.told, one.draw, one.round
+        if one.draw is None and not one.told:
+            steps = self._sampler()
+        elif one.way >= 0 and one.upcoming is None and not one.told:
+            steps = self._next_pass()
+        else:
+            steps = self._batches()
+        self.steps = steps
+
+    @property
+    def _holds(self) -> bool:
+        """Meanwhile its epoch may have ended, or what it reads was told, or the set was forgotten."""
+        one, dataset = self.one, self._dataset
+        if (one.told, one.draw, one.round) != self._known or dataset.names is not self._names:
+            return False
+        return dataset.pass_in(one.round) is one
+
+    def _sampler(self) -> Generator[None, None, None]:
+        one = self.one
         # What a sampler's numbers stand for is the order of the names, most often.
-        if not (yield from _is_sorted(names)):
-            return None
-        draw = yield from self._draw_of(one, names)
+        if not (yield from _is_sorted(self._names)):
+            return
+        draw = yield from self._draw()
         if draw is None:
-            return None
-        agenda = yield from order_of(draw, len(names.listed))
-        for number, rank in enumerate(agenda):
-            agenda[number] = names.listed[rank]
-            if number % _AT_ONCE == 0:
-                yield
-        place = yield from _places(agenda, len(names.keys))
+            return
+        drawn = yield from self._drawn(draw, 1, 1)
         batch, workers = one.batch, one.workers
         if one.last_draw is None:
-            batches = batches_of([place[key] for key in one.log[:_READS_MAX] if place[key] >= 0])
+            batches = batches_of(_first_places(one, drawn.place))
             if batches is None:
                 one.look_at = _soon(one)
-                return None
+                return
             batch, workers = batches
         if workers > 1:
-            agenda = yield from in_batches(agenda, batch, workers)
-            place = yield from _places(agenda, len(names.keys))
-        return _Found(draw, agenda, place, batch, workers)
+            drawn = yield from self._drawn(draw, batch, workers)
+        if self._holds:
+            one.drawn(drawn)
+            one.batch, one.workers = batch, workers
+            yield from self._dataset.think_anew()
 
-    def _draw_of(self, one: Pass, names: Names) -> Generator[None, None, Draw | None]:
+    def _draw(self) -> Generator[None, None, Draw | None]:
         """None: it is not known, or not yet."""
+        one, names = self.one, self._names
         count = len(names.listed)
-        reads = [rank for key in one.log if (rank := names.rank_of(key)) >= 0]
+        reads = [rank for key in one.log[:_READS_MAX] if (rank := names.rank_of(key)) >= 0]
         if one.last_draw is not None:
             likely = next_draws(one.last_draw, count)
             if one.way >= 0 and len(reads) < LOOK_AGAIN:
@@ -133,12 +113,51 @@ class Foresight:
             if draw is not None:
                 one.way = likely.index(draw)
                 return draw
-        if len(reads) < LOOK_FIRST or not is_enough(len(reads), count):
+        if not is_enough(len(one.log), count):
             return None
         one.last_draw, one.way = None, -1
         draw = yield from self._seeds.found(reads, count)
         one.looks_in_vain = 0 if draw is not None else one.looks_in_vain + 1
         return draw
+
+    def _next_pass(self) -> Generator[None, None, None]:
+        one = self.one
+        assert one.draw is not None
+        draw = next_draws(one.draw, len(self._names.listed))[one.way]
+        upcoming = yield from self._drawn(draw, one.batch, one.workers)
+        one.look_at = _soon(one)
+        if self._holds and one.way >= 0:
+            one.upcoming = upcoming
+            yield from self._dataset.think_anew()
+
+    def _batches(self) -> Generator[None, None, None]:
+        one, told = self.one, len(self.one.agenda)
+        batches = batches_of(_first_places(one, one.place))
+        one.look_at = _soon(one)
+        if batches is None or batches == (1, 1):
+            return
+        agenda = yield from in_batches(one.agenda[:], *batches)
+        place = yield from _places(agenda, len(self._names.keys))
+        if not self._holds or len(one.agenda) != told:
+            one.look_at = len(one.log)
+            return
+        one.batch, one.workers = batches
+        one.follow(agenda, place)
+        yield from self._dataset.think_anew()
+
+    def _drawn(self, draw: Draw, batch: int, workers: int) -> Generator[None, None, Drawn]:
+        listed = self._names.listed
+        agenda = yield from order_of(draw, len(listed))
+        for number, rank in enumerate(agenda):
+            agenda[number] = listed[rank]
+            if number % _AT_ONCE == 0:
+                yield
+        agenda = yield from in_batches(agenda, batch, workers)
+        return Drawn(draw, agenda, (yield from _places(agenda, len(self._names.keys))))
+
+
+def _first_places(one: Pass, place: array[int]) -> list[int]:
+    return [place[key] for key in one.log[:_READS_MAX] if key < len(place) and place[key] >= 0]
 
 
 def _soon(one: Pass) -> int:

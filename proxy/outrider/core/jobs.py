@@ -32,6 +32,8 @@ _HARDLY_BEGUN = 16
 _ALIKE = 5
 # Repeats that an epoch over another part of the set would have brought by now, before it is taken for one.
 _ANEW = 24
+# The ranks of a node that read some of the first again, for each to have as many; less is no loss where it is an epoch.
+_PADDING = 8
 # Samples in a batch of which nothing is known.
 _BATCH = 256
 # Of a set of which so much is read in each epoch the rest is worth fetching, whichever part it will be.
@@ -125,7 +127,7 @@ class Job:
         if len(one.log) < one.look_at or self.free:
             return
         if one.told or one.draw is not None:
-            wonders = one.workers == 1
+            wonders = one.workers == 1 or (one.way >= 0 and one.upcoming is None)
         else:
             wonders = not one.order_known and len(names.listed) > 0
         if wonders:
@@ -169,6 +171,8 @@ class Job:
     def _repeated(self, key: int, key_count: int, readers: int, now: float) -> Pass | None:
         """All passes have read this key before."""
         newest = self.passes[-1]
+        if newest.draw is not None and newest.left > 0 and 0 <= newest.place[key] < _PADDING:
+            return None
         tail = _tail(newest, readers)
         if newest.trusted and newest.agenda and newest.left <= tail and newest.leader is None and not self.free:
             return self._follow(newest, key_count, now, trusted=True)

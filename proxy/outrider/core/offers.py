@@ -156,8 +156,9 @@ class Offers:
             return one.behind[0]
         after = one.cursor - len(one.agenda)
         # Past the end of the pass lies the next one, once this one's are all fetched.
-        if one.agenda and one.repeats and after < len(one.log) and one.left <= self._window(one):
-            return one.log[after]
+        following = one.log if one.repeats else one.upcoming.agenda if one.upcoming is not None else ()
+        if one.agenda and after < len(following) and one.left <= self._window(one):
+            return following[after]
         return None
 
     def _advance(self, one: Pass) -> None:
