@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import select
+import asyncio
 import socket
 import ssl
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+from outrider.http.connection import Connection
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy
-from tests.support.rawhttp import TIMEOUT_S, RawConnection, request
+from tests.support.rawhttp import RawConnection, request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.support.bucket import Bucket
     from tests.support.certificate import Certificate
 
+T = TypeVar("T")
+
 NAME = "tls-stop"
-SMALL, LARGE = ramp(1000), ramp(8 * 1024 * 1024)
+MIB = 1024 * 1024
+SMALL, LARGE = ramp(1000), ramp(8 * MIB)
 
 
 @pytest.fixture
@@ -42,31 +46,115 @@ class TlsConnection(RawConnection):
         super().__init__(proxy.address)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
         trusting = ssl.create_default_context(cafile=certificate.authority)
-        self.sock = trusting.wrap_socket(self.sock, server_hostname="127.0.0.1", do_handshake_on_connect=False)
+        self.sock = trusting.wrap_socket(self.sock, server_hostname="127.0.0.1")
         self._file = self.sock.makefile("rb")
 
-    def begin_handshake(self) -> None:
-        """Returns when the proxy has answered it."""
-        assert isinstance(self.sock, ssl.SSLSocket)
-        self.sock.settimeout(0)
+
+class SlowHandshake(RawConnection):
+    """The proxy has answered its first message, and waits for the next."""
+
+    def __init__(self, proxy: Proxy, certificate: Certificate) -> None:
+        super().__init__(proxy.address)
+        self._came, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        trusting = ssl.create_default_context(cafile=certificate.authority)
+        self._tls = trusting.wrap_bio(self._came, self._to_send, server_hostname="127.0.0.1")
         with pytest.raises(ssl.SSLWantReadError):
-            self.sock.do_handshake()
-        assert select.select([self.sock], [], [], TIMEOUT_S)[0]
-        self.sock.settimeout(TIMEOUT_S)
+            self._tls.do_handshake()
+        self.sock.sendall(self._to_send.read())
+        self._came.write(self.sock.recv(MIB))
+
+    def end_handshake_and_send(self, data: bytes) -> bytes:
+        """All that comes back, up to the end of the connection."""
+        self._as_it_comes(self._tls.do_handshake)
+        self._tls.write(data)
+        answer = b""
+        while got := self._as_it_comes(lambda: self._tls.read(MIB)):
+            answer += got
+        return answer
+
+    def _as_it_comes(self, act: Callable[[], T]) -> T:
+        while True:
+            try:
+                return act()
+            except ssl.SSLWantReadError:
+                self.sock.sendall(self._to_send.read())
+                self._came.write(self.sock.recv(MIB))
 
 
 def test_a_handshake_that_ends_amid_a_stop_has_one_request(proxy: Proxy, certificate: Certificate) -> None:
-    late, idle, reader = (TlsConnection(proxy, certificate) for _ in range(3))
-    with late, idle, reader:
+    idle, reader = (TlsConnection(proxy, certificate) for _ in range(2))
+    with idle, reader, SlowHandshake(proxy, certificate) as late:
         assert idle.ask("GET", f"/{NAME}/small").body == SMALL
         reader.send(request("GET", f"/{NAME}/large"))
         under_way = reader.read_head()
-        late.begin_handshake()
         stopping = threading.Thread(target=proxy.stop)
         stopping.start()
         assert idle.is_closed_by_peer()
-        answer = late.ask("GET", f"/{NAME}/small")
-        assert (answer.status, answer.body, answer.headers["connection"]) == (200, SMALL, "close")
-        assert late.is_closed_by_peer()
+        head, _, body = late.end_handshake_and_send(request("GET", f"/{NAME}/small")).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\nconnection: close" in head
+        assert body == SMALL
         assert under_way.read() == LARGE
         stopping.join()
+
+
+async def _give_room(proxy: Proxy, count: int) -> bool:
+    """So many bytes the kernel takes for each connection; the rest is for the transports to keep. Whether they have
+    something then, in the same turn of the loop."""
+    (one,) = proxy.outrider.server.connections
+    assert isinstance(one, Connection)
+    assert one.transport is not None
+    one.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, count)
+    return one.has_work
+
+
+async def _under_way(proxy: Proxy) -> int:
+    return proxy.outrider.server.requests.in_flight
+
+
+# In the lower of the two transports; so much that it pauses the upper one; in both; and more than both take.
+@pytest.mark.parametrize("size", [80_000, 200_000, 500_000, len(LARGE)])
+def test_a_reply_that_waits_for_its_client_in_the_transport_is_still_under_way(
+    proxy: Proxy, certificate: Certificate, size: int
+) -> None:
+    with TlsConnection(proxy, certificate) as reader:
+        assert reader.ask("GET", f"/{NAME}/large").body == LARGE
+        proxy.settle()
+        proxy.on_loop(lambda: _give_room(proxy, 16 * 1024))
+        reader.send(request("GET", f"/{NAME}/large", [("range", f"bytes=0-{size - 1}")]))
+        body = reader.read_head()
+        server, got = proxy.outrider.server, bytearray()
+
+        async def begin_to_drain() -> None:
+            server.pre_shutdown()
+
+        async def is_drained() -> bool:
+            """As soon as the connection closes, for which it has no more to wait than some turns of the loop."""
+            while any(one.transport is not None and not one.transport.is_closing() for one in server.connections):
+                await asyncio.sleep(0)
+            drained = asyncio.create_task(server.idle())
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return drained.done() or not drained.cancel()
+
+        if size < len(LARGE):
+            # It is all in the transport, and the connection idles.
+            proxy.settle()
+        proxy.on_loop(begin_to_drain)
+        while proxy.on_loop(lambda: _under_way(proxy)):
+            got += body.read(64 * 1024)
+        assert not proxy.on_loop(is_drained)
+        got += body.read()
+        assert got == LARGE[:size]
+        proxy.on_loop(server.idle)
+
+
+def test_it_is_in_the_moment_too_in_which_its_client_takes_more(proxy: Proxy, certificate: Certificate) -> None:
+    with TlsConnection(proxy, certificate) as reader:
+        assert reader.ask("GET", f"/{NAME}/large").body == LARGE
+        proxy.on_loop(lambda: _give_room(proxy, 16 * 1024))
+        reader.send(request("GET", f"/{NAME}/large", [("range", "bytes=0-499999")]))
+        body = reader.read_head()
+        proxy.settle()
+        assert proxy.on_loop(lambda: _give_room(proxy, MIB))
+        assert body.read() == LARGE[:500_000]

@@ -114,7 +114,10 @@ class Connection(RequestHandler):
     @property
     def has_work(self) -> bool:
         """A request is under way, or about to be: one that was parsed begins some turns of the loop later, and one that
-        waits for the disk is counted nowhere."""
+        waits for the disk is counted nowhere. Or a reply that was counted out is not."""
+        # Whatever the connection is by now: one that closes sends that yet.
+        if self.wire.has_unsent:
+            return True
         if self.transport is None or self.transport.is_closing():
             return False
         return bool(self._early) or not self._is_waiting()

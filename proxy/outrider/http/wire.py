@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import socket
 import ssl
 import struct
@@ -51,6 +52,11 @@ class Wire(Protocol):
     address: str
     """Whom it goes to, without the port; empty: the socket does not tell."""
 
+    @property
+    def has_unsent(self) -> bool:
+        """Some of what was sent is still in this process, and would be lost with it."""
+        ...
+
     async def send(self, data: Buffer, *, more: bool = False) -> None:
         """`more`: a file follows at once, so the kernel may wait and send both in one segment."""
         ...
@@ -88,6 +94,10 @@ class SocketWire:
         self._loop = asyncio.get_running_loop()
         self.ended = time.perf_counter()
         self.full_s = 0.0
+
+    @property
+    def has_unsent(self) -> bool:
+        return False
 
     def _alive(self) -> socket.socket:
         # Asked before every call on the descriptor: its number may belong to another connection once it is closed.
@@ -206,6 +216,13 @@ class TlsWire:
         self.ended = time.perf_counter()
         self.full_s = 0.0
 
+    @property
+    def has_unsent(self) -> bool:
+        if self._transport is None:
+            return False
+        # What it counts is not all: below it is another, which has something only while the socket takes no more.
+        return self._transport.get_write_buffer_size() > 0 or _is_full(self._transport)
+
     def paused(self, paused: bool) -> None:
         """The transport's flow control, passed on by the protocol."""
         if paused:
@@ -284,6 +301,15 @@ async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
     # Shielded: a call that is cancelled before a thread took it would never close the descriptor.
     async with asyncio.timeout(_READ_PATIENCE_S):
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(readers, read))
+
+
+def _is_full(transport: asyncio.Transport) -> bool:
+    connection = transport.get_extra_info("socket")
+    if connection is None or connection.fileno() < 0:
+        return False
+    look = select.poll()
+    look.register(connection.fileno(), select.POLLOUT)
+    return not look.poll(0)
 
 
 def _reset(transport: asyncio.Transport | None) -> None:
