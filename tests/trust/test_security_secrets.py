@@ -23,9 +23,11 @@ from tests.support.awschunked import SIGNED_TRAILER, Chunked, checksum, chunk_si
 from tests.support.proxy import Proxy, ServedProxy, s3_client, serving_environment
 from tests.support.rawhttp import RawConnection, ask
 from tests.support.tenants import CLIENTS, NAME, NOBODY, OTHER, TEAM
+from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from tests.support.bucket import Bucket
+    from tests.support.simulator import Simulator
     from tests.support.trials import Trials
 
 ADMIN_TOKEN = "adm1n-t0ken/8d1f+77=c2"
@@ -187,6 +189,29 @@ def test_no_secret_comes_out_whatever_fails(
     trials.record(
         "security", f"secrets searched for in all output, origin {origin}", "none found", times=len(answers) + 2
     )
+
+
+def test_what_a_fill_is_refused_with_is_not_logged(bucket: Bucket, simulator: Simulator, tmp_path: Path) -> None:
+    """AWS tells in it what was signed, and of a token that has expired the token itself."""
+    client = bucket.client()
+    client.put_object(Bucket=NAME, Key="team/large", Body=bytes(400_000))
+    client.close()
+    told = f"ExpiredToken</Code><Token-0>{ORIGIN_TOKEN}</Token-0><Code>"
+    served = ServedProxy(bucket, tmp_path, simulator.endpoint, block_size="64KiB", log_level="debug")
+    with served:
+        simulator.weather.faults = [
+            Fault(
+                FaultKind.STATUS, times=None, status=400, code=told, when=lambda request: "if-match" in request.headers
+            )
+        ]
+        talk(
+            served.address, f"GET /{NAME}/team/large HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".encode()
+        )
+        served.settle()
+        refused = [line["error"] for line in served.lines("fill failed")]
+    assert refused
+    assert all("400" in error for error in refused)
+    assert_silent(served.log.read_bytes())
 
 
 WRONG = {

@@ -35,13 +35,18 @@ class OriginRefused(Signal):
     """The origin's own answer to the question, and not a content: to be passed on as it is."""
 
     def __init__(self, status: int, headers: Headers, body: bytes) -> None:
-        super().__init__(status, headers, body)
+        # No more, as that is what it looks like in a log: AWS' own words may name the session token (ExpiredToken), or
+        # what was signed.
+        super().__init__(status)
         self.status = status
         self.headers = headers
         self.body = body
 
     def __str__(self) -> str:
         return f"origin answered {self.status}"
+
+    def __copy__(self) -> OriginRefused:
+        return OriginRefused(self.status, self.headers, self.body)
 
     @classmethod
     async def read(cls, reply: OriginReply) -> OriginRefused:
