@@ -56,6 +56,7 @@ WHOLE = {
     "many fields and no end": (HEAD + "".join(f"x-{n}: a\r\n" for n in range(10_000)), 400),
     "a chunk that is none": (POST + "transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
     "a bad address": ("GET http://[::1/ HTTP/1.1\r\nhost: [::1\r\n\r\n", 400),
+    "a host in brackets that are none": (HEAD.replace("GET /", "GET http://][@/") + "\r\n", 400),
     "half a body": (POST + "content-length: 100\r\n\r\nabc", 405),
     "an Upgrade": (HEAD + "connection: upgrade\r\nupgrade: websocket\r\n\r\n" + HEAD + "\r\n", 200),
     "many requests at once": ((HEAD + "\r\n") * 100, 200),

@@ -135,6 +135,7 @@ DOUBTFUL = {
     "a CONNECT to nowhere": "CONNECT \r\nhost: x\r\n\r\n",
     "a host that cannot be decoded": HEAD.replace(f"/{NAME}", "http://xn--a") + "\r\n",
     "the same, to be written": PUT.replace(f"/{NAME}", "http://xn--a") + "content-length: 4\r\n\r\nabcd",
+    "a host in brackets that are none": HEAD.replace(f"/{NAME}", "http://][@") + "\r\n",
     "a folded header": HEAD + "x-long: a\r\n b\r\n\r\n",
     "a header name with a space before its colon": HEAD + "range : bytes=0-0\r\n\r\n",
     "a header without a colon": HEAD + "nonsense\r\n\r\n",
@@ -186,6 +187,21 @@ def test_a_transfer_chunk_that_is_none_ends_the_connection(proxy: Proxy, wire: s
 def test_bare_line_feeds_are_refused_or_understood_in_one_way_only(proxy: Proxy) -> None:
     answer, _ = sent(proxy, HEAD.replace("\r\n", "\n").encode() + b"connection: close\n\n")
     assert answer.status in (200, 400)
+
+
+def test_a_target_that_the_parser_dies_of_is_refused_whatever_comes_before_it(proxy: Proxy) -> None:
+    dying = "GET http://][@ HTTP/1.1\r\nhost: x\r\n\r\n"
+    with RawConnection(proxy.address) as connection:
+        connection.send(NEXT.encode())
+        assert connection.read_answer().body == b"0123456789"
+        connection.send(dying.encode())
+        assert_s3_error(connection.read_answer(), "BadRequest")
+        assert connection.is_closed_by_peer()
+    # What stands behind an Upgrade is parsed before that is answered.
+    with RawConnection(proxy.address) as connection:
+        connection.send((HEAD + "connection: upgrade\r\nupgrade: x\r\n\r\n" + dying).encode())
+        assert connection.read_answer().body == b"0123456789"
+        assert connection.is_closed_by_peer()
 
 
 def test_what_follows_a_refused_body_is_never_taken_for_a_request(proxy: Proxy) -> None:

@@ -1,11 +1,12 @@
-"""aiohttp's parser (3.14) of requests: what it lets through can be made a request."""
+"""aiohttp's parser of requests (3.14): what it dies of it refuses, and what it lets through can be made a request."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 from aiohttp import StreamReader
-from aiohttp.http import RawRequestMessage
+from aiohttp.http import HttpProcessingError, RawRequestMessage
+from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.http_parser import HttpParser
 from yarl import URL
 
@@ -25,7 +26,14 @@ class Parser:
 
     def feed_data(self, data: bytes) -> tuple[list[tuple[RawRequestMessage, StreamReader]], bool, bytes]:
         """Raises HttpProcessingError: it is refused, and the connection with it."""
-        messages, upgraded, tail = self._parser.feed_data(data)
+        try:
+            messages, upgraded, tail = self._parser.feed_data(data)
+        except HttpProcessingError:
+            raise
+        except Exception as error:
+            # yarl's, as a rule, of a target (`http://][@`). The connection knows no other than the above: it would
+            # neither answer nor end, or end of it.
+            raise BadHttpMessage(f"the parser failed: {type(error).__name__}") from error
         return [(_aimed(message), payload) for message, payload in messages], upgraded, tail
 
 
