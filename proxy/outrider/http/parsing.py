@@ -45,7 +45,7 @@ def _aimed(message: RawRequestMessage) -> RawRequestMessage:
     """The message, or one without a target, which is refused for that, where aiohttp can make no request of it.
 
     Its server's task dies of the attempt in the next turn, and leaves the connection open. It does so of `CONNECT` and
-    nothing behind it, which is no target to the parser, and of a host that cannot be decoded (`http://xn--a/`).
+    nothing behind it, which is no target to the parser, and of a host that is no name in IDNA.
     """
     url = cast(URL | None, message.url)
     try:
