@@ -160,6 +160,28 @@ def test_what_does_not_end_in_time_is_cut_visibly(
             assert list((proxy.cache_dir / "tmp").iterdir()) == []
 
 
+def test_what_is_cut_before_its_answer_began_is_in_the_log(
+    bucket: Bucket, simulator: Simulator, tmp_path: Path
+) -> None:
+    """Passed on to the bucket, which keeps quiet; also of a client that has left since."""
+    simulator.weather.faults = [Fault(FaultKind.LATE, times=None, method=None)]
+    with served(bucket, tmp_path, simulator.endpoint, drain_s=0.0) as proxy:
+        with RawConnection(proxy.address) as waits, RawConnection(proxy.address) as leaves:
+            for connection in (waits, leaves):
+                connection.send(request("GET", f"/{NAME}?list-type=2"))
+            proxy.wait_until(lambda: proxy.status()["requests"] == 2, "both under way")
+            leaves.close()
+            for _ in range(2):
+                # Answered behind what that has set going.
+                assert ask(proxy.address, "GET", "/_outrider/warm/nothing").code == "NoSuchKey"
+            proxy.send(signal.SIGTERM)
+            assert waits.is_closed_by_peer()
+            assert proxy.wait() == 0
+        simulator.release()
+        told = [(line["status"], line.get("cut"), line["op"]) for line in proxy.lines("request")[2:]]
+        assert told == [(None, "stopped", "forward GET")] * 2
+
+
 def test_the_snapshot_tells_of_all_that_lies_there_whoever_still_reads(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:

@@ -86,6 +86,8 @@ class Connection(RequestHandler):
         if self._task_handler is not None and self._waiter is not None and self._waiter.done():
             # A request came in the same moment: aiohttp (3.14) would begin it, without what this takes away.
             self._task_handler.cancel()
+        elif self._task_handler is not None and self._request_in_progress:
+            self.server.left_alone(self._task_handler)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

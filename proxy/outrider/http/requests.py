@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -176,6 +177,9 @@ class Requests:
             return self._reply(asked, refused.status, s3wire.passed_down(refused.headers), body, length_bytes)
         except ConnectionError:
             self._ended(asked, None, Sent(), "client left")
+            raise
+        except asyncio.CancelledError:
+            self._ended(asked, None, Sent(), "stopped")
             raise
         except Exception:
             log.exception("request failed", extra={"request": asked.id})

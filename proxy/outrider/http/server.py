@@ -60,6 +60,7 @@ class S3Server(web.Server):
         self._connections_max = connections_max
         self._client_idle_s = client_idle_s
         self._moving: set[asyncio.Task[None]] = set()
+        self._left_alone: set[asyncio.Task[None]] = set()
         self.is_ending = False
         """Whoever connects from now on has one request."""
 
@@ -101,13 +102,21 @@ class S3Server(web.Server):
         self.readers.shutdown(wait=True)
 
     async def shutdown(self, timeout: float | None = None) -> None:
-        """Returns when every connection is closed; aiohttp leaves those open whose clients do not say goodbye (TLS)."""
+        """Returns when every connection is closed, and no request is under way. aiohttp leaves those open whose clients
+        do not say goodbye (TLS), and lets those go on whose clients left."""
         still_open = [one for one in self.connections if isinstance(one, Connection)]
+        for task in self._left_alone:
+            task.cancel()
         await super().shutdown(timeout)
         await _all_closed(still_open)
         for one in still_open:
             one.wire.abort()
         await _all_closed(still_open)
+
+    def left_alone(self, request: asyncio.Task[None]) -> None:
+        """Its client left. It goes on, as what is being written is not to be broken off."""
+        self._left_alone.add(request)
+        request.add_done_callback(self._left_alone.discard)
 
     def __call__(self) -> Connection:
         return self._connection(b"")
