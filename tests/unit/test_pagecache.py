@@ -87,3 +87,28 @@ def test_a_file_system_that_may_live_elsewhere_is_not_asked_for_files_at_once(
     directory = BlockDir.open(tmp_path)
     assert not directory.is_told
     directory.close()
+
+
+def test_a_disk_that_comes_in_place_of_another_is_asked_anew_where_its_blocks_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    is_local = True
+
+    def opens_at_once(path: bytes) -> bool:
+        asked.append(path)
+        return is_local
+
+    monkeypatch.setattr(pagecache, "opens_at_once", opens_at_once)
+    root = tmp_path / "c"
+    directory = BlockDir.open(root)
+    try:
+        assert directory.is_told
+        for is_local in (False, True):
+            root.rename(tmp_path / f"gone-{is_local}")
+            root.mkdir()
+            directory.hold()
+            assert directory.is_told is is_local
+    finally:
+        directory.close()
+    assert set(asked) == {os.fsencode(root / "v2")}

@@ -100,8 +100,7 @@ class BlockDir:
                 folder.mkdir(exist_ok=True, mode=0o700)
                 _close_to_others(folder)
             self._sweep_tmp()
-            marker = os.fsencode(self._marker.absolute())
-            self.is_told = pagecache.opens_at_once(marker) and pagecache.knows(marker)
+            self._ask()
         except OSError as error:
             self.close()
             raise UnusableCacheDir(
@@ -140,6 +139,13 @@ class BlockDir:
             finally:
                 if self._lock_fd != gone:
                     os.close(gone)
+            # Its blocks may lie on another file system than those before.
+            with suppress(OSError):
+                self.blocks.mkdir(exist_ok=True, mode=0o700)
+            self._ask()
+
+    def _ask(self) -> None:
+        self.is_told = pagecache.opens_at_once(self._raw_blocks) and pagecache.knows(self._raw_blocks)
 
     def _is_ours(self) -> bool:
         try:
