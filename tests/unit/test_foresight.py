@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from outrider.core.foresight import Foresight
-from outrider.core.model import BlockKey, ObjectVersion
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.samplers import Draw, order_at_once
+from outrider.core.tellings import Telling
 from outrider.simulator.run import Epoch, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Order, Shards
 from tests.support.sampled import SIZE, Sampled
@@ -204,6 +205,84 @@ def test_what_one_worker_reads_as_told_stays_as_it_was_told() -> None:
     told = Random("no seed").sample(range(400), 400)
     proxy.planner.told("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=400)
     assert proxy.foreseen(told, 1) == 1.0
+
+
+def test_what_several_tell_of_their_own_reads_stays_as_they_told_it() -> None:
+    """Workers that drift look like batches, and are none."""
+    for seed in range(20):
+        proxy, chance = Sampled(400), Random(seed)
+        queues = [[number for number in range(400) if number % 4 == worker] for worker in range(4)]
+        for queue in queues:
+            chance.shuffle(queue)
+            refs = [proxy.refs[number] for number in queue]
+            proxy.planner.told("client", refs, proxy.now, start=0, total=len(refs))
+        told = proxy.expected
+        while any(map(len, queues)) and len(queues[0]) > 10:
+            queue = chance.choices(queues, [1, 0.9, 0.8, 0.7])[0]
+            if queue:
+                proxy.read([queue.pop(0)])
+                for _ in proxy.steps():
+                    pass
+        assert proxy.expected == told
+
+
+def test_loaders_of_one_job_may_have_other_batches_and_workers() -> None:
+    """As one for training and one for validation, or the next run of a client."""
+    proxy = Sampled(COUNT)
+    foreseen = []
+    for epoch, (batch, workers) in enumerate([(64, 8), (1, 1), (32, 2), (64, 8)]):
+        told = Random(f"no seed {epoch}").sample(range(COUNT), COUNT)
+        proxy.planner.told("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=COUNT)
+        foreseen.append(proxy.foreseen(beside_each_other(told, batch, workers, Random(epoch)), 24))
+    assert min(foreseen) > 0.8
+
+
+# -- what is found, and given up ------------------------------------------------------------------------------------
+
+
+def test_other_orders_after_those_of_a_seed_are_learned_as_ever() -> None:
+    chosen = sampled(draw=lambda epoch, count: Draw(7 + epoch))
+    repeated = Random("no seed").sample(range(COUNT), COUNT)
+    epochs = simulated([a_job(lambda epoch: chosen(epoch) if epoch < 3 else [repeated], epochs=7)], 1)
+    assert epochs[2].hit_ratio > 0.99
+    assert epochs[3].hit_ratio < 0.5, "the first time"
+    assert min(epoch.hit_ratio for epoch in epochs[4:]) > 0.95
+
+
+def test_a_script_that_begins_anew_is_found_anew() -> None:
+    chosen = sampled(workers=2)
+    epochs = simulated([a_job(lambda epoch: chosen(epoch % 3), epochs=6)], 2)
+    assert min(epoch.hit_ratio for epoch in epochs) > 0.9
+
+
+def test_a_name_that_is_new_meanwhile_does_no_harm() -> None:
+    proxy = Sampled(2000)
+    order = drawn_order(Draw(50), 2000)
+    proxy.read(order[:16])
+    for step, _ in enumerate(proxy.steps()):
+        if step % 5 == 0:
+            ref = ObjectRef("bucket", f"train/{2000 + step:06d}.jpg")
+            proxy.planner.asked("client", ref, SIZE, Extent(0, SIZE), proxy.now)
+            proxy.planner.sent("client", ref, proxy.now)
+    assert proxy.expected[:2000] == order
+
+
+def test_a_plan_that_is_taken_back_for_another_while_workers_are_thought_of_stays_the_other() -> None:
+    proxy = Sampled(COUNT)
+    told = Random("no seed").sample(range(COUNT), 1200)
+    first, rest = told[:800], [number for number in range(COUNT) if number not in set(told)][:300]
+    kept, gone = Telling(), Telling()
+    planner = proxy.planner
+    planner.told("client", [proxy.refs[number] for number in first], proxy.now, start=0, total=None, telling=kept)
+    planner.told("client", [proxy.refs[n] for n in told[800:1100]], proxy.now, start=800, total=None, telling=gone)
+    steps = proxy.steps()
+    proxy.read(beside_each_other(first, 64, 8, Random(1))[:200])
+    next(steps)
+    planner.withdraw(gone, [kept], proxy.now)
+    planner.told("client", [proxy.refs[number] for number in rest], proxy.now, start=1100, total=None)
+    for _ in steps:
+        pass
+    assert set(proxy.expected) == {*first, *rest}
 
 
 # -- what it costs -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
-from outrider.core.samplers import Draw, turn_of
+from outrider.core.samplers import Draw, at_once, out_of_batches, turn_of
 
 # How many of the last reads tell where a pass is: odd, for the median.
 _RECENT = 9
@@ -101,6 +101,13 @@ class Pass:
         self.looks_in_vain = 0
         # What the pass after this one will read, where that is known already.
         self.upcoming: Drawn | None = None
+        # Whether more than one worker tells of it; of the one that does, how much it has told.
+        self.several = False
+        self._told_to = 0
+        # Grows with each change of what is expected.
+        self.changes = 0
+        # How many names there were for its sampler to draw of.
+        self.drawn_of = 0
         # What one process tells, or draws, may be read by several beside each other, a batch of each in turn.
         self.batch = self.workers = 1
         self.round = Round()
@@ -259,9 +266,6 @@ class Pass:
             self._find_frontier()
         elif self.agenda:
             self.order -= _NEWEST * self.order
-        if self.draw is not None and self.order <= ORDER_OPEN:
-            # What follows on a wrong guess is another one.
-            self.way, self.upcoming = -1, None
         self.done[key] = len(self.log)
         self.log.append(key)
         # A pass whose job has let go of it hears of no new names.
@@ -285,9 +289,16 @@ class Pass:
         self.gap_s, self.pause_s, self._gaps = other.gap_s, other.pause_s, other._gaps
         self.batch, self.workers = other.batch, other.workers
 
+    def undraw(self) -> None:
+        """It reads in another order than its sampler would have drawn."""
+        self.draw = self.last_draw = self.upcoming = None
+        self.way, self.repeats, self.batch, self.workers, self.drawn_of = -1, True, 1, 1, 0
+        self.look_at = max(LOOK_FIRST, len(self.log))
+
     def draw_after(self, other: Pass) -> None:
         """It is the epoch after that one's."""
         self.last_draw, self.way, self.looks_in_vain = other.draw, other.way, other.looks_in_vain
+        self.drawn_of = other.drawn_of
         self.draw = None
         self.look_at = LOOK_FIRST if self.last_draw is None else LOOK_AGAIN if self.way < 0 else 0
         upcoming, other.upcoming = other.upcoming, None
@@ -311,7 +322,7 @@ class Pass:
 
     def hear(self, key: int, place: int) -> None:
         """The leader has read `key` as its `place`-th: so will this pass."""
-        if self.told:
+        if self.told or self.draw is not None:
             return
         self.expect((key,))
         if place >= len(self.agenda):
@@ -357,11 +368,13 @@ class Pass:
         if self.cursor > self.place[key]:
             # What was taken for the end of the pass was none, and fetching had begun with the next one.
             self.cursor = self.place[key]
+        self.changes += 1
         self.agenda.append(key)
         self._expected_read += self.done[key] >= 0
 
     def plan(self, keys: Iterable[int], *, order: float) -> None:
         """A new agenda, for this very pass."""
+        self.changes += 1
         self.agenda, self.place = array("i"), blanks(len(self.place))
         self.order, self._expected_read, self.cursor = order, 0, 0
         self.again.clear()
@@ -406,6 +419,10 @@ class Pass:
             self._untold = self.agenda, self.order, self.number
             self.plan((), order=1.0)
             self.told, self.number, self.leader = True, max(1, self.number), None
+            self.several, self._told_to = False, 0
+        if start != self._told_to:
+            self._is_told_by_several()
+        self._told_to = start + len(keys)
         new = [((turn_of(start + i, self.batch, self.workers) + 0.5) / total, key)
                for i, key in enumerate(keys) if self.place[key] < 0]  # fmt: skip
         if self.workers > 1:
@@ -419,6 +436,16 @@ class Pass:
                 self._append(key)
         self._recall()
 
+    def _is_told_by_several(self) -> None:
+        """Each tells what it reads itself: nothing of it is another one's turn."""
+        self.several = True
+        if self.workers > 1:
+            self.agenda = at_once(out_of_batches(self.agenda, self.batch, self.workers))
+            self.batch = self.workers = 1
+            for place, key in enumerate(self.agenda):
+                self.place[key] = place
+            self.cursor = 0
+
     def _cut(self, first: int) -> list[tuple[float, int]]:
         """Take out what was told from this place on: shares and keys."""
         tail = list(zip(self._shares[first:], self.agenda[first:], strict=True))
@@ -431,6 +458,7 @@ class Pass:
 
     def withdraw(self, keys: Set[int]) -> None:
         """Expect none of these any more. When no told one is left, expect what was expected before."""
+        self.several = True  # places are no longer what one has told
         rest = [place for place, key in enumerate(self.agenda) if key not in keys]
         if self.told:
             self._shares = array("d", (self._shares[place] for place in rest))

@@ -10,7 +10,17 @@ from itertools import pairwise
 from outrider.core.datasets import Names
 from outrider.core.epochs import LOOK_AGAIN, LOOK_FIRST, Drawn, Pass, blanks
 from outrider.core.kept import Dataset
-from outrider.core.samplers import Draw, Seeds, batches_of, following, in_batches, is_enough, next_draws, order_of
+from outrider.core.samplers import (
+    Draw,
+    Seeds,
+    batches_of,
+    following,
+    in_batches,
+    is_enough,
+    next_draws,
+    order_of,
+    out_of_batches,
+)
 
 # It is looked again after so many times the reads.
 _LOOK_LATER = 3
@@ -18,8 +28,8 @@ _LOOK_LATER = 3
 _IN_VAIN_MAX = 12
 # Passes that are thought of at a time.
 _THOUGHTS_MAX = 64
-# Reads after which no beginning is looked at any more.
-_READS_MAX = 1296
+# Reads after which no beginning is looked at any more; those that are looked at for batches, and how far in the order.
+_READS_MAX, _LOOKED_AT, _PLACES_MAX = 1296, 512, 65_536
 # Small steps of work that are done at once.
 _AT_ONCE = 1024
 
@@ -60,6 +70,7 @@ class _Thought:
         self._dataset = dataset
         self._seeds = seeds
         self._names = dataset.names
+        self._count = one.drawn_of or len(dataset.names.listed)
         self._known = one.told, one.draw, one.round
         if one.draw is None and not one.told:
             steps = self._sampler()
@@ -79,16 +90,18 @@ class _Thought:
 
     def _sampler(self) -> Generator[None, None, None]:
         one = self.one
-        # What a sampler's numbers stand for is the order of the names, most often.
-        if not (yield from _is_sorted(self._names)):
-            return
-        draw = yield from self._draw()
-        if draw is None:
-            return
+        if is_enough(len(one.log), self._count) or one.last_draw is not None:
+            # What a sampler's numbers stand for is the order of the names, most often.
+            draw = (yield from self._draw()) if (yield from _is_sorted(self._names)) else None
+            if draw is not None:
+                yield from self._drawn_by(draw)
+
+    def _drawn_by(self, draw: Draw) -> Generator[None, None, None]:
+        one = self.one
         drawn = yield from self._drawn(draw, 1, 1)
         batch, workers = one.batch, one.workers
         if one.last_draw is None:
-            batches = batches_of(_first_places(one, drawn.place))
+            batches = yield from self._batches_in(drawn.agenda)
             if batches is None:
                 one.look_at = _soon(one)
                 return
@@ -97,13 +110,12 @@ class _Thought:
             drawn = yield from self._drawn(draw, batch, workers)
         if self._holds:
             one.drawn(drawn)
-            one.batch, one.workers = batch, workers
+            one.batch, one.workers, one.drawn_of = batch, workers, self._count
             yield from self._dataset.think_anew()
 
     def _draw(self) -> Generator[None, None, Draw | None]:
         """None: it is not known, or not yet."""
-        one, names = self.one, self._names
-        count = len(names.listed)
+        one, names, count = self.one, self._names, self._count
         reads = [rank for key in one.log[:_READS_MAX] if (rank := names.rank_of(key)) >= 0]
         if one.last_draw is not None:
             likely = next_draws(one.last_draw, count)
@@ -113,6 +125,7 @@ class _Thought:
             if draw is not None:
                 one.way = likely.index(draw)
                 return draw
+        count = self._count = len(names.listed)
         if not is_enough(len(one.log), count):
             return None
         one.last_draw, one.way = None, -1
@@ -123,7 +136,7 @@ class _Thought:
     def _next_pass(self) -> Generator[None, None, None]:
         one = self.one
         assert one.draw is not None
-        draw = next_draws(one.draw, len(self._names.listed))[one.way]
+        draw = next_draws(one.draw, self._count)[one.way]
         upcoming = yield from self._drawn(draw, one.batch, one.workers)
         one.look_at = _soon(one)
         if self._holds and one.way >= 0:
@@ -131,33 +144,40 @@ class _Thought:
             yield from self._dataset.think_anew()
 
     def _batches(self) -> Generator[None, None, None]:
-        one, told = self.one, len(self.one.agenda)
-        batches = batches_of(_first_places(one, one.place))
+        one, changes = self.one, self.one.changes
+        before = one.batch, one.workers
+        order = yield from out_of_batches(one.agenda[:], *before)
+        batches = yield from self._batches_in(order)
         one.look_at = _soon(one)
-        if batches is None or batches == (1, 1):
+        if batches is None or batches == before:
             return
-        agenda = yield from in_batches(one.agenda[:], *batches)
+        agenda = yield from in_batches(order, *batches)
         place = yield from _places(agenda, len(self._names.keys))
-        if not self._holds or len(one.agenda) != told:
+        if not self._holds or one.changes != changes:
             one.look_at = len(one.log)
             return
         one.batch, one.workers = batches
         one.follow(agenda, place)
         yield from self._dataset.think_anew()
 
+    def _batches_in(self, order: array[int]) -> Generator[None, None, tuple[int, int] | None]:
+        """Of those who read this order beside each other."""
+        log = self.one.log
+        place: dict[int, int] = {}
+        for begin in range(0, min(len(order), _PLACES_MAX), _AT_ONCE):
+            place.update(zip(order[begin : begin + _AT_ONCE], range(begin, begin + _AT_ONCE), strict=False))
+            yield
+        return batches_of([place[key] for key in log[:_LOOKED_AT] if key in place])
+
     def _drawn(self, draw: Draw, batch: int, workers: int) -> Generator[None, None, Drawn]:
         listed = self._names.listed
-        agenda = yield from order_of(draw, len(listed))
+        agenda = yield from order_of(draw, self._count)
         for number, rank in enumerate(agenda):
             agenda[number] = listed[rank]
             if number % _AT_ONCE == 0:
                 yield
         agenda = yield from in_batches(agenda, batch, workers)
         return Drawn(draw, agenda, (yield from _places(agenda, len(self._names.keys))))
-
-
-def _first_places(one: Pass, place: array[int]) -> list[int]:
-    return [place[key] for key in one.log[:_READS_MAX] if key < len(place) and place[key] >= 0]
 
 
 def _soon(one: Pass) -> int:

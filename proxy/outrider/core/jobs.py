@@ -24,6 +24,8 @@ _KEYS_MANY = 100_000
 _CLEAN = 7.0
 # A follower of a known order is believed after nine reads in order.
 _FOLLOWS = 0.8
+# Some twenty reads elsewhere refute an order; fewer may be a worker that was held up, and reads its batch in one go.
+_REFUTED = 0.1
 # A little more in order than not: it may yet prove one.
 _LEANS = 0.6
 # Reads of an epoch that may be heard of before what it was told.
@@ -123,11 +125,19 @@ class Job:
             newest.begin_next(now)
             self._clear_evidence()
 
+    def _give_up_draw(self, one: Pass, names: Names) -> None:
+        share = len(one.agenda) < len(names.listed)
+        one.undraw()
+        if share:
+            one.plan(names.listed, order=ORDER_UNLIKELY)
+
     def _wonder(self, one: Pass, names: Names) -> None:
+        if one.draw is not None and one.order < _REFUTED:
+            self._give_up_draw(one, names)
         if len(one.log) < one.look_at or self.free:
             return
         if one.told or one.draw is not None:
-            wonders = one.workers == 1 or (one.way >= 0 and one.upcoming is None)
+            wonders = not (one.told and one.several) or (one.way >= 0 and one.upcoming is None)
         else:
             wonders = not one.order_known and len(names.listed) > 0
         if wonders:
@@ -174,6 +184,10 @@ class Job:
         if newest.draw is not None and newest.left > 0 and 0 <= newest.place[key] < _PADDING:
             return None
         tail = _tail(newest, readers)
+        if newest.draw is not None and newest.left <= tail:
+            newest.begin_next(now)
+            self._clear_evidence()
+            return newest
         if newest.trusted and newest.agenda and newest.left <= tail and newest.leader is None and not self.free:
             return self._follow(newest, key_count, now, trusted=True)
         if self.free:

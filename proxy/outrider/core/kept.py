@@ -274,6 +274,7 @@ class Dataset:
         self._together = None
         self.kept, self._ranked, self.recent = {}, SortedList(), OrderedDict()
         self._passes, self._sweep, self._names_listed = None, [], 0
+        self.puzzles.clear()
         for one in kept:
             size = names.sizes[one.key]
             one.key = self.names.number(names.keys[one.key])

@@ -14,9 +14,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Sequence, Set
+from itertools import count as counted
 from math import gcd, sqrt
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 # Seeds that are tried, and those that people like beyond them, with the epochs that follow each.
 _SEEDS = 4096
@@ -37,6 +40,8 @@ _PROOF_OF_SHARE = 48
 # Ranks, or the workers of small batches, overtake each other; what is farther apart are batches. Of a batch that has
 # so many reads the first is there. More in a row than the ranks of a node are a batch.
 _GAP, _SETTLED, _RUN = 8, 3, 17
+# Of the reads so far, so many were the very first of the order.
+_WHOLE = 0.75
 # Steps of work that are done at once.
 _AT_ONCE = 512
 _WORDS, _STATE_VERSION = 624, 3
@@ -67,7 +72,10 @@ def order_of(draw: Draw, count: int) -> Generator[None, None, array[int]]:
     """What it draws of `count` objects, as their numbers; yields now and then."""
     numbers = _Numbers(draw.seed)
     yield from numbers.skip(draw.spent)
-    order = array("i", range(count))
+    order = array("i")
+    for begin in range(0, count, 16 * _AT_ONCE):
+        order.extend(range(begin, min(begin + 16 * _AT_ONCE, count)))
+        yield
     for begin in range(0, count - 1, _AT_ONCE):
         end = min(begin + _AT_ONCE, count - 1)
         for place, number in enumerate(numbers.take(end - begin), begin):
@@ -81,15 +89,19 @@ def order_of(draw: Draw, count: int) -> Generator[None, None, array[int]]:
     return own
 
 
-def order_at_once(draw: Draw, count: int) -> array[int]:
-    """The same for who has the time: a million take most of a second."""
-    work = order_of(draw, count)
+def at_once(work: Generator[None, None, T]) -> T:
+    """Its result, for who has the time."""
     while True:
         try:
             next(work)
         except StopIteration as end:
-            order: array[int] = end.value
-            return order
+            result: T = end.value
+            return result
+
+
+def order_at_once(draw: Draw, count: int) -> array[int]:
+    """See `order_of`: a million take most of a second."""
+    return at_once(order_of(draw, count))
 
 
 def turn_of(number: int, batch: int, workers: int) -> int:
@@ -113,6 +125,20 @@ def in_batches(order: array[int], batch: int, workers: int) -> Generator[None, N
     return read
 
 
+def out_of_batches(read: array[int], batch: int, workers: int) -> Generator[None, None, array[int]]:
+    """The order of which `in_batches` made this; yields now and then."""
+    if workers == 1:
+        return read
+    order, round_of_all = array("i", read), batch * workers
+    for begin in range(0, len(read), round_of_all):
+        some = read[begin : begin + round_of_all]
+        turns = yield from in_batches(array("i", range(len(some))), batch, workers)
+        for number, key in zip(turns, some, strict=True):
+            order[begin + number] = key
+        yield
+    return order
+
+
 class _Run:
     """Places that were read one after the other, about: `next` follows on the last."""
 
@@ -127,7 +153,14 @@ def batches_of(places: Sequence[int]) -> tuple[int, int] | None:
     """How large the batches are, and how many workers read one each, by the places in their order of what was read so
     far. 1, 1 is one after the other. None: not clear, or no process reads so."""
     # Ranks of one node read about what the others do.
-    return _batches_of(places, 0) or _batches_of(places, _GAP)
+    found = _batches_of(places, 0) or _batches_of(places, _GAP)
+    if found is None:
+        seen = set(places)
+        whole = next(place for place in counted() if place not in seen)
+        if whole >= max(_RUN, _WHOLE * len(places)):
+            # Whoever reads: nothing is left out.
+            return 1, 1
+    return found
 
 
 def _batches_of(places: Sequence[int], gap: int) -> tuple[int, int] | None:
