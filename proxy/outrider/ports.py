@@ -18,6 +18,9 @@ Clock = Callable[[], float]
 Chunks = AsyncGenerator[bytes, None]
 """A body as it arrives; `aclose` gives up what is left of it."""
 
+Name = ObjectRef | str
+"""An object; or a bucket, with all that is in it."""
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -208,4 +211,10 @@ class SteeredStore(BlockStore, Protocol):
 class Versions(Protocol):
     """Told by the store, after a start, of each version that it found blocks of."""
 
-    def recall(self, origin: str, version: ObjectVersion) -> None: ...
+    def recall(self, origin: str, version: ObjectVersion, *, vouched: bool) -> None:
+        """`vouched`: a LIST that shows it may do for a question about it."""
+        ...
+
+    def vouches(self, origin: str, version: ObjectVersion) -> bool:
+        """Whether it may be recalled so after a stop; from any thread, while nothing changes."""
+        ...

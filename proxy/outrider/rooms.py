@@ -17,6 +17,7 @@ from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.recovery import Recovery
+from outrider.adapters.touchfile import TouchFile
 from outrider.core import blockfile
 from outrider.core.buffers import Buffers, Shares
 from outrider.core.concurrency import Concurrency
@@ -51,7 +52,7 @@ from outrider.http.requests import Requests
 from outrider.http.server import S3Server
 from outrider.http.steering import Steering
 from outrider.metrics import Metrics
-from outrider.ports import Origin
+from outrider.ports import Name, Origin
 from outrider.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -192,6 +193,9 @@ def make_rooms(
     )  # fmt: skip
     pinning = Pinning(warming, prefetch, openings, lambda saved: _save_pins(store, saved))
     pinning.restore(pinfile.load(directory.pins), limits.capacity_bytes)
+    # What is kept in memory ends with us.
+    touched = None if str(settings.cache_dir) == "memory" else TouchFile(directory, store.work)
+    forwards = Forwards(origin, asking, catalog, listings, partial(_note, touched, catalog, openings))
     steering = Steering(
         lambda: outrider.status(), prefetch,
         Orders(warming, pinning, Verifying(store, tasks.spawn, time.time), access, time.time), access, metrics,
@@ -199,7 +203,7 @@ def make_rooms(
     )  # fmt: skip
     spans = _spans(settings, traces)
     requests = Requests(
-        reads, Forwards(origin, asking, catalog, listings), prefetch, access, steering, metrics, buffers, warming.hint,
+        reads, forwards, prefetch, access, steering, metrics, buffers, warming.hint,
         domains=settings.domain, most=settings.requests, client_timeout_s=settings.client_timeout_s, spans=spans,
     )  # fmt: skip
     new_lane = partial(
@@ -221,7 +225,7 @@ def make_rooms(
     outrider = Outrider(
         settings, metrics, store, catalog, flights, planner, ghost, prefetch, server, steering, credentials, overview
     )
-    return outrider, Recovery(store, catalog)
+    return outrider, Recovery(store, catalog, touched=touched)
 
 
 async def make_traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
@@ -269,6 +273,14 @@ def _access(settings: Settings) -> Access:
 def _names_of_keys(settings: Settings) -> dict[str, str]:
     known = settings.known_clients if settings.auth == "sigv4" else ()
     return {client.access_key: client.name for client, _ in known}
+
+
+async def _note(touched: TouchFile | None, catalog: Catalog, openings: Openings, names: Sequence[Name]) -> None:
+    """Only what may have blocks: to write new names costs nothing."""
+    if touched is not None and touched.is_whole:
+        names = [n for n in names if isinstance(n, str) or catalog.may_have(n) or openings.is_asking(n)]
+    if touched is not None and names:
+        await touched.note(names)
 
 
 async def _save_pins(store: DiskStore, saved: Sequence[SavedPin]) -> None:

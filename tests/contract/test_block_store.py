@@ -10,21 +10,23 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outrider import pagecache
-from outrider.adapters import blockdir
+from outrider.adapters import blockdir, snapshot
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.diskwork import _THREADS, DiskWork
 from outrider.adapters.diskwriter import DiskBlockWriter
 from outrider.adapters.leases import FileLease, OpenFile
 from outrider.adapters.recovery import Recovery
+from outrider.adapters.touchfile import TouchFile
 from outrider.core.blockfile import PAGE_BYTES, BlockMeta, Header
 from outrider.core.errors import StoreUnavailable
 from outrider.core.eviction import POLICIES, Lru
@@ -33,6 +35,7 @@ from outrider.core.scrubbing import Pace
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore
 from tests.support.fakes import AtOnce, FakeClock, ramp
+from tests.support.sickdisk import SickDisk
 
 BLOCK = 8 * 1024
 MIB = 1024 * 1024
@@ -64,9 +67,15 @@ class Believed:
 
     def __init__(self) -> None:
         self.versions: list[ObjectVersion] = []
+        self.vouched: list[ObjectVersion] = []
 
-    def recall(self, origin: str, version: ObjectVersion) -> None:
+    def recall(self, origin: str, version: ObjectVersion, *, vouched: bool = False) -> None:
         self.versions.append(version)
+        if vouched:
+            self.vouched.append(version)
+
+    def vouches(self, origin: str, version: ObjectVersion) -> bool:
+        return False
 
 
 class Disk:
@@ -1260,3 +1269,75 @@ async def test_free_space_is_looked_at_once_a_second_and_whenever_it_may_be_shor
     disk.clock.advance(1.1)
     await disk.write(meta_of(7))
     assert len(looks) == seen + 1
+
+
+def noting(disk: Disk) -> tuple[TouchFile, Recovery]:
+    touched = TouchFile(disk.store.directory, disk.store.work)
+    return touched, Recovery(disk.store, disk.believed, touched=touched)
+
+
+async def test_what_was_found_after_a_crash_is_vouched_for_where_it_was_not_written_nor_filled_too_soon(
+    root: Path,
+) -> None:
+    modified = (("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT"),)
+    old, written = (meta_of(key=key, headers=modified) for key in ("old", "written"))
+    new = meta_of(key="new", headers=modified)
+    put_at = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+    disk = Disk(root)
+    touched, recovery = noting(disk)
+    await recovery.index()
+    await disk.write(old, written, new)
+    await touched.note([written.version.ref])
+    for meta, filled_at in ((old, put_at + 60), (written, put_at + 60), (new, put_at + 59)):
+        os.utime(disk.path(meta), (filled_at, filled_at))
+    disk.close()
+    for _ in range(2):
+        disk = Disk(root)
+        _, recovery = noting(disk)
+        await recovery.index()
+        assert disk.believed.vouched == [old.version]
+        disk.close()
+
+
+async def test_notes_of_what_a_start_could_not_read_are_kept(root: Path) -> None:
+    disk = Disk(root)
+    touched, recovery = noting(disk)
+    await recovery.index()
+    await disk.write(meta := meta_of())
+    await touched.note([meta.version.ref])
+    disk.close()
+    disk = Disk(root)
+    touched, recovery = noting(disk)
+    with SickDisk(disk.store.directory.blocks) as sick:
+        sick.fail(["open"], errno.EIO)
+        await recovery.index()
+    assert len(disk.store) == 0
+    assert not touched.is_whole
+    disk.close()
+    disk = Disk(root)
+    assert noting(disk)[0].has(meta.version.ref)
+    disk.close()
+
+
+async def test_a_snapshot_that_a_write_overtakes_is_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(root)
+    touched, recovery = noting(disk)
+    await recovery.index()
+    await disk.write(meta := meta_of())
+    encode = snapshot.encode
+
+    def meanwhile(blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool]) -> Iterator[bytes]:
+        yield from encode(blocks, vouches)
+        touched._note([meta.version.ref])
+
+    monkeypatch.setattr(snapshot, "encode", meanwhile)
+    await recovery.save()
+    assert not disk.store.directory.snapshot.exists()
+    monkeypatch.undo()
+    disk.close()
+    disk = Disk(root)
+    touched, recovery = noting(disk)
+    await recovery.index()
+    await recovery.save()
+    assert disk.store.directory.snapshot.exists()
+    disk.close()

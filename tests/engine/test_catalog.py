@@ -111,6 +111,84 @@ def test_after_a_write_no_list_does_for_the_question_to_the_object() -> None:
     assert catalog.fresh(A) is None
 
 
+def test_what_a_start_found_and_nobody_wrote_to_since_a_list_may_vouch_for_a_while() -> None:
+    catalog, clock = catalog_of()
+    catalog.recall("http://o", dated(), vouched=True)
+    assert catalog.fresh(A) is None, "no LIST yet"
+    for _ in range(80):
+        catalog.listed("bkt", [in_a_list()], catalog.mark())
+        assert catalog.fresh(A) == dated()
+        clock.advance(45)
+    catalog.listed("bkt", [in_a_list()], catalog.mark())
+    clock.advance(30)
+    assert catalog.fresh(A) is None, "after an hour"
+
+
+def test_no_list_vouches_for_what_a_start_found_once_it_was_written_or_another_was_shown() -> None:
+    catalog, _ = catalog_of()
+    catalog.recall("http://o", dated(), vouched=True)
+    catalog.listed("bkt", [in_a_list(2)], catalog.mark())
+    catalog.listed("bkt", [in_a_list()], catalog.mark())
+    assert catalog.fresh(A) is None
+    catalog, _ = catalog_of()
+    catalog.forget(A)
+    catalog.recall("http://o", dated(), vouched=True)
+    catalog.listed("bkt", [in_a_list()], catalog.mark())
+    assert catalog.fresh(A) is None
+
+
+def test_of_two_versions_that_a_start_found_the_one_that_is_vouched_for_counts() -> None:
+    catalog, _ = catalog_of()
+    catalog.recall("http://o", dated(1))
+    catalog.recall("http://o", dated(2), vouched=True)
+    catalog.listed("bkt", [in_a_list(2)], catalog.mark())
+    assert catalog.fresh(A) == dated(2)
+    catalog.recall("http://o", dated(1), vouched=True)
+    assert catalog.fresh(A) == dated(2), "it was asked about already"
+    catalog, _ = catalog_of()
+    catalog.recall("http://o", dated())
+    catalog.recall("http://o", dated(), vouched=True)
+    catalog.listed("bkt", [in_a_list()], catalog.mark())
+    assert catalog.fresh(A) is None, "one block of it was filled too soon"
+
+
+def test_what_is_vouched_for_after_a_stop_is_what_the_origin_told_last_with_the_same_headers() -> None:
+    catalog, _ = catalog_of()
+    assert not catalog.vouches("http://o", dated())
+    catalog.learn(dated(), catalog.mark())
+    assert not catalog.vouches("http://o", dated()), "it may be put again with the same date"
+    catalog.learn(dated(), catalog.mark(), settled=True)
+    assert catalog.vouches("http://o", dated())
+    assert not catalog.vouches("http://another", dated())
+    assert not catalog.vouches("http://o", replace(dated(), headers=(*dated().headers, ("x-amz-tagging-count", "1"))))
+    catalog.forget(A)
+    assert not catalog.vouches("http://o", dated())
+    catalog.learn(dated(), catalog.mark(), settled=True)
+    assert catalog.vouches("http://o", dated())
+    catalog.doubt(A)
+    catalog.learn(dated(), catalog.mark(), settled=True)
+    assert not catalog.vouches("http://o", dated()), "the write may be carried out yet"
+
+
+def test_what_was_found_and_not_asked_about_is_as_it_was_for_the_next_start() -> None:
+    catalog, _ = catalog_of()
+    catalog.recall("http://o", dated(), vouched=True)
+    catalog.recall("http://o", version(B))
+    assert catalog.vouches("http://o", dated())
+    assert not catalog.vouches("http://o", version(B))
+    catalog.forget(A)
+    assert not catalog.vouches("http://o", dated())
+
+
+def test_what_fell_out_or_was_gone_may_have_blocks_still() -> None:
+    catalog, _ = catalog_of(capacity=1)
+    catalog.learn(version(A), catalog.mark())
+    catalog.learn(version(B), catalog.mark())
+    catalog.gone(B)
+    catalog.gone(ELSEWHERE)
+    assert [catalog.may_have(ref) for ref in (A, B, ELSEWHERE)] == [True, True, False]
+
+
 def test_of_what_was_found_at_a_start_no_list_knows_whether_its_headers_still_hold() -> None:
     catalog, clock = catalog_of()
     catalog.recall("http://o", dated())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,21 @@ async def test_each_write_makes_doubtful_what_it_may_have_changed(
     await room.get(OTHER)
     await send(room, method, target, headers=headers, keys=keys)
     assert {ref for ref in (REF, OTHER) if room.catalog.fresh(ref) is None} == forgotten
+
+
+async def test_what_is_written_is_noted_before_it_is_sent_and_again_before_it_is_answered(room: Engine) -> None:
+    noted: list[tuple[list[object], int]] = []
+
+    async def note(names: Sequence[object]) -> None:
+        noted.append((list(names), room.origin.count("PUT") + room.origin.count("POST")))
+
+    room.forwards._note = note
+    await send(room, "PUT", "/train/a.tar?tagging", b"")
+    assert noted == [([REF], 0), ([REF], 1)]
+    noted.clear()
+    await send(room, "POST", "/train?delete", keys=["b.tar"])
+    await send(room, "PUT", "/train?lifecycle")
+    assert [names for names, _ in noted] == [[OTHER], [OTHER], ["train"], ["train"]]
 
 
 @pytest.mark.parametrize("read", ["GET", "HEAD"])

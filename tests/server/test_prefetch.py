@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import random
+import signal
+import time
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.proxy import START_DEADLINE_S, Proxy
+from tests.support.proxy import START_DEADLINE_S, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import ask
+from tests.support.sickdisk import SickDisk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.support.bucket import Bucket
     from tests.support.simulator import Simulator
@@ -160,36 +168,151 @@ def test_the_status_tells_how_far_it_rides_and_what_another_size_would_hit(proxi
     assert by_size["4"] >= by_size["1"] > 0
 
 
-def test_what_a_start_found_is_asked_about_once_each_and_nothing_is_fetched_for_it(
-    proxies: Callable[..., Proxy], simulator: Simulator
+def settled(bucket: Bucket, proxy: Proxy) -> None:
+    """As if all of it had been put long ago: by the bucket's clock, and by the dates of block files."""
+    client = bucket.client()
+    last = client.head_object(Bucket=NAME, Key=KEYS[-1])["LastModified"]
+    while True:
+        told = client.head_object(Bucket=NAME, Key=KEYS[-1])["ResponseMetadata"]["HTTPHeaders"]["date"]
+        if parsedate_to_datetime(told) - last >= timedelta(seconds=2):
+            break
+    client.close()
+    epoch(proxy, KEYS)
+    aged(proxy.cache_dir)
+
+
+def aged(cache_dir: Path) -> None:
+    later = time.time() + 3600
+    for path in (cache_dir / "v2").rglob("*"):
+        os.utime(path, (later, later))
+
+
+def heads(simulator: Simulator) -> int:
+    return sum(request.method == "HEAD" for request in simulator.log())
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_after_a_restart_one_list_does_for_a_question_about_each_object(
+    crashed: bool, proxies: Callable[..., Proxy], bucket: Bucket, simulator: Simulator
 ) -> None:
     proxy = proxies(freshness="ttl:60", cache_size="1GiB")
-    epoch(proxy, KEYS)
-    proxy.restart()
+    settled(bucket, proxy)
+    # Not one that nobody has here, nor what its own write left: it is noted once, and then no more.
+    client = proxy.client()
+    client.put_object(Bucket=NAME, Key="of its own", Body=b"x")
+    for _ in range(2):
+        proxy.restart(crashed=crashed)
+        simulator.reset()
+        assert set(epoch(proxy, KEYS)) == {"HIT"}
+        lists = [one for one in simulator.log() if one.method == "GET" and "list-type" in one.query]
+        assert len(lists) == 1
+        assert heads(simulator) < SHARDS / 2
+        assert simulator.counts().body_bytes < len(SHARD), "nothing but the list"
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_what_was_filled_within_seconds_of_its_put_is_asked_about_once_and_nothing_is_fetched_for_it(
+    crashed: bool, proxies: Callable[..., Proxy], bucket: Bucket, simulator: Simulator
+) -> None:
+    client = bucket.client()
+    proxy = proxies(freshness="ttl:60", cache_size="1GiB")
+    for number, key in enumerate(KEYS):
+        client.put_object(Bucket=NAME, Key=key, Body=SHARD[number:])
+        assert ask(proxy.address, "GET", f"/{NAME}/{key}").body == SHARD[number:]
+    client.close()
+    proxy.restart(crashed=crashed)
     simulator.reset()
     for _ in range(2):
         assert set(epoch(proxy, KEYS)) == {"HIT"}
-    assert sum(request.method == "HEAD" for request in simulator.log()) == SHARDS
+    assert heads(simulator) == SHARDS
     assert simulator.counts().body_bytes < len(SHARD), "nothing but the list"
 
 
-def test_tags_put_through_it_show_after_a_restart_however_often_the_dataset_is_listed(
-    proxies: Callable[..., Proxy], simulator: Simulator
+TAGS = {"TagSet": [{"Key": "a", "Value": "b"}]}
+
+
+def tags_told(address: tuple[str, int]) -> str | None:
+    return ask(address, "HEAD", f"/{NAME}/{KEYS[-1]}").headers.get("x-amz-tagging-count")
+
+
+@pytest.fixture
+def untagged(bucket: Bucket) -> Iterator[None]:
+    yield
+    client = bucket.client()
+    client.delete_object_tagging(Bucket=NAME, Key=KEYS[-1])
+    client.close()
+
+
+@pytest.mark.parametrize("read_again", [False, True])
+@pytest.mark.parametrize("crashed", [False, True])
+@pytest.mark.usefixtures("untagged")
+def test_tags_put_through_it_show_after_restarts_however_often_the_dataset_is_listed(
+    crashed: bool, read_again: bool, proxies: Callable[..., Proxy], bucket: Bucket, simulator: Simulator
 ) -> None:
     proxy = proxies(freshness="ttl:60", cache_size="1GiB")
-    epoch(proxy, KEYS)
-    tags = {"TagSet": [{"Key": "a", "Value": "b"}]}
-    proxy.client().put_object_tagging(Bucket=NAME, Key=KEYS[-1], Tagging=tags)
-
-    def count() -> str | None:
-        return ask(proxy.address, "HEAD", f"/{NAME}/{KEYS[-1]}").headers.get("x-amz-tagging-count")
-
-    try:
-        assert count() == "1"
-        proxy.restart()
+    settled(bucket, proxy)
+    proxy.client().put_object_tagging(Bucket=NAME, Key=KEYS[-1], Tagging=TAGS)
+    for _ in range(2):
+        if read_again:
+            assert tags_told(proxy.address) == "1"
+        proxy.restart(crashed=crashed)
         simulator.reset()
         epoch(proxy, KEYS[:-1])
         assert any("list-type" in request.query for request in simulator.log())
-        assert count() == "1"
-    finally:
-        proxy.client().delete_object_tagging(Bucket=NAME, Key=KEYS[-1])
+        assert heads(simulator) < SHARDS / 2, "it vouches for the others"
+    assert tags_told(proxy.address) == "1"
+
+
+@pytest.mark.usefixtures("untagged")
+def test_tags_that_were_answered_for_show_after_a_sigkill(bucket: Bucket, simulator: Simulator, tmp_path: Path) -> None:
+    flags = {"origin": simulator.endpoint, "freshness": "ttl:60", "block_size": "64KiB"}
+    with ServedProxy(bucket, tmp_path, **flags) as proxy:
+
+        def read(keys: list[str]) -> None:
+            for key in keys:
+                ask(proxy.address, "GET", f"/{NAME}/{key}")
+                proxy.settle()
+
+        read(KEYS)
+        aged(proxy.cache_dir)
+        client = s3_client(proxy.endpoint)
+        client.put_object_tagging(Bucket=NAME, Key=KEYS[-1], Tagging=TAGS)
+        client.close()
+        for _ in range(2):
+            proxy.send(signal.SIGKILL)
+            assert proxy.wait() == -signal.SIGKILL
+            proxy.start()
+            simulator.reset()
+            read(KEYS[:20])
+            proxy.wait_until(lambda: any("list-type" in one.query for one in simulator.log()), "a LIST")
+            read(KEYS[20:-1])
+            assert heads(simulator) < SHARDS - 5, "it vouches for others"
+        assert tags_told(proxy.address) == "1"
+
+
+def test_what_is_kept_in_memory_ends_with_the_proxy_and_needs_no_notes(proxies: Callable[..., Proxy]) -> None:
+    proxy = proxies(cache_dir="memory")
+    epoch(proxy, KEYS[:1])
+    proxy.client().put_object(Bucket=NAME, Key=KEYS[0], Body=SHARD)
+    assert not proxy.outrider.store.directory.touched.exists()
+
+
+@pytest.mark.parametrize(
+    ("acts", "number"), [(["open"], errno.ENOSPC), (["open", "unlink", "rename"], errno.EROFS)], ids=["full", "shut"]
+)
+@pytest.mark.usefixtures("untagged")
+def test_where_a_write_cannot_be_noted_it_is_carried_out_and_all_is_asked_about_after_a_crash(
+    acts: list[str], number: int, proxies: Callable[..., Proxy], bucket: Bucket, simulator: Simulator
+) -> None:
+    proxy = proxies(freshness="ttl:60", cache_size="1GiB")
+    settled(bucket, proxy)
+    with SickDisk(proxy.cache_dir) as disk:
+        disk.fail(acts, number)
+        proxy.client().put_object_tagging(Bucket=NAME, Key=KEYS[-1], Tagging=TAGS)
+        assert disk.failed
+    assert proxy.metric("outrider_store_errors_total", act="note") >= 1
+    proxy.restart(crashed=True)
+    simulator.reset()
+    epoch(proxy, KEYS[:-1])
+    assert heads(simulator) == SHARDS - 1
+    assert tags_told(proxy.address) == "1"

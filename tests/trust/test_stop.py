@@ -187,7 +187,7 @@ def test_the_snapshot_tells_of_all_that_lies_there_whoever_still_reads(
 ) -> None:
     saving, over, encode = threading.Event(), threading.Event(), snapshot.encode
 
-    def while_somebody_reads(blocks: Iterable[BlockMeta]) -> Iterator[bytes]:
+    def while_somebody_reads(blocks: Iterable[BlockMeta], *_: object) -> Iterator[bytes]:
         known = list(blocks)
         saving.set()
         assert over.wait(60)

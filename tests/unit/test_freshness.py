@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from math import inf, nan
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.freshness import Freshness, Verdict, are_plain, evaluate, is_fresh, is_settled
+from outrider.core.freshness import Freshness, Verdict, are_plain, evaluate, is_fresh, is_settled, was_settled
 from outrider.core.model import ObjectRef, ObjectVersion
 
 MODIFIED = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -61,6 +62,15 @@ def test_what_was_told_two_seconds_after_its_date_cannot_be_put_again_with_that_
 )
 def test_without_both_dates_nothing_is_settled(reply: dict[str, str]) -> None:
     assert not is_settled(reply)
+
+
+@pytest.mark.parametrize(("later_s", "settled"), [(-3600, False), (59, False), (60, True), (3600, True)])
+def test_a_block_filled_a_minute_after_the_date_of_its_version_is_enough_for_two_clocks(
+    later_s: int, settled: bool
+) -> None:
+    version = ObjectVersion(ObjectRef("b", "k"), '"e"', 1, (("last-modified", SAME),))
+    assert was_settled(version, MODIFIED.timestamp() + later_s) is settled
+    assert not was_settled(replace(version, headers=()), MODIFIED.timestamp() + later_s)
 
 
 # S3, GetObject: If-Match that holds overrides If-Unmodified-Since; If-None-Match overrides If-Modified-Since.

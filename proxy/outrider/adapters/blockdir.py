@@ -7,6 +7,7 @@
     <dir>/orders            what the planner had learned at the last clean stop
     <dir>/pins              what is pinned
     <dir>/warmups           the warm-ups that the last clean stop cut off
+    <dir>/touched           what was written through us, and may have older headers in its blocks
 
 Nothing outside this layout is ever touched.
 """
@@ -78,6 +79,7 @@ class BlockDir:
         self._marker = root / "outrider-cache"
         self.pins = root / "pins"
         self.warmups = root / "warmups"
+        self.touched = root / "touched"
         self._lock_fd = -1
         self.is_told = False
         """Whether the kernel says which files it can open without a wait: see `pagecache`."""
@@ -188,7 +190,7 @@ class BlockDir:
         for path in self.tmp.iterdir():
             if _TMP_NAME.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-        for path in (self.snapshot, self.orders, self.pins, self.warmups):
+        for path in (self.snapshot, self.orders, self.pins, self.warmups, self.touched):
             path.with_name(f"{path.name}.part").unlink(missing_ok=True)
 
     def drop_snapshot(self) -> None:

@@ -17,7 +17,7 @@ from outrider.ports import Clock
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Act = Literal["open", "send", "create", "write", "commit", "unlink", "scan", "snapshot", "statvfs"]
+Act = Literal["open", "send", "create", "write", "commit", "unlink", "scan", "snapshot", "statvfs", "note"]
 
 # Threads only wait for the disk; more than a few do not make one disk faster.
 _THREADS = 8

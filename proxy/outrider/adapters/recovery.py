@@ -15,9 +15,11 @@ from outrider.adapters import blockdir, snapshot
 from outrider.adapters.blockdir import FoundFile
 from outrider.adapters.disk import DiskStore
 from outrider.adapters.snapshot import BadSnapshot, Snapshot
+from outrider.adapters.touchfile import NAMES_MAX, TouchFile
 from outrider.core import blockfile
 from outrider.core.blockfile import BadBlock, BlockMeta
-from outrider.core.model import BlockKey
+from outrider.core.freshness import was_settled
+from outrider.core.model import BlockKey, ObjectRef
 from outrider.core.scrubbing import Pace
 from outrider.ports import Versions
 
@@ -31,11 +33,16 @@ class Recovery:
     """Owned by the app: `run` once after a start, `save` once before the end."""
 
     def __init__(
-        self, store: DiskStore, versions: Versions, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
-    ) -> None:
+        self, store: DiskStore, versions: Versions, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        touched: TouchFile | None = None,
+    ) -> None:  # fmt: skip
+        """`touched` None: nobody keeps it, and nothing of what a scan finds is vouched for."""
         self._store = store
         self._versions = versions
         self._sleep = sleep
+        self._touched = touched
+        # What was found and is not vouched for; of more than are noted some will do.
+        self._doubtful: set[ObjectRef] = set()
         self._whole = False
 
     async def index(self) -> None:
@@ -55,6 +62,12 @@ class Recovery:
         finally:
             self._store.admitting = True
         self._whole = True
+        # What could not be read now may be at the next start: the older notes are good for that.
+        if self._touched is not None and self._store.whole:
+            failed = await self._store.work.run(self._touched.settle, self._doubtful)
+            if failed is not None:
+                self._store.work.trouble("note", failed)
+        self._doubtful = set()
         log.info("index ready", extra={"blocks": len(self._store), "bytes": self._store.budget.used_bytes,
                                        "by": "scan" if saved is None else "snapshot"})  # fmt: skip
 
@@ -77,10 +90,10 @@ class Recovery:
     async def _adopt_snapshot(self, saved: Snapshot) -> None:
         metas = iter(saved)
         while batch := list(islice(metas, _BATCH)):
-            for meta in batch:
+            for meta, vouched in batch:
                 disk_bytes = blockfile.Header(meta).disk_bytes
                 self._store.budget.take(disk_bytes)
-                self._adopt(meta, disk_bytes)
+                self._adopt(meta, disk_bytes, vouched=vouched)
             await asyncio.sleep(0)
 
     async def _scan(self) -> None:
@@ -100,11 +113,15 @@ class Recovery:
                     self._store.work.trouble("scan", meta)
                     self._store.whole = False
                 else:
-                    self._adopt(meta, file.disk_bytes)
+                    untouched = self._touched is not None and not self._touched.has(meta.version.ref)
+                    vouched = untouched and was_settled(meta.version, file.modified_at)
+                    self._adopt(meta, file.disk_bytes, vouched=vouched)
 
-    def _adopt(self, meta: BlockMeta, disk_bytes: int) -> None:
+    def _adopt(self, meta: BlockMeta, disk_bytes: int, *, vouched: bool) -> None:
+        if not vouched and len(self._doubtful) <= NAMES_MAX:
+            self._doubtful.add(meta.version.ref)
         if self._store.adopt(meta, disk_bytes):
-            self._versions.recall(meta.origin, meta.version)
+            self._versions.recall(meta.origin, meta.version, vouched=vouched)
 
     async def scrub(self, pace: Pace) -> None:
         """Verify what was here at the start and has not been read since; then all blocks, round after round."""
@@ -127,11 +144,16 @@ class Recovery:
             return
         path = self._store.directory.snapshot
         part = Path(f"{path}.part")
+        if self._touched is not None:
+            self._touched.end()
         try:
             await self._store.work.run(self._store.directory.hold)
             async with aiofiles.open(part, "wb", executor=self._store.work.threads, opener=blockdir.private) as file:
-                await file.writelines(snapshot.encode(self._store.blocks()))
-            await self._store.work.run(part.replace, path)
+                await file.writelines(snapshot.encode(self._store.blocks(), self._versions.vouches))
+            if self._touched is None:
+                await self._store.work.run(part.replace, path)
+            else:
+                await self._store.work.run(self._touched.put, part)
         except OSError as error:
             self._store.work.trouble("snapshot", error)
 

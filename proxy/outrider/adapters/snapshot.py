@@ -1,7 +1,8 @@
 """The index, written at a clean stop and read at the next start, so that no directory has to be scanned.
 
-Lines of JSON: a head, the versions, the blocks as `[number of the version, block index]` in the policy's order, first
-victim first; then a checksum of all lines before. A snapshot that is not whole is ignored: the scan knows everything.
+Lines of JSON: a head, the versions, each with whether a LIST may vouch for its headers, the blocks as `[number of the
+version, block index]` in the policy's order, first victim first; then a checksum of all lines before. A snapshot that
+is not whole is ignored: the scan knows everything, but who vouches.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import xxhash
 
@@ -24,11 +25,12 @@ class BadSnapshot(ValueError):
 
 
 class Snapshot:
-    """What stood in a snapshot. Iterating makes the meta of each block, first victim first: all at once they would take
-    many times the room of what is kept here."""
+    """What stood in a snapshot. Iterating makes the meta of each block, first victim first, and tells whether its
+    version is vouched for: all at once they would take many times the room of what is kept here."""
 
     def __init__(self) -> None:
         self.versions: list[tuple[str, ObjectVersion, int]] = []
+        self.vouched = bytearray()
         self._numbers, self._indexes = array("I"), array("I")
 
     def add(self, number: int, index: int) -> None:
@@ -37,22 +39,25 @@ class Snapshot:
         self._numbers.append(number)
         self._indexes.append(index)
 
-    def __iter__(self) -> Iterator[BlockMeta]:
+    def __iter__(self) -> Iterator[tuple[BlockMeta, bool]]:
         return (
-            BlockMeta(*self.versions[number], index) for number, index in zip(self._numbers, self._indexes, strict=True)
+            (BlockMeta(*self.versions[number], index), bool(self.vouched[number]))
+            for number, index in zip(self._numbers, self._indexes, strict=True)
         )
 
 
-def encode(blocks: Iterable[BlockMeta]) -> Iterator[bytes]:
-    """The lines of a snapshot of `blocks`, in pieces fit for writing."""
+def encode(
+    blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool] = lambda origin, version: False
+) -> Iterator[bytes]:
+    """The lines of a snapshot of `blocks`, in pieces fit for writing. `vouches`: see `Versions`."""
     seal = xxhash.xxh3_64()
-    for line in _lines(blocks):
+    for line in _lines(blocks, vouches):
         seal.update(line)
         yield line
     yield _line({"xxh3": seal.hexdigest()})
 
 
-def _lines(blocks: Iterable[BlockMeta]) -> Iterator[bytes]:
+def _lines(blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool]) -> Iterator[bytes]:
     yield _line(_HEAD)
     numbers: dict[tuple[str, ObjectVersion, int], int] = {}
     for meta in blocks:
@@ -62,7 +67,10 @@ def _lines(blocks: Iterable[BlockMeta]) -> Iterator[bytes]:
         number = numbers.get(identity)
         if number is None:
             number = numbers[identity] = len(numbers)
-            yield _line([*version.ref, meta.origin, version.etag, version.size, meta.block_bytes, version.headers])
+            vouched = vouches(meta.origin, version)
+            yield _line(
+                [*version.ref, meta.origin, version.etag, version.size, meta.block_bytes, version.headers, vouched]
+            )
         yield _line([number, meta.index])
 
 
@@ -97,7 +105,9 @@ def _decode_lines(lines: Iterable[bytes]) -> Snapshot:
                 raise BadSnapshot("a block is two numbers")
             snapshot.add(number, index)
         else:
-            snapshot.versions.append(_decode_version(*fields))
+            snapshot.versions.append(_decode_version(*fields[:7]))
+            # An older one does not tell.
+            snapshot.vouched.append(fields[7:] == [True])
     return snapshot
 
 

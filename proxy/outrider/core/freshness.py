@@ -49,6 +49,8 @@ def is_fresh(checked_at: float | None, now: float, freshness: Freshness) -> bool
 
 # Dates have seconds, each cut off, and a reply is dated a moment after what it tells was looked up.
 _SETTLED = timedelta(seconds=2)
+# As that, where the second date is of this machine's clock.
+_SETTLED_HERE = timedelta(seconds=60)
 
 
 def is_settled(reply: Mapping[str, str]) -> bool:
@@ -56,6 +58,12 @@ def is_settled(reply: Mapping[str, str]) -> bool:
     later has another. Both dates are the origin's own: its clock may be any."""
     modified, told_at = _date(reply.get("last-modified")), _date(reply.get("date"))
     return modified is not None and told_at is not None and told_at - modified >= _SETTLED
+
+
+def was_settled(version: ObjectVersion, filled_at: float) -> bool:
+    """As `is_settled`, of a version of which a block was filled at `filled_at`, in seconds since 1970."""
+    modified = _date(dict(version.headers).get("last-modified"))
+    return modified is not None and filled_at - modified.timestamp() >= _SETTLED_HERE.total_seconds()
 
 
 class Verdict(Enum):

@@ -16,6 +16,7 @@ from outrider.ports import Clock
 # As long as a write may keep its connection quiet.
 _DOUBT_S = 600.0
 _DOUBTS_MAX = 10_000
+_DROPPED_MAX = 10_000
 # For so many times for which a name is believed LISTs do instead of HEADs. They come after three quarters of each, and
 # a page of 1,000 names costs as much as a dozen HEADs (S3's price list): one HEAD for each name costs the same again.
 _LISTS_DO = 60
@@ -36,6 +37,11 @@ class _Entry:
     about in any mode."""
     lists_until: float = -inf
     """A LIST that was asked for later does not do for the next question."""
+
+    @property
+    def asked(self) -> Mark:
+        # What was found at a start, or doubted by a LIST, has no mark: it is older than any write that we know of.
+        return self.mark or Mark(0, -inf)
 
 
 class Fresh(NamedTuple):
@@ -80,6 +86,8 @@ class Catalog:
         """Grows whenever something that was believed of a name no longer is: what was looked up before may not hold."""
         self._forgotten = ForgetLog(capacity)
         self._forgotten_buckets = ForgetLog(10_000)
+        # What left `_entries` while blocks of it may be on disk.
+        self._dropped = ForgetLog(_DROPPED_MAX)
         # Until when no answer about a name, or a bucket, is believed.
         self._doubted: dict[object, float] = {}
 
@@ -122,8 +130,7 @@ class Catalog:
     def stale(self, ref: ObjectRef) -> ObjectVersion | None:
         """What may stand in while the origin is down: the version last heard of, unless a write made it doubtful."""
         entry = self._entries.get(ref)
-        # What was found at a start, or doubted by a LIST, has no mark: it is older than any write that we know of.
-        if entry is None or not self.believes(ref, entry.mark or Mark(0, -inf)):
+        if entry is None or not self.believes(ref, entry.asked):
             return None
         return entry.version
 
@@ -142,31 +149,48 @@ class Catalog:
     def gone(self, ref: ObjectRef) -> None:
         """The origin has no such object. Nothing is remembered of that: the next read asks again."""
         if self._entries.pop(ref, None) is not None:
+            self._dropped.note(ref, 1)
             self.changes += 1
 
-    def recall(self, origin: str, version: ObjectVersion) -> None:
-        """Blocks of `version` were found on disk: whether it still is the object's content has to be asked."""
-        if origin == self._origin and version.ref not in self._entries:
-            self._enter(_Entry(version, None))
+    def may_have(self, ref: ObjectRef) -> bool:
+        """Never False of an object that has blocks on disk, once all that a start found was recalled."""
+        return ref in self._entries or self._dropped.last(ref) > 0
+
+    def recall(self, origin: str, version: ObjectVersion, *, vouched: bool = False) -> None:
+        """Blocks of `version` were found on disk: whether it still is the object's content has to be asked. `vouched`:
+        a LIST may do for that, as nothing was written through us since that left its date and not its headers."""
+        if origin != self._origin:
+            return
+        known = self._entries.get(version.ref)
+        if known is None or (vouched and known.mark is None and known.version != version):
+            until = self._clock() + _LISTS_DO * self._freshness_of(version.ref).ttl_s if vouched else -inf
+            self._enter(_Entry(version, None, until))
+
+    def vouches(self, origin: str, version: ObjectVersion) -> bool:
+        """Whether a LIST may go on doing for questions about `version`, headers and all, after a stop and a start."""
+        entry = self._entries.get(version.ref)
+        if origin != self._origin or entry is None or entry.version != version or entry.lists_until == -inf:
+            return False
+        return self.believes(version.ref, entry.asked)
 
     def listed(self, bucket: str, objects: Iterable[Listed], mark: Mark) -> None:
         """A LIST that was asked for at `mark` shows these. Where one is the version that we have, it counts as asked
         about; about another the origin is asked when it is read.
 
         Source: S3 user guide, "Amazon S3 data consistency model": LIST is as good as HEAD. After a write of ours the
-        object itself is asked all the same; so is what a start found, whose headers are those of its fill: a LIST does
-        not tell whether they were written through us since, as tags are. For what others write that moves no date, each
+        object itself is asked all the same; also when that was before a start, which found the headers of its fill: a
+        LIST does not tell whether they were written since, as tags are. For what others write that moves no date, each
         is asked itself now and then; and as long as its bytes, put again, may have the date that we know.
         """
         for one in objects:
             entry = self._entries.get(ref := ObjectRef(bucket, one.key))
-            if entry is None or entry.mark is None or entry.mark > mark:
+            if entry is None or entry.asked > mark:
                 continue
-            if not self.believes(ref, mark) or not self.believes(ref, entry.mark):
+            if not self.believes(ref, mark) or not self.believes(ref, entry.asked):
                 continue
             version = entry.version
             if not one.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
-                entry.mark = None
+                entry.mark, entry.lists_until = None, -inf
                 self.changes += 1
             elif mark.at < entry.lists_until:
                 entry.mark = mark
@@ -175,7 +199,7 @@ class Catalog:
         self._entries[entry.version.ref] = entry
         self._entries.move_to_end(entry.version.ref)
         if len(self._entries) > self._capacity:
-            self._entries.popitem(last=False)
+            self._dropped.note(self._entries.popitem(last=False)[0], 1)
             # What is learnt of a name after it fell out of here would not show as a change of it.
             self.changes += 1
 

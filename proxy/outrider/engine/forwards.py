@@ -3,7 +3,7 @@ doubtful forgotten before it is sent and again after its answer came."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from outrider.engine.catalog import Catalog
 from outrider.engine.listings import Listings
 from outrider.engine.reads import CacheStatus
 from outrider.engine.uploads import Upload
-from outrider.ports import Chunks, Origin, OriginRequest
+from outrider.ports import Chunks, Name, Origin, OriginRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,10 @@ class _Outcome:
             raise
 
 
+async def _nowhere(names: Sequence[Name]) -> None:
+    pass
+
+
 async def _once(body: bytes) -> Chunks:
     yield body
 
@@ -74,11 +78,17 @@ async def _once(body: bytes) -> Chunks:
 class Forwards:
     """Writes go to the origin exactly once; reads without a body may be tried again."""
 
-    def __init__(self, origin: Origin, asking: Asking, catalog: Catalog, listings: Listings) -> None:
+    def __init__(
+        self, origin: Origin, asking: Asking, catalog: Catalog, listings: Listings,
+        note: Callable[[Sequence[Name]], Awaitable[None]] = _nowhere,
+    ) -> None:  # fmt: skip
+        """`note` keeps the names, for a start after a crash, and never fails. It is called before a write is sent, and
+        before its answer is relayed: a read in between may have been told of what the write then changed."""
         self._origin = origin
         self._asking = asking
         self._catalog = catalog
         self._listings = listings
+        self._note = note
 
     async def send(
         self, operation: Operation, headers: Headers, upload: Upload, deleted_keys: Sequence[str] | None = None
@@ -105,10 +115,12 @@ class Forwards:
             s3wire.passed_up(headers) + upload.headers,
             upload.body, upload.body_bytes, upload.payload_hash, upload.form, operation.bare,
         )  # fmt: skip
+        touched = _touched(operation, deleted_keys)
+        await self._note(touched)
         async with AsyncExitStack() as stack:
             outcome = _Outcome()
-            stack.callback(lambda: self._forget(operation, deleted_keys, in_doubt=outcome.in_doubt))
-            self._forget(operation, deleted_keys)
+            stack.callback(lambda: self._forget(touched, in_doubt=outcome.in_doubt))
+            self._forget(touched)
             try:
                 retried = operation.method in ("GET", "HEAD") and upload.body is None
                 sending = self._asking.reply(request) if retried else self._origin.send(request)
@@ -117,7 +129,8 @@ class Forwards:
                 if isinstance(upload.error, S3Error):
                     raise upload.error from error
                 raise unanswered(error) from error
-            self._forget(operation, deleted_keys)
+            self._forget(touched)
+            await self._note(touched)
             told = s3wire.passed_down(reply.headers)
             chunks = reply.chunks()
             if operation.forgets is not Forgets.NOTHING:
@@ -128,23 +141,29 @@ class Forwards:
             return ForwardAnswer(reply.status, told, reply.content_length, ForwardBody(chunks, stack.pop_all()))
         raise AssertionError("unreachable")
 
-    def _forget(self, operation: Operation, deleted_keys: Sequence[str] | None, *, in_doubt: bool = False) -> None:
+    def _forget(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
         """`in_doubt`: nobody knows whether, and when, the origin carries it out."""
-        if operation.forgets is Forgets.NOTHING:
-            return
-        assert operation.bucket is not None
-        forget = self._catalog.doubt if in_doubt else self._catalog.forget
-        self._listings.forget(operation.bucket)
-        if operation.renames:
-            for source in operation.sources:
-                forget(source)
-                self._listings.forget(source.bucket)
-        if operation.forgets is Forgets.KEY:
-            forget(operation.ref)
-        elif operation.forgets is Forgets.KEYS_IN_BODY and deleted_keys is not None:
-            for key in deleted_keys:
-                forget(ObjectRef(operation.bucket, key))
-        elif in_doubt:
-            self._catalog.doubt(operation.bucket)
-        else:
-            self._catalog.forget_bucket(operation.bucket)
+        for name in touched:
+            if in_doubt:
+                self._catalog.doubt(name)
+            elif isinstance(name, str):
+                self._catalog.forget_bucket(name)
+            else:
+                self._catalog.forget(name)
+        for bucket in {name if isinstance(name, str) else name.bucket for name in touched}:
+            self._listings.forget(bucket)
+
+
+def _touched(operation: Operation, deleted_keys: Sequence[str] | None) -> list[Name]:
+    """What a request may change."""
+    if operation.forgets is Forgets.NOTHING:
+        return []
+    assert operation.bucket is not None
+    names: list[Name] = [*operation.sources] if operation.renames else []
+    if operation.forgets is Forgets.KEY:
+        names.append(operation.ref)
+    elif operation.forgets is Forgets.KEYS_IN_BODY and deleted_keys is not None:
+        names += [ObjectRef(operation.bucket, key) for key in deleted_keys]
+    else:
+        names.append(operation.bucket)
+    return names

@@ -86,6 +86,10 @@ class Openings:
         # The size last seen in each folder: one object there is much like the next.
         self._sizes: LRUCache[tuple[str, str], int] = LRUCache(_FOLDERS_MAX)
 
+    def is_asking(self, ref: ObjectRef) -> bool:
+        """Whether the catalog is about to be told of it."""
+        return ref in self._openings
+
     async def ask(
         self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool = False, if_small: bool = False,
         size: int = -1,

@@ -1,0 +1,204 @@
+"""The notes of what was written through us: none is lost, or none counts; and what a start leaves of them."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider import rooms
+from outrider.adapters import blockdir, touchfile
+from outrider.adapters.blockdir import BlockDir
+from outrider.adapters.diskwork import DiskWork
+from outrider.adapters.touchfile import TouchFile
+from outrider.core.model import ObjectRef
+from outrider.metrics import Metrics
+from tests.support.engine import REF, engine
+from tests.support.fakes import FakeClock
+from tests.support.sickdisk import SickDisk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+A, B, C, ODD = ObjectRef("bkt", "a"), ObjectRef("bkt", "b"), ObjectRef("other", "c"), ObjectRef("bkt", "\udcff\n")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[BlockDir]:
+    directory = BlockDir.open(tmp_path / "cache")
+    yield directory
+    directory.close()
+
+
+def started(directory: BlockDir, names: set[ObjectRef] | None = None) -> TouchFile:
+    """One that knows what was found; `names` None: nothing is settled yet."""
+    touched = TouchFile(directory, DiskWork(Metrics(), FakeClock()))
+    if names is not None:
+        assert touched.settle(names) is None
+    return touched
+
+
+def told(directory: BlockDir) -> list[bool]:
+    """Of which names a start after a crash would think that they may have been written."""
+    found = started(directory)
+    return [found.has(ref) for ref in (A, B, C, ODD)]
+
+
+NONE, ALL = [False] * 4, [True] * 4
+
+
+async def test_what_was_noted_is_known_to_the_next_start_and_the_one_after(directory: BlockDir) -> None:
+    await started(directory, set()).note([A])
+    assert told(directory) == [True, False, False, False]
+    again = started(directory)
+    await again.note([ODD, "other"])
+    assert told(directory) == [True, False, True, True]
+    again.settle({A})
+    assert told(directory) == [True, False, True, True], "and what was noted meanwhile"
+    assert directory.touched.stat().st_mode & 0o077 == 0
+
+
+async def test_a_start_leaves_only_what_has_blocks(directory: BlockDir) -> None:
+    await started(directory, set()).note([A, B, C])
+    started(directory, {B})
+    assert told(directory) == [False, True, False, False]
+    assert len(directory.touched.read_bytes().splitlines()) == 2
+    part = directory.root / "touched.part"
+    part.write_bytes(b"cut off")
+    directory.close()
+    BlockDir.open(directory.root).close()
+    assert not part.exists()
+
+
+async def test_a_name_is_noted_once(directory: BlockDir) -> None:
+    touched = started(directory, set())
+    for _ in range(3):
+        await touched.note([A])
+    assert len(directory.touched.read_bytes().splitlines()) == 2
+
+
+@pytest.mark.parametrize("settled", [False, True])
+async def test_beyond_so_many_names_none_counts(
+    settled: bool, directory: BlockDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(directory, set())
+    monkeypatch.setattr(touchfile, "NAMES_MAX", 2)
+    touched = started(directory, set() if settled else None)
+    await touched.note([A])
+    await touched.note([B])
+    assert told(directory) == [True, True, False, False]
+    await touched.note([C])
+    assert told(directory) == ALL
+    await touched.note([ODD])
+    assert told(directory) == ALL
+    assert started(directory, {A, B, C}).has(ODD) is False, "settled"
+    assert told(directory) == ALL
+    started(directory, {A})
+    assert told(directory) == [True, False, False, False]
+
+
+@pytest.mark.parametrize("damage", ["cut", "odd", "another boot", "none"])
+async def test_notes_that_are_not_whole_vouch_for_nothing(damage: str, directory: BlockDir) -> None:
+    await started(directory, set()).note([A])
+    raw = directory.touched.read_bytes()
+    if damage == "none":
+        directory.touched.unlink()
+    else:
+        cut = {"cut": raw[:-1], "odd": raw + b"[1]\n", "another boot": raw.replace(b'"boot":"', b'"boot":"0')}
+        directory.touched.write_bytes(cut[damage])
+    assert told(directory) == ALL
+    await started(directory).note([B])
+    assert told(directory) == ALL, "it is not made whole by what comes after"
+
+
+async def test_a_directory_that_is_another_one_now_vouches_for_nothing(directory: BlockDir) -> None:
+    touched = started(directory, set())
+    await touched.note([A])
+    directory.touched.rename(directory.root / "of old")
+    started(directory, set())
+    await touched.note([B])
+    assert told(directory) == ALL
+
+
+async def test_the_notes_of_another_process_that_has_the_directory_now_are_its_own(
+    directory: BlockDir, tmp_path: Path
+) -> None:
+    touched, later = started(directory, set()), started(directory)
+    directory.root.rename(tmp_path / "gone")
+    other = BlockDir.open(directory.root)
+    started(other, {B})
+    await touched.note([A])
+    await touched.note([C])
+    assert later.settle({C}) is not None
+    assert told(other) == [False, True, False, False]
+    other.close()
+
+
+@pytest.mark.parametrize("acts", [["open"], ["open", "unlink"]])
+async def test_what_could_not_be_noted_is_made_up_for_as_soon_as_the_disk_is_well(
+    acts: list[str], directory: BlockDir
+) -> None:
+    touched = started(directory, set())
+    await touched.note([A])
+    with SickDisk(directory.root) as disk:
+        disk.fail(acts, errno.EIO)
+        await touched.note([B])
+        disk.heal()
+        await touched.note([A])
+    assert told(directory) == ALL
+
+
+async def test_a_disk_that_hangs_is_waited_for_once(directory: BlockDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockdir, "PATIENCE_S", 0.05)
+    touched = started(directory, set())
+    with SickDisk(directory.root) as disk:
+        disk.hold("open")
+        await touched.note([A])
+        monkeypatch.setattr(blockdir, "PATIENCE_S", 3600.0)
+        await touched.note([B])
+        disk.release()
+        assert touched._late is not None
+        await touched._late
+        await touched.note([B])
+    assert told(directory) == ALL
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_snapshot_that_a_write_overtook_is_none(after: bool, directory: BlockDir) -> None:
+    touched = started(directory, set())
+    await touched.note([A])
+    part = directory.root / "index.part"
+    part.write_bytes(b"as it was")
+    touched.end()
+    if after:
+        touched.put(part)
+        assert directory.snapshot.exists()
+    await touched.note([A])
+    if not after:
+        touched.put(part)
+    assert not directory.snapshot.exists()
+    assert not part.exists()
+
+
+async def test_only_what_may_have_blocks_is_noted(tmp_path: Path) -> None:
+    with engine(tmp_path / "c", catalog_entries=1) as room:
+        touched = started(room.store.directory)
+        names: list[object] = []
+
+        async def noted(*asked: ObjectRef | str) -> list[object]:
+            await rooms._note(touched, room.catalog, room.openings, asked)
+            names[:] = touched._names
+            return sorted(names, key=str)
+
+        assert await noted(REF) == [REF], "before all is known that was found"
+        touched = started(room.store.directory, set())
+        assert await noted(REF) == []
+        room.origin.put(REF, b"some")
+        reading = room.openings._question(REF, 0, False, False, -1)
+        assert await noted(REF) == [REF], "the question is under way"
+        await reading
+        await room.tasks.settle()
+        touched = started(room.store.directory, set())
+        assert await noted(REF, A, "bkt") == sorted([REF, "bkt"], key=str)
