@@ -1,14 +1,27 @@
-"""A planner that is asked for the objects of a listed set, one after the other."""
+"""What data loaders read of a listed set, and a planner that is asked for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from random import Random
 
 from outrider.core.model import Extent, ObjectRef
 from outrider.core.planner import Planner
 
 SIZE = 110_000
+
+
+def beside_each_other(order: list[int], batch: int, workers: int, chance: Random) -> list[int]:
+    """What workers that are about as fast read of it, a batch of each in turn."""
+    batches = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
+    queues = [[one for its in batches[worker::workers] for one in its] for worker in range(workers)]
+    read: list[int] = []
+    while any(queues):
+        for queue in chance.sample(queues, workers):
+            read += queue[:1]
+            del queue[:1]
+    return read
 
 
 class Sampled:

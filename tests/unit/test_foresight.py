@@ -17,7 +17,7 @@ from outrider.core.samplers import Draw, order_at_once
 from outrider.core.tellings import Telling
 from outrider.simulator.run import Epoch, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Order, Shards
-from tests.support.sampled import SIZE, Sampled
+from tests.support.sampled import SIZE, Sampled, beside_each_other
 
 RATE = 2e6
 COUNT = 1501
@@ -168,18 +168,6 @@ def test_an_epoch_in_another_order_is_given_up_and_the_next_ones_are_found_again
 
 
 # -- workers that read what one process told ---------------------------------------------------------------------
-
-
-def beside_each_other(order: list[int], batch: int, workers: int, chance: Random) -> list[int]:
-    """What workers that are about as fast read of it, a batch of each in turn."""
-    batches = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
-    queues = [[one for its in batches[worker::workers] for one in its] for worker in range(workers)]
-    read: list[int] = []
-    while any(queues):
-        for queue in chance.sample(queues, workers):
-            read += queue[:1]
-            del queue[:1]
-    return read
 
 
 @pytest.mark.parametrize(("batch", "workers"), [(32, 2), (64, 8), (128, 4)])
