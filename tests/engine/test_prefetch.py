@@ -471,6 +471,22 @@ async def test_an_order_that_a_sampler_has_drawn_is_fetched_ahead_once_its_first
     assert {round(pause_s, 2) for pause_s in pauses} == {0.0, 0.01}
 
 
+async def test_a_thought_that_fails_costs_no_plan_and_ends_no_others(
+    room: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> bool:
+        raise RuntimeError("a thought of ours")
+
+    monkeypatch.setattr(room.planner, "ponder", fail)
+    tell(room)
+    assert "prefetch failed" in caplog.text
+    thoughts = iter([True, True])
+    monkeypatch.setattr(room.planner, "ponder", lambda: next(thoughts))
+    await room.tasks.settle()
+    assert not room.prefetch._pondering
+    assert await read(room, REFS[0]) == "HIT"
+
+
 # -- notes of hits ------------------------------------------------------------------------------------------------
 
 

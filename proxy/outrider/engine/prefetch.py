@@ -230,9 +230,10 @@ class Prefetch:
     def think(self) -> None:
         """Ask the planner what it wants now, and begin it."""
         now = self._clock()
-        if not self._pondering and self._planner.ponder():
-            self._pondering = True
-            self._spawn(self._ponder(), "ponder")
+        with self._harmless():
+            if not self._pondering and self._planner.ponder():
+                self._pondering = True
+                self._spawn(self._ponder(), "ponder")
         for bucket, prefix in self._planner.please_list():
             self._spawn(self._look_around(bucket, prefix), f"list s3://{bucket}/{prefix}")
         if now < max(self._paused_until, self._rested_at):
@@ -248,10 +249,11 @@ class Prefetch:
         """A tenth of a core at most, and never so long at once that a reader would feel it."""
         began = self._clock()
         try:
-            while self._planner.ponder():
-                if (took_s := self._clock() - began) >= _PONDER_S:
-                    await asyncio.sleep(_REST * took_s)
-                    began = self._clock()
+            with self._harmless():
+                while self._planner.ponder():
+                    if (took_s := self._clock() - began) >= _PONDER_S:
+                        await asyncio.sleep(_REST * took_s)
+                        began = self._clock()
         finally:
             self._pondering = False
         self.think()
