@@ -68,7 +68,6 @@ def one_rank_of_four(data: Written, workers: int) -> Any:
     return DataLoader(data, 16, sampler=DistributedSampler(data, num_replicas=4, rank=2, seed=42), num_workers=workers)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "loader_of",
     [
@@ -76,12 +75,11 @@ def one_rank_of_four(data: Written, workers: int) -> Any:
         one_rank_of_four,
     ],
 )  # fmt: skip
-def test_what_a_sampler_draws_is_foreseen(
-    loader_of: Callable[[Written, int], Any], workers: int, tmp_path: Path
-) -> None:
+def test_what_a_sampler_draws_is_foreseen(loader_of: Callable[[Written, int], Any], tmp_path: Path) -> None:
     count = 4 * COUNT if loader_of is one_rank_of_four else COUNT
     data, proxy = Written(tmp_path / "read", count), Sampled(count)
-    loader = loader_of(data, workers)
+    # What workers make of an order is a matter of time: see `tests/unit/test_foresight.py`.
+    loader = loader_of(data, 0)
     orders = []
     for epoch in range(EPOCHS):
         if isinstance(loader.sampler, DistributedSampler):
@@ -90,10 +88,9 @@ def test_what_a_sampler_draws_is_foreseen(
             pass
         orders.append(data.read())
     assert len({tuple(order) for order in orders}) == EPOCHS, "a new order each epoch"
-    # Two workers may drift apart by the batches that are loaded ahead.
-    first, *later = [proxy.foreseen(order, 1 if workers == 0 else 80) for order in orders]
-    assert first > 0.6
-    assert min(later) > 0.8
+    first, *later = [proxy.foreseen(order, 1) for order in orders]
+    assert first > 0.8
+    assert min(later) > 0.95
 
 
 def test_a_sampler_without_a_seed_is_not_foreseen(tmp_path: Path) -> None:
