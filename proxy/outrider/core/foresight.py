@@ -98,16 +98,15 @@ class _Thought:
 
     def _drawn_by(self, draw: Draw) -> Generator[None, None, None]:
         one = self.one
-        drawn = yield from self._drawn(draw, 1, 1)
+        agenda = yield from self._agenda(draw)
         batch, workers = one.batch, one.workers
         if one.last_draw is None:
-            batches = yield from self._batches_in(drawn.agenda)
+            batches = yield from self._batches_in(agenda)
             if batches is None:
                 one.look_at = _soon(one)
                 return
             batch, workers = batches
-        if workers > 1:
-            drawn = yield from self._drawn(draw, batch, workers)
+        drawn = yield from self._drawn(draw, agenda, batch, workers)
         if self._holds:
             one.drawn(drawn)
             one.batch, one.workers, one.drawn_of = batch, workers, self._count
@@ -137,7 +136,8 @@ class _Thought:
         one = self.one
         assert one.draw is not None
         draw = next_draws(one.draw, self._count)[one.way]
-        upcoming = yield from self._drawn(draw, one.batch, one.workers)
+        agenda = yield from self._agenda(draw)
+        upcoming = yield from self._drawn(draw, agenda, one.batch, one.workers)
         one.look_at = _soon(one)
         if self._holds and one.way >= 0:
             one.upcoming = upcoming
@@ -169,13 +169,17 @@ class _Thought:
             yield
         return batches_of([place[key] for key in log[:_LOOKED_AT] if key in place])
 
-    def _drawn(self, draw: Draw, batch: int, workers: int) -> Generator[None, None, Drawn]:
+    def _agenda(self, draw: Draw) -> Generator[None, None, array[int]]:
+        """The keys that it draws, in its order."""
         listed = self._names.listed
         agenda = yield from order_of(draw, self._count)
         for number, rank in enumerate(agenda):
             agenda[number] = listed[rank]
             if number % _AT_ONCE == 0:
                 yield
+        return agenda
+
+    def _drawn(self, draw: Draw, agenda: array[int], batch: int, workers: int) -> Generator[None, None, Drawn]:
         agenda = yield from in_batches(agenda, batch, workers)
         return Drawn(draw, agenda, (yield from _places(agenda, len(self._names.keys))))
 
