@@ -178,7 +178,8 @@ class Connection:
             self._move_request_body(head, lambda _: None)
         self._sleep_until(sky.clock() + sky.weather.ttfb_s)
         xml = b"" if request.method == "HEAD" else error_xml(fault.status, request.path, fault.code)
-        self._client.sock.sendall(error_head(fault, len(xml), close=expects) + xml)
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(xml), xml) if xml else b""
+        self._client.sock.sendall(error_head(fault, close=expects) + body)
         sky.tally.sent(len(xml))
         return not head.closes and not expects
 
@@ -356,9 +357,10 @@ def error_xml(status: int, path: str, code: str | None = None) -> bytes:
     ).encode()
 
 
-def error_head(fault: Fault, length: int, *, close: bool) -> bytes:
+def error_head(fault: Fault, *, close: bool) -> bytes:
+    """As AWS frames it: in chunks, and to a HEAD the same without them."""
     retry = "" if fault.retry_after_s is None else f"Retry-After: {fault.retry_after_s}\r\n"
     return (
-        f"HTTP/1.1 {fault.status} Simulated\r\nContent-Type: application/xml\r\nContent-Length: {length}\r\n"
+        f"HTTP/1.1 {fault.status} Simulated\r\nContent-Type: application/xml\r\nTransfer-Encoding: chunked\r\n"
         f"x-amz-request-id: SIMULATED\r\n{retry}{'Connection: close' if close else 'Connection: keep-alive'}\r\n\r\n"
     ).encode()

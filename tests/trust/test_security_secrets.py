@@ -214,6 +214,43 @@ def test_what_a_fill_is_refused_with_is_not_logged(bucket: Bucket, simulator: Si
     assert_silent(served.log.read_bytes())
 
 
+SIGNED = f"PUT\n/team/a\n\nx-amz-security-token:{ORIGIN_TOKEN}\n\nx-amz-security-token\nUNSIGNED-PAYLOAD"
+REFUSALS = {
+    "ExpiredToken": {"Token-0": ORIGIN_TOKEN},
+    "InvalidToken": {"Token-0": ORIGIN_TOKEN},
+    "InvalidAccessKeyId": {"AWSAccessKeyId": "ASIAOFTHEPROXY"},
+    "SignatureDoesNotMatch": {
+        "AWSAccessKeyId": "ASIAOFTHEPROXY",
+        "StringToSign": "AWS4-HMAC-SHA256\n20260101T000000Z\nscope\ndigest",
+        "SignatureProvided": "5161",
+        "StringToSignBytes": "41 57 53",
+        "CanonicalRequest": SIGNED,
+        "CanonicalRequestBytes": SIGNED.encode().hex(" "),
+    },
+}
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
+@pytest.mark.parametrize("code", REFUSALS)
+def test_what_aws_tells_the_signer_of_a_question_is_not_told_to_the_proxys_client(
+    bucket: Bucket, simulator: Simulator, code: str, method: str
+) -> None:
+    more = "".join(f"<{name}>{value}</{name}>" for name, value in REFUSALS[code].items())
+    # The fault's code stands between its tags.
+    fault = Fault(FaultKind.STATUS, None, None, status=400, code=f"{code}</Code>{more}<Code>{code}")
+    with Proxy(bucket, simulator.endpoint) as proxy:
+        simulator.weather.faults = [fault]
+        for target in (f"/{NAME}/team/a", f"/{NAME}/team/a?acl", f"/{NAME}?list-type=2"):
+            length = [("content-length", "1")] if method == "PUT" else []
+            answer = ask(proxy.address, method, target, length, b"x" if length else b"")
+            assert answer.status == 400
+            assert_silent(answer.body, more=tuple(REFUSALS[code].values()))
+            if method != "HEAD":
+                assert answer.code == code
+                assert answer.headers["content-length"] == str(len(answer.body))
+                assert answer.body.endswith(b"<RequestId>SIMULATED</RequestId></Error>")
+
+
 WRONG = {
     "a client without grants that parse": CLIENTS.replace('access = "write"', 'access = "own"'),
     "a secret that is no text": f"[[client]]\naccess_key = 'a'\nsecret_key = ['{TEAM[1]}']\n",

@@ -6,7 +6,7 @@ from email.utils import formatdate
 
 import pytest
 
-from outrider.core.refusals import blames_credentials, clock_offset, code_of
+from outrider.core.refusals import blames_credentials, clock_offset, code_of, without_signers
 
 NOW = 1_750_000_000.0
 SKEWED = "RequestTimeTooSkewed"
@@ -23,6 +23,21 @@ def date(seconds: float) -> str:
 )  # fmt: skip
 def test_the_code_of_an_error_document(body: bytes, code: str | None) -> None:
     assert code_of(body) == code
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [(b"<Error><Code>A</Code><Token-0>t</Token-0><Token-12>u\nv</Token-12><HostId>h</HostId></Error>",
+      b"<Error><Code>A</Code><HostId>h</HostId></Error>"),
+     (b"<StringToSign>a<b></StringToSign><StringToSignBytes>61</StringToSignBytes><Code>A</Code>", b"<Code>A</Code>"),
+     # Cut off, or ended by another: all that follows may be of it.
+     (b"<Code>A</Code><CanonicalRequest>GET\n/", b"<Code>A</Code>"),
+     (b"<Code>A</Code><Token-0>t</Token-1></Error>", b"<Code>A</Code>"),
+     (b"<Message>the Token-0 of <Token>x</Token></Message>", b"<Message>the Token-0 of <Token>x</Token></Message>"),
+     (b"", b""), (b"\xff<html>", b"\xff<html>")],
+)  # fmt: skip
+def test_what_the_signer_alone_may_see_is_left_out(body: bytes, left: bytes) -> None:
+    assert without_signers(body) == left
 
 
 @pytest.mark.parametrize(

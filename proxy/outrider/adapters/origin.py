@@ -12,7 +12,7 @@ import os
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 from urllib.parse import urlsplit
@@ -48,8 +48,8 @@ _AWS_ENDPOINT = re.compile(r"(?P<scheme>https?)://s3(?:[.-][a-z0-9-]+)?\.amazona
 _PLACES_MAX = 10_000
 # Another region, another clock, other credentials: each once.
 _MENDS_MAX = 3
-# S3's refusals have some hundred bytes.
-_REFUSAL_BYTES_MAX = 16 * 1024
+# S3's refusals have some hundred bytes, or, where it repeats what was signed, some thousand.
+_REFUSAL_BYTES_MAX = 64 * 1024
 # What a reply may buffer while its reader is slow (aiohttp pauses the socket at twice this). Four times as much took
 # 15 MB more in a cold epoch, and no less CPU: the kernel holds the rest.
 _READ_BUFFER_BYTES = 64 * 1024
@@ -160,7 +160,7 @@ class HttpOrigin:
         """Whether the next try may fare better, and then why; None: it would not."""
         if credentials is None or reply.status not in refusals.STATUSES:
             return None
-        code = None if request.method == "HEAD" else refusals.code_of(await reply.read()) or ""
+        code = None if request.method == "HEAD" else refusals.code_of(await reply.refusal()) or ""
         now = self._clock()
         offset_s = refusals.clock_offset(
             reply.status, code, dict(reply.headers).get("date"), now, self._clock_offset_s
@@ -339,14 +339,21 @@ class HttpReply:
 
     @property
     def content_length(self) -> int | None:
-        return self._response.content_length
+        return self._response.content_length if self._read is None else len(self._read)
 
-    async def read(self) -> bytes:
-        """The body of a refusal, as far as it is worth looking at; `chunks` brings it all the same."""
-        length = self.content_length
-        if self._read is None and length is not None and length <= _REFUSAL_BYTES_MAX:
-            self._read = b"".join([chunk async for chunk in self.chunks()])
-        return self._read or b""
+    async def refusal(self) -> bytes:
+        """The body of a refusal to what the proxy has signed, without what names its signature; `chunks` brings the
+        same. Longer than any of S3's, it is cut off."""
+        if self._read is None:
+            body = bytearray()
+            # AWS sends them in chunks: what is told of their length says nothing.
+            async with aclosing(self.chunks()) as chunks:
+                async for chunk in chunks:
+                    body += chunk
+                    if len(body) > _REFUSAL_BYTES_MAX:
+                        break
+            self._read = refusals.without_signers(bytes(body[:_REFUSAL_BYTES_MAX]))
+        return self._read
 
     def close(self) -> None:
         self._response.close()

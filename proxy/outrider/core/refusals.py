@@ -1,4 +1,5 @@
-"""Refusals of the origin that are owed to how it was asked (which clock, whose keys), and not to what for.
+"""Refusals of the origin that are owed to how it was asked (which clock, whose keys), and not to what for; and what of
+them is nobody's business.
 
 Source: S3 API reference, "List of error codes".
 """
@@ -14,6 +15,12 @@ _CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
 _CREDENTIAL_CODES = frozenset(
     ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId")
 )
+# What AWS tells the sender of what it sent: the token that has expired (ExpiredToken, InvalidToken), whose key is not
+# known, and all that was signed, a session token among it, once more as hexadecimal bytes (SignatureDoesNotMatch).
+_SIGNERS = re.compile(
+    rb"<(Token-\d+|AWSAccessKeyId|SignatureProvided|(?:StringToSign|CanonicalRequest)(?:Bytes)?)>.*?(?:</\1>|\Z)",
+    re.DOTALL,
+)
 # S3 takes a signature of up to this long ago or ahead.
 _SKEW_MAX_S = 15 * 60
 
@@ -21,6 +28,11 @@ _SKEW_MAX_S = 15 * 60
 def code_of(body: bytes) -> str | None:
     match = _CODE.search(body)
     return None if match is None else match[1].decode("ascii")
+
+
+def without_signers(body: bytes) -> bytes:
+    """The document without what only who signed the question may see: here that is the proxy, and not its client."""
+    return _SIGNERS.sub(b"", body)
 
 
 def blames_credentials(status: int, code: str | None) -> bool:
