@@ -64,6 +64,23 @@ class Client:
         async with asyncio.timeout(ANSWER_S):
             return await self._reader.read(most)
 
+    async def skip(self, head: Head) -> None:
+        """The body that `head` announces, by its length or in chunks; EOFError where it is cut off."""
+        async with asyncio.timeout(ANSWER_S):
+            if head.headers.get("transfer-encoding") != "chunked":
+                await self._skip_bytes(head.length)
+                return
+            while size := int(await self._reader.readuntil(b"\r\n"), 16):
+                await self._skip_bytes(size + len(b"\r\n"))
+            await self._skip_bytes(len(b"\r\n"))
+
+    async def _skip_bytes(self, count: int) -> None:
+        while count:
+            piece = await self._reader.read(min(_READ_BYTES, count))
+            if not piece:
+                raise EOFError
+            count -= len(piece)
+
     async def is_body(self, expected: bytes) -> bool:
         """Whether exactly these bytes come; looked at as they come, so that a crowd's bodies need no memory."""
         position = 0

@@ -106,7 +106,8 @@ class Customer:
         """One of `expected` (None: nothing there), or an error that the weather explains."""
         head = await client.head()
         if head.status in (500, 503) or (head.status == 404 and None in expected):
-            await self._skipped(client, head, head_only)
+            if not head_only:
+                await client.skip(head)
         else:
             fitting = [data for data in expected if data is not None and len(data) == head.length]
             if head.status not in (200, 206) or not fitting:
@@ -130,14 +131,6 @@ class Customer:
                 self._trials.record("load", "a mixed day in bad weather", "a wrong byte", lost=1)
                 raise Wrong(f"a wrong byte after {position}")
             position += len(piece)
-
-    async def _skipped(self, client: Client, head: Head, head_only: bool) -> None:
-        left = 0 if head_only else head.length
-        while left:
-            piece = await client.some(left)
-            if not piece:
-                raise EOFError
-            left -= len(piece)
 
     # -- what it does -------------------------------------------------------------------------------------------------
 
@@ -165,7 +158,7 @@ class Customer:
     async def _list(self, client: Client) -> None:
         client.ask("GET", f"/{NAME}?list-type=2&prefix=shard")
         head = await client.head()
-        await self._skipped(client, head, head_only=False)
+        await client.skip(head)
 
     async def _leave_early(self, client: Client) -> None:
         target, data = self._shard()
@@ -208,7 +201,8 @@ class Customer:
 
     async def _done(self, client: Client) -> Head:
         head = await client.head()
-        await self._skipped(client, head, head_only=head.status == 204)
+        if head.status != 204:
+            await client.skip(head)
         if head.headers.get("connection") == "close":
             await self._disconnect()
         saw = "acknowledged" if head.status < 300 else "500 or 503"
