@@ -20,7 +20,8 @@ def main() -> None:
     with socket.create_connection((url.hostname, url.port)) as connection:
         print("ready", flush=True)
         sys.stdin.readline()
-        print(sum(read_one(connection, f"GET {path} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n") for _ in range(times)))
+        request = f"GET {path} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n"
+        print(sum(read_one(connection, request) for _ in range(times)), flush=True)
 
 
 def read_one(connection: socket.socket, request: str) -> int:
