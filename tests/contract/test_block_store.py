@@ -950,6 +950,38 @@ async def test_a_block_in_its_place_that_will_not_go_is_found_by_the_next_start(
     disk.close()
 
 
+async def test_a_block_is_written_anew_once_the_file_of_one_that_was_given_up_is_away(root: Path) -> None:
+    """Its thread may yet put that file in its place, and would then take away the new one's."""
+    disk = Disk(root, directory=Gated)
+    writer, data = await disk.store.create(meta_of(0)), payload_of(meta_of(0))
+    Gated.reached.clear()
+    Gated.go_on.clear()
+    Gated.closed = True
+    try:
+        old = asyncio.create_task(write_whole(writer, data))
+        await asyncio.to_thread(Gated.reached.wait, 60)
+        old.cancel()
+        await asyncio.wait([old])
+        given_up = asyncio.create_task(writer.abort())
+        again = asyncio.create_task(disk.store.create(meta_of(0)))
+        another = await disk.store.create(meta_of(1))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not again.done()
+    finally:
+        Gated.closed = False
+        Gated.go_on.set()
+    await given_up
+    await another.abort()
+    new = await again
+    await write_whole(new, data)
+    await new.commit()
+    assert disk.path(meta_of(0)).exists()
+    assert await disk.read(meta_of(0)) == data
+    disk.keep_budget()
+    disk.close()
+
+
 async def cancelled_at_the_rename(writer: DiskBlockWriter, writing: Writing, data: bytes) -> None:
     async def write() -> None:
         try:

@@ -368,6 +368,8 @@ class DiskStore(BlockIndex):
         need = header.disk_bytes
         try:
             async with asyncio.timeout(blockdir.PATIENCE_S):
+                # A thread of one that was given up may just be putting its file in place, and takes it away again.
+                await self.work.cleaned(meta.key)
                 await self.reserve(need, meta)
         except TimeoutError as error:
             raise self.work.write_failed("create", error) from error

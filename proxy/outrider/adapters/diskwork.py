@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 from outrider.adapters import blockdir
 from outrider.adapters.leases import OpenFile, doom_result
 from outrider.core.errors import StoreUnavailable
+from outrider.core.model import BlockKey
 from outrider.metrics import Metrics
 from outrider.ports import Clock
 
@@ -36,7 +37,7 @@ class DiskWork:
         self._sick_until = 0.0
         self._hung_until = 0.0
         self._log_after: dict[str, float] = {}
-        self._cleaning: set[asyncio.Task[None]] = set()
+        self._cleaning: dict[asyncio.Task[None], BlockKey] = {}
         for act in get_args(Act):
             # To Prometheus a counter that begins with its first failure at 1 has not risen, and no alert speaks of it.
             metrics.store_errors.labels(act)
@@ -70,13 +71,18 @@ class DiskWork:
             self._hung_until = self._clock() + _SICK_PAUSE_S
         self.trouble("open", error)
 
-    async def waited_for(self, cleaning: Coroutine[Any, Any, None]) -> None:
-        """Wait for the end of that, unless the disk does not answer: then it ends when that does, and whoever waits,
-        with a turn that others want, goes on."""
+    async def waited_for(self, block: BlockKey, cleaning: Coroutine[Any, Any, None]) -> None:
+        """Wait until what is left of a block that came to nothing is off the disk, unless the disk does not answer:
+        then that ends when it does, and whoever waits, with a turn that others want, goes on."""
         task = asyncio.create_task(cleaning, name="clean up")
-        self._cleaning.add(task)
-        task.add_done_callback(self._cleaning.discard)
+        self._cleaning[task] = block
+        task.add_done_callback(self._cleaning.pop)
         await asyncio.wait([task], timeout=blockdir.PATIENCE_S)
+
+    async def cleaned(self, block: BlockKey) -> None:
+        """Wait until nothing is taken away any more that stood where `block` is to stand."""
+        while under_way := [task for task, its in self._cleaning.items() if its == block]:
+            await asyncio.wait(under_way)
 
     def begin(self, work: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Blocking file work; it goes on when nobody waits for it any more."""

@@ -130,7 +130,7 @@ class DiskBlockWriter:
         if self._ended:
             return
         self._ended = True
-        await self._store.work.waited_for(self._clean_up())
+        await self._store.work.waited_for(self._meta.key, self._clean_up())
 
     async def _clean_up(self) -> None:
         try:
