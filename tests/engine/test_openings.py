@@ -96,6 +96,30 @@ async def test_in_a_folder_of_small_objects_one_get_tells_all(room: Engine) -> N
     assert questions(room) == [], "kept whole"
 
 
+async def test_samples_with_a_folder_each_are_known_by_their_ending(room: Engine) -> None:
+    refs = [ObjectRef("train", f"{number}/image.jpg") for number in range(3)]
+    for ref in refs:
+        room.origin.put(ref, SMALL, (CHECKSUM,))
+    await whole(room, refs[0], SMALL)
+    await room.tasks.settle()
+    room.origin.log.clear()
+    for ref in refs[1:]:
+        assert told(await whole(room, ref, SMALL))
+    await room.tasks.settle()
+    assert questions(room) == ["GET", "GET"]
+
+
+async def test_an_index_beside_shards_tells_nothing_of_their_size(room: Engine) -> None:
+    index = ObjectRef("train", "index.json")
+    room.origin.put(index, SMALL, (CHECKSUM,))
+    room.origin.put(REF, LARGE, (CHECKSUM,))
+    await whole(room, index, SMALL)
+    await room.tasks.settle()
+    room.origin.log.clear()
+    await whole(room)
+    assert "GET" not in questions(room), "all of a large one would be asked for"
+
+
 async def test_a_large_object_among_small_ones_costs_no_more_than_its_bytes(room: Engine) -> None:
     other = ObjectRef("train", "b.tar")
     room.origin.put(REF, SMALL)

@@ -83,7 +83,7 @@ class Openings:
         self._openings: dict[ObjectRef, _Opening] = {}
         # Folders whose checksums the origin does not tell just now.
         self._untold: TTLCache[tuple[str, str], None] = TTLCache(_FOLDERS_MAX, _BESIDE_REST_S, clock)
-        # The size last seen in each folder: one object there is much like the next.
+        # The size last seen in each folder, and anywhere, of each ending: one shard, or sample, is much like the next.
         self._sizes: LRUCache[tuple[str, str], int] = LRUCache(_FOLDERS_MAX)
 
     def is_asking(self, ref: ObjectRef) -> bool:
@@ -209,7 +209,8 @@ class Openings:
 
     def _is_small(self, ref: ObjectRef, size: int) -> bool:
         """Whether one block will most likely hold it. `size` -1: nobody told it."""
-        return (size if size >= 0 else self._sizes.get(_folder(ref), self._block_bytes + 1)) <= self._block_bytes
+        seen = [size] if size >= 0 else [self._sizes[kind] for kind in _kinds(ref) if kind in self._sizes]
+        return bool(seen) and seen[0] <= self._block_bytes
 
     def _beside(
         self, ref: ObjectRef, question: Coroutine[Any, Any, ObjectVersion]
@@ -257,7 +258,8 @@ class Openings:
 
     def _learn(self, ref: ObjectRef, opening: _Opening, version: ObjectVersion) -> None:
         self._catalog.learn(version, opening.mark, settled=opening.settled)
-        self._sizes[_folder(ref)] = version.size
+        for kind in _kinds(ref):
+            self._sizes[kind] = version.size
         if self._openings.get(ref) is opening:
             # The question is answered; the rest of the opening only fills a block.
             del self._openings[ref]
@@ -286,6 +288,14 @@ class Openings:
 
 def _folder(ref: ObjectRef) -> tuple[str, str]:
     return ref.bucket, ref.key.rpartition("/")[0]
+
+
+def _kinds(ref: ObjectRef) -> tuple[tuple[str, str], tuple[str, str]]:
+    """What objects like it have in common: the folder and the ending (an index among shards is not like them), or,
+    where each sample has a folder of its own, the ending alone."""
+    folder, _, name = ref.key.rpartition("/")
+    ending = name.rpartition(".")[2] if "." in name else ""
+    return (ref.bucket, f"{folder}/*.{ending}"), (ref.bucket, f"*.{ending}")
 
 
 def _begins_at(reply: OriginReply) -> int | None:
