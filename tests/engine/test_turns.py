@@ -26,10 +26,10 @@ class Queue:
         self.done: dict[str, asyncio.Event] = {}
         self.of: dict[str, Turn] = {}
 
-    async def add(self, *names: str, ahead: int = 0) -> None:
+    async def add(self, *names: str, ahead: int = 0, left_bytes: int = 0) -> None:
         """A name that begins with `p` is a prefetch."""
         for name in names:
-            turn = self.turns.turn(demand=name[0] != "p", ahead=ahead)
+            turn = self.turns.turn(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes)
             self.of[name], self.done[name] = turn, asyncio.Event()
             self.tasks[name] = asyncio.create_task(self._run(name))
         await self.settle()
@@ -196,7 +196,7 @@ async def test_the_limit_grows_where_it_holds_somebody_up(names: list[str], cour
     queue = Queue(64, courtesy=courtesy)
     await queue.add(*names)
     for _ in range(3):
-        queue.turns.arrived(10**6)
+        queue.turns.arrived(10**6, None)
         queue.clock.advance(1.0)
     await queue.settle()
     assert (queue.concurrency.limit > FIRST_FILLS) == grows
@@ -272,3 +272,62 @@ async def test_beside_whoever_asks_without_a_turn_prefetch_takes_what_it_may_bes
     await queue.settle()
     assert queue.order == ["p1", "p2", "p3"]
     await queue.drain()
+
+
+MB = 10**6
+
+
+async def seen_at_10_mb_s(queue: Queue) -> None:
+    """A line of 10 MB/s, full with three that somebody waited for."""
+    await queue.add("x", "y", "z", left_bytes=4 * MB)
+    for _ in range(4):
+        queue.clock.advance(0.3)
+        queue.turns.flowed(3 * MB, lambda: True)
+
+
+async def test_before_demand_ends_what_comes_next_is_asked_for() -> None:
+    """Else the line would stand idle for a round trip."""
+    queue = Queue(16)
+    await seen_at_10_mb_s(queue)
+    await queue.add("p1", "p2", "p3", "p4", "p5")
+    for name in ("x", "y", "z"):
+        queue.turns.arrived(2 * MB, queue.of[name])
+    await queue.end("x", "y")
+    assert queue.order == ["x", "y", "z", "p1"], "2 MB are 0.2 s yet"
+    queue.turns.arrived(3 * MB // 2, queue.of["z"])
+    await queue.settle()
+    assert queue.order == ["x", "y", "z", "p1", "p2"], "as many in all as it had at its best, of late"
+    await queue.drain()
+
+
+async def test_whoever_asks_for_something_new_is_about_to_want_more() -> None:
+    queue = Queue(16)
+    await seen_at_10_mb_s(queue)
+    with queue.turns.question():
+        await queue.add("p1", "p2", "p3")
+        for name in ("x", "y", "z"):
+            queue.turns.arrived(4 * MB, queue.of[name])
+        await queue.settle()
+        assert queue.order == ["x", "y", "z", "p1"]
+    await queue.settle()
+    assert len(queue.order) > 4
+    await queue.drain()
+
+
+async def test_what_is_left_of_demand_is_what_has_its_turn_and_is_waited_for() -> None:
+    queue = Queue(16)
+    await queue.add("a", "p1", left_bytes=3 * MB)
+    assert queue.turns._left_bytes == 3 * MB
+    queue.of["p1"].promote()
+    assert queue.turns._left_bytes == 6 * MB
+    queue.turns.arrived(MB, queue.of["a"])
+    queue.of["a"].give_back()
+    assert queue.turns._left_bytes == 3 * MB
+    queue.turns.arrived(5 * MB, queue.of["p1"])
+    assert queue.turns._left_bytes == 0, "it brought what came before it, too"
+    again = asyncio.create_task(queue.of["a"].take())
+    await queue.settle()
+    assert queue.turns._left_bytes == 2 * MB
+    await again
+    await queue.drain()
+    assert queue.turns._left_bytes == 0

@@ -73,6 +73,25 @@ def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
     assert courtesy.alone == courtesy.beside == 64
 
 
+def test_those_who_take_the_places_of_demand_are_as_many_as_it_had_of_late() -> None:
+    line = Line()
+    line.run(5, demand=8)
+    line.courtesy.asked(8)
+    assert line.courtesy.after == 8
+    line.run(2.5, demand=2)
+    assert line.courtesy.beside <= line.courtesy.after < 8
+    assert line.courtesy.ends(28 * 10**5)
+    assert not line.courtesy.ends(36 * 10**5), "more than a tenth of a second"
+
+
+def test_an_epoch_that_begins_after_a_silence_has_the_line_to_itself() -> None:
+    line = Line()
+    line.run(5, demand=8)
+    line.courtesy.asked(8)
+    line.courtesy.heed(line.now + 1.1)
+    assert line.courtesy.after == 1
+
+
 class SmallBodies:
     """Bodies over a line that takes `each_s` for one, asked for by readers who want one after the other, and by as many
     fills beside them as are allowed; `scatter` is that of the logarithm of a bucket's latency."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from outrider.core.blockfile import BlockMeta
@@ -83,7 +84,8 @@ class Flights:
     def fill(self, flights: Sequence[Flight], *, prefetch: bool = False, ahead: int = 0) -> None:
         """Bring adjacent blocks by one GET, in a task of its own. `prefetch`: nobody waits for them yet; it is demand
         from when somebody does. `ahead`: how many blocks their reader has before them."""
-        turn = self._turns.turn(demand=not prefetch, ahead=ahead)
+        left_bytes = sum(flight.meta.extent.length for flight in flights)
+        turn = self._turns.turn(demand=not prefetch, ahead=ahead, left_bytes=left_bytes)
         for flight in flights:
             flight.turn = turn
         task = self._spawn(self._fill_in_turn(flights, turn), f"fill {flights[0].meta.version.ref}")
@@ -116,7 +118,7 @@ class Flights:
         begun = Extent(lead.begins_at, flights[-1].meta.extent.stop)
         head = Extent(lead.meta.extent.start, begun.start)
         pouring = Pouring(
-            self._asking, self._store, turn, self._clock, self._arrived, self._landed, self._flowed,
+            self._asking, self._store, turn, self._clock, partial(self._arrived, turn), self._landed, self._flowed,
             self._turns.came_small, lambda: self._may_hold(self._pouring),
         )  # fmt: skip
         self._pouring += 1
@@ -137,8 +139,8 @@ class Flights:
         finally:
             self._pouring -= 1
 
-    def _arrived(self, origin_s: float, disk_s: float, count: int) -> None:
-        self._turns.arrived(count)
+    def _arrived(self, turn: Turn | None, origin_s: float, disk_s: float, count: int) -> None:
+        self._turns.arrived(count, turn)
         self._lag.took(disk_s, origin_s, count, len(self._flights), self._clock())
 
     def _flowed(self, count: int) -> None:

@@ -19,15 +19,16 @@ class Turn:
     """One fill's place in the order: `async with` it. Until it ends, anybody may `promote` it.
 
     `ahead`: how many blocks its reader has before those that it brings; 0: he waits for them. Of many readers'
-    read-ahead the nearest comes first.
+    read-ahead the nearest comes first. `left_bytes`: what it has yet to bring.
     """
 
-    __slots__ = ("_turns", "ahead", "demand", "held", "number", "waiter")
+    __slots__ = ("_turns", "ahead", "demand", "held", "left_bytes", "number", "waiter")
 
-    def __init__(self, turns: Turns, *, demand: bool, ahead: int) -> None:
+    def __init__(self, turns: Turns, *, demand: bool, ahead: int, left_bytes: int) -> None:
         self._turns = turns
         self.demand = demand
         self.ahead = ahead
+        self.left_bytes = left_bytes
         self.held = False
         self.number = 0
         self.waiter: asyncio.Future[None] | None = None
@@ -70,14 +71,16 @@ class Turns:
         self._numbers = count(1)
         self._prefetch: deque[Turn] = deque()
         self._held = {True: 0, False: 0}
+        # Of the demand that has its turn.
+        self._left_bytes = 0
         # The limit holds somebody up, and not courtesy.
         self._short = False
         # Somebody did wait for bytes when that was last asked: not all that is waited for holds a turn.
         self._awaited = False
         self._questions = 0
 
-    def turn(self, *, demand: bool = True, ahead: int = 0) -> Turn:
-        return Turn(self, demand=demand, ahead=ahead)
+    def turn(self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0) -> Turn:
+        return Turn(self, demand=demand, ahead=ahead, left_bytes=left_bytes)
 
     @contextmanager
     def question(self) -> Iterator[None]:
@@ -89,8 +92,13 @@ class Turns:
             self._questions -= 1
             self._admit()
 
-    def arrived(self, count: int) -> None:
-        """Bytes came from the origin."""
+    def arrived(self, count: int, turn: Turn | None) -> None:
+        """Bytes came from the origin, for whom has `turn`; None: it needs none."""
+        if turn is not None:
+            brought = min(count, turn.left_bytes)
+            turn.left_bytes -= brought
+            if turn.held and turn.demand:
+                self._left_bytes -= brought
         self._concurrency.arrived(count, self._clock(), short=self._short)
         self._admit()
 
@@ -150,6 +158,7 @@ class Turns:
     def returned(self, turn: Turn) -> None:
         turn.held = False
         self._held[turn.demand] -= 1
+        self._left_bytes -= turn.left_bytes if turn.demand else 0
         self._admit()
 
     def promoted(self, turn: Turn, ahead: int) -> None:
@@ -157,6 +166,7 @@ class Turns:
         if turn.held:
             self._held[False] -= was_prefetch
             self._held[True] += was_prefetch
+            self._left_bytes += turn.left_bytes if was_prefetch else 0
         elif turn.waiter is not None:
             if was_prefetch:
                 self._prefetch.remove(turn)
@@ -178,10 +188,16 @@ class Turns:
             heappop(self._demand)
             self._start(turn)
         ours = max(1, limit - limit // 4)
-        while self._prefetch and self._held[True] + self._held[False] < ours:
+        while self._prefetch and self._held[False] < ours:
             self._courtesy.heed(self._clock())
-            awaited = self._awaited or self._held[True] > 0 or self._questions > 0
-            if self._held[False] >= (self._courtesy.beside if awaited else self._courtesy.alone):
+            demand = self._held[True]
+            if self._awaited or demand > 0 or self._questions > 0:
+                # Who asks for something new is about to want more of it.
+                ends = demand > 0 and self._questions == 0 and self._courtesy.ends(self._left_bytes)
+                room = self._courtesy.after if ends else min(self._courtesy.beside, ours - demand)
+            else:
+                room = self._courtesy.alone
+            if self._held[False] >= room:
                 self._courtesy.felt()
                 break
             self._start(self._prefetch.popleft())
@@ -192,5 +208,8 @@ class Turns:
         assert turn.waiter is not None
         turn.held, turn.number = True, 0
         self._held[turn.demand] += 1
+        if turn.demand:
+            self._left_bytes += turn.left_bytes
+            self._courtesy.asked(self._held[True])
         turn.waiter.set_result(None)
         turn.waiter = None
