@@ -125,6 +125,12 @@ def test_batches_are_seen_in_what_workers_have_read(
         assert found in {(batch, workers), (1, 1), None}
 
 
+def test_a_worker_that_was_held_up_hides_nothing() -> None:
+    """Batches of eight: one was left after its first two reads, another is not begun, later ones were read."""
+    read = [*range(10), *range(16, 32), *range(40, 96), *range(104, 112), *range(120, 128)]
+    assert batches_of(read) == (1, 1)
+
+
 def test_one_after_the_other_is_no_batch() -> None:
     assert batches_of(range(100)) == (1, 1)
     assert batches_of([2, 1, 0, 4, 3]) == (1, 1)
@@ -134,6 +140,8 @@ def test_some_of_the_ranks_are_no_workers() -> None:
     """Eight of 64, whose others are on other nodes: all between would be fetched for nobody."""
     assert batches_of([64 * step + rank for step in range(20) for rank in range(8)]) is None
     assert batches_of([64 * step + rank for step in range(20) for rank in range(32)]) is None
+    assert batches_of([8 * step + rank for step in range(40) for rank in range(4)]) is None
+    assert batches_of([3 * step + rank for step in range(40) for rank in range(2)]) is None
 
 
 @pytest.mark.parametrize(("batch", "workers", "count"), [(4, 3, 24), (4, 3, 26), (5, 2, 13), (7, 1, 9), (3, 4, 2)])

@@ -14,7 +14,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Sequence, Set
-from itertools import count as counted
 from math import gcd, sqrt
 from random import Random
 from typing import NamedTuple, TypeVar
@@ -155,9 +154,8 @@ def batches_of(places: Sequence[int]) -> tuple[int, int] | None:
     # Ranks of one node read about what the others do.
     found = _batches_of(places, 0) or _batches_of(places, _GAP)
     if found is None:
-        seen = set(places)
-        whole = next(place for place in counted() if place not in seen)
-        if whole >= max(_RUN, _WHOLE * len(places)):
+        count = len(places)
+        if sum(place < count for place in places) >= max(_RUN, _WHOLE * count):
             # Whoever reads: nothing is left out.
             return 1, 1
     return found
