@@ -24,6 +24,28 @@ def beside_each_other(order: list[int], batch: int, workers: int, chance: Random
     return read
 
 
+def drifting(order: list[int], batch: int, workers: int, chance: Random, at_once: float) -> list[int]:
+    """What workers read of it that are not as fast: the next one to read is any of them, and reads about `at_once`
+    more in one go. As torch has it, batches of which the first is not read yet are two for each worker at most."""
+    batches = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
+    queues: list[list[list[int]]] = [[] for _ in range(workers)]
+    read: list[int] = []
+    sent = taken = 0
+    while taken < len(batches):
+        for number in range(sent, min(len(batches), taken + 2 * workers)):
+            queues[number % workers].append(batches[number])
+            sent += 1
+        queue = chance.choice([queue for queue in queues if queue])
+        some = 1 + int(chance.expovariate(1) * at_once)
+        read += queue[0][:some]
+        del queue[0][:some]
+        if not queue[0]:
+            del queue[0]
+        while taken < len(batches) and not batches[taken]:
+            taken += 1
+    return read
+
+
 class Sampled:
     def __init__(self, count: int, key: Callable[[int], str] = "train/{:06d}.jpg".format) -> None:
         self.planner = Planner(10 * SIZE, 2**20)

@@ -17,7 +17,7 @@ from outrider.core.samplers import Draw, order_at_once
 from outrider.core.tellings import Telling
 from outrider.simulator.run import Epoch, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Order, Shards
-from tests.support.sampled import SIZE, Sampled, beside_each_other
+from tests.support.sampled import SIZE, Sampled, beside_each_other, drifting
 
 RATE = 2e6
 COUNT = 1501
@@ -223,6 +223,57 @@ def test_loaders_of_one_job_may_have_other_batches_and_workers() -> None:
         proxy.planner.told("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=COUNT)
         foreseen.append(proxy.foreseen(beside_each_other(told, batch, workers, Random(epoch)), 24))
     assert min(foreseen) > 0.8
+
+
+# -- workers that are ahead of others by whole batches ------------------------------------------------------------
+
+
+def foreseen_of(count: int, ranks: int, batch: int, workers: int, at_once: float, seed: int = 1) -> list[float]:
+    """Of one rank's reads in each of three epochs: among those that its loader has handed out to its workers."""
+    proxy, chance, foreseen = Sampled(count * ranks), Random(seed), []
+    for epoch in range(3):
+        mine = drawn_order(Draw(7 + seed + epoch, share=ranks, first=seed % ranks), count * ranks)
+        foreseen.append(proxy.foreseen(drifting(mine, batch, workers, chance, at_once), 2 * batch * workers))
+    return foreseen
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize(("count", "batch", "workers"), [(300, 8, 4), (900, 16, 4)])
+@pytest.mark.parametrize("at_once", [0, 8])
+def test_workers_that_drift_by_whole_batches_refute_no_order_of_a_small_set(
+    ranks: int, count: int, batch: int, workers: int, at_once: float
+) -> None:
+    first, *later = foreseen_of(count, ranks, batch, workers, at_once)
+    assert first > 0.75
+    assert min(later) > 0.95
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_a_seed_is_found_where_drift_leaves_little_of_the_beginning_and_kept_until_batches_are_clear(seed: int) -> None:
+    """The more is read, the less of it are the first ones that were drawn: it is looked for them often, and once."""
+    first, *later = foreseen_of(300, 4, 16, 4, 8, seed)
+    assert first > 0.5
+    assert min(later) > 0.95
+
+
+@pytest.mark.parametrize("count", [300, 900])
+def test_reads_refute_an_order_of_a_small_set_as_soon_as_ever(count: int) -> None:
+    """Of those that are not in it, few go on by chance where a worker has just been."""
+    given_up_after = []
+    for seed in range(9):
+        proxy, chance = Sampled(count), Random(seed)
+        proxy.foreseen(drifting(drawn_order(Draw(7 + seed), count), 8, 2, chance, 0), 1)
+        # It begins as the next draw would; four reads prove that.
+        begun = drawn_order(Draw(8 + seed), count)[:8]
+        proxy.foreseen(begun, 1)
+        assert proxy.expected
+        others = sorted(set(range(count)) - set(begun))
+        chance.shuffle(others)
+        given_up_after.append(0)
+        while proxy.expected:
+            proxy.foreseen([others.pop()], 1)
+            given_up_after[-1] += 1
+    assert max(given_up_after) <= 40
 
 
 # -- what is found, and given up ------------------------------------------------------------------------------------

@@ -99,6 +99,8 @@ class Pass:
         self.way = -1
         self.look_at = LOOK_FIRST
         self.looks_in_vain = 0
+        # The draw that was found, while it is not clear yet in which batches it is read.
+        self.found: Draw | None = None
         # What the pass after this one will read, where that is known already.
         self.upcoming: Drawn | None = None
         # Whether more than one worker tells of it; of the one that does, how much it has told.
@@ -209,6 +211,14 @@ class Pass:
         """The same, or a run that was taken up in mid-epoch comes round to the front."""
         return self.place[key] >= 0 and (self.is_at(key) or len(self.agenda) - self.apart(key) <= self.tolerance)
 
+    def _goes_on(self, place: int) -> bool:
+        """Who reads here of a draw has read what stands before it in its batch a moment ago: workers may be several
+        batches apart, which is most of a small set."""
+        if self.draw is None or place < self.workers:
+            return False
+        before = self.done[self.agenda[place - self.workers]]
+        return before >= 0 and len(self.log) - before <= self.tolerance
+
     def seconds(self, now: float) -> float:
         """How long a whole pass takes; of a first one as extrapolated, and twice its age while its size is unknown."""
         if self.period_s > 0:
@@ -259,8 +269,9 @@ class Pass:
         if place >= 0:
             self._expected_read += 1
             # Measured against what chance would give, which is 0 then, as true order is 1.
-            chance = min(0.9, (2 * self.tolerance + 1) / len(self.agenda))
-            evidence = 1.0 if self.fits(key) else -chance / (1 - chance)
+            near = (2 if self.draw is None else 3) * self.tolerance + 1
+            chance = min(0.9, near / len(self.agenda))
+            evidence = 1.0 if self.fits(key) or self._goes_on(place) else -chance / (1 - chance)
             self.order += _NEWEST * (evidence - self.order)
             self._recent.append(place)
             self._find_frontier()
@@ -291,7 +302,7 @@ class Pass:
 
     def undraw(self) -> None:
         """It reads in another order than its sampler would have drawn."""
-        self.draw = self.last_draw = self.upcoming = None
+        self.draw = self.last_draw = self.upcoming = self.found = None
         self.way, self.repeats, self.batch, self.workers, self.drawn_of = -1, True, 1, 1, 0
         self.look_at = max(LOOK_FIRST, len(self.log))
 
@@ -299,7 +310,7 @@ class Pass:
         """It is the epoch after that one's."""
         self.last_draw, self.way, self.looks_in_vain = other.draw, other.way, other.looks_in_vain
         self.drawn_of = other.drawn_of
-        self.draw = None
+        self.draw = self.found = None
         self.look_at = LOOK_FIRST if self.last_draw is None else LOOK_AGAIN if self.way < 0 else 0
         upcoming, other.upcoming = other.upcoming, None
         if upcoming is not None:

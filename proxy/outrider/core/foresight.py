@@ -13,6 +13,7 @@ from outrider.core.kept import Dataset
 from outrider.core.samplers import (
     Draw,
     Seeds,
+    as_read,
     batches_of,
     following,
     in_batches,
@@ -22,8 +23,9 @@ from outrider.core.samplers import (
     out_of_batches,
 )
 
-# It is looked again after so many times the reads.
-_LOOK_LATER = 3
+# It is looked again after so many times the reads; sooner once there are many, which may prove a rank's share: the more
+# is read, the less of an order's beginning is to be seen.
+_LOOK_LATER, _LOOK_SOONER, _MANY = 3, 2, 48
 # Looks in vain at what one job reads, after which its order is taken for chance.
 _IN_VAIN_MAX = 12
 # Passes that are thought of at a time.
@@ -44,7 +46,8 @@ class Foresight:
     def begin(self, dataset: Dataset) -> None:
         """There are passes whose reads may tell more."""
         for one in dataset.puzzles:
-            one.look_at = _LOOK_LATER * max(1, len(one.log))
+            reads = max(1, len(one.log))
+            one.look_at = (_LOOK_LATER if reads < _MANY else _LOOK_SOONER) * reads
             # What was begun with fewer reads, or before all names were known, has become idle.
             self._thoughts = deque(thought for thought in self._thoughts if thought.one is not one)
             if len(self._thoughts) < _THOUGHTS_MAX and one.looks_in_vain < _IN_VAIN_MAX:
@@ -90,7 +93,7 @@ class _Thought:
 
     def _sampler(self) -> Generator[None, None, None]:
         one = self.one
-        if is_enough(len(one.log), self._count) or one.last_draw is not None:
+        if is_enough(len(one.log), self._count) or one.last_draw is not None or one.found is not None:
             # What a sampler's numbers stand for is the order of the names, most often.
             draw = (yield from self._draw()) if (yield from _is_sorted(self._names)) else None
             if draw is not None:
@@ -124,12 +127,17 @@ class _Thought:
             if draw is not None:
                 one.way = likely.index(draw)
                 return draw
+        if one.found is not None:
+            # By now its beginning may be hard to see: among more reads there are more that chance would have brought.
+            return as_read(one.found, reads, count)
         count = self._count = len(names.listed)
         if not is_enough(len(one.log), count):
             return None
         one.last_draw, one.way = None, -1
         draw = yield from self._seeds.found(reads, count)
         one.looks_in_vain = 0 if draw is not None else one.looks_in_vain + 1
+        if draw is not None and self._holds:
+            one.found, one.drawn_of = draw, count
         return draw
 
     def _next_pass(self) -> Generator[None, None, None]:

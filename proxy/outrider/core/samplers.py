@@ -219,8 +219,9 @@ class Seeds:
         each = _GLANCE + _FOR_WORKERS
         if not is_enough(len(reads), count):
             return None
-        # More than chance gives, and what every sixteenth of an order gives.
-        least = 2 + 3 * _GLANCE * len(read) // count
+        # More than chance gives, but for one seed in some hundred, and what every sixteenth of an order gives.
+        by_chance = _GLANCE * len(read) / count
+        least = max(2, int(1 + by_chance + 3 * sqrt(by_chance)))
         for index, seed in enumerate(self._seeds):
             if len(self._numbers) < (index + 1) * each:
                 self._numbers.extend(_Numbers(seed).take(each))
@@ -230,7 +231,7 @@ class Seeds:
             numbers = self._numbers[index * each : (index + 1) * each]
             for spent in (0, _FOR_WORKERS):
                 if sum(map(read.__contains__, _drawn(numbers[spent : spent + _GLANCE], count))) >= least:
-                    found = _as_read(Draw(seed, spent), read, count)
+                    found = _if_proven(Draw(seed, spent), read, count)
                     yield
                     if found is not None:
                         return found
@@ -272,18 +273,31 @@ def following(
     return None
 
 
-def _as_read(draw: Draw, read: Set[int], count: int) -> Draw | None:
+def _if_proven(draw: Draw, read: Set[int], count: int) -> Draw | None:
     """It, with the share that was read of it; None: what was read is another one's."""
+    places = _places_read(draw, read, count)
+    if not any(bisect_left(places, look) >= _proof(look * len(read) / count) for look in _LOOKS):
+        return None
+    found = _with_share(draw, places)
+    return found if found.share == 1 or len(read) >= _PROOF_OF_SHARE else None
+
+
+def as_read(draw: Draw, reads: Iterable[int], count: int) -> Draw:
+    """A draw that was found, with the share that was read of it by now: others may have begun meanwhile."""
+    return _with_share(draw, _places_read(draw, frozenset(reads), count))
+
+
+def _places_read(draw: Draw, read: Set[int], count: int) -> list[int]:
+    """Of the first ones that it draws."""
     numbers = _Numbers(draw.seed)
     for _ in numbers.skip(draw.spent):
         pass
-    drawn = list(_drawn(numbers.take(min(_LOOKS[-1], count - 1)), count))
-    places = [place for place, number in enumerate(drawn) if number in read]
-    if not any(bisect_left(places, look) >= _proof(look * len(read) / count) for look in _LOOKS):
-        return None
+    drawn = _drawn(numbers.take(min(_LOOKS[-1], count - 1)), count)
+    return [place for place, number in enumerate(drawn) if number in read]
+
+
+def _with_share(draw: Draw, places: Sequence[int]) -> Draw:
     share = gcd(*(place - places[0] for place in places))
-    if share > 1 and len(read) < _PROOF_OF_SHARE:
-        return None
     return draw._replace(share=share, first=places[0] % share)
 
 
