@@ -25,7 +25,7 @@ _IDLE_S = 1.0
 # What somebody waits for is about to end, and its line to stand idle for a round trip, when so much time brings it all:
 # what begins then has its first bytes as it ends. (Four readers of a cold epoch end their shards almost together: each
 # time that cost them 50 ms, 1.5 % of two shards.)
-_ENDS_S = 0.1
+_ENDS_S = 0.05
 # How many it had at once is believed a little less with each look.
 _PEAK_KEPT = 0.9
 # Small bodies: so many times what is usual, and so many standard errors more, since the latencies of some buckets
