@@ -92,6 +92,15 @@ def test_an_epoch_that_begins_after_a_silence_has_the_line_to_itself() -> None:
     assert line.courtesy.after == 1
 
 
+def test_a_line_that_no_large_body_flows_on_tells_of_no_end() -> None:
+    line = Line()
+    line.run(5, demand=8)
+    assert line.courtesy.ends(1000)
+    line.courtesy.heed(line.now + 1.1)
+    line.courtesy.asked(40)
+    assert not line.courtesy.ends(1000), "what small bodies take is seen in their delay alone"
+
+
 class SmallBodies:
     """Bodies over a line that takes `each_s` for one, asked for by readers who want one after the other, and by as many
     fills beside them as are allowed; `scatter` is that of the logarithm of a bucket's latency."""

@@ -79,7 +79,8 @@ class Courtesy:
 
     def ends(self, left_bytes: int) -> bool:
         """Whether demand with so many bytes to come is about to leave its line."""
-        return left_bytes < self._best_bytes_s * _ENDS_S
+        # Where no body had a rate of late, that of another time says nothing of what small ones take.
+        return self._flowed_at is not None and left_bytes < self._best_bytes_s * _ENDS_S
 
     @property
     def after(self) -> int:
