@@ -300,6 +300,28 @@ async def test_before_demand_ends_what_comes_next_is_asked_for() -> None:
     await queue.drain()
 
 
+@pytest.mark.parametrize("limit", [1, 3, 4])
+async def test_what_comes_before_demand_ends_is_no_more_than_the_limit_leaves(limit: int) -> None:
+    queue = Queue(16)
+    await seen_at_10_mb_s(queue)
+    queue.concurrency.limit = limit
+    for name in ("x", "y", "z"):
+        queue.turns.arrived(4 * MB, queue.of[name])
+    await queue.add("p1", "p2", "p3", "p4", "p5")
+    assert sum(queue.turns._held.values()) == max(3, limit)
+    await queue.drain()
+
+
+async def test_where_the_limit_holds_prefetch_back_courtesy_does_not_grow() -> None:
+    queue = Queue(16)
+    await queue.add(*(f"d{i}" for i in range(14)), "p1")
+    for _ in range(100):
+        queue.turns.came_small(0.05)
+        queue.turns.arrived(1000, None)
+    assert queue.courtesy.beside == 1, "nothing has shown that more would do no harm"
+    await queue.drain()
+
+
 async def test_whoever_asks_for_something_new_is_about_to_want_more() -> None:
     queue = Queue(16)
     await seen_at_10_mb_s(queue)

@@ -190,13 +190,14 @@ class Turns:
         ours = max(1, limit - limit // 4)
         while self._prefetch and self._held[False] < ours:
             self._courtesy.heed(self._clock())
-            demand = self._held[True]
+            demand, free, room = self._held[True], ours, self._courtesy.alone
             if self._awaited or demand > 0 or self._questions > 0:
                 # Who asks for something new is about to want more of it.
                 ends = demand > 0 and self._questions == 0 and self._courtesy.ends(self._left_bytes)
-                room = self._courtesy.after if ends else min(self._courtesy.beside, ours - demand)
-            else:
-                room = self._courtesy.alone
+                free = limit if ends else ours
+                room = self._courtesy.after if ends else self._courtesy.beside
+            if self._held[False] >= free - demand:
+                break
             if self._held[False] >= room:
                 self._courtesy.felt()
                 break
