@@ -144,6 +144,23 @@ async def test_a_reader_who_comes_while_it_is_brought_waits_for_the_same_bytes(m
         assert room.origin.body_bytes <= sum(map(len, BODIES.values()))
 
 
+async def test_of_an_object_that_was_unknown_what_is_still_to_come_is_known_once_a_reader_waits(room: Engine) -> None:
+    gate = asyncio.Event()
+    room.origin.faults.append(Fault(key=OTHER.key, body_gate=gate))
+    opened = asyncio.create_task(room.prefetch.opened(OTHER, size=BLOCK))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    reading = asyncio.create_task(room.get(OTHER))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert room.turns._held[True] == 1
+    assert room.turns._left_bytes == BLOCK, "else it would be taken for demand that ends"
+    gate.set()
+    assert await reading == ramp(BLOCK, 77)
+    await opened
+    assert room.turns._left_bytes == 0
+
+
 async def test_demand_does_not_wait_for_what_nobody_waits_for(making: Making) -> None:
     with making(fills_max=1) as room:
         gate = asyncio.Event()

@@ -118,7 +118,7 @@ class Flights:
         begun = Extent(lead.begins_at, flights[-1].meta.extent.stop)
         head = Extent(lead.meta.extent.start, begun.start)
         pouring = Pouring(
-            self._asking, self._store, turn, self._clock, partial(self._arrived, turn), self._landed, self._flowed,
+            self._asking, self._store, turn, self._clock, partial(self._arrived, lead), self._landed, self._flowed,
             self._turns.came_small, lambda: self._may_hold(self._pouring),
         )  # fmt: skip
         self._pouring += 1
@@ -139,8 +139,9 @@ class Flights:
         finally:
             self._pouring -= 1
 
-    def _arrived(self, turn: Turn | None, origin_s: float, disk_s: float, count: int) -> None:
-        self._turns.arrived(count, turn)
+    def _arrived(self, lead: Flight, origin_s: float, disk_s: float, count: int) -> None:
+        # Of a reply that was here already the turn may have become known since.
+        self._turns.arrived(count, lead.turn)
         self._lag.took(disk_s, origin_s, count, len(self._flights), self._clock())
 
     def _flowed(self, count: int) -> None:

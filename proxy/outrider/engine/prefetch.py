@@ -365,6 +365,7 @@ class Prefetch:
             begin(version)
             if opened is not None and opened.turn is None:
                 opened.turn = turn
+                turn.brings(opened.meta.extent.length)
                 self._metrics.prefetched_blocks.inc()
                 await opened.ended()
             return version

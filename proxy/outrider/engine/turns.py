@@ -19,7 +19,7 @@ class Turn:
     """One fill's place in the order: `async with` it. Until it ends, anybody may `promote` it.
 
     `ahead`: how many blocks its reader has before those that it brings; 0: he waits for them. Of many readers'
-    read-ahead the nearest comes first. `left_bytes`: what it has yet to bring.
+    read-ahead the nearest comes first. `left_bytes`: what it has yet to bring, as far as is known.
     """
 
     __slots__ = ("_turns", "ahead", "demand", "held", "left_bytes", "number", "waiter")
@@ -46,6 +46,10 @@ class Turn:
         """For others to have, as while one waits before the next try; `take` gets another."""
         if self.held:
             self._turns.returned(self)
+
+    def brings(self, count: int) -> None:
+        """So many bytes, as is seen now, are to come."""
+        self._turns.found(self, count)
 
     def promote(self, ahead: int = 0) -> None:
         """Somebody waits for what was a prefetch, or has so many blocks before it now."""
@@ -101,6 +105,11 @@ class Turns:
                 self._left_bytes -= brought
         self._concurrency.arrived(count, self._clock(), short=self._short)
         self._admit()
+
+    def found(self, turn: Turn, left_bytes: int) -> None:
+        if turn.held and turn.demand:
+            self._left_bytes += left_bytes - turn.left_bytes
+        turn.left_bytes = left_bytes
 
     def flowed(self, count: int, awaited: Callable[[], bool]) -> None:
         """A connection brought `count` more bytes of a body. `awaited`: whether somebody waits for any."""
