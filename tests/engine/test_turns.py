@@ -26,10 +26,10 @@ class Queue:
         self.done: dict[str, asyncio.Event] = {}
         self.of: dict[str, Turn] = {}
 
-    async def add(self, *names: str, ahead: int = 0, left_bytes: int = 0) -> None:
+    async def add(self, *names: str, ahead: int = 0, left_bytes: int = 0, ordered: bool = False) -> None:
         """A name that begins with `p` is a prefetch."""
         for name in names:
-            turn = self.turns.turn(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes)
+            turn = self.turns.turn(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes, ordered=ordered)
             self.of[name], self.done[name] = turn, asyncio.Event()
             self.tasks[name] = asyncio.create_task(self._run(name))
         await self.settle()
@@ -309,6 +309,18 @@ async def test_what_comes_before_demand_ends_is_no_more_than_the_limit_leaves(li
         queue.turns.arrived(4 * MB, queue.of[name])
     await queue.add("p1", "p2", "p3", "p4", "p5")
     assert sum(queue.turns._held.values()) == max(3, limit)
+    await queue.drain()
+
+
+async def test_what_was_ordered_does_not_take_the_places_of_demand_that_ends() -> None:
+    """Readers go on with something else, and would find the line full of it."""
+    queue = Queue(16)
+    await seen_at_10_mb_s(queue)
+    await queue.add("p1", "p2", "p3", "p4", "p5", ordered=True)
+    for name in ("x", "y", "z"):
+        queue.turns.arrived(4 * MB, queue.of[name])
+    await queue.end("x", "y")
+    assert queue.order == ["x", "y", "z", "p1"]
     await queue.drain()
 
 

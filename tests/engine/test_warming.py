@@ -87,6 +87,24 @@ async def test_demand_goes_first(making: Making) -> None:
         await room.tasks.settle()
 
 
+@pytest.mark.parametrize("known", [False, True])
+async def test_all_that_it_asks_for_is_known_as_ordered(making: Making, known: bool) -> None:
+    with making() as room:
+        if known:
+            await room.range(0, 1, REFS[0])
+            await room.tasks.settle()
+        gate = asyncio.Event()
+        room.origin.faults.append(Fault(times=None, body_gate=gate))
+        begun(room, REFS[:1])
+        async with asyncio.timeout(60):
+            while not room.flights or any(one.turn is None for one in room.flights._flights.values()):
+                await asyncio.sleep(0)
+        turns = [flight.turn for flight in room.flights._flights.values()]
+        assert all(turn is not None and turn.ordered for turn in turns)
+        gate.set()
+        await room.tasks.settle()
+
+
 async def test_no_more_blocks_are_on_their_way_than_the_budget_has(making: Making) -> None:
     with making(budget=Budget(2)) as room:
         gate = asyncio.Event()

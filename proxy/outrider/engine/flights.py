@@ -81,11 +81,11 @@ class Flights:
         """The disk is what fills wait for, or was a moment ago."""
         return self._lag.fills is not None
 
-    def fill(self, flights: Sequence[Flight], *, prefetch: bool = False, ahead: int = 0) -> None:
+    def fill(self, flights: Sequence[Flight], *, prefetch: bool = False, ahead: int = 0, ordered: bool = False) -> None:
         """Bring adjacent blocks by one GET, in a task of its own. `prefetch`: nobody waits for them yet; it is demand
-        from when somebody does. `ahead`: how many blocks their reader has before them."""
+        from when somebody does. `ahead`: how many blocks their reader has before them. `ordered`: see `Turn`."""
         left_bytes = sum(flight.meta.extent.length for flight in flights)
-        turn = self._turns.turn(demand=not prefetch, ahead=ahead, left_bytes=left_bytes)
+        turn = self._turns.turn(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, ordered=ordered)
         for flight in flights:
             flight.turn = turn
         task = self._spawn(self._fill_in_turn(flights, turn), f"fill {flights[0].meta.version.ref}")

@@ -346,15 +346,16 @@ class Prefetch:
         return flights
 
     async def opened(
-        self, ref: ObjectRef, begin: Callable[[ObjectVersion], None] = lambda version: None, *, size: int = -1
-    ) -> ObjectVersion:
+        self, ref: ObjectRef, begin: Callable[[ObjectVersion], None] = lambda version: None, *, size: int = -1,
+        ordered: bool = False,
+    ) -> ObjectVersion:  # fmt: skip
         """The version that the origin has, for who is in no hurry. The question brings the first block, if there is
         one: it waits for its turn as every other fill does. `begin` is called before that block is waited for.
-        `size`: as a LIST told it; -1: nobody did.
+        `size`: as a LIST told it; -1: nobody did. `ordered`: see `Turn`.
 
         Raises Signal, S3Error.
         """
-        turn = self._turns.turn(demand=False)
+        turn = self._turns.turn(demand=False, ordered=ordered)
         async with turn:
             # A reader may have come first.
             version = self.known(ref)
@@ -370,8 +371,9 @@ class Prefetch:
                 await opened.ended()
             return version
 
-    def fill(self, version: ObjectVersion, blocks: Iterable[int]) -> list[Flight]:
-        """Begin to fill those that are neither here nor coming; the flights of all that are not here."""
+    def fill(self, version: ObjectVersion, blocks: Iterable[int], *, ordered: bool = False) -> list[Flight]:
+        """Begin to fill those that are neither here nor coming; the flights of all that are not here. `ordered`: see
+        `Turn`."""
         vid = version_id(self._origin, version, self._block_bytes)
         flights: list[Flight] = []
         for index in blocks:
@@ -379,7 +381,7 @@ class Prefetch:
             if self._flights.wanted(key):
                 # A GET each: a reader that comes meanwhile brings forward just what it waits for.
                 begun = self._flights.board(self._origin, version, self._block_bytes, Run(index, 1))
-                self._flights.fill(begun, prefetch=True)
+                self._flights.fill(begun, prefetch=True, ordered=ordered)
                 self._metrics.prefetched_blocks.inc()
             flight = self._flights.get(key)
             if flight is not None:

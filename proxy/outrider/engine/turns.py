@@ -20,15 +20,17 @@ class Turn:
 
     `ahead`: how many blocks its reader has before those that it brings; 0: he waits for them. Of many readers'
     read-ahead the nearest comes first. `left_bytes`: what it has yet to bring, as far as is known.
+    `ordered`: it is brought because somebody ordered it, and no reader is about to want it.
     """
 
-    __slots__ = ("_turns", "ahead", "demand", "held", "left_bytes", "number", "waiter")
+    __slots__ = ("_turns", "ahead", "demand", "held", "left_bytes", "number", "ordered", "waiter")
 
-    def __init__(self, turns: Turns, *, demand: bool, ahead: int, left_bytes: int) -> None:
+    def __init__(self, turns: Turns, *, demand: bool, ahead: int, left_bytes: int, ordered: bool) -> None:
         self._turns = turns
         self.demand = demand
         self.ahead = ahead
         self.left_bytes = left_bytes
+        self.ordered = ordered
         self.held = False
         self.number = 0
         self.waiter: asyncio.Future[None] | None = None
@@ -83,8 +85,10 @@ class Turns:
         self._awaited = False
         self._questions = 0
 
-    def turn(self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0) -> Turn:
-        return Turn(self, demand=demand, ahead=ahead, left_bytes=left_bytes)
+    def turn(
+        self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, ordered: bool = False
+    ) -> Turn:  # fmt: skip
+        return Turn(self, demand=demand, ahead=ahead, left_bytes=left_bytes, ordered=ordered)
 
     @contextmanager
     def question(self) -> Iterator[None]:
@@ -201,8 +205,9 @@ class Turns:
             self._courtesy.heed(self._clock())
             demand, free, room = self._held[True], ours, self._courtesy.alone
             if self._awaited or demand > 0 or self._questions > 0:
-                # Who asks for something new is about to want more of it.
-                ends = demand > 0 and self._questions == 0 and self._courtesy.ends(self._left_bytes)
+                # Who asks for something new is about to want more of it; of what was ordered, nobody wants any next.
+                goes_on = self._questions > 0 or self._prefetch[0].ordered
+                ends = demand > 0 and not goes_on and self._courtesy.ends(self._left_bytes)
                 free = limit if ends else ours
                 room = self._courtesy.after if ends else self._courtesy.beside
             if self._held[False] >= free - demand:

@@ -247,7 +247,7 @@ class Warming:
             came_bytes = 0
             try:
                 async with self._blocks:
-                    version = await self._prefetch.opened(item.ref, size=item.size)
+                    version = await self._prefetch.opened(item.ref, size=item.size, ordered=True)
                 came_bytes = min(version.size, self._block_bytes)
             finally:
                 if warmup is not None:
@@ -304,7 +304,7 @@ class Warming:
             await self.store.verify(key, again=False)
         fetched = not self.store.has(key)
         if fetched:
-            for flight in self._prefetch.fill(version, [key.index]):
+            for flight in self._prefetch.fill(version, [key.index], ordered=True):
                 if not await flight.ended():
                     raise flight.failure or StoreUnavailable("the fill was given up")
         _count(warmup, item, length, self.clock(), fetched=fetched)
