@@ -79,8 +79,9 @@ async def test_an_unknown_object_is_asked_for_its_first_block_and_its_checksums_
     assert questions(room).count("HEAD") == 1
 
 
-async def test_in_a_folder_of_small_objects_one_get_tells_all(room: Engine) -> None:
-    refs = [ObjectRef("train", f"samples/{number}") for number in range(3)]
+@pytest.mark.parametrize("name", ["{}", "{}.jpg", "a.{}", "a.tfrecord-{:05}-of-00003", "a.b/{}"])
+async def test_in_a_folder_of_small_objects_one_get_tells_all(room: Engine, name: str) -> None:
+    refs = [ObjectRef("train", f"samples/{name.format(number)}") for number in range(3)]
     for ref in refs:
         room.origin.put(ref, SMALL, (CHECKSUM,))
     await whole(room, refs[0], SMALL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ _BESIDE_WAIT_S = 1.0
 # After one that failed, or took longer: each whole read in its folder would wait as long for as little.
 _BESIDE_REST_S = 60.0
 _FOLDERS_MAX = 4096
+# In an ending this tells one object from the next, and not its kind: `train.tfrecord-00000-of-01024`, `data.17`.
+_NUMBER = re.compile(r"\d{3,}|^\d+$")
 
 
 class NotCacheable(Signal):
@@ -294,7 +297,7 @@ def _kinds(ref: ObjectRef) -> tuple[tuple[str, str], tuple[str, str]]:
     """What objects like it have in common: the folder and the ending (an index among shards is not like them), or,
     where each sample has a folder of its own, the ending alone."""
     folder, _, name = ref.key.rpartition("/")
-    ending = name.rpartition(".")[2] if "." in name else ""
+    ending = _NUMBER.sub("", name.rpartition(".")[2]) if "." in name else ""
     return (ref.bucket, f"{folder}/*.{ending}"), (ref.bucket, f"*.{ending}")
 
 
