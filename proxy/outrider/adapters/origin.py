@@ -154,13 +154,27 @@ class HttpOrigin:
                 reply.close()
                 raise
             reply.close()
-        return HttpReply(await self._try(request, place, await self._credentials.current()), self._metrics)
+        credentials = await self._credentials.current()
+        reply = HttpReply(await self._try(request, place, credentials), self._metrics)
+        try:
+            await self._refused(request, reply, credentials)
+        except BaseException:
+            reply.close()
+            raise
+        return reply
+
+    async def _refused(self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None) -> str | None:
+        """The code of what may be owed to how we asked, "" where it has no code, None where it has no words; from then
+        on `reply` tells nothing of its signer. None also where it is no such refusal."""
+        if credentials is None or reply.status not in refusals.STATUSES or request.method == "HEAD":
+            return None
+        return refusals.code_of(await reply.refusal()) or ""
 
     async def _mend(self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None) -> str | None:
         """Whether the next try may fare better, and then why; None: it would not."""
         if credentials is None or reply.status not in refusals.STATUSES:
             return None
-        code = None if request.method == "HEAD" else refusals.code_of(await reply.refusal()) or ""
+        code = await self._refused(request, reply, credentials)
         now = self._clock()
         offset_s = refusals.clock_offset(
             reply.status, code, dict(reply.headers).get("date"), now, self._clock_offset_s

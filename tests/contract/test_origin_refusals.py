@@ -1,0 +1,58 @@
+"""Refusals that nothing mends: whatever was tried before, a client is told nothing of who has signed."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+
+import pytest
+from aiohttp import web
+
+from outrider.adapters.origin import HttpOrigin
+from outrider.core.sigv4 import Credentials
+from outrider.metrics import Metrics
+from outrider.ports import OriginRequest
+
+TOKEN = b"the-proxys-own"
+REFUSAL = b"<Error><Code>ExpiredToken</Code><Token-0>%b</Token-0><HostId>h</HostId></Error>" % TOKEN
+
+
+class Rotating:
+    """Somebody else renews them all the time, and none is any good."""
+
+    def __init__(self) -> None:
+        self.renewed = 0
+
+    async def current(self) -> Credentials:
+        return Credentials("AKID", "secret", f"{TOKEN.decode()}-{self.renewed}")
+
+    async def renew(self, refused: Credentials) -> bool:
+        self.renewed += 1
+        return True
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_the_last_of_several_refusals_tells_nothing_of_its_signer(method: str) -> None:
+    asked: list[str] = []
+
+    async def refuse(request: web.BaseRequest) -> web.StreamResponse:
+        asked.append(request.method)
+        return web.Response(status=400, body=REFUSAL)
+
+    runner = web.ServerRunner(web.Server(refuse))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    origin = HttpOrigin(endpoint, "us-east-1", Rotating(), Metrics(), time.time, connections=2)
+    await origin.open()
+    try:
+        async with origin.send(OriginRequest(method, "bucket", "key")) as reply, aclosing(reply.chunks()) as chunks:
+            body = b"".join([chunk async for chunk in chunks])
+            assert reply.status == 400
+            assert reply.content_length == len(body)
+    finally:
+        await origin.close()
+        await runner.cleanup()
+    assert asked == [method] * 4
+    assert TOKEN not in body
+    assert body.endswith(b"<HostId>h</HostId></Error>")
