@@ -982,6 +982,33 @@ async def test_a_block_is_written_anew_once_the_file_of_one_that_was_given_up_is
     disk.close()
 
 
+async def test_of_a_disk_that_has_just_failed_no_block_waits_for_what_hangs_there(root: Path) -> None:
+    disk = Disk(root, directory=Gated)
+    writer = await disk.store.create(meta_of(0))
+    Gated.reached.clear()
+    Gated.go_on.clear()
+    Gated.closed = True
+    try:
+        old = asyncio.create_task(write_whole(writer, payload_of(meta_of(0))))
+        await asyncio.to_thread(Gated.reached.wait, 60)
+        old.cancel()
+        await asyncio.wait([old])
+        given_up = asyncio.create_task(writer.abort())
+        await asyncio.sleep(0)
+        disk.store.work.write_failed("write", OSError("it hangs"))
+        again = asyncio.create_task(disk.store.create(meta_of(0)))
+        await asyncio.sleep(0)
+        assert again.done()
+        with pytest.raises(StoreUnavailable):
+            await again
+    finally:
+        Gated.closed = False
+        Gated.go_on.set()
+    await given_up
+    disk.keep_budget()
+    disk.close()
+
+
 async def cancelled_at_the_rename(writer: DiskBlockWriter, writing: Writing, data: bytes) -> None:
     async def write() -> None:
         try:

@@ -229,16 +229,20 @@ class DiskStore(BlockIndex):
         Raises:
             StoreUnavailable: nothing more may go, or the disk is sick.
         """
+        self._check_admits()
+        # One at a time: two that looked at the same full budget would each evict for both.
+        async with self._making_room:
+            await self._make_room(need, meta)
+            self.budget.reserve(need)
+
+    def _check_admits(self) -> None:
+        """Raises StoreUnavailable: nothing is written now, whatever room there is."""
         if not self.admitting:
             raise StoreUnavailable("the directory is being scanned")
         if self.stopping:
             raise StoreUnavailable("the proxy stops")
         if self.work.is_sick:
             raise StoreUnavailable("the disk failed a moment ago")
-        # One at a time: two that looked at the same full budget would each evict for both.
-        async with self._making_room:
-            await self._make_room(need, meta)
-            self.budget.reserve(need)
 
     async def _make_room(self, need: int, meta: BlockMeta | None) -> None:
         if self._leaving:
@@ -366,6 +370,8 @@ class DiskStore(BlockIndex):
         if header.length > blockfile.HEADER_BYTES_MAX:
             raise StoreUnavailable("the object's metadata is too long for a block header")
         need = header.disk_bytes
+        # Before the wait: where a disk hangs, whoever reads is not to find that out anew.
+        self._check_admits()
         try:
             async with asyncio.timeout(blockdir.PATIENCE_S):
                 # A thread of one that was given up may just be putting its file in place, and takes it away again.
