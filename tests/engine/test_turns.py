@@ -312,6 +312,17 @@ async def test_what_comes_before_demand_ends_is_no_more_than_the_limit_leaves(li
     await queue.drain()
 
 
+async def test_demand_that_was_prefetch_counts_among_what_was_waited_for_at_once() -> None:
+    """A reader may find all that he wants on its way: then none of his fills begins as demand."""
+    queue = Queue(16, courtesy=4)
+    await queue.add("p1", "p2", "p3", "p4", left_bytes=4 * MB)
+    assert len(queue.order) == 4
+    for name in queue.order:
+        queue.of[name].promote()
+    assert queue.courtesy.after == 4
+    await queue.drain()
+
+
 async def test_what_was_ordered_does_not_take_the_places_of_demand_that_ends() -> None:
     """Readers go on with something else, and would find the line full of it."""
     queue = Queue(16)

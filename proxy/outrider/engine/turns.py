@@ -180,6 +180,7 @@ class Turns:
             self._held[False] -= was_prefetch
             self._held[True] += was_prefetch
             self._left_bytes += turn.left_bytes if was_prefetch else 0
+            self._courtesy.asked(self._held[True])
         elif turn.waiter is not None:
             if was_prefetch:
                 self._prefetch.remove(turn)
