@@ -555,6 +555,28 @@ async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeyp
     assert 2 <= most <= 3  # beside one, a run of two may begin
 
 
+async def test_the_first_of_a_jobs_readers_leaves_the_line_to_those_who_begin_beside_it(room: Engine) -> None:
+    """Their first blocks are wanted sooner than its third and fourth."""
+    refs = [ObjectRef("train", f"{number}.tar") for number in range(3)]
+    for ref in refs:
+        room.origin.put(ref, DATA)
+    gate, held = asyncio.Event(), asyncio.Event()
+    room.origin.faults = [Fault(key=ref.key, gate=gate) for ref in refs[1:]]
+    others = [asyncio.create_task(room.get(ref)) for ref in refs[1:]]
+    while room.origin.count() < 2:
+        await asyncio.sleep(0)
+    room.origin.faults.append(Fault(None, key=refs[0].key, body_gate=held, gate_after=1000))
+    answer = await room.reads.get(refs[0], {})
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len([asked for asked in room.origin.log if asked.key == refs[0].key]) == 2
+    gate.set()
+    held.set()
+    assert await taken(answer) == DATA
+    assert await asyncio.gather(*others) == [DATA, DATA]
+    await room.tasks.settle()
+
+
 async def test_a_relay_past_a_lagging_disk_asks_again_after_a_window(
     room: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

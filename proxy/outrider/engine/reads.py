@@ -153,6 +153,8 @@ class Reads:
         self._metrics = metrics
         self._block_bytes = block_bytes
         self._readers = 0
+        # Those who do not know yet what they read. A job's first readers begin so, all at once.
+        self._beginning = 0
         # As many as there were lately: those of a job begin one after the other, at each epoch again, and the first has
         # the line to himself for a moment only.
         self._readers_lately = 0.0
@@ -181,8 +183,12 @@ class Reads:
                 version = await self._known(ref, headers)
                 if version is None:
                     asks = s3wire.asks_checksums(headers)
-                    with self._asking.question():
-                        version = await self._openings.ask(ref, _first_byte(headers), whole_headers=asks)
+                    self._beginning += 1
+                    try:
+                        with self._asking.question():
+                            version = await self._openings.ask(ref, _first_byte(headers), whole_headers=asks)
+                    finally:
+                        self._beginning -= 1
             except OriginRefused as refused:
                 if not refused.body:
                     # Asked by HEAD, whose refusals have no words: the origin says them to the GET itself.
@@ -328,6 +334,7 @@ class Reads:
         blocks_sent = (rest.start - begun_at) / self._block_bytes
         # By its second block the others would have begun, too: a long read that is alone then has the line to itself.
         readers = round(self._readers_lately) if blocks_sent < 1 else self._readers
+        readers = max(readers, self._readers + self._beginning)
         index, last = rest.start // self._block_bytes, (rest.stop - 1) // self._block_bytes
         wanted = self._flights.wanted
         for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), readers):
