@@ -294,7 +294,7 @@ async def test_before_demand_ends_what_comes_next_is_asked_for() -> None:
         queue.turns.arrived(2 * MB, queue.of[name])
     await queue.end("x", "y")
     assert queue.order == ["x", "y", "z", "p1"], "2 MB are 0.2 s yet"
-    queue.turns.arrived(3 * MB // 2, queue.of["z"])
+    queue.turns.arrived(8 * MB // 5, queue.of["z"])
     await queue.settle()
     assert queue.order == ["x", "y", "z", "p1", "p2"], "as many in all as it had at its best, of late"
     await queue.drain()

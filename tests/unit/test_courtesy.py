@@ -80,8 +80,8 @@ def test_those_who_take_the_places_of_demand_are_as_many_as_it_had_of_late() -> 
     assert line.courtesy.after == 8
     line.run(2.5, demand=2)
     assert line.courtesy.beside <= line.courtesy.after < 8
-    assert line.courtesy.ends(28 * 10**5)
-    assert not line.courtesy.ends(36 * 10**5), "more than a tenth of a second"
+    assert line.courtesy.ends(14 * 10**5)
+    assert not line.courtesy.ends(18 * 10**5), "more than 50 ms"
 
 
 def test_an_epoch_that_begins_after_a_silence_has_the_line_to_itself() -> None:
