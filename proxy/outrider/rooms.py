@@ -129,7 +129,7 @@ class Outrider:
                 "wasted_bytes": self.planner.wasted_bytes,
                 "window_bytes": self.planner.bytes_coming,
                 "window_blocks": self.planner.blocks_coming,
-                "window_bytes_max": self.settings.prefetch_bytes,
+                "window_bytes_max": self.settings.prefetch_blocks * self.settings.block_size,
             },
             "hit_ratio_by_size": {
                 f"{factor:g}": round(ratio, 4)
@@ -181,7 +181,7 @@ def make_rooms(
     hits = Hits(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
     access = _access(settings)
     survey = Survey(asking, buffers, catalog)
-    budget = Budget(max(1, settings.prefetch_bytes // settings.block_size), settings.prefetch_bandwidth)
+    budget = Budget(settings.prefetch_blocks, settings.prefetch_bandwidth)
     prefetch = Prefetch(
         planner, origin.endpoint, catalog, store, flights, openings, survey, turns,
         tasks.spawn_apart, time.monotonic, metrics, block_bytes=settings.block_size,

@@ -213,7 +213,9 @@ class Settings(BaseModel):
     )
     prefetch_rules: tuple[PrefetchRule, ...] = Field((), description="Prefetch per bucket/key glob, first match.")
     prefetch_bytes: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
-        256 * 2**20, ge=2**20, description="Bytes on their way that nobody waits for yet, at most."
+        256 * 2**20,
+        ge=2**20,
+        description="Bytes on their way that nobody waits for yet, at most, and no more blocks than `fills`.",
     )
     prefetch_bandwidth: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
         0, ge=0, description="Bytes a second that are fetched before they are asked for; 0: no limit."
@@ -278,6 +280,12 @@ class Settings(BaseModel):
             if fnmatchcase(name, rule.objects):
                 return Freshness.parse(rule.freshness)
         return self._default_freshness
+
+    @property
+    def prefetch_blocks(self) -> int:
+        """On their way at once for nobody yet, at most. More than may be under way would be decided on too early, and
+        all in one go: 200 blocks of 512 KiB, at the beginning of a told epoch, took the engine 11 ms."""
+        return max(1, min(self.prefetch_bytes // self.block_size, self.fills))
 
     def prefetch_of(self, ref: ObjectRef) -> Literal["epoch", "object", "off"]:
         name = f"{ref.bucket}/{ref.key}"

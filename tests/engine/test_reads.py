@@ -577,6 +577,56 @@ async def test_the_first_of_a_jobs_readers_leaves_the_line_to_those_who_begin_be
     await room.tasks.settle()
 
 
+async def test_what_a_fill_has_yet_to_bring_is_known_as_its_bytes_come(room: Engine) -> None:
+    """Not when they are on disk: of a small block that is all of them at once."""
+    await room.reads.head(REF, {})
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(body_gate=gate, gate_after=2 * 7000)]
+    reader = asyncio.create_task(room.range(0, BLOCK))
+    async with asyncio.timeout(10):
+        while room.turns._left_bytes != BLOCK - 2 * 7000:
+            await asyncio.sleep(0)
+    gate.set()
+    assert await reader == DATA[:BLOCK]
+    await room.tasks.settle()
+    assert room.turns._left_bytes == 0
+
+
+@pytest.mark.parametrize("rest", ["missing", "prefetched", "here"])
+async def test_a_reader_goes_on_until_he_has_asked_for_all_that_he_lacks(room: Engine, rest: str) -> None:
+    if rest == "here":
+        await room.range(FIRST_BLOCKS * BLOCK, SIZE)
+    else:
+        await room.reads.head(REF, {})
+    await room.tasks.settle()
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(None, gate=gate)]
+    with room.turns.question():
+        if rest == "prefetched":
+            version = room.catalog.fresh(REF)
+            assert version is not None
+            begun = room.flights.board(room.origin.endpoint, version, BLOCK, Run(FIRST_BLOCKS, 1))
+            room.flights.fill(begun, prefetch=True)
+        reader = asyncio.create_task(room.get())
+        async with asyncio.timeout(10):
+            while len(room.flights) < FIRST_BLOCKS:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert room.turns._going_on == (rest != "here")
+        gate.set()
+        assert await reader == DATA
+        assert room.turns._going_on == 0
+
+
+async def test_a_reader_who_leaves_goes_on_no_more(room: Engine) -> None:
+    answer = await room.reads.get(REF, {})
+    assert room.turns._going_on == 1
+    assert answer.body is not None
+    await answer.body.aclose()
+    assert room.turns._going_on == 0
+    await room.tasks.settle()
+
+
 async def test_a_relay_past_a_lagging_disk_asks_again_after_a_window(
     room: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

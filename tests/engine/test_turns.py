@@ -196,7 +196,7 @@ async def test_the_limit_grows_where_it_holds_somebody_up(names: list[str], cour
     queue = Queue(64, courtesy=courtesy)
     await queue.add(*names)
     for _ in range(3):
-        queue.turns.arrived(10**6, None)
+        queue.turns.arrived(10**6)
         queue.clock.advance(1.0)
     await queue.settle()
     assert (queue.concurrency.limit > FIRST_FILLS) == grows
@@ -291,10 +291,10 @@ async def test_before_demand_ends_what_comes_next_is_asked_for() -> None:
     await seen_at_10_mb_s(queue)
     await queue.add("p1", "p2", "p3", "p4", "p5")
     for name in ("x", "y", "z"):
-        queue.turns.arrived(2 * MB, queue.of[name])
+        queue.turns.came(2 * MB, queue.of[name])
     await queue.end("x", "y")
     assert queue.order == ["x", "y", "z", "p1"], "2 MB are 0.2 s yet"
-    queue.turns.arrived(8 * MB // 5, queue.of["z"])
+    queue.turns.came(8 * MB // 5, queue.of["z"])
     await queue.settle()
     assert queue.order == ["x", "y", "z", "p1", "p2"], "as many in all as it had at its best, of late"
     await queue.drain()
@@ -306,7 +306,7 @@ async def test_what_comes_before_demand_ends_is_no_more_than_the_limit_leaves(li
     await seen_at_10_mb_s(queue)
     queue.concurrency.limit = limit
     for name in ("x", "y", "z"):
-        queue.turns.arrived(4 * MB, queue.of[name])
+        queue.turns.came(4 * MB, queue.of[name])
     await queue.add("p1", "p2", "p3", "p4", "p5")
     assert sum(queue.turns._held.values()) == max(3, limit)
     await queue.drain()
@@ -329,7 +329,7 @@ async def test_what_was_ordered_does_not_take_the_places_of_demand_that_ends() -
     await seen_at_10_mb_s(queue)
     await queue.add("p1", "p2", "p3", "p4", "p5", ordered=True)
     for name in ("x", "y", "z"):
-        queue.turns.arrived(4 * MB, queue.of[name])
+        queue.turns.came(4 * MB, queue.of[name])
     await queue.end("x", "y")
     assert queue.order == ["x", "y", "z", "p1"]
     await queue.drain()
@@ -340,7 +340,7 @@ async def test_where_the_limit_holds_prefetch_back_courtesy_does_not_grow() -> N
     await queue.add(*(f"d{i}" for i in range(14)), "p1")
     for _ in range(100):
         queue.turns.came_small(0.05)
-        queue.turns.arrived(1000, None)
+        queue.turns.arrived(1000)
     assert queue.courtesy.beside == 1, "nothing has shown that more would do no harm"
     await queue.drain()
 
@@ -351,9 +351,25 @@ async def test_whoever_asks_for_something_new_is_about_to_want_more() -> None:
     with queue.turns.question():
         await queue.add("p1", "p2", "p3")
         for name in ("x", "y", "z"):
-            queue.turns.arrived(4 * MB, queue.of[name])
+            queue.turns.came(4 * MB, queue.of[name])
         await queue.settle()
         assert queue.order == ["x", "y", "z", "p1"]
+    await queue.settle()
+    assert len(queue.order) > 4
+    await queue.drain()
+
+
+async def test_whoever_goes_on_with_what_he_reads_is_about_to_want_more() -> None:
+    queue = Queue(16)
+    await seen_at_10_mb_s(queue)
+    queue.turns.go_on(+2)
+    await queue.add("p1", "p2", "p3")
+    for name in ("x", "y", "z"):
+        queue.turns.came(4 * MB, queue.of[name])
+    queue.turns.go_on(-1)
+    await queue.settle()
+    assert queue.order == ["x", "y", "z", "p1"]
+    queue.turns.go_on(-1)
     await queue.settle()
     assert len(queue.order) > 4
     await queue.drain()
@@ -365,10 +381,10 @@ async def test_what_is_left_of_demand_is_what_has_its_turn_and_is_waited_for() -
     assert queue.turns._left_bytes == 3 * MB
     queue.of["p1"].promote()
     assert queue.turns._left_bytes == 6 * MB
-    queue.turns.arrived(MB, queue.of["a"])
+    queue.turns.came(MB, queue.of["a"])
     queue.of["a"].give_back()
     assert queue.turns._left_bytes == 3 * MB
-    queue.turns.arrived(5 * MB, queue.of["p1"])
+    queue.turns.came(5 * MB, queue.of["p1"])
     assert queue.turns._left_bytes == 0, "it brought what came before it, too"
     again = asyncio.create_task(queue.of["a"].take())
     await queue.settle()

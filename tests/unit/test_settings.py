@@ -184,6 +184,16 @@ def test_settings_are_frozen() -> None:
         load({}, None, {}).fills = 3
 
 
+@pytest.mark.parametrize(
+    ("block_size", "fills", "blocks"), [("8MiB", 64, 32), ("512KiB", 64, 64), ("8MiB", 4, 4), ("512MiB", 64, 1)]
+)  # fmt: skip
+def test_no_more_blocks_are_fetched_ahead_at_once_than_may_be_under_way(
+    block_size: str, fills: int, blocks: int
+) -> None:
+    flags = {"block_size": block_size, "fills": fills, "cache_size": "10GiB"}
+    assert load(flags, None, {}).prefetch_blocks == blocks
+
+
 def test_the_first_freshness_rule_that_matches_holds(tmp_path: Path) -> None:
     rules = (
         'freshness = "always"\n'

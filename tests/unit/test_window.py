@@ -63,7 +63,7 @@ def test_the_next_blocks_are_not_joined_for_they_would_come_one_after_the_other(
 
 def test_of_many_readers_each_begins_with_less_and_goes_on_as_it_proves_to() -> None:
     assert [window_blocks(0, readers) for readers in (1, 2, 3, 100)] == [4, 4, 2, 2]
-    assert [window_blocks(part / 4, 8) for part in range(9)] == [2] * 4 + [6] * 4 + [10]
+    assert [window_blocks(part / 4, 8) for part in range(9)] == [2] * 3 + [6] * 4 + [10] * 2
 
 
 def test_the_first_gets_take_a_block_each() -> None:

@@ -118,7 +118,7 @@ class Flights:
         begun = Extent(lead.begins_at, flights[-1].meta.extent.stop)
         head = Extent(lead.meta.extent.start, begun.start)
         pouring = Pouring(
-            self._asking, self._store, turn, self._clock, partial(self._arrived, lead), self._landed, self._flowed,
+            self._asking, self._store, turn, self._clock, self._arrived, self._landed, partial(self._came, lead),
             self._turns.came_small, lambda: self._may_hold(self._pouring),
         )  # fmt: skip
         self._pouring += 1
@@ -139,13 +139,15 @@ class Flights:
         finally:
             self._pouring -= 1
 
-    def _arrived(self, lead: Flight, origin_s: float, disk_s: float, count: int) -> None:
-        # Of a reply that was here already the turn may have become known since.
-        self._turns.arrived(count, lead.turn)
+    def _arrived(self, origin_s: float, disk_s: float, count: int) -> None:
+        self._turns.arrived(count)
         self._lag.took(disk_s, origin_s, count, len(self._flights), self._clock())
 
-    def _flowed(self, count: int) -> None:
-        self._turns.flowed(count, lambda: any(flight.awaited for flight in self._flights.values()))
+    def _came(self, lead: Flight, count: int, flows: bool) -> None:
+        if flows:
+            self._turns.flowed(count, lambda: any(flight.awaited for flight in self._flights.values()))
+        # Of a reply that was here already the turn may have become known since.
+        self._turns.came(count, lead.turn)
 
     def _landed(self, flight: Flight) -> None:
         # The store has it now: only then it leaves the table, so that nobody finds neither.

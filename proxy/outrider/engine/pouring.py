@@ -36,19 +36,20 @@ class Pouring:
     def __init__(
         self, asking: Asking, store: BlockStore, turn: Turn | None, clock: Clock,
         arrived: Callable[[float, float, int], None], landed: Callable[[Flight], None],
-        flowed: Callable[[int], None], came_small: Callable[[float], None], may_hold: Callable[[], int],
+        came: Callable[[int, bool], None], came_small: Callable[[float], None], may_hold: Callable[[], int],
     ) -> None:  # fmt: skip
         """`turn`: given away while this waits for another try. `arrived` is told of each write: seconds of waiting for
-        the origin, seconds that the disk took, bytes. `flowed` is told of the bytes of a body that come after its first
-        ones; `came_small`, of one with few, how many seconds it took from question to end. `may_hold`: how many bytes
-        may be held back before they are written."""
+        the origin, seconds that the disk took, bytes. `came` is told of bytes as they come, and whether they are of a
+        large body and not its first: then their time says how fast the line is; `came_small`, of a body with few, how
+        many seconds it took from question to end. `may_hold`: how many bytes may be held back before they are
+        written."""
         self._asking = asking
         self._store = store
         self._turn = turn
         self._clock = clock
         self._arrived = arrived
         self._landed = landed
-        self._flowed = flowed
+        self._came = came
         self._came_small = came_small
         self._may_hold = may_hold
         self._writers: dict[Flight, BlockWriter] = {}
@@ -92,8 +93,7 @@ class Pouring:
                 held.waited_s += waited_s
                 took_s += waited_s
                 pieces += 1
-                if pieces > 1 and not is_small:
-                    self._flowed(len(chunk))
+                self._came(len(chunk), pieces > 1 and not is_small)
                 rest: Buffer = chunk
                 while rest := held.add(rest):
                     if held.count:

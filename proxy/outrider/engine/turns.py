@@ -84,6 +84,7 @@ class Turns:
         # Somebody did wait for bytes when that was last asked: not all that is waited for holds a turn.
         self._awaited = False
         self._questions = 0
+        self._going_on = 0
 
     def turn(
         self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, ordered: bool = False
@@ -100,15 +101,29 @@ class Turns:
             self._questions -= 1
             self._admit()
 
-    def arrived(self, count: int, turn: Turn | None) -> None:
-        """Bytes came from the origin, for whom has `turn`; None: it needs none."""
-        if turn is not None:
-            brought = min(count, turn.left_bytes)
-            turn.left_bytes -= brought
-            if turn.held and turn.demand:
-                self._left_bytes -= brought
+    def go_on(self, readers: int) -> None:
+        """So many more (if negative, fewer) are going to ask for more of what they read, once what they have asked for
+        comes."""
+        self._going_on += readers
+        if readers < 0:
+            self._admit()
+
+    def arrived(self, count: int) -> None:
+        """Bytes from the origin are on disk."""
         self._concurrency.arrived(count, self._clock(), short=self._short)
         self._admit()
+
+    def came(self, count: int, turn: Turn | None) -> None:
+        """Bytes came from the origin, for whom has `turn`; None: it needs none."""
+        if turn is None:
+            return
+        brought = min(count, turn.left_bytes)
+        turn.left_bytes -= brought
+        if turn.held and turn.demand:
+            self._left_bytes -= brought
+            # Not when they are on disk: half a megabyte of each fill is held back, and all of a small block.
+            if self._prefetch and self._courtesy.ends(self._left_bytes):
+                self._admit()
 
     def found(self, turn: Turn, left_bytes: int) -> None:
         if turn.held and turn.demand:
@@ -207,7 +222,7 @@ class Turns:
             demand, free, room = self._held[True], ours, self._courtesy.alone
             if self._awaited or demand > 0 or self._questions > 0:
                 # Who asks for something new is about to want more of it; of what was ordered, nobody wants any next.
-                goes_on = self._questions > 0 or self._prefetch[0].ordered
+                goes_on = self._going_on > 0 or self._questions > 0 or self._prefetch[0].ordered
                 ends = demand > 0 and not goes_on and self._courtesy.ends(self._left_bytes)
                 free = limit if ends else ours
                 room = self._courtesy.after if ends else self._courtesy.beside
