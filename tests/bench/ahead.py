@@ -2,7 +2,8 @@
 
 Live: a real engine before a real bucket, whose network gives 1.3 times what the job consumes and, to one connection,
 less than one worker needs; an accelerator that sleeps. Measured is the *excess wait*: how long the loop was blocked
-for data, above that of the same job over local files; as a share of that of the same job straight from the bucket.
+for data, above that of the same job over local files; as a share of that of the same job straight from the bucket. Of
+several `--rounds`, each with an empty cache, the median of each epoch counts.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from tests.bench import ahead_simulated
 from tests.bench.ahead_live import Epoch, Live, RunFailed, World
@@ -65,68 +68,85 @@ class Row:
 
 
 class Compared:
-    """One world's runs against those over local files and straight from the bucket."""
+    """One world's runs against those over local files and straight from the bucket: the medians of all rounds."""
 
-    def __init__(self, local: list[Epoch], direct: list[Epoch]) -> None:
-        self._local = local
-        self._direct_s = median(self.excess_s(number, one) for number, one in enumerate(direct))
+    def __init__(self, local: list[list[Epoch]], direct: list[list[Epoch]]) -> None:
+        self._local_s = _waits_s(local)
+        self._direct_s = median(self._excess_s(_waits_s(direct)))
 
-    def excess_s(self, number: int, epoch: Epoch) -> float:
+    def _excess_s(self, waits_s: list[float]) -> list[float]:
         """The first epoch holds the start of the loader's workers, in both."""
-        later = self._local[1:] or self._local
-        return epoch.wait_s - (self._local[0].wait_s if number == 0 else median(one.wait_s for one in later))
+        first_s, *later_s = self._local_s
+        beside_s = median(later_s or [first_s])
+        return [wait_s - (beside_s if number else first_s) for number, wait_s in enumerate(waits_s)]
 
-    def row(self, world: str, goal: float | None, epochs: list[Epoch], first: int, last: int) -> Row:
+    def row(self, world: str, goal: float | None, rounds: list[list[Epoch]], first: int, last: int) -> Row:
         """The worst of these epochs, counted from 1."""
-        worst_s = max(self.excess_s(number, epochs[number]) for number in range(first - 1, last))
+        worst_s = max(self._excess_s(_waits_s(rounds))[first - 1 : last])
         share = worst_s / self._direct_s if self._direct_s > 0 else None
         which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
         met = None if goal is None else share is not None and share <= goal
         return Row(world, f"excess wait, {which}", "" if goal is None else f"<= {goal:.2f}", share, met)
 
 
-def of_shards(live: Live, only: str) -> Iterator[Row]:
+def _waits_s(rounds: list[list[Epoch]]) -> list[float]:
+    """Of each epoch, the median of the rounds."""
+    return [median(one.wait_s for one in its) for its in zip(*rounds, strict=True)]
+
+
+Run = Callable[..., list[Epoch]]
+
+
+def rounds_of(rounds: int, run: Run, name: str, epochs: int, *policy: dict[str, str], **job: Any) -> list[list[Epoch]]:
+    """The epochs of `run`, one of `Live`, round by round."""
+    return [run(f"{name}-{number + 1}", epochs, *policy, **job) for number in range(rounds)]
+
+
+def of_shards(live: Live, only: str, rounds: int) -> Iterator[Row]:
     chosen = [run for run in ("default", "new order", "announced", "lru") if only in f"webdataset {run}"]
     if not chosen:
         return
     live.make()
-    compared = Compared(live.local("shards-local", 3), live.direct("shards-direct", 2))
+    ours = partial(rounds_of, rounds, live.outrider)
+    compared = Compared(rounds_of(rounds, live.local, "shards-local", 3),
+                        rounds_of(rounds, live.direct, "shards-direct", 2))  # fmt: skip
     if "default" in chosen:
-        epochs = live.outrider("shards-default", 3, {})
-        yield compared.row("WebDataset default", 0.35, epochs, 1, 1)
-        yield compared.row("WebDataset default", 0.03, epochs, 2, 3)
+        found = ours("shards-default", 3, {})
+        yield compared.row("WebDataset default", 0.35, found, 1, 1)
+        yield compared.row("WebDataset default", 0.03, found, 2, 3)
     if "new order" in chosen:
-        epochs = live.outrider("shards-fresh", 3, {}, order="fresh")
-        yield compared.row("WebDataset new order", None, epochs, 1, 1)
-        yield compared.row("WebDataset new order", 0.35, epochs, 2, 3)
+        found = ours("shards-fresh", 3, {}, order="fresh")
+        yield compared.row("WebDataset new order", None, found, 1, 1)
+        yield compared.row("WebDataset new order", 0.35, found, 2, 3)
     if "announced" in chosen:
-        epochs = live.outrider("shards-announced", 3, {}, order="fresh", announce=True)
-        yield compared.row("WebDataset announced", 0.03, epochs, 1, 3)
+        found = ours("shards-announced", 3, {}, order="fresh", announce=True)
+        yield compared.row("WebDataset announced", 0.03, found, 1, 3)
     if "lru" in chosen:
-        yield compared.row("WebDataset lru", None, live.outrider("shards-lru", 2, LRU), 2, 2)
+        yield compared.row("WebDataset lru", None, ours("shards-lru", 2, LRU), 2, 2)
 
 
-def of_samples(live: Live, only: str) -> Iterator[Row]:
+def of_samples(live: Live, only: str, rounds: int) -> Iterator[Row]:
     runs = ("unmodified", "unmodified, seeded", "AnnouncingSampler", "lru")
     chosen = [run for run in runs if only in f"deli {run}"]
     if not chosen:
         return
     live.make()
+    ours = partial(rounds_of, rounds, live.outrider)
     with ThreadPoolExecutor() as pool:
         # They wait for the network and for nothing else, so they do not disturb each other.
-        direct = pool.submit(live.direct, "samples-direct", 1)
-        lru = pool.submit(live.outrider, "samples-lru", 2, LRU) if "lru" in chosen else None
+        direct = pool.submit(rounds_of, rounds, live.direct, "samples-direct", 1)
+        lru = pool.submit(ours, "samples-lru", 2, LRU) if "lru" in chosen else None
         direct.result()
-    compared = Compared(live.local("samples-local", 2), direct.result())
+    compared = Compared(rounds_of(rounds, live.local, "samples-local", 2), direct.result())
     if "unmodified" in chosen:
-        epochs = live.outrider("samples-unmodified", 2, {}, seed=UNKNOWN_SEED)
-        yield compared.row("DELI unmodified", 0.50, epochs, 1, 2)
+        found = ours("samples-unmodified", 2, {}, seed=UNKNOWN_SEED)
+        yield compared.row("DELI unmodified", 0.50, found, 1, 2)
     if "unmodified, seeded" in chosen:
-        epochs = live.outrider("samples-seeded", 2, {})
-        yield compared.row("DELI unmodified, seeded", 0.14, epochs, 1, 2)
+        found = ours("samples-seeded", 2, {})
+        yield compared.row("DELI unmodified, seeded", 0.14, found, 1, 2)
     if "AnnouncingSampler" in chosen:
-        epochs = live.outrider("samples-announced", 2, {}, announce=True)
-        yield compared.row("DELI AnnouncingSampler", 0.02, epochs, 1, 2)
+        found = ours("samples-announced", 2, {}, announce=True)
+        yield compared.row("DELI AnnouncingSampler", 0.02, found, 1, 2)
     if lru is not None:
         yield compared.row("DELI lru", None, lru.result(), 2, 2)
 
@@ -143,17 +163,22 @@ def rows(chosen: argparse.Namespace, directory: Path, told: Callable[[str], None
         yield from of_simulator(chosen.only)
     with Bucket() as bucket:
         shards, samples = (SHORT_SHARDS, SHORT_SAMPLES) if chosen.short else (SHARDS, SAMPLES)
-        yield from of_shards(Live(shards, bucket, directory, told), chosen.only)
-        yield from of_samples(Live(samples, bucket, directory, told), chosen.only)
+        yield from of_shards(Live(shards, bucket, directory, told), chosen.only, chosen.rounds)
+        yield from of_samples(Live(samples, bucket, directory, told), chosen.only, chosen.rounds)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.ahead", description=__doc__)
     parser.add_argument("--short", action="store_true", help="little data, live rows alone: the figures mean nothing")
     parser.add_argument("--only", default="", metavar="WORDS", help="rows with these words in their names")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="of each live run; the median of each epoch counts; default: 1"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     parser.add_argument("--keep", action="store_true", help="keep data, logs, and traces of the proxy's metrics")
     chosen = parser.parse_args()
+    if chosen.rounds < 1:
+        parser.error(f"--rounds is {chosen.rounds}: must be 1 or more")
     # Both end all that was started on the way out. SIGINT by name, since a shell starts what is in its background
     # with Ctrl-C ignored.
     for number in (signal.SIGTERM, signal.SIGINT):
