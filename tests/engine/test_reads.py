@@ -21,6 +21,7 @@ from outrider.engine.asking import OriginRefused
 from outrider.engine.flight import Flight
 from outrider.engine.openings import NotCacheable
 from outrider.engine.reads import Body, CacheStatus, EarlyPiece
+from outrider.engine.turns import Turn
 from outrider.ports import BlockWriter, Buffer
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, pieces_of, taken
 from tests.support.fakes import RAMP, FakeOrigin, Fault, ramp
@@ -592,12 +593,13 @@ async def test_what_a_fill_has_yet_to_bring_is_known_as_its_bytes_come(room: Eng
     assert room.turns._left_bytes == 0
 
 
-@pytest.mark.parametrize("rest", ["missing", "prefetched", "here"])
+@pytest.mark.parametrize("rest", ["missing", "missing behind a hole", "prefetched", "here"])
 async def test_a_reader_goes_on_until_he_has_asked_for_all_that_he_lacks(room: Engine, rest: str) -> None:
-    if rest == "here":
-        await room.range(FIRST_BLOCKS * BLOCK, SIZE)
-    else:
+    here = {"here": SIZE, "missing behind a hole": (FIRST_BLOCKS + 1) * BLOCK}.get(rest)
+    if here is None:
         await room.reads.head(REF, {})
+    else:
+        await room.range(FIRST_BLOCKS * BLOCK, here)
     await room.tasks.settle()
     gate = asyncio.Event()
     room.origin.faults = [Fault(None, gate=gate)]
@@ -605,26 +607,58 @@ async def test_a_reader_goes_on_until_he_has_asked_for_all_that_he_lacks(room: E
         if rest == "prefetched":
             version = room.catalog.fresh(REF)
             assert version is not None
-            begun = room.flights.board(room.origin.endpoint, version, BLOCK, Run(FIRST_BLOCKS, 1))
+            begun = room.flights.board(room.origin.endpoint, version, BLOCK, Run(FIRST_BLOCKS, 2))
             room.flights.fill(begun, prefetch=True)
         reader = asyncio.create_task(room.get())
         async with asyncio.timeout(10):
-            while len(room.flights) < FIRST_BLOCKS:
+            while room.turns._held[True] < FIRST_BLOCKS:
                 await asyncio.sleep(0)
-        await asyncio.sleep(0)
         assert room.turns._going_on == (rest != "here")
         gate.set()
         assert await reader == DATA
+        await room.tasks.settle()
         assert room.turns._going_on == 0
 
 
-async def test_a_reader_who_leaves_goes_on_no_more(room: Engine) -> None:
+async def test_a_reader_who_takes_nothing_promises_nothing_once_what_he_asked_for_is_here(room: Engine) -> None:
+    """Prefetch would wait for him as long as he stays."""
     answer = await room.reads.get(REF, {})
-    assert room.turns._going_on == 1
-    assert answer.body is not None
-    await answer.body.aclose()
-    assert room.turns._going_on == 0
     await room.tasks.settle()
+    assert not room.flights
+    assert room.turns._going_on == 0
+    assert await taken(answer) == DATA
+
+
+async def test_what_a_reader_asks_for_last_comes_before_what_nobody_reads_yet(room: Engine) -> None:
+    other = ObjectRef("train", "next.tar")
+    room.origin.put(other, DATA)
+    for ref in (REF, other):
+        await room.reads.head(ref, {})
+    courtesy = room.turns._courtesy
+    courtesy._flowed_at, courtesy._best_bytes_s, courtesy._peak = room.clock(), 2e6, 4.0
+    room.origin.faults = [Fault(None, key=other.key, gate=(gate := asyncio.Event()))]
+    overtaken: list[int] = []
+    start = room.turns._start
+
+    def started(turn: Turn) -> None:
+        if not turn.demand:
+            asked = [one.turn for one in room.flights._flights.values() if one.turn is not None and one.turn.demand]
+            overtaken.append(sum(not one.held for one in asked))
+        start(turn)
+
+    room.turns._start = started  # type: ignore[method-assign]
+    room.reads._readers_lately = 4.0  # two blocks first, then all that is left
+    reader = asyncio.create_task(room.get())
+    while len(room.flights) < 2:
+        await asyncio.sleep(0)
+    version = room.catalog.fresh(other)
+    assert version is not None
+    room.prefetch.fill(version, range(6))
+    assert await reader == DATA
+    gate.set()
+    await room.tasks.settle()
+    assert len(overtaken) == 6
+    assert not any(overtaken)
 
 
 async def test_a_relay_past_a_lagging_disk_asks_again_after_a_window(

@@ -359,19 +359,24 @@ async def test_whoever_asks_for_something_new_is_about_to_want_more() -> None:
     await queue.drain()
 
 
-async def test_whoever_goes_on_with_what_he_reads_is_about_to_want_more() -> None:
+@pytest.mark.parametrize("was_prefetch", [False, True])
+async def test_whoever_goes_on_with_what_he_reads_is_about_to_want_more(was_prefetch: bool) -> None:
     queue = Queue(16)
     await seen_at_10_mb_s(queue)
-    queue.turns.go_on(+2)
+    last = "z"
+    if was_prefetch:
+        await queue.add(last := "p0", left_bytes=4 * MB)
+    queue.of[last].goes_on()
+    queue.of[last].goes_on()
+    queue.of[last].promote()
     await queue.add("p1", "p2", "p3")
-    for name in ("x", "y", "z"):
+    for name in ("x", "y", "z", last):
         queue.turns.came(4 * MB, queue.of[name])
-    queue.turns.go_on(-1)
     await queue.settle()
-    assert queue.order == ["x", "y", "z", "p1"]
-    queue.turns.go_on(-1)
-    await queue.settle()
-    assert len(queue.order) > 4
+    before = len(queue.order)
+    await queue.end(last)
+    assert (before, len(queue.order)) == ((5, 7) if was_prefetch else (4, 5))
+    assert queue.turns._going_on == 0
     await queue.drain()
 
 

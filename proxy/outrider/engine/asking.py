@@ -115,10 +115,6 @@ class Asking:
         """A client waits meanwhile for what it asks, and no flight says so."""
         return self._turns.question()
 
-    def go_on(self, readers: int) -> None:
-        """See `Turns.go_on`."""
-        self._turns.go_on(readers)
-
     @asynccontextmanager
     async def reply(self, request: OriginRequest, *, hedged: bool = False) -> AsyncIterator[OriginReply]:
         """The reply to a GET or HEAD; when patience ends, also one that says 5xx. `hedged`: it is asked for twice when

@@ -33,6 +33,7 @@ from outrider.engine.catalog import Catalog
 from outrider.engine.flight import Flight
 from outrider.engine.flights import Flights
 from outrider.engine.openings import NotCacheable, Openings
+from outrider.engine.turns import Turn
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Buffer, Lease
 
@@ -124,19 +125,6 @@ class _Primed:
 
     async def aclose(self) -> None:
         await self._rest.aclose()
-
-
-class _Reader:
-    """One read under way: whether it will ask for more than it has asked for."""
-
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
-        self._goes_on = False
-
-    def goes_on(self, more: bool) -> None:
-        if more is not self._goes_on:
-            self._goes_on = more
-            self._asking.go_on(1 if more else -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +259,8 @@ class Reads:
     async def _body(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
         self._readers += 1
         self._readers_lately = max(self._readers, self._readers_lately * _READERS_KEPT)
-        reader = _Reader(self._asking)
         try:
-            async with aclosing(self._pieces(version, extent, reader)) as pieces:
+            async with aclosing(self._pieces(version, extent)) as pieces:
                 async for piece in pieces:
                     yield piece
         except VersionChanged:
@@ -282,11 +269,8 @@ class Reads:
             raise
         finally:
             self._readers -= 1
-            reader.goes_on(False)
 
-    async def _pieces(
-        self, version: ObjectVersion, extent: Extent, reader: _Reader
-    ) -> AsyncGenerator[Piece, None]:  # fmt: skip
+    async def _pieces(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
         """The bytes of `extent` in order, each from the nearest place that has it."""
         vid = version_id(self._origin, version, self._block_bytes)
         position, relaying, step = extent.start, False, self._block_bytes // _PLANS_PER_BLOCK
@@ -299,7 +283,7 @@ class Reads:
             inside = Extent(position - block.start, min(extent.stop, block.stop) - block.start)
             filling = not relaying and not lagged and self._flights.admits()
             if filling:
-                reader.goes_on(self._fill_ahead(version, vid, Extent(position, extent.stop), extent.start))
+                self._fill_ahead(version, vid, Extent(position, extent.stop), extent.start)
             sick = index == sick_index
             if not sick and (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
                 piece = _file_piece(lease, inside, "disk")
@@ -320,8 +304,8 @@ class Reads:
                             position += come.sent
                             sick_index = self._sick_after(come, key, sick_index)
                             if filling and planned_at + step <= position < extent.stop:
-                                planned_at, rest = position, Extent(position, extent.stop)
-                                reader.goes_on(self._fill_ahead(version, vid, rest, extent.start))
+                                planned_at = position
+                                self._fill_ahead(version, vid, Extent(position, extent.stop), extent.start)
                     lagged = self._flights.disk_lags
                     continue
                 except StoreUnavailable:
@@ -347,8 +331,7 @@ class Reads:
         self._store.doubt(key)
         return key.index
 
-    def _fill_ahead(self, version: ObjectVersion, vid: bytes, rest: Extent, begun_at: int) -> bool:
-        """Whether there will be more to ask for, once this read has come on."""
+    def _fill_ahead(self, version: ObjectVersion, vid: bytes, rest: Extent, begun_at: int) -> None:
         blocks_sent = (rest.start - begun_at) / self._block_bytes
         # By its second block the others would have begun, too: a long read that is alone then has the line to itself.
         readers = round(self._readers_lately) if blocks_sent < 1 else self._readers
@@ -362,14 +345,22 @@ class Reads:
             self._flights.fill(begun, ahead=run.first - index)
         # What was to be brought for nobody is what this reader would ask for now: it must not come one by one.
         stop = min(last + 1, index + window_blocks(blocks_sent, readers))
+        farthest: Turn | None = None
         for ahead in range(index, stop):
             flight = self._flights.get(BlockKey(vid, ahead))
             if flight is not None and flight.turn is not None:
                 flight.turn.promote(ahead - index)
-        if stop > last:
-            return False
-        flight = self._flights.get(BlockKey(vid, stop))
-        return wanted(BlockKey(vid, stop)) if flight is None else flight.turn is not None and not flight.turn.demand
+                farthest = flight.turn
+        beyond = min(last + 1, stop + WINDOW_BLOCKS_MAX)
+        if farthest is not None and any(self._to_ask_for(BlockKey(vid, ahead)) for ahead in range(index, beyond)):
+            farthest.goes_on()
+
+    def _to_ask_for(self, key: BlockKey) -> bool:
+        """Neither here nor on its way for somebody."""
+        flight = self._flights.get(key)
+        if flight is None:
+            return not self._store.has(key)
+        return flight.turn is not None and not flight.turn.demand
 
     def _relay_stop(self, version: ObjectVersion, vid: bytes, position: int, stop: int) -> int:
         """Where the run of missing blocks ends that `position` lies in: one GET relays it."""

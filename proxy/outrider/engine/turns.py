@@ -20,10 +20,11 @@ class Turn:
 
     `ahead`: how many blocks its reader has before those that it brings; 0: he waits for them. Of many readers'
     read-ahead the nearest comes first. `left_bytes`: what it has yet to bring, as far as is known.
-    `ordered`: it is brought because somebody ordered it, and no reader is about to want it.
+    `ordered`: it is brought because somebody ordered it, and no reader is about to want it. `more`: its reader is about
+    to ask for more.
     """
 
-    __slots__ = ("_turns", "ahead", "demand", "held", "left_bytes", "number", "ordered", "waiter")
+    __slots__ = ("_turns", "ahead", "demand", "held", "left_bytes", "more", "number", "ordered", "waiter")
 
     def __init__(self, turns: Turns, *, demand: bool, ahead: int, left_bytes: int, ordered: bool) -> None:
         self._turns = turns
@@ -31,6 +32,7 @@ class Turn:
         self.ahead = ahead
         self.left_bytes = left_bytes
         self.ordered = ordered
+        self.more = False
         self.held = False
         self.number = 0
         self.waiter: asyncio.Future[None] | None = None
@@ -52,6 +54,11 @@ class Turn:
     def brings(self, count: int) -> None:
         """So many bytes, as is seen now, are to come."""
         self._turns.found(self, count)
+
+    def goes_on(self) -> None:
+        """When that has come, its reader asks for more of what he reads."""
+        if not self.more:
+            self._turns.promised(self)
 
     def promote(self, ahead: int = 0) -> None:
         """Somebody waits for what was a prefetch, or has so many blocks before it now."""
@@ -84,6 +91,7 @@ class Turns:
         # Somebody did wait for bytes when that was last asked: not all that is waited for holds a turn.
         self._awaited = False
         self._questions = 0
+        # Of the demand that has its turn, as many as more will follow on.
         self._going_on = 0
 
     def turn(
@@ -99,13 +107,6 @@ class Turns:
             yield
         finally:
             self._questions -= 1
-            self._admit()
-
-    def go_on(self, readers: int) -> None:
-        """So many more (if negative, fewer) are going to ask for more of what they read, once what they have asked for
-        comes."""
-        self._going_on += readers
-        if readers < 0:
             self._admit()
 
     def arrived(self, count: int) -> None:
@@ -129,6 +130,10 @@ class Turns:
         if turn.held and turn.demand:
             self._left_bytes += left_bytes - turn.left_bytes
         turn.left_bytes = left_bytes
+
+    def promised(self, turn: Turn) -> None:
+        turn.more = True
+        self._going_on += turn.held and turn.demand
 
     def flowed(self, count: int, awaited: Callable[[], bool]) -> None:
         """A connection brought `count` more bytes of a body. `awaited`: whether somebody waits for any."""
@@ -186,7 +191,9 @@ class Turns:
     def returned(self, turn: Turn) -> None:
         turn.held = False
         self._held[turn.demand] -= 1
-        self._left_bytes -= turn.left_bytes if turn.demand else 0
+        if turn.demand:
+            self._left_bytes -= turn.left_bytes
+            self._going_on -= turn.more
         self._admit()
 
     def promoted(self, turn: Turn, ahead: int) -> None:
@@ -195,6 +202,7 @@ class Turns:
             self._held[False] -= was_prefetch
             self._held[True] += was_prefetch
             self._left_bytes += turn.left_bytes if was_prefetch else 0
+            self._going_on += turn.more and was_prefetch
             self._courtesy.asked(self._held[True])
         elif turn.waiter is not None:
             if was_prefetch:
@@ -241,6 +249,7 @@ class Turns:
         self._held[turn.demand] += 1
         if turn.demand:
             self._left_bytes += turn.left_bytes
+            self._going_on += turn.more
             self._courtesy.asked(self._held[True])
         turn.waiter.set_result(None)
         turn.waiter = None
