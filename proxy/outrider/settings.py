@@ -283,8 +283,9 @@ class Settings(BaseModel):
 
     @property
     def prefetch_blocks(self) -> int:
-        """On their way at once for nobody yet, at most, but for what makes an object whole. More than may be under way would be decided on too early, and
-        all in one go: 200 blocks of 512 KiB, at the beginning of a told epoch, took the engine 11 ms."""
+        """On their way at once for nobody yet, at most, but for what makes an object whole. More than may be under way
+        would be decided on too early, and all in one go: 200 blocks of 512 KiB, at the beginning of a told epoch, took
+        the engine 11 ms."""
         return max(1, min(self.prefetch_bytes // self.block_size, self.fills))
 
     def prefetch_of(self, ref: ObjectRef) -> Literal["epoch", "object", "off"]:

@@ -345,15 +345,15 @@ class Reads:
             self._flights.fill(begun, ahead=run.first - index)
         # What was to be brought for nobody is what this reader would ask for now: it must not come one by one.
         stop = min(last + 1, index + window_blocks(blocks_sent, readers))
-        farthest: Turn | None = None
+        nearest: Turn | None = None
         for ahead in range(index, stop):
             flight = self._flights.get(BlockKey(vid, ahead))
             if flight is not None and flight.turn is not None:
                 flight.turn.promote(ahead - index)
-                farthest = flight.turn
+                nearest = nearest or flight.turn
         beyond = min(last + 1, stop + WINDOW_BLOCKS_MAX)
-        if farthest is not None and any(self._to_ask_for(BlockKey(vid, ahead)) for ahead in range(index, beyond)):
-            farthest.goes_on()
+        if nearest is not None and any(self._to_ask_for(BlockKey(vid, ahead)) for ahead in range(index, beyond)):
+            nearest.goes_on()
 
     def _to_ask_for(self, key: BlockKey) -> bool:
         """Neither here nor on its way for somebody."""
