@@ -21,7 +21,6 @@ from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
 from outrider.core.window import Run
 from outrider.engine import pouring
 from outrider.engine.flight import Flight
-from outrider.engine.turns import Turn
 from outrider.ports import BlockWriter
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault
@@ -445,7 +444,7 @@ async def test_many_fills_that_nobody_waits_for_write_sooner_than_one_does(tmp_p
             room.origin.put(REF, DATA)
             version, writes = version_in(room), 0
 
-            def counted(turn: Turn | None, waited_s: float, disk_s: float, count: int) -> None:
+            def counted(waited_s: float, disk_s: float, count: int) -> None:
                 nonlocal writes
                 writes += 1
 
