@@ -143,7 +143,7 @@ def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
     client = bucket.client()
     client.put_object(Bucket="cut", Key="mistaken", Body=data)
     client.close()
-    whole = Reads._body
+    whole = Reads._pieces
 
     async def early(self: Reads, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
         left = extent.length - 100
@@ -164,7 +164,7 @@ def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
         if not cold:
             assert ask(proxy.address, "GET", "/cut/mistaken").body == data
             proxy.settle()
-        monkeypatch.setattr(Reads, "_body", early)
+        monkeypatch.setattr(Reads, "_pieces", early)
         with contextlib.ExitStack() as stack:
             readers = [stack.enter_context(RawConnection(proxy.address)) for _ in range(2 * workers)]
             for reader in readers:

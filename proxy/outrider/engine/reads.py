@@ -351,8 +351,10 @@ class Reads:
             if flight is not None and flight.turn is not None:
                 flight.turn.promote(ahead - index)
                 nearest = nearest or flight.turn
+        if nearest is None or nearest.more:
+            return
         beyond = min(last + 1, stop + WINDOW_BLOCKS_MAX)
-        if nearest is not None and any(self._to_ask_for(BlockKey(vid, ahead)) for ahead in range(index, beyond)):
+        if any(self._to_ask_for(BlockKey(vid, ahead)) for ahead in range(index, beyond)):
             nearest.goes_on()
 
     def _to_ask_for(self, key: BlockKey) -> bool:

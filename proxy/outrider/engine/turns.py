@@ -190,19 +190,22 @@ class Turns:
 
     def returned(self, turn: Turn) -> None:
         turn.held = False
-        self._held[turn.demand] -= 1
-        if turn.demand:
-            self._left_bytes -= turn.left_bytes
-            self._going_on -= turn.more
+        self._count(turn, -1)
         self._admit()
 
+    def _count(self, turn: Turn, one: int) -> None:
+        """Among those that have their turn: `one` more, or, if negative, less."""
+        self._held[turn.demand] += one
+        if turn.demand:
+            self._left_bytes += one * turn.left_bytes
+            self._going_on += one * turn.more
+
     def promoted(self, turn: Turn, ahead: int) -> None:
+        if turn.held:
+            self._count(turn, -1)
         was_prefetch, turn.demand, turn.ahead = not turn.demand, True, ahead
         if turn.held:
-            self._held[False] -= was_prefetch
-            self._held[True] += was_prefetch
-            self._left_bytes += turn.left_bytes if was_prefetch else 0
-            self._going_on += turn.more and was_prefetch
+            self._count(turn, +1)
             self._courtesy.asked(self._held[True])
         elif turn.waiter is not None:
             if was_prefetch:
@@ -246,10 +249,8 @@ class Turns:
     def _start(self, turn: Turn) -> None:
         assert turn.waiter is not None
         turn.held, turn.number = True, 0
-        self._held[turn.demand] += 1
+        self._count(turn, +1)
         if turn.demand:
-            self._left_bytes += turn.left_bytes
-            self._going_on += turn.more
             self._courtesy.asked(self._held[True])
         turn.waiter.set_result(None)
         turn.waiter = None
