@@ -9,12 +9,14 @@ import os
 import random
 import signal
 import time
+from contextlib import closing
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.bucket import GETTER
 from tests.support.proxy import START_DEADLINE_S, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import ask
 from tests.support.sickdisk import SickDisk
@@ -82,7 +84,7 @@ def settle(proxy: Proxy) -> None:
             pass
         # No flight yet is the question for an object that nobody knows, nor a LIST.
         async with asyncio.timeout(START_DEADLINE_S):
-            while any(task.get_name().startswith(("prefetch ", "list s3://")) for task in asyncio.all_tasks()):
+            while any(task.get_name().startswith(("prefetch ", "list s3://", "count s3://")) for task in asyncio.all_tasks()):
                 await asyncio.sleep(0.001)
 
     proxy.settle()
@@ -122,6 +124,17 @@ def test_a_told_order_is_known_in_the_first_epoch(proxies: Callable[..., Proxy])
     assert ask(proxy.address, "PUT", "/_outrider/plan/a", [("content-length", str(len(plan)))], plan).status == 200
     settle(proxy)
     assert epoch(proxy, order).count("HIT") >= 0.9 * SHARDS
+
+
+def test_a_key_that_may_not_list_rides_ahead_in_the_first_epoch_by_the_numbers_in_names(
+    bucket: Bucket, proxies: Callable[..., Proxy]
+) -> None:
+    """As that of a job whose role has `s3:GetObject` alone."""
+    client, order = bucket.client(identity=GETTER), shuffled(1)
+    with closing(client), pytest.raises(client.exceptions.ClientError, match="AccessDenied"):
+        client.list_objects_v2(Bucket=NAME)
+    proxy = proxies(environment=bucket.environment(GETTER), cache_size="1GiB")
+    assert epoch(proxy, order)[4:].count("HIT") >= 0.9 * (SHARDS - 4)
 
 
 def test_what_was_learned_outlives_a_restart(proxies: Callable[..., Proxy]) -> None:

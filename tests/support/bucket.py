@@ -32,6 +32,7 @@ class Identity:
 
 ADMIN = Identity("admin", "OUTRIDERADMIN", "admin-secret", ("Admin", "Read", "Write", "List", "Tagging"))
 READER = Identity("reader", "OUTRIDERREADER", "reader-secret", ("Read", "List"))
+GETTER = Identity("getter", "OUTRIDERGETTER", "getter-secret", ("Read",))
 
 
 class Bucket:
@@ -40,7 +41,7 @@ class Bucket:
     `access_key` and `secret_key` are those of the first identity, which must be allowed to list and to make buckets.
     """
 
-    def __init__(self, identities: tuple[Identity, ...] = (ADMIN, READER)) -> None:
+    def __init__(self, identities: tuple[Identity, ...] = (ADMIN, READER, GETTER)) -> None:
         self._identities = identities
         self._child: Child | None = None
         self._directory: Path | None = None
@@ -62,11 +63,13 @@ class Bucket:
     def secret_key(self) -> str:
         return self._identities[0].secret_key
 
-    def environment(self) -> dict[str, str]:
-        """The variables that give any S3 tool the first identity's keys; the endpoint is the caller's to add."""
+    def environment(self, identity: Identity | None = None) -> dict[str, str]:
+        """The variables that give any S3 tool an identity's keys (None: the first one's); the endpoint is the caller's
+        to add."""
+        identity = identity or self._identities[0]
         return {
-            "AWS_ACCESS_KEY_ID": self.access_key,
-            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_ACCESS_KEY_ID": identity.access_key,
+            "AWS_SECRET_ACCESS_KEY": identity.secret_key,
             "AWS_REGION": REGION,
             "AWS_DEFAULT_REGION": REGION,
             "AWS_EC2_METADATA_DISABLED": "true",

@@ -275,8 +275,8 @@ def _in_folder(bucket: str, folders: Sequence[str], at: int, name: str) -> _Plac
 
 
 class Names:
-    """The keys of one dataset as numbers, in the order in which they were met; `listed` has those that a LIST or an
-    earlier run has shown, in the order of their names. Sizes in bytes, -1: not known."""
+    """The keys of one dataset as numbers, in the order in which they were met; `listed` has those that a LIST, an
+    earlier run or their own numbers have shown, in the order of their names. Sizes in bytes, -1: not known."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -305,7 +305,13 @@ class Names:
         """Keys and sizes, in the order of the names."""
         for name, size in entries:
             key = self.number(name)
-            self.sizes[key] = size
+            if size >= 0:
+                self.sizes[key] = size
             if self._rank[key] < 0:
                 self._rank[key] = len(self.listed)
                 self.listed.append(key)
+
+    def unlist(self) -> None:
+        """Nothing is listed any more."""
+        self.listed = array("i")
+        self._rank = array("i", [-1]) * len(self.keys)

@@ -86,6 +86,10 @@ class Dataset:
         self.list_pages = 1
         self.listed_at = 0.0
         self.reads_since_list = 0
+        # That it may not be listed; whether its names' numbers have been asked about, are what `names.listed` goes by,
+        # and were seen not to be all; how many of them there were none of.
+        self.list_refused = self.count_tried = self.counted = self.doubted = False
+        self.holes = 0
         # So many names were listed when that was last thought over.
         self._names_listed = 0
         self.kept: dict[int, Kept] = {}
@@ -126,11 +130,25 @@ class Dataset:
         self._grow(len(self.names.keys))
         count = len(self.names.listed)
         if count > self._names_listed * (2 if more else 1):
-            self._names_listed = count
-            for job in self.jobs.values():
-                job.listed(self.names)
-            if self._together is not None:
-                self._together.listed(self.names)
+            self._think_over_names()
+
+    def _think_over_names(self) -> None:
+        self._names_listed = len(self.names.listed)
+        for job in self.jobs.values():
+            job.listed(self.names)
+        if self._together is not None:
+            self._together.listed(self.names)
+
+    def uncount(self) -> None:
+        """What there is, is told anew, and not by what numbers its names have."""
+        self.names.unlist()
+        self.counted = self.doubted = False
+        self._names_listed = 0
+
+    def give_up_count(self) -> None:
+        """What is read is all that is known."""
+        self.uncount()
+        self._think_over_names()
 
     def list_failed(self, now: float) -> None:
         self.list_wanted, self.list_cut, self.list_after = False, True, now + self._list_rest_s
@@ -271,6 +289,7 @@ class Dataset:
         """Forget all but what is kept, and number it anew."""
         kept, names = list(self.kept.values()), self.names
         self.names, self.jobs, self.learned, self.list_wanted = Names(), {}, [], False
+        self.count_tried = self.counted = self.doubted = False
         self._together = None
         self.kept, self._ranked, self.recent = {}, SortedList(), OrderedDict()
         self._passes, self._sweep, self._names_listed = None, [], 0

@@ -159,9 +159,9 @@ class Library:
         dataset = self._datasets.get(name)
         return dataset is not None and len(dataset.names.keys) > 1
 
-    def list(self, bucket: str, entries: Iterable[tuple[str, int]]) -> list[Dataset]:
-        """The datasets that a LIST has told more of. One with too many names, or one too many, stays as it is: it is
-        read as it comes."""
+    def list(self, bucket: str, entries: Iterable[tuple[str, int]], *, counted: bool = False) -> list[Dataset]:
+        """The datasets that a LIST has told more of, or, if `counted`, the numbers in their names. One with too many
+        names, or one too many, stays as it is: it is read as it comes."""
         entries = list(entries)
         found: dict[str, list[tuple[str, int]]] = {}
         names = self._names_of([ObjectRef(bucket, key) for key, _ in entries])
@@ -172,10 +172,15 @@ class Library:
             dataset = self._datasets.get((bucket, template))
             if dataset is None:
                 dataset = Dataset(bucket, template)
+            elif counted and dataset.names.listed and not dataset.counted:
+                continue  # a LIST knows better
             new = sum(dataset.names.known(name) is None for name, _ in its)
             if self._may_have(dataset, new):
                 self._datasets[bucket, template] = dataset
                 self._keys += new
+                if dataset.counted and not counted:
+                    dataset.uncount()
+                dataset.counted = counted
                 dataset.names.list(its)
                 told.append(dataset)
             else:

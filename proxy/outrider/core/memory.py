@@ -29,6 +29,7 @@ def packed(datasets: list[Dataset]) -> bytes:
                 "keys": names.keys,
                 "sizes": names.sizes.tolist(),
                 "listed": names.listed.tolist(),
+                "counted": dataset.counted,
                 "orders": [{"keys": order.sequence().tolist(), "period_s": order.period_s} for order in orders],
             })  # fmt: skip
     text = json.dumps({"format": _FORMAT, "datasets": records}, separators=(",", ":"))
@@ -64,6 +65,7 @@ def _dataset(record: dict[str, Any]) -> Dataset:
     # Keys that were only read will do for a LIST: the set is known.
     ranks = listed or sorted(range(len(keys)), key=keys.__getitem__)
     dataset.names.list((keys[key], sizes[key]) for key in ranks)
+    dataset.counted = bool(listed and record.get("counted"))
     count = len(dataset.names.keys)
     for order in orders:
         sequence = array("i", order["keys"])

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappush
 
 from outrider.core.coming import Coming
-from outrider.core.datasets import Templates, prefix_of
+from outrider.core.datasets import Templates
+from outrider.core.discovery import FAREST, NAMES_PER_PAGE, Discovery
 from outrider.core.foresight import Foresight
 from outrider.core.kept import Dataset, Kept, blocks_of
 from outrider.core.library import Item, Library
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.numbering import Numbering
 from outrider.core.offers import SOONER, Offers, Want
 from outrider.core.opens import Opens
 from outrider.core.pins import Pins
@@ -22,17 +24,10 @@ from outrider.core.plans import COUNT_MAX
 from outrider.core.streams import Streams
 from outrider.core.tellings import Telling
 
-# A LIST of a page costs as much as a dozen HEADs (S3's price list), and one trip: it pays where more names than that
-# would have to be asked about again.
-_READS_PER_PAGE = 16
-_NAMES_PER_PAGE = 1000
-# After this part of the time for which names are believed they are listed again, so that they never grow stale.
-_LIST_AGAIN = 0.75
 # Of the cache, how much may have been fetched in vain lately before fetching pauses.
 _WASTE = 0.02
 # How fast that is forgiven: so much of it with each object read.
 _FORGIVEN = 1 / 16
-_FAREST = float("inf")
 
 
 class Planner:
@@ -45,7 +40,7 @@ class Planner:
     def __init__(
         self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000,
         disk_bytes: Callable[[int], int] = int, opened: Callable[[ObjectRef, int], None] = lambda ref, size: None,
-        believed_s: Callable[[ObjectRef], float] = lambda ref: _FAREST,
+        believed_s: Callable[[ObjectRef], float] = lambda ref: FAREST,
         pins: Pins | None = None, templates: Templates | None = None,
     ) -> None:  # fmt: skip
         """`disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` hears of each pass over an
@@ -55,7 +50,6 @@ class Planner:
         `keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
         """
         self._on_opened = opened
-        self._believed_s = believed_s
         self._pins = Pins(int, lambda version: b"") if pins is None else pins
         self._pins_released = 0
         self._capacity_bytes = capacity_bytes
@@ -65,6 +59,7 @@ class Planner:
         self.library = Library(
             keys_max, self._forget, self._move, Templates() if templates is None else templates,
         )  # fmt: skip
+        self._discovery = Discovery(self.library, believed_s)
         self._kept: dict[bytes, Kept] = {}
         # Versions that another one has replaced: nobody will ask for them.
         self._outdated: dict[bytes, Kept] = {}
@@ -77,7 +72,6 @@ class Planner:
             capacity_bytes=capacity_bytes, block_bytes=block_bytes, disk_bytes=disk_bytes,
         )  # fmt: skip
         self._foresight = Foresight()
-        self._lists: list[tuple[str, str]] = []
         self.fetched_bytes = 0
         self.wasted_bytes = 0
 
@@ -124,8 +118,7 @@ class Planner:
         if dataset.puzzles:
             self._foresight.begin(dataset)
         self._offers.opened(dataset)
-        self._think_of_listing(dataset)
-        self._think_of_listing_again(dataset, key)
+        self._discovery.opened(dataset, key, self._now)
 
     @property
     def readers(self) -> int:
@@ -141,59 +134,40 @@ class Planner:
 
     # -- facts: sets and orders ---------------------------------------------------------------------------------
 
-    def _think_of_listing(self, dataset: Dataset) -> None:
-        if (
-            not dataset.list_wanted
-            and (not dataset.names.listed or dataset.list_cut)
-            and not dataset.is_told
-            and not dataset.too_many
-            and self._now >= dataset.list_after
-            and len(dataset.names.keys) >= 3
-        ):
-            dataset.list_wanted = True
-            self._list(dataset)
-
-    def _think_of_listing_again(self, dataset: Dataset, key: int) -> None:
-        if dataset.too_many or (not dataset.names.listed and (dataset.list_wanted or not dataset.is_told)):
-            return
-        dataset.reads_since_list += 1
-        believed_s = self._believed_s(ObjectRef(dataset.bucket, dataset.names.keys[key]))
-        since_s, pause_s = self._now - dataset.listed_at, _LIST_AGAIN * believed_s
-        if not 0 < believed_s < _FAREST or since_s < pause_s:
-            return
-        if dataset.reads_since_list >= _READS_PER_PAGE * dataset.list_pages:
-            self._list(dataset)
-        elif since_s > pause_s + believed_s:
-            # Too slow for a LIST to pay; from here on it may become fast.
-            dataset.listed_at, dataset.reads_since_list = self._now - pause_s, 0
-
-    def _list(self, dataset: Dataset) -> None:
-        self._lists.append((dataset.bucket, prefix_of(dataset.template)))
-        dataset.list_cut = False
-        dataset.listed_at, dataset.reads_since_list = self._now, 0
-
     def please_list(self) -> list[tuple[str, str]]:
         """Buckets and prefixes worth a LIST, each told once: to learn what there is, or that what is believed of many
-        names still holds. Answer by `listed`, or not at all."""
-        lists, self._lists = self._lists, []
-        return lists
+        names still holds. Answer by `listed`, and before that by `list_failed` or `list_refused`; or not at all."""
+        return self._discovery.please_list()
+
+    def please_count(self) -> list[tuple[str, Numbering]]:
+        """Buckets and names of which it is worth to know how far they count, each told once. Answer by `listed`, with
+        `counted`, or by `not_counted`."""
+        return self._discovery.please_count()
 
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
         """A LIST that was asked for has failed, and may come when it is tried again: it will be, after a rest."""
-        for dataset in self.library.datasets():
-            if dataset.list_wanted and dataset.bucket == bucket and prefix_of(dataset.template) == prefix:
-                dataset.list_failed(now)
+        self._discovery.list_failed(bucket, prefix, now)
+
+    def list_refused(self, bucket: str, prefix: str, now: float) -> None:
+        """A LIST that was asked for is not to be had."""
+        self._discovery.list_refused(bucket, prefix, now)
+
+    def not_counted(self, bucket: str, numbering: Numbering, now: float) -> None:
+        """These names do not count one by one, or nobody would tell."""
+        self._discovery.not_counted(bucket, numbering, now)
 
     def listed(
-        self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, before: int = 0, more: bool = False
-    ) -> None:
+        self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, before: int = 0, more: bool = False,
+        counted: bool = False,
+    ) -> None:  # fmt: skip
         """Keys and sizes under a prefix, in the order of the LIST, of which `before` have been told already, and `more`
-        are to come: a part of it is worth fetching from, too."""
+        are to come: a part of it is worth fetching from, too. Size -1: not known. `counted`: there was no LIST, and
+        their numbers tell that there are such; some may not be there, and there may be others."""
         self._now = now
         entries = list(entries)
-        told = self.library.list(bucket, entries)
+        told = self.library.list(bucket, entries, counted=counted)
         for dataset in told:
-            dataset.list_pages = 1 + (before + len(entries)) // _NAMES_PER_PAGE
+            dataset.list_pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
         for dataset in told if more else self.library.datasets():
             dataset.listed(more=more)
 
@@ -211,7 +185,7 @@ class Planner:
             if not dataset.list_wanted and not dataset.names.listed:
                 # It would cost the first reads their bandwidth: a name in a LIST may be a good part of a small sample.
                 dataset.listed_at = dataset.listed_at or now
-                dataset.list_pages = 1 + len(dataset.names.keys) // _NAMES_PER_PAGE
+                dataset.list_pages = 1 + len(dataset.names.keys) // NAMES_PER_PAGE
 
     def withdraw(self, telling: Telling, others: Iterable[Telling], now: float) -> int:
         """Expect no longer what was told and is unread, but for what `others` have told as well; how many objects that
@@ -280,6 +254,8 @@ class Planner:
             self._handed.drop(handed_as)
             if again:
                 self._fetch_again(dataset, key)
+            elif dataset.names.sizes[key] < 0:
+                self._discovery.missed(dataset, self._now)
 
     def _fetch_again(self, dataset: Dataset, key: int) -> None:
         for one in dataset.passes():
@@ -326,7 +302,7 @@ class Planner:
 
     def _worth(self, dataset: Dataset, key: int) -> float:
         """Seconds beyond which the next use of a block must lie that goes for this object."""
-        return min((one.seconds(self._now) * (one.until(key) + SOONER) for one in dataset.passes()), default=_FAREST)
+        return min((one.seconds(self._now) * (one.until(key) + SOONER) for one in dataset.passes()), default=FAREST)
 
     def _victims(self, later_than_s: float) -> Iterator[BlockKey]:
         for kept in self._farthest(later_than_s):

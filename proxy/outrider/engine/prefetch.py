@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from outrider.core.tellings import Telling
 from outrider.core.window import Run
 from outrider.engine.asking import OriginRefused
 from outrider.engine.catalog import Catalog
+from outrider.engine.discovering import Discovering
 from outrider.engine.flight import Flight
 from outrider.engine.flights import Flights, Spawn
 from outrider.engine.openings import NotCacheable, Openings
@@ -58,8 +59,6 @@ _LOG_PAUSE_S = 60.0
 _LONG_S, _REST = 0.002, 10.0
 # What takes longer than a thought is pondered so long at once.
 _PONDER_S = 0.0005
-# A LIST that nobody may have, or of nothing: it would fail the next time, too.
-_NOT_TO_BE_LISTED = (403, 404)
 
 
 class Mode(Enum):
@@ -102,7 +101,7 @@ class Prefetch:
         self._store = store
         self._flights = flights
         self._openings = openings
-        self._survey = survey
+        self._discovering = Discovering(planner, survey, turns, spawn, clock, self.think)
         self._turns = turns
         self._spawn = spawn
         self._clock = clock
@@ -234,8 +233,7 @@ class Prefetch:
             if not self._pondering and self._planner.ponder():
                 self._pondering = True
                 self._spawn(self._ponder(), "ponder")
-        for bucket, prefix in self._planner.please_list():
-            self._spawn(self._look_around(bucket, prefix), f"list s3://{bucket}/{prefix}")
+        self._discovering.begin()
         if now < max(self._paused_until, self._rested_at):
             return
         for want in self._wants(now):
@@ -271,24 +269,6 @@ class Prefetch:
                 size = want.size if want.size >= 0 else self._block_bytes
                 self.allowance.spend(min(size, len(want.blocks) * self._block_bytes))
                 yield want
-
-    async def _look_around(self, bucket: str, prefix: str) -> None:
-        """A page at a time: a LIST of a million keys takes minutes, and told all at once it took the loop 4 s."""
-        count = 0
-        try:
-            async with aclosing(self._survey.pages(bucket, prefix)) as pages:
-                async for page in pages:
-                    entries = [(one.key, one.size) for one in page]
-                    self._planner.listed(bucket, entries, self._clock(), before=count, more=True)
-                    count += len(entries)
-                    self.think()
-        except (Signal, S3Error) as error:
-            if not (isinstance(error, OriginRefused) and error.status in _NOT_TO_BE_LISTED):
-                self._planner.list_failed(bucket, prefix, self._clock())
-            log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": str(error)})
-        self._turns.alone_again()
-        self._planner.listed(bucket, (), self._clock(), before=count)
-        self.think()
 
     async def _bring(self, want: Want) -> None:
         """One object's missing blocks; the planner hears of each by the store, or here that they will not come."""

@@ -1,4 +1,4 @@
-"""What objects there are: a LIST of the origin, page by page."""
+"""What objects there are: a LIST of the origin, page by page, or a few questions about names that count."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from contextlib import aclosing
 from outrider.core.buffers import Buffers
 from outrider.core.errors import OriginBroke
 from outrider.core.listing import PAGE_BYTES_MAX, Listed, Page, parse_page
+from outrider.core.numbering import Numbering
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.ports import OriginRequest
 
 # A million keys: what is larger is no dataset that one cache rides ahead of.
 _PAGES_MAX = 1000
+# S3 tells who may not LIST 403 in place of 404 (API reference, HeadObject: "Permissions").
+_THERE_OR_NOT = (200, 403, 404)
 
 
 class Survey:
@@ -43,6 +46,27 @@ class Survey:
             token = page.next_token
             if token is None:
                 return
+
+    async def range_of(self, bucket: str, numbering: Numbering) -> range | None:
+        """The numbers of which there is such a name; None: they do not count one by one.
+
+        Raises:
+            Signal: the origin does not tell.
+        """
+        search = numbering.search()
+        try:
+            number = next(search)
+            while True:
+                number = search.send(await self._is_there(bucket, numbering.name(number)))
+        except StopIteration as found:
+            numbers: range | None = found.value
+            return numbers
+
+    async def _is_there(self, bucket: str, key: str) -> bool:
+        async with self._asking.reply(OriginRequest("HEAD", bucket, key)) as reply:
+            if reply.status not in _THERE_OR_NOT:
+                raise OriginRefused(reply.status, reply.headers, b"")
+            return reply.status == 200
 
     async def _page(self, bucket: str, prefix: str, token: str | None) -> Page | None:
         query = [("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix)]

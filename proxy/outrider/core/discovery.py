@@ -1,0 +1,133 @@
+"""When it is worth to find out which objects a dataset has, and how: by a LIST, or by the numbers in its names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider.core.datasets import prefix_of
+from outrider.core.kept import Dataset
+from outrider.core.library import Library
+from outrider.core.model import ObjectRef
+from outrider.core.numbering import Numbering, numbering_of
+
+# Keys of a template after which its set is looked for.
+_KEYS_MIN = 3
+# A LIST takes some 300 bytes a name. Of objects smaller than this that is more than a hundredth of what is read, and
+# where they are small indeed, a good part of it: if they count, a few questions tell which there are.
+_SMALL_BYTES = 30_000
+# Names that tell how they count.
+_LOOKED_AT = 64
+# So many names of which none was there, and of so many that were: they do not count as it was thought.
+_HOLES_MAX, _HOLES_PART = 8, 8
+# A LIST of a page costs as much as a dozen HEADs (S3's price list), and one trip: it pays where more names than that
+# would have to be asked about again.
+_READS_PER_PAGE = 16
+NAMES_PER_PAGE = 1000
+# After this part of the time for which names are believed they are listed again, so that they never grow stale.
+_LIST_AGAIN = 0.75
+FAREST = float("inf")
+
+
+class Discovery:
+    """Called from one thread. What is worth asking the origin is handed out once; see `Planner.please_list`,
+    `please_count`."""
+
+    def __init__(self, library: Library, believed_s: Callable[[ObjectRef], float]) -> None:
+        self._library = library
+        self._believed_s = believed_s
+        self._lists: list[tuple[str, str]] = []
+        self._counts: list[tuple[str, Numbering]] = []
+
+    def please_list(self) -> list[tuple[str, str]]:
+        lists, self._lists = self._lists, []
+        return lists
+
+    def please_count(self) -> list[tuple[str, Numbering]]:
+        counts, self._counts = self._counts, []
+        return counts
+
+    # -- reads --------------------------------------------------------------------------------------------------
+
+    def opened(self, dataset: Dataset, key: int, now: float) -> None:
+        if (
+            not dataset.list_wanted
+            and (not dataset.names.listed or dataset.list_cut)
+            and not dataset.is_told
+            and not dataset.too_many
+            and now >= dataset.list_after
+            and len(dataset.names.keys) >= _KEYS_MIN
+        ):
+            dataset.list_wanted = True
+            if not (0 <= dataset.usual_bytes < _SMALL_BYTES and self._count(dataset, now)):
+                self._list(dataset, now)
+        elif dataset.counted and dataset.names.rank_of(key) < 0:
+            self._doubt(dataset, now)
+        self._think_of_listing_again(dataset, key, now)
+
+    def _think_of_listing_again(self, dataset: Dataset, key: int, now: float) -> None:
+        if dataset.too_many or (not dataset.names.listed and (dataset.list_wanted or not dataset.is_told)):
+            return
+        dataset.reads_since_list += 1
+        believed_s = self._believed_s(ObjectRef(dataset.bucket, dataset.names.keys[key]))
+        since_s, pause_s = now - dataset.listed_at, _LIST_AGAIN * believed_s
+        if not 0 < believed_s < FAREST or since_s < pause_s or dataset.list_refused:
+            return
+        if dataset.reads_since_list >= _READS_PER_PAGE * dataset.list_pages:
+            self._list(dataset, now)
+        elif since_s > pause_s + believed_s:
+            # Too slow for a LIST to pay; from here on it may become fast.
+            dataset.listed_at, dataset.reads_since_list = now - pause_s, 0
+
+    def missed(self, dataset: Dataset, now: float) -> None:
+        """There is no object of a name that was expected of it."""
+        if not dataset.counted:
+            return
+        dataset.holes += 1
+        self._doubt(dataset, now)
+        if dataset.holes > _HOLES_MAX + len(dataset.kept) // _HOLES_PART:
+            dataset.give_up_count()
+
+    def _doubt(self, dataset: Dataset, now: float) -> None:
+        """Its names do not count one by one: what there is, a LIST would tell."""
+        if not (dataset.doubted or dataset.list_refused):
+            dataset.doubted = dataset.list_wanted = True
+            self._list(dataset, now)
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def _list(self, dataset: Dataset, now: float) -> None:
+        self._lists.append((dataset.bucket, prefix_of(dataset.template)))
+        dataset.list_cut = False
+        dataset.listed_at, dataset.reads_since_list = now, 0
+
+    def _count(self, dataset: Dataset, now: float) -> bool:
+        """If its names count, and that was not tried."""
+        names = dataset.names
+        there = [key for key, size in zip(names.keys[:_LOOKED_AT], names.sizes, strict=False) if size >= 0]
+        numbering = None if dataset.count_tried else numbering_of(there)
+        if numbering is None:
+            return False
+        dataset.count_tried = True
+        self._counts.append((dataset.bucket, numbering))
+        dataset.listed_at, dataset.reads_since_list = now, 0
+        return True
+
+    def _wanted(self, bucket: str, prefix: str) -> list[Dataset]:
+        return [one for one in self._library.datasets()
+                if one.list_wanted and one.bucket == bucket and prefix_of(one.template) == prefix]  # fmt: skip
+
+    def list_failed(self, bucket: str, prefix: str, now: float) -> None:
+        for dataset in self._wanted(bucket, prefix):
+            dataset.list_failed(now)
+
+    def list_refused(self, bucket: str, prefix: str, now: float) -> None:
+        for dataset in self._wanted(bucket, prefix):
+            dataset.list_refused = True
+            if not dataset.names.listed:
+                self._count(dataset, now)
+
+    def not_counted(self, bucket: str, numbering: Numbering, now: float) -> None:
+        name = numbering.name(numbering.seen[0])
+        dataset = self._library.dataset(ObjectRef(bucket, name))
+        if dataset.list_wanted and not dataset.list_refused and not dataset.names.listed:
+            self._list(dataset, now)

@@ -1,0 +1,92 @@
+"""What a dataset has is found out, where the planner wants to know."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from itertools import islice
+
+from outrider.core.errors import S3Error, Signal
+from outrider.core.numbering import Numbering
+from outrider.core.planner import Planner
+from outrider.engine.asking import OriginRefused
+from outrider.engine.flights import Spawn
+from outrider.engine.survey import Survey
+from outrider.engine.turns import Turns
+from outrider.ports import Clock
+
+log = logging.getLogger(__name__)
+
+# A LIST that nobody may have, or of nothing: it would fail the next time, too.
+_NOT_TO_BE_LISTED = (403, 404)
+# Names told before others have their turn, as many as a page of a LIST has.
+_COUNTED_AT_ONCE = 1000
+
+
+class Discovering:
+    """`think` is called with all that is learned."""
+
+    def __init__(
+        self, planner: Planner, survey: Survey, turns: Turns, spawn: Spawn, clock: Clock, think: Callable[[], None]
+    ) -> None:
+        self._planner = planner
+        self._survey = survey
+        self._turns = turns
+        self._spawn = spawn
+        self._clock = clock
+        self._think = think
+
+    def begin(self) -> None:
+        """Ask what the planner wants to know now."""
+        for bucket, prefix in self._planner.please_list():
+            self._spawn(self._look_around(bucket, prefix), f"list s3://{bucket}/{prefix}")
+        for bucket, numbering in self._planner.please_count():
+            self._spawn(self._count(bucket, numbering), f"count s3://{bucket}/{numbering.head}")
+
+    async def _look_around(self, bucket: str, prefix: str) -> None:
+        """A page at a time: a LIST of a million keys takes minutes, and told all at once it took the loop 4 s."""
+        count = 0
+        try:
+            async with aclosing(self._survey.pages(bucket, prefix)) as pages:
+                async for page in pages:
+                    self._told_of(bucket, [(one.key, one.size) for one in page], before=count)
+                    count += len(page)
+        except (Signal, S3Error) as error:
+            now = self._clock()
+            if isinstance(error, OriginRefused) and error.status in _NOT_TO_BE_LISTED:
+                self._planner.list_refused(bucket, prefix, now)
+            else:
+                self._planner.list_failed(bucket, prefix, now)
+            log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": str(error)})
+        self._all_told(bucket, before=count)
+
+    async def _count(self, bucket: str, numbering: Numbering) -> None:
+        """The same by names that count."""
+        numbers, count = None, 0
+        try:
+            numbers = await self._survey.range_of(bucket, numbering)
+        except (Signal, S3Error) as error:
+            log.info("not counted", extra={"bucket": bucket, "name": numbering.name(0), "error": str(error)})
+        if numbers is None:
+            self._planner.not_counted(bucket, numbering, self._clock())
+            self._think()
+            return
+        names = numbering.names(numbers)
+        while page := list(islice(names, _COUNTED_AT_ONCE)):
+            self._told_of(bucket, [(name, -1) for name in page], before=count, counted=True)
+            count += len(page)
+            await asyncio.sleep(0)
+        self._all_told(bucket, before=count)
+
+    def _told_of(
+        self, bucket: str, entries: Sequence[tuple[str, int]], *, before: int, counted: bool = False
+    ) -> None:
+        self._planner.listed(bucket, entries, self._clock(), before=before, more=True, counted=counted)
+        self._think()
+
+    def _all_told(self, bucket: str, *, before: int) -> None:
+        self._turns.alone_again()
+        self._planner.listed(bucket, (), self._clock(), before=before)
+        self._think()

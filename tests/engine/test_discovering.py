@@ -1,0 +1,89 @@
+"""Which objects there are is found out by the origin's answers: a LIST, or names that count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.core.model import ObjectRef
+from tests.support.engine import Engine, engine, taken
+from tests.support.fakes import FakeOrigin, Fault, ramp
+
+CLIENT = "10.0.0.1"
+SMALL, COUNT = 500, 40
+REFS = [ObjectRef("train", f"{number:06d}.bin") for number in range(COUNT)]
+NO_LIST = Fault(times=None, method="GET", key="", status=403)
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Engine]:
+    origin = FakeOrigin()
+    for number, ref in enumerate(REFS):
+        origin.put(ref, ramp(SMALL, number))
+    with engine(tmp_path / "c", origin, policy="epoch") as room:
+        yield room
+
+
+async def read(room: Engine, *numbers: int) -> None:
+    for number in numbers:
+        ref = REFS[number]
+        answer = await room.reads.get(
+            ref, {}, lambda version, extent: room.prefetch.asked(CLIENT, version, extent, checksums=False)
+        )
+        assert await taken(answer) == ramp(SMALL, number)
+        room.prefetch.sent(CLIENT, ref)
+    await room.tasks.settle()
+
+
+def lists(room: Engine) -> int:
+    return sum(request.key == "" for request in room.origin.log)
+
+
+def heads(room: Engine) -> int:
+    return room.origin.count("HEAD")
+
+
+async def test_small_objects_that_count_are_found_by_some_heads_and_brought(room: Engine) -> None:
+    await read(room, 20, 7, 38, 3)
+    assert all(map(room.prefetch._is_here, REFS))
+    assert lists(room) == 0
+    assert 8 < heads(room) < 32
+    assert not room.tasks.failures
+
+
+@pytest.mark.parametrize("missing", [403, 404])
+async def test_where_nobody_may_list_and_what_is_missing_is_forbidden_all_are_found_as_well(
+    missing: int, room: Engine
+) -> None:
+    """S3 says 403 of what is not there to who may not LIST."""
+    beyond = [Fault(times=None, key=f"{number:06d}.bin", status=missing) for number in range(COUNT, 2 * COUNT)]
+    room.origin.faults += [NO_LIST, *beyond]
+    await read(room, 20, 7, 38, 3)
+    assert all(map(room.prefetch._is_here, REFS))
+
+
+@pytest.mark.parametrize("fault", [
+    Fault(times=None, method="HEAD", status=503),
+    Fault(times=None, method="HEAD", refuse=True),
+    Fault(times=None, method="HEAD", status=403),
+])  # fmt: skip
+async def test_an_origin_that_does_not_tell_is_asked_for_a_list(fault: Fault, room: Engine) -> None:
+    room.origin.faults.append(fault)
+    await read(room, 20, 7, 38, 3)
+    assert lists(room) == 1
+    await read(room, 21, 22, 23)
+    assert lists(room) == 1
+    assert not room.tasks.failures
+
+
+async def test_a_gap_that_was_not_seen_costs_one_question_and_then_a_list(room: Engine) -> None:
+    room.origin.delete(REFS[32])
+    await read(room, 30, 7, 38, 3)
+    asked = [request.key for request in room.origin.log if request.method == "GET"]
+    assert asked.count(REFS[32].key) == 1
+    assert lists(room) == 1
+    assert all(room.prefetch._is_here(ref) for ref in REFS if ref != REFS[32])
+    await read(room, 31)
+    assert lists(room) == 1

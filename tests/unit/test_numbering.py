@@ -1,0 +1,98 @@
+"""Names that count: which there are is found by a few questions."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from math import log2
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.numbering import Numbering, numbering_of
+
+
+def searched(numbering: Numbering, there: Set[int] | range) -> tuple[range | None, list[int]]:
+    """What is found where there are these numbers, and what was asked for it."""
+    asked = []
+    search = numbering.search()
+    try:
+        number = next(search)
+        while True:
+            asked.append(number)
+            number = search.send(number in there)
+    except StopIteration as found:
+        return found.value, asked
+
+
+@pytest.mark.parametrize(("keys", "head", "width", "tail", "seen"), [
+    (["train-000012.tar", "train-000003.tar"], "train-", 6, ".tar", (3, 12)),
+    (["a/8.bin", "a/12.bin", "a/100.bin"], "a/", 1, ".bin", (8, 12, 100)),
+    (["a/0.bin", "a/12.bin"], "a/", 1, ".bin", (0, 12)),
+    (["s-00-of-10.tar", "s-09-of-10.tar"], "s-", 2, "-of-10.tar", (0, 9)),
+    (["v2/x-998", "v2/x-1002"], "v2/x-", 1, "", (998, 1002)),
+    (["x-098.gz", "x-1002.gz"], "x-", 3, ".gz", (98, 1002)),
+])  # fmt: skip
+def test_names_that_differ_in_one_number_count(
+    keys: list[str], head: str, width: int, tail: str, seen: tuple[int, ...]
+) -> None:
+    assert numbering_of(keys) == Numbering(head, width, tail, seen)
+    assert [Numbering(head, width, tail, seen).name(number) for number in seen] == sorted(
+        keys, key=lambda key: seen.index(int(key.removeprefix(head).removesuffix(tail)))
+    )
+
+
+@pytest.mark.parametrize("keys", [
+    [],
+    ["train-000012.tar"],
+    ["train-000012.tar"] * 3,
+    ["a-000001.tar", "b-000002.tar"],
+    ["n01440764_10026.JPEG", "n01440765_10027.JPEG"],
+    ["x-01.tar", "x-001.tar"],
+    ["x-01.tar", "x-2.tar"],
+    ["0af3c29be1d04455aa17.bin", "1af3c29be1d04455aa18.bin"],
+    ["x-1.tar", "x-1-2.tar"],
+    ["x-1" + 15 * "0", "x-2" + 15 * "0"],
+    ["x-٠١.tar", "x-٠٢.tar"],
+])  # fmt: skip
+def test_others_do_not(keys: list[str]) -> None:
+    assert numbering_of(keys) is None
+
+
+@given(
+    st.integers(0, 3) | st.integers(0, 50_000), st.integers(4, 100_000), st.integers(1, 8), st.sampled_from(["", ".tar"]),
+    st.integers(),
+)  # fmt: skip
+def test_the_whole_range_is_found_with_few_questions(first: int, count: int, width: int, tail: str, seed: int) -> None:
+    there = range(first, first + count)
+    seen = tuple(sorted(Random(seed).sample(there, 3)))
+    numbering = Numbering("x-", width, tail, seen)
+    found, asked = searched(numbering, there)
+    assert found == there
+    assert len(asked) <= 2 * log2(count) + log2(first + count) + 24
+    assert not set(asked) & set(seen), "that those are there is known"
+    few = range(first, first + min(count, 3000))
+    assert list(numbering.names(few)) == sorted(map(numbering.name, few)), "as a LIST has them"
+
+
+@pytest.mark.parametrize("gaps", [0.8, 0.5, 0.25])
+def test_names_with_many_gaps_are_not_taken_for_a_range(gaps: float) -> None:
+    random, taken = Random(7), 0
+    for _ in range(100):
+        there = {number for number in range(5000) if random.random() >= gaps}
+        seen = tuple(sorted(random.sample(sorted(there), 3)))
+        taken += searched(Numbering("x", 6, "", seen), there)[0] is not None
+    assert taken <= 3, "16 samples miss a quarter of gaps once in a hundred times"
+
+
+def test_where_all_is_known_already_or_too_much_there_nothing_is_found() -> None:
+    assert searched(Numbering("x", 6, "", (4, 5, 6)), range(4, 7))[0] is None
+    endless, asked = searched(Numbering("x", 6, "", (4, 5, 6)), range(10**15))
+    assert endless is None
+    assert len(asked) < 24
+
+
+def test_a_million_names_come_one_after_the_other() -> None:
+    names = Numbering("x", 1, ".tar", (4, 5)).names(range(10**15))
+    assert next(names) == "x0.tar"
