@@ -9,6 +9,8 @@ import pytest
 from outrider.core.model import Extent, ObjectRef
 from outrider.core.numbering import Numbering
 from outrider.core.planner import Planner
+from outrider.simulator.run import Machine, Simulation
+from outrider.simulator.worlds import JobSpec, Shards, order_of
 
 SMALL = 1000
 COUNT = 300
@@ -202,3 +204,27 @@ def test_that_it_was_counted_is_remembered_over_a_restart() -> None:
     after.read(*READ)
     assert KEYS[100] in after.wanted(there=set(KEYS) - {KEYS[100]})
     assert after.planner.please_list() == [PREFIX]
+
+
+def test_a_list_that_was_refused_while_the_order_was_told_is_not_asked_for_again() -> None:
+    reader = Reader(1_000_000, believed_s=60.0)
+    refs = [ObjectRef("b", key) for key in KEYS]
+    reader.planner.told("a", refs, reader.now)
+    asked = []
+    for key in KEYS:
+        reader.now += 1.0
+        reader.read(key)
+        for bucket, prefix in reader.planner.please_list():
+            asked.append(prefix)
+            reader.planner.list_refused(bucket, prefix, reader.now)
+    assert asked == ["s/"]
+
+
+@pytest.mark.parametrize("listing", [True, False])
+@pytest.mark.parametrize("size", [1000, 1_000_000])
+def test_in_the_simulator_a_first_epoch_is_known_with_a_list_and_without(listing: bool, size: int) -> None:
+    shards = Shards(100, size, "s")
+    job = JobSpec("job", shards, order_of("fresh", list(range(100)), 2, 1), epochs=1, reader_bytes_s=5.0 * size)
+    machine = Machine(200 * size, 40.0 * size, latency_s=0.01, block_bytes=size, listing=listing)
+    [epoch] = Simulation(machine, "epoch", [job]).run()
+    assert epoch.hit_ratio > 0.7

@@ -58,7 +58,8 @@ class Discovery:
             and len(dataset.names.keys) >= _KEYS_MIN
         ):
             dataset.list_wanted = True
-            if not (0 <= dataset.usual_bytes < _SMALL_BYTES and self._count(dataset, now)):
+            is_small = 0 <= dataset.usual_bytes < _SMALL_BYTES
+            if not ((is_small or dataset.list_refused) and self._count(dataset, now)):
                 self._list(dataset, now)
         elif dataset.counted and dataset.names.rank_of(key) < 0:
             self._doubt(dataset, now)
@@ -70,7 +71,7 @@ class Discovery:
         dataset.reads_since_list += 1
         believed_s = self._believed_s(ObjectRef(dataset.bucket, dataset.names.keys[key]))
         since_s, pause_s = now - dataset.listed_at, _LIST_AGAIN * believed_s
-        if not 0 < believed_s < FAREST or since_s < pause_s or dataset.list_refused:
+        if not 0 < believed_s < FAREST or since_s < pause_s:
             return
         if dataset.reads_since_list >= _READS_PER_PAGE * dataset.list_pages:
             self._list(dataset, now)
@@ -89,13 +90,15 @@ class Discovery:
 
     def _doubt(self, dataset: Dataset, now: float) -> None:
         """Its names do not count one by one: what there is, a LIST would tell."""
-        if not (dataset.doubted or dataset.list_refused):
+        if not dataset.doubted:
             dataset.doubted = dataset.list_wanted = True
             self._list(dataset, now)
 
     # -- questions ----------------------------------------------------------------------------------------------
 
     def _list(self, dataset: Dataset, now: float) -> None:
+        if dataset.list_refused:
+            return
         self._lists.append((dataset.bucket, prefix_of(dataset.template)))
         dataset.list_cut = False
         dataset.listed_at, dataset.reads_since_list = now, 0
@@ -112,22 +115,22 @@ class Discovery:
         dataset.listed_at, dataset.reads_since_list = now, 0
         return True
 
-    def _wanted(self, bucket: str, prefix: str) -> list[Dataset]:
-        return [one for one in self._library.datasets()
-                if one.list_wanted and one.bucket == bucket and prefix_of(one.template) == prefix]  # fmt: skip
+    def _under(self, bucket: str, prefix: str) -> list[Dataset]:
+        return [one for one in self._library.datasets() if one.bucket == bucket and prefix_of(one.template) == prefix]
 
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
-        for dataset in self._wanted(bucket, prefix):
-            dataset.list_failed(now)
+        for dataset in self._under(bucket, prefix):
+            if dataset.list_wanted:
+                dataset.list_failed(now)
 
     def list_refused(self, bucket: str, prefix: str, now: float) -> None:
-        for dataset in self._wanted(bucket, prefix):
+        for dataset in self._under(bucket, prefix):
             dataset.list_refused = True
-            if not dataset.names.listed:
+            if dataset.list_wanted and not dataset.names.listed:
                 self._count(dataset, now)
 
     def not_counted(self, bucket: str, numbering: Numbering, now: float) -> None:
         name = numbering.name(numbering.seen[0])
         dataset = self._library.dataset(ObjectRef(bucket, name))
-        if dataset.list_wanted and not dataset.list_refused and not dataset.names.listed:
+        if dataset.list_wanted and not dataset.names.listed:
             self._list(dataset, now)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider.core.eviction import Policy, policy_of
 from outrider.core.model import Extent, ObjectRef
+from outrider.core.numbering import Numbering
 from outrider.core.planner import Planner
 from outrider.core.window import window_blocks
 from outrider.simulator.world import (
@@ -126,6 +127,10 @@ class Simulation:
         for bucket, prefix in self.planner.please_list():
             if self.machine.listing:
                 self.time.at(self.time.now + _LIST_S, lambda b=bucket, p=prefix: self._list(b, p))  # type: ignore[misc]
+            else:
+                self.planner.list_refused(bucket, prefix, self.time.now)
+        for bucket, numbering in self.planner.please_count():
+            self._count(bucket, numbering)
         for want in self.planner.wants(self.time.now, self.store.free_bytes, self.machine.ahead_blocks):
             of = self.objects.get(want.ref)
             if of is None:
@@ -145,6 +150,26 @@ class Simulation:
             if ref.bucket == bucket and ref.key.startswith(prefix)
         )
         self.planner.listed(bucket, entries, self.time.now)
+        self.ride_ahead()
+
+    def _count(self, bucket: str, numbering: Numbering) -> None:
+        search, asked = numbering.search(), 0
+        try:
+            number = next(search)
+            while True:
+                asked += 1
+                number = search.send(ObjectRef(bucket, numbering.name(number)) in self.objects)
+        except StopIteration as found:
+            numbers: range | None = found.value
+        self.time.at(self.time.now + asked * self.machine.latency_s, lambda: self._counted(bucket, numbering, numbers))
+
+    def _counted(self, bucket: str, numbering: Numbering, numbers: range | None) -> None:
+        assert self.planner is not None
+        if numbers is None:
+            self.planner.not_counted(bucket, numbering, self.time.now)
+        else:
+            names = ((name, -1) for name in numbering.names(numbers))
+            self.planner.listed(bucket, names, self.time.now, counted=True)
         self.ride_ahead()
 
     def _landed(self, fill: Fill) -> None:
