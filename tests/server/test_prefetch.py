@@ -82,9 +82,10 @@ def settle(proxy: Proxy) -> None:
     async def rode() -> None:
         while not await proxy.outrider.prefetch.tick():
             pass
-        # No flight yet is the question for an object that nobody knows, nor a LIST.
+        # No flight yet is the question for an object that nobody knows, nor what finds out which there are.
+        names = "prefetch ", "list s3://", "count s3://"
         async with asyncio.timeout(START_DEADLINE_S):
-            while any(task.get_name().startswith(("prefetch ", "list s3://", "count s3://")) for task in asyncio.all_tasks()):
+            while any(task.get_name().startswith(names) for task in asyncio.all_tasks()):
                 await asyncio.sleep(0.001)
 
     proxy.settle()

@@ -13,6 +13,7 @@ import pytest
 
 from outrider.core.foresight import Foresight
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.planner import Planner
 from outrider.core.samplers import Draw, order_at_once
 from outrider.core.tellings import Telling
 from outrider.simulator.run import Epoch, Machine, Simulation
@@ -193,6 +194,30 @@ def test_what_one_worker_reads_as_told_stays_as_it_was_told() -> None:
     told = Random("no seed").sample(range(400), 400)
     proxy.planner.told("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=400)
     assert proxy.foreseen(told, 1) == 1.0
+
+
+@pytest.mark.parametrize("hits_max", [10, 18])
+@pytest.mark.parametrize("seed", range(12))
+def test_hits_that_are_heard_of_later_than_misses_make_no_workers_of_one_reader(seed: int, hits_max: int) -> None:
+    """A hit that needs nobody is heard of at the next tick, and what is missing at once: who reads one after the other
+    seems to have read both beside each other."""
+    chance, count, each_s = Random(seed), 500, 0.005
+    refs = [ObjectRef("b", f"s/{number:06d}") for number in range(count)]
+    planner, foresight = Planner(100 * SIZE, SIZE), list[tuple[int, int]]()
+    planner.told("a", refs, 0.0, total=count)
+    [dataset] = planner.library.datasets()
+    read = 0
+    while read < count:
+        hits, misses = chance.randint(1, hits_max), chance.randint(1, 4)
+        for number in [*range(read + hits, read + hits + misses), *range(read, read + hits)]:
+            if number < count:
+                planner.asked("a", refs[number], SIZE, Extent(0, SIZE), each_s * number)
+                planner.sent("a", refs[number], each_s * number)
+                while planner.ponder():
+                    pass
+                foresight += [(one.batch, one.workers) for one in dataset.passes()]
+        read += hits + misses
+    assert set(foresight) == {(1, 1)}
 
 
 def test_what_several_tell_of_their_own_reads_stays_as_they_told_it() -> None:

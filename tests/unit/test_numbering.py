@@ -61,8 +61,8 @@ def test_others_do_not(keys: list[str]) -> None:
 
 
 @given(
-    st.integers(0, 3) | st.integers(0, 50_000), st.integers(4, 100_000), st.integers(1, 8), st.sampled_from(["", ".tar"]),
-    st.integers(),
+    st.integers(0, 3) | st.integers(0, 50_000), st.integers(4, 100_000), st.integers(1, 8),
+    st.sampled_from(["", ".tar"]), st.integers(),
 )  # fmt: skip
 def test_the_whole_range_is_found_with_few_questions(first: int, count: int, width: int, tail: str, seed: int) -> None:
     there = range(first, first + count)

@@ -136,6 +136,13 @@ def test_one_after_the_other_is_no_batch() -> None:
     assert batches_of([2, 1, 0, 4, 3]) == (1, 1)
 
 
+def test_what_was_heard_of_late_now_and_then_is_no_other_worker() -> None:
+    """As a miss is heard of before the hits that came before it."""
+    reads = [*range(10), *range(11, 52), 10, *range(95, 99), *range(52, 95), *range(99, 400), *range(420, 424)]
+    for count in range(100, len(reads), 10):
+        assert batches_of(reads[:count]) in {None, (1, 1)}, count
+
+
 def test_some_of_the_ranks_are_no_workers() -> None:
     """Eight of 64, whose others are on other nodes: all between would be fetched for nobody."""
     assert batches_of([64 * step + rank for step in range(20) for rank in range(8)]) is None

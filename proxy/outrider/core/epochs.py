@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
+from operator import itemgetter
 from typing import NamedTuple
 
 from outrider.core.samplers import Draw, at_once, out_of_batches, turn_of
@@ -24,6 +25,8 @@ ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY = 0.65, 0.5, 0.2
 ORDER_DRAWN = 0.8
 # Reads of a pass after which it is looked for the sampler that drew its order, and of one whose last order was found.
 LOOK_FIRST, LOOK_AGAIN = 16, 4
+# Reads of a pass whose times are kept.
+FIRST_READS = 512
 # Who reads so much in a row of what another has not read does not follow it.
 _OVERTAKEN = 16
 # A pause that came once comes again (a batch, a validation): remembered over some 500 reads.
@@ -85,6 +88,8 @@ class Pass:
         self.number = 0
         self.agenda: array[int] = array("i")
         self.log: array[int] = array("i")
+        # When its first ones were read.
+        self._times: array[float] = array("d")
         self.place = blanks(key_count)
         self.done = blanks(key_count)
         # How likely the agenda's order is the true one, whether it was told, and whether the last pass' was.
@@ -279,6 +284,8 @@ class Pass:
             self.order -= _NEWEST * self.order
         self.done[key] = len(self.log)
         self.log.append(key)
+        if len(self._times) < FIRST_READS:
+            self._times.append(now)
         # A pass whose job has let go of it hears of no new names.
         if self.leader is not None:
             self.leader.grow(len(self.done))
@@ -294,6 +301,11 @@ class Pass:
         self.pause_s = max(gap, self.pause_s * _PAUSE_KEPT)
         self.last = now
         self.passed_over = 0
+
+    def first_reads(self) -> list[int]:
+        """In the order in which they came to pass: of a hit that needed nobody this hears later than of what was
+        missing meanwhile."""
+        return [key for _, key in sorted(zip(self._times, self.log, strict=False), key=itemgetter(0))]
 
     def go_on_like(self, other: Pass) -> None:
         """Of the same job: its readers will most likely be as fast."""
@@ -345,7 +357,7 @@ class Pass:
     def begin_next(self, now: float) -> None:
         """All was read: the next pass, which most likely is like this one."""
         ahead = max(0, self.cursor - len(self.agenda))
-        self.agenda, self.log = self.log, array("i")
+        self.agenda, self.log, self._times = self.log, array("i"), array("d")
         self.place, self.done = self.done, blanks(len(self.done))
         self._expected_read = 0
         self.period_s, self.began = now - self.began, now

@@ -30,8 +30,8 @@ _LOOK_LATER, _LOOK_SOONER, _MANY = 3, 2, 48
 _IN_VAIN_MAX = 12
 # Passes that are thought of at a time.
 _THOUGHTS_MAX = 64
-# Reads after which no beginning is looked at any more; those that are looked at for batches, and how far in the order.
-_READS_MAX, _LOOKED_AT, _PLACES_MAX = 1296, 512, 65_536
+# Reads after which no beginning is looked at any more, and how far in the order batches are looked for.
+_READS_MAX, _PLACES_MAX = 1296, 65_536
 # Small steps of work that are done at once.
 _AT_ONCE = 1024
 
@@ -170,12 +170,11 @@ class _Thought:
 
     def _batches_in(self, order: array[int]) -> Generator[None, None, tuple[int, int] | None]:
         """Of those who read this order beside each other."""
-        log = self.one.log
         place: dict[int, int] = {}
         for begin in range(0, min(len(order), _PLACES_MAX), _AT_ONCE):
             place.update(zip(order[begin : begin + _AT_ONCE], range(begin, begin + _AT_ONCE), strict=False))
             yield
-        return batches_of([place[key] for key in log[:_LOOKED_AT] if key in place])
+        return batches_of([place[key] for key in self.one.first_reads() if key in place])
 
     def _agenda(self, draw: Draw) -> Generator[None, None, array[int]]:
         """The keys that it draws, in its order."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Sequence, Set
+from itertools import pairwise
 from math import gcd, sqrt
 from random import Random
 from typing import NamedTuple, TypeVar
@@ -39,6 +40,8 @@ _PROOF_OF_SHARE = 48
 # Ranks, or the workers of small batches, overtake each other; what is farther apart are batches. Of a batch that has
 # so many reads the first is there. More in a row than the ranks of a node are a batch.
 _GAP, _SETTLED, _RUN = 8, 3, 17
+# Of those who read beside each other one reads after another more often than this: once in so many reads.
+_SWITCHED = 16
 # Of the reads so far, so many were the very first of the order.
 _WHOLE = 0.75
 # Steps of work that are done at once.
@@ -167,6 +170,8 @@ def _batches_of(places: Sequence[int], gap: int) -> tuple[int, int] | None:
         return (1, 1) if runs[0].next <= len(places) + _GAP else None
     starts = [run.first for run in runs if run.length >= _SETTLED]
     batch = gcd(*starts)
+    if sum(one is not after for one, after in pairwise(of_each)) * _SWITCHED < len(places):
+        return None  # one after the other; what was heard of late looks like another one's
     if len(places) < _RUN * len(runs) or batch <= _GAP:
         # As some of a node's ranks read, of which others are on other nodes; or it is too early.
         return None

@@ -80,9 +80,7 @@ class Discovering:
             await asyncio.sleep(0)
         self._all_told(bucket, before=count)
 
-    def _told_of(
-        self, bucket: str, entries: Sequence[tuple[str, int]], *, before: int, counted: bool = False
-    ) -> None:
+    def _told_of(self, bucket: str, entries: Sequence[tuple[str, int]], *, before: int, counted: bool = False) -> None:
         self._planner.listed(bucket, entries, self._clock(), before=before, more=True, counted=counted)
         self._think()
 
