@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from outrider.core.numbering import Numbering, numbering_of
 
 
-def searched(numbering: Numbering, there: Set[int] | range) -> tuple[range | None, list[int]]:
-    """What is found where there are these numbers, and what was asked for it."""
-    asked = []
+def searched(numbering: Numbering, there: Set[int] | range) -> tuple[range | None, list[list[int]]]:
+    """What is found where there are these numbers, and what was asked for it, round by round."""
+    rounds = []
     search = numbering.search()
     try:
-        number = next(search)
+        asked = next(search)
         while True:
-            asked.append(number)
-            number = search.send(number in there)
+            rounds.append(asked)
+            asked = search.send([number in there for number in asked])
     except StopIteration as found:
-        return found.value, asked
+        return found.value, rounds
 
 
 @pytest.mark.parametrize(("keys", "head", "width", "tail", "seen"), [
@@ -68,9 +68,11 @@ def test_the_whole_range_is_found_with_few_questions(first: int, count: int, wid
     there = range(first, first + count)
     seen = tuple(sorted(Random(seed).sample(there, 3)))
     numbering = Numbering("x-", width, tail, seen)
-    found, asked = searched(numbering, there)
+    found, rounds = searched(numbering, there)
     assert found == there
-    assert len(asked) <= 2 * log2(count) + log2(first + count) + 24
+    assert len(rounds) <= 4 + log2(count) / 2 + log2(first + count) / 2
+    asked = [number for one in rounds for number in one]
+    assert len(asked) <= 3 * len(rounds) + 32
     assert not set(asked) & set(seen), "that those are there is known"
     few = range(first, first + min(count, 3000))
     assert list(numbering.names(few)) == sorted(map(numbering.name, few)), "as a LIST has them"
@@ -88,9 +90,9 @@ def test_names_with_many_gaps_are_not_taken_for_a_range(gaps: float) -> None:
 
 def test_where_all_is_known_already_or_too_much_there_nothing_is_found() -> None:
     assert searched(Numbering("x", 6, "", (4, 5, 6)), range(4, 7))[0] is None
-    endless, asked = searched(Numbering("x", 6, "", (4, 5, 6)), range(10**15))
+    endless, rounds = searched(Numbering("x", 6, "", (4, 5, 6)), range(10**15))
     assert endless is None
-    assert len(asked) < 24
+    assert len(rounds) < 4
 
 
 def test_a_million_names_come_one_after_the_other() -> None:

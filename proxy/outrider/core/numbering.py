@@ -13,6 +13,12 @@ _DIGITS_MAX = 15
 _COUNT_MAX = 1_000_000
 # Of the range that was found, numbers that must be there: where an eighth is not, 16 find it in seven cases of eight.
 _SAMPLES = 16
+# The first question goes so many steps beyond what was seen, each so many times as wide as the one before; the last
+# one that is there is then looked for in so many parts of the gap at once.
+_STEPS, _WIDEN, _PARTS = 6, 4, 4
+
+Search = Generator[list[int], list[bool], range | None]
+"""What numbers it asks of, whether there are such names, and what was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,45 +44,49 @@ class Numbering:
             first = stop
         return merge(*pieces)
 
-    def search(self) -> Generator[int, bool, range | None]:
-        """Asks of numbers whether there is such a name, some two for each binary digit of how many there are, and
-        returns the range of those that are; None: they do not count one by one."""
+    def search(self) -> Search:
+        """Asks of some numbers at a time whether there are such names, in some two rounds for each factor of ten in how
+        many there are, and returns the range of those that are; None: they do not count one by one."""
         first, last = self.seen[0], self.seen[-1]
-        step = 1
-        while (yield last + step):
-            last += step
-            step *= 2
+        # They begin at 0 or 1, as a rule.
+        below = range(min(2, first))
+        steps = [_WIDEN**i for i in range(_STEPS)]
+        answers = yield [*below, *(last + step for step in steps)]
+        lowest = next((number for number, is_there in zip(below, answers, strict=False) if is_there), None)
+        answers = answers[len(below) :]
+        while all(answers):
+            last += steps[-1]
             if last - first > _COUNT_MAX:
                 return None
-        last = yield from _border(last, last + step)
-        # They begin at 0 or 1, as a rule.
-        for lowest in range(min(2, first)):
-            if (yield lowest):
-                first = lowest
-                break
+            steps = [step * steps[-1] for step in steps]
+            answers = yield [last + step for step in steps]
+        missing = answers.index(False)
+        last = yield from _border(last + (steps[missing - 1] if missing else 0), last + steps[missing])
+        if lowest is not None or first <= 1:
+            first = min(first, lowest if lowest is not None else first)
         else:
-            if first > 1:
-                first = yield from _border(first, 1)
+            first = yield from _border(first, 1)
         found = range(first, last + 1)
         count = len(found)
         if count <= len(self.seen):
             return None  # nothing that was not known
         some = max(1, min(_SAMPLES, count // 4))
         samples = {found[(2 * i + 1) * count // (2 * some)] for i in range(some)}
-        for number in sorted(samples.difference(self.seen)):
-            if not (yield number):
-                return None
-        return found
+        return found if all((yield sorted(samples.difference(self.seen)))) else None
 
 
-def _border(there: int, missing: int) -> Generator[int, bool, int]:
+def _border(there: int, missing: int) -> Generator[list[int], list[bool], int]:
     """The one next to which they end, between one that is there and one that is not."""
     while abs(missing - there) > 1:
-        middle = (there + missing) // 2
-        if (yield middle):
-            there = middle
-        else:
-            missing = middle
+        between = missing - there
+        asked = sorted({there + between * part // _PARTS for part in range(1, _PARTS)} - {there, missing})
+        if between < 0:
+            asked.reverse()
+        for number, is_there in zip(asked, (yield asked), strict=True):
+            if not is_there:
+                missing = number
+                break
+            there = number
     return there
 
 

@@ -11,6 +11,7 @@ from outrider.core.listing import PAGE_BYTES_MAX, Listed, Page, parse_page
 from outrider.core.numbering import Numbering
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
+from outrider.engine.group import TaskGroup
 from outrider.ports import OriginRequest
 
 # A million keys: what is larger is no dataset that one cache rides ahead of.
@@ -55,9 +56,11 @@ class Survey:
         """
         search = numbering.search()
         try:
-            number = next(search)
+            asked = next(search)
             while True:
-                number = search.send(await self._is_there(bucket, numbering.name(number)))
+                async with TaskGroup() as group:
+                    answers = [group.create_task(self._is_there(bucket, numbering.name(number))) for number in asked]
+                asked = search.send([answer.result() for answer in answers])
         except StopIteration as found:
             numbers: range | None = found.value
             return numbers

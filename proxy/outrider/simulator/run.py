@@ -153,15 +153,15 @@ class Simulation:
         self.ride_ahead()
 
     def _count(self, bucket: str, numbering: Numbering) -> None:
-        search, asked = numbering.search(), 0
+        search, rounds = numbering.search(), 0
         try:
-            number = next(search)
+            asked = next(search)
             while True:
-                asked += 1
-                number = search.send(ObjectRef(bucket, numbering.name(number)) in self.objects)
+                rounds += 1
+                asked = search.send([ObjectRef(bucket, numbering.name(number)) in self.objects for number in asked])
         except StopIteration as found:
             numbers: range | None = found.value
-        self.time.at(self.time.now + asked * self.machine.latency_s, lambda: self._counted(bucket, numbering, numbers))
+        self.time.at(self.time.now + rounds * self.machine.latency_s, lambda: self._counted(bucket, numbering, numbers))
 
     def _counted(self, bucket: str, numbering: Numbering, numbers: range | None) -> None:
         assert self.planner is not None
