@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -14,7 +15,7 @@ import pytest
 from outrider.core.foresight import Foresight
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner
-from outrider.core.samplers import Draw, order_at_once
+from outrider.core.samplers import Draw, at_once, in_batches, order_at_once
 from outrider.core.tellings import Telling
 from outrider.simulator.run import Epoch, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Order, Shards
@@ -194,6 +195,33 @@ def test_what_one_worker_reads_as_told_stays_as_it_was_told() -> None:
     told = Random("no seed").sample(range(400), 400)
     proxy.planner.told("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=400)
     assert proxy.foreseen(told, 1) == 1.0
+
+
+@pytest.mark.parametrize("pieces", [(1000, 400), (600, 424, 376), (1400,)])
+def test_an_order_told_in_pieces_stays_the_same_when_more_workers_are_seen(pieces: tuple[int, ...]) -> None:
+    """Whose turn it is, and so in which order they read, is thought over with each; what was told is certain."""
+    count, batch, told, reads = sum(pieces), 64, 0, 0
+    refs = [ObjectRef("b", f"s/{number:06d}") for number in range(count)]
+    planner = Planner(100 * SIZE, SIZE)
+    by_two = [number for each in range(40) for number in (each, batch + each)]
+    by_three = [number for each in range(40, batch) for number in (each, batch + each, 2 * batch + each - 40)]
+    for piece in pieces:
+        planner.told("a", refs[told : told + piece], 0.0, start=told, total=count)
+        told += piece
+        [dataset] = planner.library.datasets()
+        [one] = dataset.passes()
+        for workers, its in ((2, by_two), (3, by_three if told == count else [])):
+            while its:
+                number = its.pop(0)
+                planner.asked("a", refs[number], SIZE, Extent(0, SIZE), float(reads))
+                planner.sent("a", refs[number], float(reads))
+                reads += 1
+                while planner.ponder():
+                    pass
+                if not its:
+                    assert (one.batch, one.workers) == (batch, workers)
+            assert one.agenda == at_once(in_batches(array("i", range(told)), batch, one.workers))
+            assert [one.place[key] for key in one.agenda] == list(range(told))
 
 
 @pytest.mark.parametrize("hits_max", [10, 18])

@@ -108,9 +108,9 @@ class Pass:
         self.found: Draw | None = None
         # What the pass after this one will read, where that is known already.
         self.upcoming: Drawn | None = None
-        # Whether more than one worker tells of it; of the one that does, how much it has told.
+        # Whether more than one worker tells of it; of the one that does, how much it has told, and of how much.
         self.several = False
-        self._told_to = 0
+        self._told_to = self._told_of = 0
         # Grows with each change of what is expected.
         self.changes = 0
         # How many names there were for its sampler to draw of.
@@ -445,7 +445,7 @@ class Pass:
             self.several, self._told_to = False, 0
         if start != self._told_to:
             self._is_told_by_several()
-        self._told_to = start + len(keys)
+        self._told_to, self._told_of = start + len(keys), total
         new = [((turn_of(start + i, self.batch, self.workers) + 0.5) / total, key)
                for i, key in enumerate(keys) if self.place[key] < 0]  # fmt: skip
         if self.workers > 1:
@@ -458,6 +458,19 @@ class Pass:
                 self._shares.append(share)
                 self._append(key)
         self._recall()
+
+    def read_in_batches(self, agenda: array[int], place: array[int], batch: int, workers: int) -> None:
+        """The same order, of which so many workers read a batch of such a size each, in turn."""
+        if self.told:
+            # Of a round that is whole, whoever reads it takes the same shares. Of what is beyond, shares tell whose
+            # turn it was: kept as they are, they would mix up what is told next and this.
+            count, before, after = len(self._shares), self.batch * self.workers, batch * workers
+            first = min(count - count % before, count - count % after)
+            first -= first % after
+            turns = sorted(turn_of(number, batch, workers) for number in range(first, count))
+            self._shares[first:] = array("d", ((turn + 0.5) / self._told_of for turn in turns))
+        self.batch, self.workers = batch, workers
+        self.follow(agenda, place)
 
     def _is_told_by_several(self) -> None:
         """Each tells what it reads itself: nothing of it is another one's turn."""

@@ -164,8 +164,7 @@ class _Thought:
         if not self._holds or one.changes != changes:
             one.look_at = len(one.log)
             return
-        one.batch, one.workers = batches
-        one.follow(agenda, place)
+        one.read_in_batches(agenda, place, *batches)
         yield from self._dataset.think_anew()
 
     def _batches_in(self, order: array[int]) -> Generator[None, None, tuple[int, int] | None]:
