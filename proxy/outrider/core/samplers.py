@@ -214,7 +214,7 @@ class Seeds:
     """The first numbers of each seed that is tried, made when they are needed for the first time: 0.1 ms each."""
 
     def __init__(self) -> None:
-        self._seeds = [*range(_SEEDS), *(seed + epoch for seed in _LIKED for epoch in range(_EPOCHS))]
+        self._seeds = array("I", [*range(_SEEDS), *(seed + epoch for seed in _LIKED for epoch in range(_EPOCHS))])
         self._numbers: array[int] = array("I")
 
     def found(self, reads: Sequence[int], count: int) -> Generator[None, None, Draw | None]:
