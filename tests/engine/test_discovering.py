@@ -87,3 +87,14 @@ async def test_a_gap_that_was_not_seen_costs_one_question_and_then_a_list(room: 
     assert all(room.prefetch._is_here(ref) for ref in REFS if ref != REFS[32])
     await read(room, 31)
     assert lists(room) == 1
+
+
+async def test_empty_objects_are_no_gaps(room: Engine) -> None:
+    """As the labels are of pictures with nothing on them."""
+    room.origin.faults.append(NO_LIST)
+    for ref in REFS[4:34:2]:
+        room.origin.put(ref, b"")
+    await read(room, 35, 7, 38, 3, 1)
+    assert all(room.prefetch._is_here(ref) for ref in (*REFS[:4], *REFS[5:34:2], *REFS[34:]))
+    [dataset] = room.planner.library.datasets()
+    assert dataset.counted

@@ -21,9 +21,9 @@ PREFIX = ("b", "s/")
 class Reader:
     """Of objects of `size` bytes; what is wanted is not brought, and so not there, if it is in `missing`."""
 
-    def __init__(self, size: int = SMALL, *, believed_s: float = float("inf")) -> None:
+    def __init__(self, size: int = SMALL, *, believed_s: float = float("inf"), keys_max: int = 10_000) -> None:
         self.size = size
-        self.planner = Planner(100 * size, size, believed_s=lambda _: believed_s)
+        self.planner = Planner(100 * size, size, believed_s=lambda _: believed_s, keys_max=keys_max)
         self.now = 0.0
 
     def read(self, *keys: str) -> None:
@@ -32,12 +32,16 @@ class Reader:
             self.planner.asked("a", ObjectRef("b", key), self.size, Extent(0, self.size), self.now)
             self.planner.sent("a", ObjectRef("b", key), self.now)
 
-    def counted(self, *, stop: int = COUNT, step: int = 50) -> None:
-        """As it is told, in pages."""
+    def counted(self, numbering: Numbering | None = None, *, stop: int = COUNT, step: int = 50) -> int:
+        """As it is told, in pages; how many of the names were wanted."""
+        if numbering is None:
+            [(_, numbering)] = self.planner.please_count()
         for first in range(0, stop, step):
-            page = [(f"s/{number:06d}.bin", -1) for number in range(first, min(stop, first + step))]
-            self.planner.listed("b", page, self.now, before=first, more=True, counted=True)
+            names = [f"s/{number:06d}.bin" for number in range(first, min(stop, first + step))]
+            if not self.planner.counted(numbering, names, self.now, before=first):
+                return first
         self.planner.listed("b", (), self.now, before=stop)
+        return stop
 
     def listed(self, keys: list[str]) -> None:
         self.planner.listed("b", [(key, self.size) for key in keys], self.now)
@@ -48,9 +52,10 @@ class Reader:
         while wants := self.planner.wants(self.now, 10**9, 8):
             for want in wants:
                 found.add(want.ref.key)
-                if there is None or want.ref.key in there:
+                missing = there is not None and want.ref.key not in there
+                if not missing:
                     self.planner.found(want.ref, self.size)
-                self.planner.dropped(want.ref, again=False)
+                self.planner.dropped(want.ref, again=False, missing=missing)
         return found
 
 
@@ -63,7 +68,7 @@ def test_small_objects_whose_names_count_are_counted_and_not_listed() -> None:
     [(bucket, numbering)] = reader.planner.please_count()
     assert (bucket, numbering) == ("b", Numbering("s/", 6, ".bin", (17, 130, 200)))
     assert reader.planner.please_list() == []
-    reader.counted()
+    reader.counted(numbering)
     assert reader.wanted() == set(KEYS) - set(READ)
     reader.read(*KEYS[20:40])
     assert reader.planner.please_count() == []
@@ -101,7 +106,6 @@ def test_where_nobody_may_list_it_is_counted() -> None:
     reader.read(*READ)
     assert reader.planner.please_list() == [PREFIX]
     reader.planner.list_refused("b", "s/", reader.now)
-    assert reader.planner.please_count()
     reader.counted()
     assert reader.wanted() == set(KEYS) - set(READ)
     reader.read("s/000900.bin")
@@ -125,7 +129,6 @@ def test_where_nobody_may_list_and_nothing_counts_it_is_read_as_it_comes() -> No
 def test_one_that_is_not_as_counted_is_listed_and_the_list_counts(how: str) -> None:
     reader = Reader()
     reader.read(*READ)
-    reader.planner.please_count()
     reader.counted()
     there = [key for key in KEYS if key != KEYS[100]] + ["s/000900.bin", "s/000901.bin"]
     if how == "a hole":
@@ -146,9 +149,8 @@ def test_one_that_is_not_as_counted_is_listed_and_the_list_counts(how: str) -> N
 def test_a_list_that_comes_first_is_not_changed_by_what_was_counted() -> None:
     reader = Reader()
     reader.read(*READ)
-    reader.planner.please_count()
     reader.listed(KEYS[:250])
-    reader.counted()
+    assert reader.counted() == 0
     assert reader.wanted() == set(KEYS[:250]) - set(READ)
 
 
@@ -157,12 +159,15 @@ def test_where_every_other_is_not_there_and_nobody_may_list_it_is_given_up() -> 
     reader.read(*(KEYS[number] for number in (200, 17, 130, 4, 290)))
     reader.planner.please_list()
     reader.planner.list_refused("b", "s/", reader.now)
-    reader.planner.please_count()
     reader.counted()
     tried = reader.wanted(there=there)
-    assert 8 < len(tried - there) < 20
+    assert 8 + COUNT // 8 < len(tried - there) <= 16 + COUNT // 8
     reader.read(*KEYS[100:120:2])
     assert reader.wanted(there=there) == set()
+    after = Reader(1_000_000)
+    after.planner.library.restore(reader.planner.library.export())
+    after.read(*READ)
+    assert after.wanted(there=there) <= there, "nor after a restart"
 
 
 def test_an_epoch_of_what_was_counted_ends_and_the_next_is_foreseen() -> None:
@@ -170,7 +175,7 @@ def test_an_epoch_of_what_was_counted_ends_and_the_next_is_foreseen() -> None:
     order = Random(3).sample(KEYS, COUNT)
     for number, key in enumerate(order):
         reader.read(key)
-        if reader.planner.please_count():
+        if number == 2:
             reader.counted()
         if number == 50:
             assert reader.wanted() == set(order[51:])
@@ -185,7 +190,6 @@ def test_names_that_grow_stale_are_listed_unless_nobody_may() -> None:
         reader.planner.please_list()
         if refused:
             reader.planner.list_refused("b", "s/", reader.now)
-        assert reader.planner.please_count()
         reader.counted()
         asked = []
         for key in KEYS:
@@ -198,7 +202,6 @@ def test_names_that_grow_stale_are_listed_unless_nobody_may() -> None:
 def test_that_it_was_counted_is_remembered_over_a_restart() -> None:
     reader, after = Reader(), Reader()
     reader.read(*READ)
-    reader.planner.please_count()
     reader.counted()
     after.planner.library.restore(reader.planner.library.export())
     after.read(*READ)
@@ -218,6 +221,97 @@ def test_a_list_that_was_refused_while_the_order_was_told_is_not_asked_for_again
             asked.append(prefix)
             reader.planner.list_refused(bucket, prefix, reader.now)
     assert asked == ["s/"]
+
+
+def test_a_refused_list_is_tried_again_after_an_hour() -> None:
+    reader = Reader()
+    reader.read("s/a-100.bin", "s/a-b-101.bin", "s/a-102.bin", "s/a-b-103.bin", "s/a-100-0.bin")
+    reader.read(*READ)
+    reader.counted()
+    reader.read("s/000900.bin")
+    for _ in range(3):
+        assert reader.planner.please_list() == [PREFIX]
+        reader.planner.list_refused("b", "s/", reader.now)
+        reader.read("s/000901.bin")
+        assert reader.planner.please_list() == []
+        reader.now += 3601.0
+        reader.read("s/000902.bin")
+
+
+def test_holes_are_asked_for_once_and_a_few_of_them_change_nothing() -> None:
+    reader, holes = Reader(1_000_000), {KEYS[number] for number in (31, 77, 140, 222, 280)}
+    order = [key for key in Random(3).sample(KEYS, COUNT) if key not in holes]
+    reader.read(*order[:4])
+    reader.planner.please_list()
+    reader.planner.list_refused("b", "s/", reader.now)
+    reader.counted()
+    asked = []
+    for _ in range(6):
+        for key in order:
+            reader.read(key)
+            asked += [key for key in reader.wanted(there=set(order)) if key in holes]
+    assert sorted(asked) == sorted(holes)
+    reader.read(*order[:40])
+    assert order[40] in reader.wanted()
+
+
+def test_what_was_counted_stays_until_the_list_in_its_place_is_whole() -> None:
+    reader = Reader()
+    reader.read(*READ)
+    reader.counted()
+    reader.read("s/000900.bin")
+    assert reader.planner.please_list() == [PREFIX]
+    for fails in (True, False):
+        page = [(key, SMALL) for key in KEYS[:100]]
+        reader.planner.listed("b", page, reader.now, more=True)
+        if fails:
+            reader.planner.list_failed("b", "s/", reader.now)
+            reader.planner.listed("b", (), reader.now, before=100)
+            assert KEYS[250] in reader.wanted()
+            reader.now += 100.0
+            reader.read("s/000901.bin")
+            assert reader.planner.please_list() == [PREFIX], "and not counted again"
+            assert reader.planner.please_count() == []
+        else:
+            reader.planner.listed("b", [(key, SMALL) for key in KEYS[100:200]], reader.now, before=100, more=True)
+            reader.planner.listed("b", (), reader.now, before=200)
+    [dataset] = reader.planner.library.datasets()
+    assert [dataset.names.keys[key] for key in dataset.names.listed] == KEYS[:200]
+    assert not dataset.counted
+
+
+@pytest.mark.parametrize("what", ["given up", "forgotten", "too many"])
+def test_of_names_of_which_nobody_wants_to_know_no_more_are_told(what: str) -> None:
+    reader = Reader(keys_max=2000)
+    reader.read(*READ)
+    [(_, numbering)] = reader.planner.please_count()
+    assert reader.planner.counted(numbering, KEYS[:100], reader.now)
+    [dataset] = reader.planner.library.datasets()
+    if what == "given up":
+        reader.read(KEYS[90], KEYS[55])
+        assert len(reader.wanted(there=set())) > 20
+    elif what == "forgotten":
+        reader.planner.library._forget_oldest(dataset)
+    else:
+        assert not reader.planner.counted(numbering, [f"s/{n:06d}.bin" for n in range(100, 5000)], reader.now)
+        reader.planner.please_list()
+        reader.read("s/090000.bin")
+        assert reader.planner.please_list() == []
+        return
+    before = len(dataset.names.listed)
+    assert not reader.planner.counted(numbering, KEYS[100:200], reader.now, before=100)
+    assert len(dataset.names.listed) == before
+
+
+def test_where_set_after_set_does_not_count_the_others_are_listed_at_once() -> None:
+    reader, counts = Reader(), 0
+    for folder in ("cat", "dog", "emu", "fox", "gnu", "hen"):
+        reader.read(*(f"{folder}/{number:06d}.bin" for number in (200, 17, 130)))
+        for bucket, numbering in reader.planner.please_count():
+            counts += 1
+            reader.planner.not_counted(bucket, numbering, reader.now)
+        assert reader.planner.please_list() == [("b", f"{folder}/")]
+    assert counts == 4
 
 
 @pytest.mark.parametrize("listing", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 from math import log2
 from random import Random
 
@@ -10,18 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.numbering import Numbering, numbering_of
+from outrider.core.numbering import Found, Numbering, numbering_of
 
 
-def searched(numbering: Numbering, there: Set[int] | range) -> tuple[range | None, list[list[int]]]:
+def searched(
+    numbering: Numbering, there: Set[int] | range, width: int | None = None
+) -> tuple[Found | None, list[list[str]]]:
     """What is found where there are these numbers, and what was asked for it, round by round."""
+    true = replace(numbering, width=numbering.width if width is None else width)
+
+    def is_there(name: str) -> bool:
+        number = int(name.removeprefix(true.head).removesuffix(true.tail))
+        return number in there and name == true.name(number)
+
     rounds = []
     search = numbering.search()
     try:
         asked = next(search)
         while True:
             rounds.append(asked)
-            asked = search.send([number in there for number in asked])
+            asked = search.send([is_there(name) for name in asked])
     except StopIteration as found:
         return found.value, rounds
 
@@ -37,7 +46,9 @@ def searched(numbering: Numbering, there: Set[int] | range) -> tuple[range | Non
 def test_names_that_differ_in_one_number_count(
     keys: list[str], head: str, width: int, tail: str, seen: tuple[int, ...]
 ) -> None:
-    assert numbering_of(keys) == Numbering(head, width, tail, seen)
+    numbering = numbering_of(keys)
+    assert numbering is not None
+    assert replace(numbering, padded=0) == Numbering(head, width, tail, seen)
     assert [Numbering(head, width, tail, seen).name(number) for number in seen] == sorted(
         keys, key=lambda key: seen.index(int(key.removeprefix(head).removesuffix(tail)))
     )
@@ -69,13 +80,13 @@ def test_the_whole_range_is_found_with_few_questions(first: int, count: int, wid
     seen = tuple(sorted(Random(seed).sample(there, 3)))
     numbering = Numbering("x-", width, tail, seen)
     found, rounds = searched(numbering, there)
-    assert found == there
+    assert found == Found(numbering, there)
     assert len(rounds) <= 4 + log2(count) / 2 + log2(first + count) / 2
-    asked = [number for one in rounds for number in one]
+    asked = [name for one in rounds for name in one]
     assert len(asked) <= 3 * len(rounds) + 32
-    assert not set(asked) & set(seen), "that those are there is known"
+    assert not set(asked) & set(map(numbering.name, seen)), "that those are there is known"
     few = range(first, first + min(count, 3000))
-    assert list(numbering.names(few)) == sorted(map(numbering.name, few)), "as a LIST has them"
+    assert list(Found(numbering, few).names()) == sorted(map(numbering.name, few)), "as a LIST has them"
 
 
 @pytest.mark.parametrize("gaps", [0.8, 0.5, 0.25])
@@ -93,8 +104,20 @@ def test_where_all_is_known_already_or_too_much_there_nothing_is_found() -> None
     endless, rounds = searched(Numbering("x", 6, "", (4, 5, 6)), range(10**15))
     assert endless is None
     assert len(rounds) < 4
+    for seen in ((5, 10**14), (5, 400_000, 900_000)):
+        assert searched(Numbering("x", 1, "", seen), range(1_900_000))[0] is None
+
+
+@pytest.mark.parametrize("first", [0, 1, 100])
+@pytest.mark.parametrize("width", [1, 4])
+def test_zeros_before_numbers_are_found_though_none_was_seen(first: int, width: int) -> None:
+    numbering = numbering_of(["x-1300.bin", "x-2010.bin", "x-1005.bin"])
+    assert numbering is not None
+    found, _ = searched(numbering, range(first, 2500), width)
+    seen_as = replace(numbering, width=4, padded=0) if width == 4 and first < 2 else numbering
+    assert found == Found(seen_as, range(first if first < 2 or width == 1 else 1000, 2500))
 
 
 def test_a_million_names_come_one_after_the_other() -> None:
-    names = Numbering("x", 1, ".tar", (4, 5)).names(range(10**15))
+    names = Found(Numbering("x", 1, ".tar", (4, 5)), range(10**15)).names()
     assert next(names) == "x0.tar"

@@ -283,6 +283,8 @@ class Names:
         self.sizes: array[int] = array("q")
         self.listed: array[int] = array("i")
         self._rank: array[int] = array("i")
+        # Those that a LIST shows, page by page, which is to take the place of what is listed.
+        self._listed_anew: array[int] | None = None
         self._numbers: dict[str, int] = {}
 
     def number(self, key: str) -> int:
@@ -301,15 +303,39 @@ class Names:
         """Which of the listed it is; -1: none."""
         return self._rank[key]
 
-    def list(self, entries: Iterable[tuple[str, int]]) -> None:
-        """Keys and sizes, in the order of the names."""
+    def list(self, entries: Iterable[tuple[str, int]], *, anew: bool = False) -> None:
+        """Keys and sizes, in the order of the names. `anew`: what is listed so far stays until `replace`."""
+        if anew and self._listed_anew is None:
+            self._listed_anew = array("i")
         for name, size in entries:
             key = self.number(name)
             if size >= 0:
                 self.sizes[key] = size
+            if anew and self._listed_anew is not None:
+                self._listed_anew.append(key)
+            elif self._rank[key] < 0:
+                self._rank[key] = len(self.listed)
+                self.listed.append(key)
+
+    @property
+    def is_listed_anew(self) -> bool:
+        return self._listed_anew is not None
+
+    def replace(self) -> bool:
+        """What was listed anew is all that is listed. False: nothing was."""
+        anew, self._listed_anew = self._listed_anew, None
+        if anew is None:
+            return False
+        self.unlist()
+        for key in anew:
             if self._rank[key] < 0:
                 self._rank[key] = len(self.listed)
                 self.listed.append(key)
+        return True
+
+    def keep(self) -> None:
+        """What was listed anew was not all: what was listed before it stays."""
+        self._listed_anew = None
 
     def unlist(self) -> None:
         """Nothing is listed any more."""

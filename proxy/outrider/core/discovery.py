@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
-from outrider.core.datasets import prefix_of
 from outrider.core.kept import Dataset
 from outrider.core.library import Library
 from outrider.core.model import ObjectRef
@@ -17,8 +17,12 @@ _KEYS_MIN = 3
 _SMALL_BYTES = 30_000
 # Names that tell how they count.
 _LOOKED_AT = 64
-# So many names of which none was there, and of so many that were: they do not count as it was thought.
+# So many names of which none is there, and of so many one: they do not count as it was thought.
 _HOLES_MAX, _HOLES_PART = 8, 8
+# After so many sets of a bucket that did not count, the others are listed at once.
+_IN_VAIN_MAX = 4
+# A LIST that is refused is not asked for again for so long: rights may change, and tokens expire.
+_REFUSED_S = 3600.0
 # A LIST of a page costs as much as a dozen HEADs (S3's price list), and one trip: it pays where more names than that
 # would have to be asked about again.
 _READS_PER_PAGE = 16
@@ -37,6 +41,8 @@ class Discovery:
         self._believed_s = believed_s
         self._lists: list[tuple[str, str]] = []
         self._counts: list[tuple[str, Numbering]] = []
+        # Of each bucket, how many sets in a row did not count.
+        self._in_vain: Counter[str] = Counter()
 
     def please_list(self) -> list[tuple[str, str]]:
         lists, self._lists = self._lists, []
@@ -58,8 +64,8 @@ class Discovery:
             and len(dataset.names.keys) >= _KEYS_MIN
         ):
             dataset.list_wanted = True
-            is_small = 0 <= dataset.usual_bytes < _SMALL_BYTES
-            if not ((is_small or dataset.list_refused) and self._count(dataset, now)):
+            is_small = 0 <= dataset.usual_bytes < _SMALL_BYTES and self._in_vain[dataset.bucket] < _IN_VAIN_MAX
+            if not ((is_small or now < dataset.refused_until) and self._count(dataset, now)):
                 self._list(dataset, now)
         elif dataset.counted and dataset.names.rank_of(key) < 0:
             self._doubt(dataset, now)
@@ -79,27 +85,27 @@ class Discovery:
             # Too slow for a LIST to pay; from here on it may become fast.
             dataset.listed_at, dataset.reads_since_list = now - pause_s, 0
 
-    def missed(self, dataset: Dataset, now: float) -> None:
+    def missed(self, dataset: Dataset, key: int, now: float) -> None:
         """There is no object of a name that was expected of it."""
         if not dataset.counted:
             return
-        dataset.holes += 1
+        dataset.holes.add(key)
         self._doubt(dataset, now)
-        if dataset.holes > _HOLES_MAX + len(dataset.kept) // _HOLES_PART:
+        if len(dataset.holes) > _HOLES_MAX + len(dataset.names.listed) // _HOLES_PART:
             dataset.give_up_count()
 
     def _doubt(self, dataset: Dataset, now: float) -> None:
         """Its names do not count one by one: what there is, a LIST would tell."""
-        if not dataset.doubted:
+        if not (dataset.doubted or dataset.too_many) and now >= dataset.refused_until:
             dataset.doubted = dataset.list_wanted = True
             self._list(dataset, now)
 
     # -- questions ----------------------------------------------------------------------------------------------
 
     def _list(self, dataset: Dataset, now: float) -> None:
-        if dataset.list_refused:
+        if now < dataset.refused_until:
             return
-        self._lists.append((dataset.bucket, prefix_of(dataset.template)))
+        self._lists.append((dataset.bucket, dataset.prefix))
         dataset.list_cut = False
         dataset.listed_at, dataset.reads_since_list = now, 0
 
@@ -110,13 +116,13 @@ class Discovery:
         numbering = None if dataset.count_tried else numbering_of(there)
         if numbering is None:
             return False
-        dataset.count_tried = True
+        dataset.count_tried, dataset.counting, dataset.list_cut = True, numbering, False
         self._counts.append((dataset.bucket, numbering))
         dataset.listed_at, dataset.reads_since_list = now, 0
         return True
 
     def _under(self, bucket: str, prefix: str) -> list[Dataset]:
-        return [one for one in self._library.datasets() if one.bucket == bucket and prefix_of(one.template) == prefix]
+        return [one for one in self._library.datasets() if one.prefix == prefix and one.bucket == bucket]
 
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
         for dataset in self._under(bucket, prefix):
@@ -125,12 +131,26 @@ class Discovery:
 
     def list_refused(self, bucket: str, prefix: str, now: float) -> None:
         for dataset in self._under(bucket, prefix):
-            dataset.list_refused = True
-            if dataset.list_wanted and not dataset.names.listed:
-                self._count(dataset, now)
+            dataset.refused_until, dataset.doubted = now + _REFUSED_S, False
+            if not dataset.names.listed and dataset.list_wanted and not self._count(dataset, now):
+                self._wait_for_rights(dataset)
+
+    def _wait_for_rights(self, dataset: Dataset) -> None:
+        dataset.list_wanted, dataset.list_after = False, dataset.refused_until
+
+    def counting(self, numbering: Numbering) -> Dataset | None:
+        """Whose names are being asked about as these; None: nobody wants to know any more."""
+        return next((one for one in self._library.datasets() if one.counting is numbering), None)
+
+    def counted(self, dataset: Dataset) -> None:
+        del self._in_vain[dataset.bucket]
 
     def not_counted(self, bucket: str, numbering: Numbering, now: float) -> None:
-        name = numbering.name(numbering.seen[0])
-        dataset = self._library.dataset(ObjectRef(bucket, name))
-        if dataset.list_wanted and not dataset.names.listed:
-            self._list(dataset, now)
+        self._in_vain[bucket] += 1
+        dataset = self.counting(numbering)
+        if dataset is not None:
+            dataset.counting = None
+            if now < dataset.refused_until:
+                self._wait_for_rights(dataset)
+            elif not dataset.names.listed:
+                self._list(dataset, now)

@@ -467,8 +467,10 @@ class Pass:
             count, before, after = len(self._shares), self.batch * self.workers, batch * workers
             first = min(count - count % before, count - count % after)
             first -= first % after
+            # Where some are told twice, what lies before goes by larger numbers.
+            least = self._shares[first - 1] if first else 0.0
             turns = sorted(turn_of(number, batch, workers) for number in range(first, count))
-            self._shares[first:] = array("d", ((turn + 0.5) / self._told_of for turn in turns))
+            self._shares[first:] = array("d", (max(least, (turn + 0.5) / self._told_of) for turn in turns))
         self.batch, self.workers = batch, workers
         self.follow(agenda, place)
 

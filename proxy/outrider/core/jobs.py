@@ -275,7 +275,7 @@ class Job:
             if self._by_chance >= _CLEAN:
                 self.free = False
                 self._clear_evidence()
-                one.expect(range(len(one.done)))
+                one.expect(key for key, size in enumerate(names.sizes) if size >= 0 or names.rank_of(key) >= 0)
             return
         if not one.trusted:
             self._see_whether_proven(one, readers)

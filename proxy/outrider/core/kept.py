@@ -10,10 +10,11 @@ from itertools import chain, islice
 
 from sortedcontainers import SortedList
 
-from outrider.core.datasets import Names
+from outrider.core.datasets import Names, prefix_of
 from outrider.core.epochs import Learned, Pass, Round
 from outrider.core.jobs import Job, Order
 from outrider.core.model import BlockKey
+from outrider.core.numbering import Numbering
 from outrider.core.together import Together
 
 # A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
@@ -69,6 +70,8 @@ class Dataset:
     def __init__(self, bucket: str, template: str) -> None:
         self.bucket = bucket
         self.template = template
+        # Under which a LIST shows it.
+        self.prefix = prefix_of(template)
         self.names = Names()
         self.jobs: dict[str, Job] = {}
         # None: it has one client.
@@ -86,10 +89,13 @@ class Dataset:
         self.list_pages = 1
         self.listed_at = 0.0
         self.reads_since_list = 0
-        # That it may not be listed; whether its names' numbers have been asked about, are what `names.listed` goes by,
-        # and were seen not to be all; how many of them there were none of.
-        self.list_refused = self.count_tried = self.counted = self.doubted = False
-        self.holes = 0
+        # A LIST was refused, and would be until then.
+        self.refused_until = 0.0
+        # Of names that count: they are being asked about, as these; whether they were, are what `names.listed` goes by,
+        # and a LIST was asked for as they are not all; those that there are none of.
+        self.counting: Numbering | None = None
+        self.count_tried = self.counted = self.doubted = False
+        self.holes: set[int] = set()
         # So many names were listed when that was last thought over.
         self._names_listed = 0
         self.kept: dict[int, Kept] = {}
@@ -128,6 +134,8 @@ class Dataset:
         are names, when it is whole, and before that each time that it is twice as long. That there are more is heard
         at once: any of them may be read now."""
         self._grow(len(self.names.keys))
+        if not more and self.names.replace():
+            self._no_longer_counted()
         count = len(self.names.listed)
         if count > self._names_listed * (2 if more else 1):
             self._think_over_names()
@@ -139,18 +147,18 @@ class Dataset:
         if self._together is not None:
             self._together.listed(self.names)
 
-    def uncount(self) -> None:
-        """What there is, is told anew, and not by what numbers its names have."""
-        self.names.unlist()
-        self.counted = self.doubted = False
-        self._names_listed = 0
+    def _no_longer_counted(self) -> None:
+        self.counting, self.counted, self.doubted, self._names_listed = None, False, False, 0
+        self.holes.clear()
 
     def give_up_count(self) -> None:
         """What is read is all that is known."""
-        self.uncount()
+        self.names.unlist()
+        self._no_longer_counted()
         self._think_over_names()
 
     def list_failed(self, now: float) -> None:
+        self.names.keep()
         self.list_wanted, self.list_cut, self.list_after = False, True, now + self._list_rest_s
         self._list_rest_s = min(2 * self._list_rest_s, _LIST_REST_MAX_S)
 
@@ -289,7 +297,8 @@ class Dataset:
         """Forget all but what is kept, and number it anew."""
         kept, names = list(self.kept.values()), self.names
         self.names, self.jobs, self.learned, self.list_wanted = Names(), {}, [], False
-        self.count_tried = self.counted = self.doubted = False
+        self._no_longer_counted()
+        self.count_tried = False
         self._together = None
         self.kept, self._ranked, self.recent = {}, SortedList(), OrderedDict()
         self._passes, self._sweep, self._names_listed = None, [], 0

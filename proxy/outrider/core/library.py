@@ -172,16 +172,13 @@ class Library:
             dataset = self._datasets.get((bucket, template))
             if dataset is None:
                 dataset = Dataset(bucket, template)
-            elif counted and dataset.names.listed and not dataset.counted:
-                continue  # a LIST knows better
             new = sum(dataset.names.known(name) is None for name, _ in its)
             if self._may_have(dataset, new):
                 self._datasets[bucket, template] = dataset
                 self._keys += new
-                if dataset.counted and not counted:
-                    dataset.uncount()
-                dataset.counted = counted
-                dataset.names.list(its)
+                anew = not counted and (dataset.counted or dataset.names.is_listed_anew)
+                dataset.names.list(its, anew=anew)
+                dataset.counted |= counted
                 told.append(dataset)
             else:
                 dataset.too_many = True

@@ -62,10 +62,10 @@ def _dataset(record: dict[str, Any]) -> Dataset:
     dataset = Dataset(str(record["bucket"]), str(record.get("template") or template_of(keys[0])))
     for key, size in zip(keys, sizes, strict=True):
         dataset.names.sizes[dataset.names.number(str(key))] = int(size)
-    # Keys that were only read will do for a LIST: the set is known.
-    ranks = listed or sorted(range(len(keys)), key=keys.__getitem__)
+    # Keys that were only read will do for a LIST: the set is known. Of what nobody read there may be none.
+    ranks = listed or sorted((key for key, size in enumerate(sizes) if size >= 0), key=keys.__getitem__)
     dataset.names.list((keys[key], sizes[key]) for key in ranks)
-    dataset.counted = bool(listed and record.get("counted"))
+    dataset.counted = dataset.count_tried = bool(listed and record.get("counted"))
     count = len(dataset.names.keys)
     for order in orders:
         sequence = array("i", order["keys"])

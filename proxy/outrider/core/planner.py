@@ -140,8 +140,8 @@ class Planner:
         return self._discovery.please_list()
 
     def please_count(self) -> list[tuple[str, Numbering]]:
-        """Buckets and names of which it is worth to know how far they count, each told once. Answer by `listed`, with
-        `counted`, or by `not_counted`."""
+        """Buckets and names of which it is worth to know how far they count, each told once. Answer by `counted` and
+        then `listed`, or by `not_counted`."""
         return self._discovery.please_count()
 
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
@@ -156,16 +156,28 @@ class Planner:
         """These names do not count one by one, or nobody would tell."""
         self._discovery.not_counted(bucket, numbering, now)
 
+    def counted(self, numbering: Numbering, names: Iterable[str], now: float, *, before: int = 0) -> bool:
+        """More of the names that count, in the order of a LIST, of which `before` have been told already; some may not
+        be there, and there may be others. False: nobody wants to know of more."""
+        self._now = now
+        dataset = self._discovery.counting(numbering)
+        if dataset is None or (dataset.names.listed and not dataset.counted):
+            return False
+        self._discovery.counted(dataset)
+        entries = [(name, -1) for name in names]
+        for told in self.library.list(dataset.bucket, entries, counted=True):
+            told.list_pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
+            told.listed(more=True)
+        return not dataset.too_many
+
     def listed(
-        self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, before: int = 0, more: bool = False,
-        counted: bool = False,
-    ) -> None:  # fmt: skip
+        self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, before: int = 0, more: bool = False
+    ) -> None:
         """Keys and sizes under a prefix, in the order of the LIST, of which `before` have been told already, and `more`
-        are to come: a part of it is worth fetching from, too. Size -1: not known. `counted`: there was no LIST, and
-        their numbers tell that there are such; some may not be there, and there may be others."""
+        are to come: a part of it is worth fetching from, too."""
         self._now = now
         entries = list(entries)
-        told = self.library.list(bucket, entries, counted=counted)
+        told = self.library.list(bucket, entries)
         for dataset in told:
             dataset.list_pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
         for dataset in told if more else self.library.datasets():
@@ -246,16 +258,17 @@ class Planner:
             self.fetched_bytes += kept.block_bytes
         self._handed.landed(self._handed.as_handed(version.ref, item), 1 << block.index, self._now)
 
-    def dropped(self, ref: ObjectRef, *, again: bool = True) -> None:
-        """What is still missing of a wanted object will not come. `again`: it may come when it is tried again."""
+    def dropped(self, ref: ObjectRef, *, again: bool = True, missing: bool = False) -> None:
+        """What is still missing of a wanted object will not come. `again`: it may come when it is tried again;
+        `missing`: there is no such object, or it is not to be had."""
         item = dataset, key = self.library.item(ref)
         handed_as = self._handed.as_handed(ref, item)
         if handed_as in self._handed:
             self._handed.drop(handed_as)
             if again:
                 self._fetch_again(dataset, key)
-            elif dataset.names.sizes[key] < 0:
-                self._discovery.missed(dataset, self._now)
+            elif missing:
+                self._discovery.missed(dataset, key, self._now)
 
     def _fetch_again(self, dataset: Dataset, key: int) -> None:
         for one in dataset.passes():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from itertools import islice
 
@@ -19,10 +19,10 @@ from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
 
-# A LIST that nobody may have, or of nothing: it would fail the next time, too.
-_NOT_TO_BE_LISTED = (403, 404)
-# Names told before others have their turn, as many as a page of a LIST has.
-_COUNTED_AT_ONCE = 1000
+# A LIST or an object that nobody may have, or that is not there: it would fail the next time, too.
+NOT_TO_BE_HAD = (403, 404)
+# Names told before others have their turn.
+_COUNTED_AT_ONCE = 250
 
 
 class Discovering:
@@ -51,11 +51,13 @@ class Discovering:
         try:
             async with aclosing(self._survey.pages(bucket, prefix)) as pages:
                 async for page in pages:
-                    self._told_of(bucket, [(one.key, one.size) for one in page], before=count)
-                    count += len(page)
+                    entries = [(one.key, one.size) for one in page]
+                    self._planner.listed(bucket, entries, self._clock(), before=count, more=True)
+                    count += len(entries)
+                    self._think()
         except (Signal, S3Error) as error:
             now = self._clock()
-            if isinstance(error, OriginRefused) and error.status in _NOT_TO_BE_LISTED:
+            if isinstance(error, OriginRefused) and error.status in NOT_TO_BE_HAD and count == 0:
                 self._planner.list_refused(bucket, prefix, now)
             else:
                 self._planner.list_failed(bucket, prefix, now)
@@ -64,25 +66,23 @@ class Discovering:
 
     async def _count(self, bucket: str, numbering: Numbering) -> None:
         """The same by names that count."""
-        numbers, count = None, 0
+        found = None
         try:
-            numbers = await self._survey.range_of(bucket, numbering)
+            found = await self._survey.range_of(bucket, numbering)
         except (Signal, S3Error) as error:
             log.info("not counted", extra={"bucket": bucket, "name": numbering.name(0), "error": str(error)})
-        if numbers is None:
+        if found is None:
             self._planner.not_counted(bucket, numbering, self._clock())
             self._think()
             return
-        names = numbering.names(numbers)
+        names, count = found.names(), 0
         while page := list(islice(names, _COUNTED_AT_ONCE)):
-            self._told_of(bucket, [(name, -1) for name in page], before=count, counted=True)
+            if not self._planner.counted(numbering, page, self._clock(), before=count):
+                break
             count += len(page)
+            self._think()
             await asyncio.sleep(0)
         self._all_told(bucket, before=count)
-
-    def _told_of(self, bucket: str, entries: Sequence[tuple[str, int]], *, before: int, counted: bool = False) -> None:
-        self._planner.listed(bucket, entries, self._clock(), before=before, more=True, counted=counted)
-        self._think()
 
     def _all_told(self, bucket: str, *, before: int) -> None:
         self._turns.alone_again()

@@ -29,7 +29,7 @@ from outrider.core.tellings import Telling
 from outrider.core.window import Run
 from outrider.engine.asking import OriginRefused
 from outrider.engine.catalog import Catalog
-from outrider.engine.discovering import Discovering
+from outrider.engine.discovering import NOT_TO_BE_HAD, Discovering
 from outrider.engine.flight import Flight
 from outrider.engine.flights import Flights, Spawn
 from outrider.engine.openings import NotCacheable, Openings
@@ -272,7 +272,7 @@ class Prefetch:
 
     async def _bring(self, want: Want) -> None:
         """One object's missing blocks; the planner hears of each by the store, or here that they will not come."""
-        again = False
+        again = missing = False
         try:
             version = self.known(want.ref)
             flights = await self._begin_unknown(want) if version is None else self._begin(want, version)
@@ -282,12 +282,12 @@ class Prefetch:
                 # Else the same version would be asked for again, and again in vain.
                 self._catalog.forget(want.ref)
         except (Signal, S3Error) as error:
-            again = isinstance(error, ServiceUnavailable | SlowDown) or (
-                isinstance(error, OriginRefused) and error.status in RETRYABLE_STATUSES
-            )
+            status = error.status if isinstance(error, OriginRefused) else 0
+            again = isinstance(error, ServiceUnavailable | SlowDown) or status in RETRYABLE_STATUSES
+            missing = status in NOT_TO_BE_HAD
             log.debug("prefetch given up", extra={"object": str(want.ref), "error": repr(error)})
         finally:
-            self._planner.dropped(want.ref, again=again)
+            self._planner.dropped(want.ref, again=again, missing=missing)
         self._pause(again)
         self.think()
 

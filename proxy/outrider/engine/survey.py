@@ -8,7 +8,7 @@ from contextlib import aclosing
 from outrider.core.buffers import Buffers
 from outrider.core.errors import OriginBroke
 from outrider.core.listing import PAGE_BYTES_MAX, Listed, Page, parse_page
-from outrider.core.numbering import Numbering
+from outrider.core.numbering import Found, Numbering
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.group import TaskGroup
@@ -48,8 +48,8 @@ class Survey:
             if token is None:
                 return
 
-    async def range_of(self, bucket: str, numbering: Numbering) -> range | None:
-        """The numbers of which there is such a name; None: they do not count one by one.
+    async def range_of(self, bucket: str, numbering: Numbering) -> Found | None:
+        """Which there are of names that count; None: they do not count one by one.
 
         Raises:
             Signal: the origin does not tell.
@@ -59,11 +59,11 @@ class Survey:
             asked = next(search)
             while True:
                 async with TaskGroup() as group:
-                    answers = [group.create_task(self._is_there(bucket, numbering.name(number))) for number in asked]
+                    answers = [group.create_task(self._is_there(bucket, name)) for name in asked]
                 asked = search.send([answer.result() for answer in answers])
-        except StopIteration as found:
-            numbers: range | None = found.value
-            return numbers
+        except StopIteration as end:
+            found: Found | None = end.value
+            return found
 
     async def _is_there(self, bucket: str, key: str) -> bool:
         async with self._asking.reply(OriginRequest("HEAD", bucket, key)) as reply:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.core.eviction import Policy, policy_of
 from outrider.core.model import Extent, ObjectRef
-from outrider.core.numbering import Numbering
+from outrider.core.numbering import Found, Numbering
 from outrider.core.planner import Planner
 from outrider.core.window import window_blocks
 from outrider.simulator.world import (
@@ -134,7 +134,7 @@ class Simulation:
         for want in self.planner.wants(self.time.now, self.store.free_bytes, self.machine.ahead_blocks):
             of = self.objects.get(want.ref)
             if of is None:
-                self.planner.dropped(want.ref)
+                self.planner.dropped(want.ref, again=False, missing=True)
                 continue
             blocks = want.blocks
             if want.size < 0:
@@ -158,18 +158,19 @@ class Simulation:
             asked = next(search)
             while True:
                 rounds += 1
-                asked = search.send([ObjectRef(bucket, numbering.name(number)) in self.objects for number in asked])
-        except StopIteration as found:
-            numbers: range | None = found.value
-        self.time.at(self.time.now + rounds * self.machine.latency_s, lambda: self._counted(bucket, numbering, numbers))
+                asked = search.send([ObjectRef(bucket, name) in self.objects for name in asked])
+        except StopIteration as end:
+            found: Found | None = end.value
+        after_s = rounds * self.machine.latency_s
+        self.time.at(self.time.now + after_s, lambda: self._counted(bucket, numbering, found))
 
-    def _counted(self, bucket: str, numbering: Numbering, numbers: range | None) -> None:
+    def _counted(self, bucket: str, numbering: Numbering, found: Found | None) -> None:
         assert self.planner is not None
-        if numbers is None:
+        if found is None:
             self.planner.not_counted(bucket, numbering, self.time.now)
         else:
-            names = ((name, -1) for name in numbering.names(numbers))
-            self.planner.listed(bucket, names, self.time.now, counted=True)
+            self.planner.counted(numbering, found.names(), self.time.now)
+            self.planner.listed(bucket, (), self.time.now)
         self.ride_ahead()
 
     def _landed(self, fill: Fill) -> None:
