@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.core.model import ObjectRef
-from tests.support.engine import Engine, engine, taken
+from tests.support.engine import BLOCK, Engine, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
 
 CLIENT = "10.0.0.1"
@@ -98,3 +98,25 @@ async def test_empty_objects_are_no_gaps(room: Engine) -> None:
     assert all(room.prefetch._is_here(ref) for ref in (*REFS[:4], *REFS[5:34:2], *REFS[34:]))
     [dataset] = room.planner.library.datasets()
     assert dataset.counted
+
+
+async def test_a_list_that_is_refused_amid_its_pages_has_broken_off(tmp_path: Path) -> None:
+    """It was not refused as such: the key has expired, as a rule."""
+    first = (f"<Contents><Key>{ref.key}</Key><Size>{BLOCK}</Size></Contents>" for ref in REFS[:6])
+    page = f"<ListBucketResult><IsTruncated>true</IsTruncated>{''.join(first)}<NextContinuationToken>more"
+    page += "</NextContinuationToken></ListBucketResult>"
+    origin = FakeOrigin(faults=[Fault(key="", status=200, body=page.encode()), NO_LIST])
+    for ref in REFS:
+        origin.put(ref, bytes(BLOCK))
+    with engine(tmp_path / "c", origin, policy="epoch") as room:
+        for number in range(10, 18):
+            await taken(
+                await room.reads.get(
+                    REFS[number], {},
+                    lambda version, extent: room.prefetch.asked(CLIENT, version, extent, checksums=False),
+                )
+            )  # fmt: skip
+            room.prefetch.sent(CLIENT, REFS[number])
+            await room.tasks.settle()
+            room.clock.advance(20.0)
+        assert lists(room) == 3, "two pages, and a minute later"
