@@ -244,6 +244,24 @@ def test_a_refused_list_is_tried_again_after_an_hour() -> None:
         reader.read("s/000902.bin")
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_list_that_was_refused_is_tried_again_where_nothing_counts(told: bool) -> None:
+    reader = Reader(1_000_000, believed_s=60.0)
+    names = [f"s/{number:06d}-{number % 7}.bin" for number in range(100)]
+    if told:
+        reader.planner.told("a", [ObjectRef("b", name) for name in names[:50]], reader.now)
+    for name in names[:50]:
+        reader.now += 2.0
+        reader.read(name)
+        for bucket, prefix in reader.planner.please_list():
+            reader.planner.list_refused(bucket, prefix, reader.now)
+    reader.read(*names[50:80])
+    assert reader.planner.please_list() == []
+    reader.now += 3601.0
+    reader.read(*names[80:])
+    assert reader.planner.please_list() == [PREFIX]
+
+
 def test_holes_are_asked_for_once_and_a_few_of_them_change_nothing() -> None:
     reader, holes = Reader(1_000_000), {KEYS[number] for number in (31, 77, 140, 222, 280)}
     order = [key for key in Random(3).sample(KEYS, COUNT) if key not in holes]

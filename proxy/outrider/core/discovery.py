@@ -104,6 +104,8 @@ class Discovery:
 
     def _list(self, dataset: Dataset, now: float) -> None:
         if now < dataset.refused_until:
+            if not dataset.names.listed:
+                dataset.list_wanted, dataset.list_after = False, dataset.refused_until
             return
         self._lists.append((dataset.bucket, dataset.prefix))
         dataset.list_cut = False
@@ -133,10 +135,7 @@ class Discovery:
         for dataset in self._under(bucket, prefix):
             dataset.refused_until, dataset.doubted = now + _REFUSED_S, False
             if not dataset.names.listed and dataset.list_wanted and not self._count(dataset, now):
-                self._wait_for_rights(dataset)
-
-    def _wait_for_rights(self, dataset: Dataset) -> None:
-        dataset.list_wanted, dataset.list_after = False, dataset.refused_until
+                self._list(dataset, now)
 
     def counting(self, numbering: Numbering) -> Dataset | None:
         """Whose names are being asked about as these; None: nobody wants to know any more."""
@@ -150,7 +149,5 @@ class Discovery:
         dataset = self.counting(numbering)
         if dataset is not None:
             dataset.counting = None
-            if now < dataset.refused_until:
-                self._wait_for_rights(dataset)
-            elif not dataset.names.listed:
+            if not dataset.names.listed:
                 self._list(dataset, now)
