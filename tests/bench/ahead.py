@@ -42,8 +42,8 @@ SAMPLES = World(
 )  # fmt: skip
 SHORT_SHARDS = replace(SHARDS, objects=12, object_bytes=MIB, block_bytes=256 * 1024, cache=0.5, step_us=1000.0)
 SHORT_SAMPLES = replace(SAMPLES, objects=60, batch=10, ttfb_s=0.005, step_us=1000.0)
-# As a sampler draws its own that was given none: the proxy cannot find it. Others have 1. Each round has another one:
-# how many of a quarter of the samples are among those read next is luck, a hundredth of the epoch to either side.
+# As a sampler draws its own that was given none: the proxy cannot find it. Others have 1. Each round has another one,
+# and there are as many rounds at least: which of them the cache holds is luck, a hundredth of the epoch to either side.
 UNKNOWN_SEEDS = (0x1F83D9ABFB41BD6B, 0x6A09E667F3BCC908, 0xBB67AE8584CAA73B)
 LRU = {"policy": "lru", "prefetch": "off"}
 
@@ -141,7 +141,7 @@ def of_samples(live: Live, only: str, rounds: int) -> Iterator[Row]:
         direct.result()
     compared = Compared(rounds_of(rounds, live.local, "samples-local", 2), direct.result())
     if "unmodified" in chosen:
-        seeds = enumerate(islice(cycle(UNKNOWN_SEEDS), rounds), 1)
+        seeds = enumerate(islice(cycle(UNKNOWN_SEEDS), max(rounds, len(UNKNOWN_SEEDS))), 1)
         found = [live.outrider(f"samples-unmodified-{number}", 2, {}, seed=seed) for number, seed in seeds]
         yield compared.row("DELI unmodified", 0.50, found, 1, 2)
     if "unmodified, seeded" in chosen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -303,17 +303,26 @@ class Names:
         """Which of the listed it is; -1: none."""
         return self._rank[key]
 
-    def list(self, entries: Iterable[tuple[str, int]], *, anew: bool = False) -> None:
-        """Keys and sizes, in the order of the names. `anew`: what is listed so far stays until `replace`."""
-        if anew and self._listed_anew is None:
+    def list(self, entries: Iterable[tuple[str, int]]) -> None:
+        """Keys and sizes, in the order of the names."""
+        self._list(self._sized(entries))
+
+    def list_anew(self, entries: Iterable[tuple[str, int]]) -> None:
+        """The same; what is listed so far stays until `replace`."""
+        if self._listed_anew is None:
             self._listed_anew = array("i")
+        self._listed_anew.extend(self._sized(entries))
+
+    def _sized(self, entries: Iterable[tuple[str, int]]) -> Iterator[int]:
         for name, size in entries:
             key = self.number(name)
             if size >= 0:
                 self.sizes[key] = size
-            if anew and self._listed_anew is not None:
-                self._listed_anew.append(key)
-            elif self._rank[key] < 0:
+            yield key
+
+    def _list(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            if self._rank[key] < 0:
                 self._rank[key] = len(self.listed)
                 self.listed.append(key)
 
@@ -327,10 +336,7 @@ class Names:
         if anew is None:
             return False
         self.unlist()
-        for key in anew:
-            if self._rank[key] < 0:
-                self._rank[key] = len(self.listed)
-                self.listed.append(key)
+        self._list(anew)
         return True
 
     def keep(self) -> None:

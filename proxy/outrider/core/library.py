@@ -176,8 +176,10 @@ class Library:
             if self._may_have(dataset, new):
                 self._datasets[bucket, template] = dataset
                 self._keys += new
-                anew = not counted and (dataset.counted or dataset.names.is_listed_anew)
-                dataset.names.list(its, anew=anew)
+                if not counted and (dataset.counted or dataset.names.is_listed_anew):
+                    dataset.names.list_anew(its)
+                else:
+                    dataset.names.list(its)
                 dataset.counted |= counted
                 told.append(dataset)
             else:
