@@ -302,6 +302,22 @@ def test_what_was_counted_stays_until_the_list_in_its_place_is_whole() -> None:
     assert not dataset.counted
 
 
+def test_a_list_of_stale_names_that_breaks_off_while_another_one_waits_leaves_what_was_counted() -> None:
+    reader = Reader(believed_s=60.0)
+    reader.read(*READ)
+    reader.counted()
+    reader.read("s/000900.bin")
+    for _ in range(2):
+        assert reader.planner.please_list() == [PREFIX]
+        reader.planner.listed("b", [(key, SMALL) for key in KEYS[:100]], reader.now, more=True)
+        reader.planner.list_failed("b", "s/", reader.now)
+        reader.planner.listed("b", (), reader.now, before=100)
+        [dataset] = reader.planner.library.datasets()
+        assert len(dataset.names.listed) == COUNT
+        reader.now += 50.0
+        reader.read(*KEYS[100:200])
+
+
 @pytest.mark.parametrize("what", ["given up", "forgotten", "too many"])
 def test_of_names_of_which_nobody_wants_to_know_no_more_are_told(what: str) -> None:
     reader = Reader(keys_max=2000)

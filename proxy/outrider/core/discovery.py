@@ -128,6 +128,7 @@ class Discovery:
 
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
         for dataset in self._under(bucket, prefix):
+            dataset.names.keep()
             if dataset.list_wanted:
                 dataset.list_failed(now)
 

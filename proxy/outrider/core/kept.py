@@ -158,7 +158,6 @@ class Dataset:
         self._think_over_names()
 
     def list_failed(self, now: float) -> None:
-        self.names.keep()
         self.list_wanted, self.list_cut, self.list_after = False, True, now + self._list_rest_s
         self._list_rest_s = min(2 * self._list_rest_s, _LIST_REST_MAX_S)
 
