@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from aiohttp import web
 from aiohttp.abc import AbstractResolver
+from aiohttp.web_server import Server
 
 from outrider import __version__
 from outrider.adapters import blockdir, orders, warmfile
@@ -48,6 +48,8 @@ _TICK_S = 0.05
 _UPKEEP_S = 0.25
 # A block whose last byte was just sent may lack only its name on disk. A fill that takes longer is not waited for.
 _LAST_FILLS_S = 0.5
+# How long connections have to close, and what they were answering has to end, after the drain.
+_SHUTDOWN_S = 1.0
 # What is left to do after the drain takes far less where the disk answers; and then the snapshot, for each block.
 _LAST_ACTS_S = 5.0
 _SNAPSHOT_BLOCK_S = 1e-4
@@ -104,15 +106,15 @@ async def running(
             with suppress(TimeoutError):
                 async with asyncio.timeout(_INDEX_WAIT_S):
                     await outrider.indexed.wait()
-        s3 = await _serve(outrider, stack)
+        listener = await _serve(outrider, stack)
         log.info("ready", extra={"listen": outrider.listen, "admin": outrider.admin, "origin": origin.endpoint,
                                  "cache_dir": str(directory.root), "version": __version__})  # fmt: skip
         try:
             yield outrider
         finally:
             outrider.ready = False
-            for site in list(s3.sites):
-                await site.stop()
+            if listener is not None:
+                listener.close()
             if outrider.server.workers is not None:
                 outrider.server.workers.stop_listening()
             await _drain(outrider, hurry or asyncio.Event())
@@ -151,33 +153,41 @@ async def _upkeep(outrider: Outrider) -> None:
         outrider.steering.orders.pinning.look_again()
 
 
-async def _serve(outrider: Outrider, stack: AsyncExitStack) -> web.ServerRunner:
+async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | None:
+    """Who listens for clients; None: workers do."""
     settings = outrider.settings
     token = settings.admin_token.get_secret_value() if settings.admin_token else None
-    served = AdminServer(outrider.metrics, lambda: outrider.ready, outrider.status, token, settings.client_timeout_s)
-    admin = web.ServerRunner(served, shutdown_timeout=1.0)
-    s3 = web.ServerRunner(outrider.server, shutdown_timeout=1.0)
-    for runner in (admin, s3):
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-    outrider.admin = await _bind(admin, settings.admin, None)
+    admin = AdminServer(outrider.metrics, lambda: outrider.ready, outrider.status, token, settings.client_timeout_s)
+    stack.push_async_callback(_shut_down, admin)
+    at_admin, outrider.admin = await _listen(admin, settings.admin, None)
+    stack.callback(at_admin.close)
+    stack.push_async_callback(_shut_down, outrider.server)
+    listener = None
     if settings.workers == 1:
-        outrider.listen = await _bind(s3, settings.listen, _tls(settings))
+        listener, outrider.listen = await _listen(outrider.server, settings.listen, _tls(settings))
+        stack.callback(listener.close)
     else:
         host, port = _host_and_port(settings.listen)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        outrider.server.work_with(settings.workers - 1, new_event_loop).listen(listener)
-        outrider.listen = f"{_host(settings.listen)}:{listener.getsockname()[1]}"
+        shared = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        outrider.server.work_with(settings.workers - 1, new_event_loop).listen(shared)
+        outrider.listen = f"{_host(settings.listen)}:{shared.getsockname()[1]}"
     outrider.ready = True
-    return s3
+    return listener
 
 
-async def _bind(runner: web.BaseRunner, address: str, tls: ssl.SSLContext | None) -> str:
+async def _listen(server: Server, address: str, tls: ssl.SSLContext | None) -> tuple[asyncio.Server, str]:
+    """By the loop's own means: aiohttp's runners bring a router, middlewares and files along, a megabyte in all."""
     host, port = _host_and_port(address)
-    site = web.TCPSite(runner, host, port, ssl_context=tls, backlog=_BACKLOG)
-    await site.start()
-    return f"{_host(address)}:{runner.addresses[-1][1]}"
+    listener = await asyncio.get_running_loop().create_server(server, host, port, ssl=tls, backlog=_BACKLOG)
+    return listener, f"{_host(address)}:{listener.sockets[-1].getsockname()[1]}"
+
+
+async def _shut_down(server: Server) -> None:
+    # What was accepted in this turn of the loop is with the server in the next.
+    await asyncio.sleep(0)
+    server.pre_shutdown()
+    await server.shutdown(_SHUTDOWN_S)
 
 
 def _host(address: str) -> str:

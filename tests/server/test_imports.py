@@ -9,11 +9,12 @@ from pathlib import Path
 from tests.support.bucket import Bucket
 from tests.support.proxy import serving_environment
 
-# The AWS chain; what only other commands need, and what they draw and print with.
+# The AWS chain; aiohttp's applications; what only other commands need, and what they draw and print with.
 HEAVY = {
-    "aiobotocore", "boto3", "botocore", "matplotlib", "numpy", "opentelemetry", "requests", "rich", "urllib3",
-    "outrider.adapters.tracing", "outrider.cli.bench", "outrider.cli.doctor", "outrider.cli.run",
-    "outrider.cli.simulate", "outrider.http.tracing", "outrider.simulator",
+    "aiobotocore", "aiohttp.web", "aiohttp.web_app", "aiohttp.web_urldispatcher", "boto3", "botocore",
+    "matplotlib", "numpy", "opentelemetry", "requests", "rich", "urllib3", "outrider.adapters.tracing",
+    "outrider.cli.bench", "outrider.cli.doctor", "outrider.cli.run", "outrider.cli.simulate",
+    "outrider.http.tracing", "outrider.simulator",
 }  # fmt: skip
 
 # Ends with the names of all that is imported when the proxy is ready and has looked for its credentials.

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping
 
-from aiohttp import web
+from aiohttp.web_exceptions import HTTPForbidden, HTTPMethodNotAllowed, HTTPNotFound, HTTPUnauthorized
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response, StreamResponse, json_response
+from aiohttp.web_server import Server
 
 from outrider.core import browsers
 from outrider.core.errors import AccessDenied
@@ -21,7 +24,7 @@ _METHODS = ("GET", "HEAD")
 _CONNECTIONS_MAX = 256
 
 
-class AdminServer(web.Server):
+class AdminServer(Server):
     """The protocol factory of the admin port."""
 
     def __init__(
@@ -33,20 +36,20 @@ class AdminServer(web.Server):
         self._token = token
         self._client_timeout_s = client_timeout_s
 
-        def healthz() -> web.Response:
-            return web.Response(text="ok\n")
+        def healthz() -> Response:
+            return Response(text="ok\n")
 
-        def readyz() -> web.Response:
-            return web.Response(text="ready\n") if ready() else web.Response(status=503, text="not ready\n")
+        def readyz() -> Response:
+            return Response(text="ready\n") if ready() else Response(status=503, text="not ready\n")
 
-        def show_metrics() -> web.Response:
+        def show_metrics() -> Response:
             headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-            return web.Response(body=metrics.text(), headers=headers)
+            return Response(body=metrics.text(), headers=headers)
 
-        def show_status() -> web.Response:
-            return web.json_response(status(), headers={"Cache-Control": "no-store"})
+        def show_status() -> Response:
+            return json_response(status(), headers={"Cache-Control": "no-store"})
 
-        self.replies: Mapping[str, Callable[[], web.Response]] = {
+        self.replies: Mapping[str, Callable[[], Response]] = {
             "/healthz": healthz, "/readyz": readyz, "/metrics": show_metrics, "/status": show_status, **page.replies(),
         }  # fmt: skip
 
@@ -56,16 +59,16 @@ class AdminServer(web.Server):
             standing[0].cut()
         return AdminConnection(self, self._client_timeout_s)
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(self, request: BaseRequest) -> StreamResponse:
         self._guard(request)
         reply = self.replies.get(request.path)
         if reply is None:
-            raise web.HTTPNotFound
+            raise HTTPNotFound
         if request.method not in _METHODS:
-            raise web.HTTPMethodNotAllowed(request.method, _METHODS)
+            raise HTTPMethodNotAllowed(request.method, _METHODS)
         return reply()
 
-    def _guard(self, request: web.BaseRequest) -> None:
+    def _guard(self, request: BaseRequest) -> None:
         """`/healthz` and `/readyz` never ask: the kubelet has no token; nor does the dashboard's page, which asks its
         reader for it."""
         if request.path in _OPEN_TO_ALL or (self._token is not None and request.path in page.PATHS):
@@ -76,8 +79,8 @@ class AdminServer(web.Server):
                 browsers.check_host(request.host)
                 browsers.check_page(tuple((name.lower(), value) for name, value in request.headers.items()))
             except AccessDenied as error:
-                raise web.HTTPForbidden(text=f"{error.text}\n") from error
+                raise HTTPForbidden(text=f"{error.text}\n") from error
         else:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode()):
-                raise web.HTTPUnauthorized(text="set the header Authorization: Bearer TOKEN\n")
+                raise HTTPUnauthorized(text="set the header Authorization: Bearer TOKEN\n")

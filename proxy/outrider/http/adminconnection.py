@@ -9,9 +9,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
 from aiohttp.http import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response, StreamResponse
 
 from outrider.http.parsing import guarded
 
@@ -66,11 +67,11 @@ class AdminConnection(RequestHandler):
                 self.cut()
 
     def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
+        self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> StreamResponse:
         """What the parser refuses anybody may send: no error of ours, and no line in the log."""
         if status != 400:
             return super().handle_error(request, status, exc, message)
-        refusal = web.Response(status=400, text="this is no HTTP request that is answered here\n")
+        refusal = Response(status=400, text="this is no HTTP request that is answered here\n")
         refusal.force_close()
         return refusal

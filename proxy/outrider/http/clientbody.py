@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 from aiohttp.http import HttpVersion11
+from aiohttp.web_protocol import RequestPayloadError
+from aiohttp.web_request import BaseRequest
 
 from outrider.core.errors import IncompleteBody, RequestTimeout
 from outrider.http.wire import Wire
@@ -18,13 +20,13 @@ _BODY_BYTES_PER_S_MIN = 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-async def send_leave(request: web.BaseRequest, wire: Wire) -> None:
+async def send_leave(request: BaseRequest, wire: Wire) -> None:
     """Where the client expects it, before it sends a body."""
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11:
         await wire.send(_CONTINUE)
 
 
-async def client_body(request: web.BaseRequest, wire: Wire, timeout_s: float) -> AsyncIterator[bytes]:
+async def client_body(request: BaseRequest, wire: Wire, timeout_s: float) -> AsyncIterator[bytes]:
     """Leave to send it is given when the first byte is wanted, not before.
 
     Raises:
@@ -45,5 +47,5 @@ async def client_body(request: web.BaseRequest, wire: Wire, timeout_s: float) ->
             yield chunk
     except TimeoutError as error:
         raise RequestTimeout from error
-    except (web.RequestPayloadError, ConnectionError, asyncio.IncompleteReadError) as error:
+    except (RequestPayloadError, ConnectionError, asyncio.IncompleteReadError) as error:
         raise IncompleteBody from error

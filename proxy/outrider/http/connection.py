@@ -6,8 +6,10 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from aiohttp import StreamReader, web
+from aiohttp import StreamReader
 from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import StreamResponse
 
 from outrider.http.leftover import PAGES_WAIT_S, Begun, PageCold
 from outrider.http.parsing import guarded
@@ -281,7 +283,7 @@ class Connection(RequestHandler):
             self.wire.paused(False)
 
     def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
+        self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> StreamResponse:
         """What aiohttp's parser refuses is answered in S3's words, and the connection closed."""
         return self.server.requests.refuse_unparsed(request, self.wire)

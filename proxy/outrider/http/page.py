@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
 
-from aiohttp import web
+from aiohttp.web_response import Response
 
 _FILES = {
     "/": ("index.html", "text/html"),
@@ -24,13 +24,13 @@ _HEADERS = {
 }
 
 
-def replies() -> dict[str, Callable[[], web.Response]]:
+def replies() -> dict[str, Callable[[], Response]]:
     """By path."""
     folder = files("outrider.http") / "dashboard"
     bodies = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
 
-    def show(path: str) -> web.Response:
+    def show(path: str) -> Response:
         body, kind = bodies[path]
-        return web.Response(body=body, content_type=kind, charset="utf-8", headers=_HEADERS)
+        return Response(body=body, content_type=kind, charset="utf-8", headers=_HEADERS)
 
     return {path: partial(show, path) for path in _FILES}

@@ -11,9 +11,10 @@ from contextlib import aclosing
 from email.utils import formatdate
 from http import HTTPStatus
 
-from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion10
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import StreamResponse
 
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
@@ -27,7 +28,7 @@ OnEnd = Callable[["Reply", Sent, str | None], None]
 """Called once, when the reply has ended: what was sent, and why it was cut (None: it was not)."""
 
 
-class Reply(web.StreamResponse):
+class Reply(StreamResponse):
     """`length` None: sent in chunks, or until the connection ends (HTTP/1.0). A body of bytes has its own length.
     `head`: what has yet to be sent of a head that somebody else began, and `sent` what he sent after it.
 
@@ -49,7 +50,7 @@ class Reply(web.StreamResponse):
         self._begun_head = head
         self._already_sent = sent
 
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+    async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:
         """Head and body are sent by `write_eof`, together: the file's first bytes ride in the head's segment."""
         self._req = request
         ends = getattr(request.protocol, "is_ending", False)

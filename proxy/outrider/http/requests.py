@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aiohttp import hdrs, web
+from aiohttp import hdrs
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import StreamResponse
 
 from outrider.core import s3wire
 from outrider.core.buffers import Buffers
@@ -67,7 +69,7 @@ _NOT_PASSED_ON = ("CONNECT", "TRACE")
 class _Asked:
     """One request on its way, and what its log line will say."""
 
-    request: web.BaseRequest
+    request: BaseRequest
     wire: Wire
     headers: Headers
     id: str = field(default_factory=new_request_id)
@@ -141,7 +143,7 @@ class Requests:
         """Returns once none is under way."""
         await self._tally.idle()
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: BaseRequest) -> StreamResponse:
         protocol = request.protocol
         assert isinstance(protocol, Connection)
         headers = tuple(
@@ -185,7 +187,7 @@ class Requests:
             log.exception("request failed", extra={"request": asked.id})
             return self._refuse(asked, InternalError())
 
-    def refuse_unparsed(self, request: web.BaseRequest, wire: Wire) -> Reply:
+    def refuse_unparsed(self, request: BaseRequest, wire: Wire) -> Reply:
         asked = _Asked(request, wire, ())
         self._tally.began()
         return _error_reply(asked, BadRequest(), "", close=True, on_end=self._on_end(asked))

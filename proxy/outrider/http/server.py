@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from aiohttp import web
+from aiohttp.web_server import Server
 
 from outrider.engine.reads import Body
 from outrider.http.accesslog import AccessLog
@@ -42,7 +42,7 @@ _LOOK_AGAIN_S = 0.005
 _GOODBYE_S = 0.5
 
 
-class S3Server(web.Server):
+class S3Server(Server):
     """The protocol factory of the S3 port."""
 
     def __init__(
