@@ -44,6 +44,8 @@ def _warm(results: Results) -> list[Goal]:
             load, what = f"{kind}-{streams}", f"big warm object, streams: {streams}, {client}"
             told.append(_at_least(results, what, load, "mb_s", 1.0, STATIC))
             told.append(_at_most(results, f"{what}, CPU s/GB", load, "cpu_s_gb", 1.1, STATIC))
+            # On loopback the kernel lets sender and receiver share one work, and which of them is charged is chance.
+            told.append(_at_most(results, f"{what}, all CPU s/GB", load, "machine_cpu_s_gb", 1.1, STATIC))
     for connections in (16, 64):
         load, what = f"range-{connections}", f"64 KiB ranges, connections: {connections}"
         for factor, to in ((0.6, STATIC), (3.0, RCLONE), (8.0, JUICEFS)):

@@ -69,14 +69,17 @@ def measured(load: Load, world: World, target: Target, round_number: int) -> Sam
         world.far_away()
     world.simulator.reset()
     before_s = None if target.session is None else procs.cpu_s(target.session)
+    machine_before_s = procs.machine_cpu_s()
     took = load.run(world, target)
     if load.cold:
         world.settle()
     cpu_s = None if before_s is None or target.session is None else procs.cpu_s(target.session) - before_s
+    machine_cpu_s = None if load.cold else procs.machine_cpu_s() - machine_before_s
     counts = world.simulator.counts()
     return Sample(
         load=load.name, target=target.name, round=round_number, seconds=took.seconds, bytes=took.bytes,
         requests=took.requests, p50_s=took.p50_s, p99_s=took.p99_s, cpu_s=cpu_s,
+        machine_cpu_s=machine_cpu_s,
         rss_bytes=None if target.session is None else procs.rss_bytes(target.session),
         bucket_bytes=counts.body_bytes, bucket_gets=counts.gets,
     )  # fmt: skip

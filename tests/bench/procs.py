@@ -20,6 +20,12 @@ def cpu_s(session: int) -> float:
     return sum(int(field) for pid in session_pids(session) for field in _stat(pid)[11:15]) / _TICKS_PER_S
 
 
+def machine_cpu_s() -> float:
+    """What all processes and the kernel have taken since the machine's start, to 10 ms."""
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    return sum(map(int, (user, nice, system, irq, softirq))) / _TICKS_PER_S
+
+
 def rss_bytes(session: int) -> int:
     """Resident memory; pages that several of its processes share count once for each."""
     return sum(_status_bytes(pid, "VmRSS") for pid in session_pids(session))

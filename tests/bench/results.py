@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One run of a load against a target. CPU and memory are the server's (None: the bucket is the server);
-    `bucket_*` what the bucket's network saw in that time."""
+    `machine_cpu_s` is everybody's, clients included (None: the load is cold, and the simulated network
+    takes most of it); `bucket_*` what the bucket's network saw in that time."""
 
     load: str
     target: str
@@ -24,6 +25,7 @@ class Sample:
     p50_s: float | None
     p99_s: float | None
     cpu_s: float | None
+    machine_cpu_s: float | None
     rss_bytes: int | None
     bucket_bytes: int
     bucket_gets: int
@@ -39,6 +41,10 @@ class Sample:
     @property
     def cpu_s_gb(self) -> float | None:
         return None if self.cpu_s is None else self.cpu_s / (self.bytes / 1e9)
+
+    @property
+    def machine_cpu_s_gb(self) -> float | None:
+        return None if self.machine_cpu_s is None else self.machine_cpu_s / (self.bytes / 1e9)
 
     @property
     def bucket_ratio(self) -> float:
