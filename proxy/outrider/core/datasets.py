@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from outrider.core.model import shared_text
+from outrider.core.numbering import Numbering
 
 # The long hexadecimal names that tools give to parts, and numbers that count: short ones (`v2/`, `train2-`) name a set.
 _VARIES = re.compile(
@@ -42,6 +43,8 @@ _TRIES = 16
 _SETTLED_MAX = 65536
 # Keys of a set of an earlier run that tell how it came by its name.
 _LOOKED_AT = 4096
+# After a LIST that failed; twice as long after each in a row.
+_LIST_REST_S, _LIST_REST_MAX_S = 60.0, 3600.0
 
 
 @lru_cache(maxsize=65536)
@@ -347,3 +350,43 @@ class Names:
         """Nothing is listed any more."""
         self.listed = array("i")
         self._rank = array("i", [-1]) * len(self.keys)
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """How far it is known which names a dataset has: what is asked of the origin, and when it may be asked again.
+    `discovery` decides."""
+
+    # A LIST, or a count in its place, is asked for and not answered; the last LIST failed, be it after its first pages.
+    wanted: bool = False
+    cut: bool = False
+    # There are more names than may be known.
+    too_many: bool = False
+    # No LIST before that; one was refused, and would be until then.
+    not_before: float = 0.0
+    refused_until: float = 0.0
+    # How long a LIST is, when the last one was asked for, and how many objects were opened since.
+    pages: int = 1
+    begun_at: float = 0.0
+    reads_since: int = 0
+    # Of names that count: they are being asked about, as these; whether they were; whether what is listed goes by them,
+    # and a LIST was asked for as they are not all; those that there are none of.
+    counting: Numbering | None = None
+    count_tried: bool = False
+    counted: bool = False
+    doubted: bool = False
+    holes: set[int] = field(default_factory=set)
+    _rest_s: float = _LIST_REST_S
+
+    def failed(self, now: float) -> None:
+        self.wanted, self.cut, self.not_before = False, True, now + self._rest_s
+        self._rest_s = min(2 * self._rest_s, _LIST_REST_MAX_S)
+
+    def no_longer_counted(self) -> None:
+        self.counting, self.counted, self.doubted = None, False, False
+        self.holes.clear()
+
+    def forgotten(self) -> None:
+        """The names are: they may be counted anew."""
+        self.no_longer_counted()
+        self.wanted = self.count_tried = False

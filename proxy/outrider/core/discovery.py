@@ -55,72 +55,78 @@ class Discovery:
     # -- reads --------------------------------------------------------------------------------------------------
 
     def opened(self, dataset: Dataset, key: int, now: float) -> None:
+        search = dataset.search
         if (
-            not dataset.list_wanted
-            and (not dataset.names.listed or dataset.list_cut)
+            not search.wanted
+            and (not dataset.names.listed or search.cut)
             and not dataset.is_told
-            and not dataset.too_many
-            and now >= dataset.list_after
+            and not search.too_many
+            and now >= search.not_before
             and len(dataset.names.keys) >= _KEYS_MIN
         ):
-            dataset.list_wanted = True
+            search.wanted = True
             is_small = 0 <= dataset.usual_bytes < _SMALL_BYTES and self._in_vain[dataset.bucket] < _IN_VAIN_MAX
-            if not ((is_small or now < dataset.refused_until) and self._count(dataset, now)):
+            if not ((is_small or now < search.refused_until) and self._count(dataset, now)):
                 self._list(dataset, now)
-        elif dataset.counted and dataset.names.rank_of(key) < 0:
+        elif search.counted and dataset.names.rank_of(key) < 0:
             self._doubt(dataset, now)
         self._think_of_listing_again(dataset, key, now)
 
     def _think_of_listing_again(self, dataset: Dataset, key: int, now: float) -> None:
-        if dataset.too_many or (not dataset.names.listed and (dataset.list_wanted or not dataset.is_told)):
+        search = dataset.search
+        if search.too_many or (not dataset.names.listed and (search.wanted or not dataset.is_told)):
             return
-        dataset.reads_since_list += 1
+        search.reads_since += 1
         believed_s = self._believed_s(ObjectRef(dataset.bucket, dataset.names.keys[key]))
-        since_s, pause_s = now - dataset.listed_at, _LIST_AGAIN * believed_s
+        since_s, pause_s = now - search.begun_at, _LIST_AGAIN * believed_s
         if not 0 < believed_s < FAREST or since_s < pause_s:
             return
-        if dataset.reads_since_list >= _READS_PER_PAGE * dataset.list_pages:
+        if search.reads_since >= _READS_PER_PAGE * search.pages:
             self._list(dataset, now)
         elif since_s > pause_s + believed_s:
             # Too slow for a LIST to pay; from here on it may become fast.
-            dataset.listed_at, dataset.reads_since_list = now - pause_s, 0
+            search.begun_at, search.reads_since = now - pause_s, 0
 
     def missed(self, dataset: Dataset, key: int, now: float) -> None:
         """There is no object of a name that was expected of it."""
-        if not dataset.counted:
+        search = dataset.search
+        if not search.counted:
             return
-        dataset.holes.add(key)
+        search.holes.add(key)
         self._doubt(dataset, now)
-        if len(dataset.holes) > _HOLES_MAX + len(dataset.names.listed) // _HOLES_PART:
+        if len(search.holes) > _HOLES_MAX + len(dataset.names.listed) // _HOLES_PART:
             dataset.give_up_count()
 
     def _doubt(self, dataset: Dataset, now: float) -> None:
         """Its names do not count one by one: what there is, a LIST would tell."""
-        if not (dataset.doubted or dataset.too_many) and now >= dataset.refused_until:
-            dataset.doubted = dataset.list_wanted = True
+        search = dataset.search
+        if not (search.doubted or search.too_many) and now >= search.refused_until:
+            search.doubted = search.wanted = True
             self._list(dataset, now)
 
     # -- questions ----------------------------------------------------------------------------------------------
 
     def _list(self, dataset: Dataset, now: float) -> None:
-        if now < dataset.refused_until:
+        search = dataset.search
+        if now < search.refused_until:
             if not dataset.names.listed:
-                dataset.list_wanted, dataset.list_after = False, dataset.refused_until
+                search.wanted, search.not_before = False, search.refused_until
             return
         self._lists.append((dataset.bucket, dataset.prefix))
-        dataset.list_cut = False
-        dataset.listed_at, dataset.reads_since_list = now, 0
+        search.cut = False
+        search.begun_at, search.reads_since = now, 0
 
     def _count(self, dataset: Dataset, now: float) -> bool:
         """If its names count, and that was not tried."""
+        search = dataset.search
         names = dataset.names
         there = [key for key, size in zip(names.keys[:_LOOKED_AT], names.sizes, strict=False) if size >= 0]
-        numbering = None if dataset.count_tried else numbering_of(there)
+        numbering = None if search.count_tried else numbering_of(there)
         if numbering is None:
             return False
-        dataset.count_tried, dataset.counting, dataset.list_cut = True, numbering, False
+        search.count_tried, search.counting, search.cut = True, numbering, False
         self._counts.append((dataset.bucket, numbering))
-        dataset.listed_at, dataset.reads_since_list = now, 0
+        search.begun_at, search.reads_since = now, 0
         return True
 
     def _under(self, bucket: str, prefix: str) -> list[Dataset]:
@@ -129,18 +135,18 @@ class Discovery:
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
         for dataset in self._under(bucket, prefix):
             dataset.names.keep()
-            if dataset.list_wanted:
-                dataset.list_failed(now)
+            if dataset.search.wanted:
+                dataset.search.failed(now)
 
     def list_refused(self, bucket: str, prefix: str, now: float) -> None:
         for dataset in self._under(bucket, prefix):
-            dataset.refused_until, dataset.doubted = now + _REFUSED_S, False
-            if not dataset.names.listed and dataset.list_wanted and not self._count(dataset, now):
+            dataset.search.refused_until, dataset.search.doubted = now + _REFUSED_S, False
+            if not dataset.names.listed and dataset.search.wanted and not self._count(dataset, now):
                 self._list(dataset, now)
 
     def counting(self, numbering: Numbering) -> Dataset | None:
         """Whose names are being asked about as these; None: nobody wants to know any more."""
-        return next((one for one in self._library.datasets() if one.counting is numbering), None)
+        return next((one for one in self._library.datasets() if one.search.counting is numbering), None)
 
     def counted(self, dataset: Dataset) -> None:
         del self._in_vain[dataset.bucket]
@@ -149,6 +155,6 @@ class Discovery:
         self._in_vain[bucket] += 1
         dataset = self.counting(numbering)
         if dataset is not None:
-            dataset.counting = None
+            dataset.search.counting = None
             if not dataset.names.listed:
                 self._list(dataset, now)

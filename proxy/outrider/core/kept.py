@@ -10,11 +10,10 @@ from itertools import chain, islice
 
 from sortedcontainers import SortedList
 
-from outrider.core.datasets import Names, prefix_of
+from outrider.core.datasets import Names, Search, prefix_of
 from outrider.core.epochs import Learned, Pass, Round
 from outrider.core.jobs import Job, Order
 from outrider.core.model import BlockKey
-from outrider.core.numbering import Numbering
 from outrider.core.together import Together
 
 # A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
@@ -28,8 +27,6 @@ _ORDERS_MAX = 2
 _JOBS_MAX, _JOBS_NAMES_MAX = 64, 8_000_000
 # A job that is silent for so long makes room for another one.
 _MAKES_ROOM_S = 60.0
-# After a LIST that failed; twice as long after each in a row.
-_LIST_REST_S, _LIST_REST_MAX_S = 60.0, 3600.0
 # Ranks looked at again with each read.
 _SWEPT = 2
 # The same where all are, before others have their turn.
@@ -79,23 +76,7 @@ class Dataset:
         # Whether `passes` are those of all clients together.
         self._sharing = False
         self.learned: list[Learned] = []
-        self.list_wanted = False
-        # Whether it has more names than may be known, whether the last LIST of it failed, be it after its first pages,
-        # and when it may be tried again.
-        self.too_many = self.list_cut = False
-        self.list_after = 0.0
-        self._list_rest_s = _LIST_REST_S
-        # How long a LIST of it is, when the last one was asked for, and how many objects were opened since.
-        self.list_pages = 1
-        self.listed_at = 0.0
-        self.reads_since_list = 0
-        # A LIST was refused, and would be until then.
-        self.refused_until = 0.0
-        # Of names that count: they are being asked about, as these; whether they were, are what `names.listed` goes by,
-        # and a LIST was asked for as they are not all; those that there are none of.
-        self.counting: Numbering | None = None
-        self.count_tried = self.counted = self.doubted = False
-        self.holes: set[int] = set()
+        self.search = Search()
         # So many names were listed when that was last thought over.
         self._names_listed = 0
         self.kept: dict[int, Kept] = {}
@@ -148,18 +129,14 @@ class Dataset:
             self._together.listed(self.names)
 
     def _no_longer_counted(self) -> None:
-        self.counting, self.counted, self.doubted, self._names_listed = None, False, False, 0
-        self.holes.clear()
+        self.search.no_longer_counted()
+        self._names_listed = 0
 
     def give_up_count(self) -> None:
         """What is read is all that is known."""
         self.names.unlist()
         self._no_longer_counted()
         self._think_over_names()
-
-    def list_failed(self, now: float) -> None:
-        self.list_wanted, self.list_cut, self.list_after = False, True, now + self._list_rest_s
-        self._list_rest_s = min(2 * self._list_rest_s, _LIST_REST_MAX_S)
 
     def passes(self) -> list[Pass]:
         if self._passes is None:
@@ -295,9 +272,8 @@ class Dataset:
     def shrink(self) -> None:
         """Forget all but what is kept, and number it anew."""
         kept, names = list(self.kept.values()), self.names
-        self.names, self.jobs, self.learned, self.list_wanted = Names(), {}, [], False
-        self._no_longer_counted()
-        self.count_tried = False
+        self.names, self.jobs, self.learned = Names(), {}, []
+        self.search.forgotten()
         self._together = None
         self.kept, self._ranked, self.recent = {}, SortedList(), OrderedDict()
         self._passes, self._sweep, self._names_listed = None, [], 0

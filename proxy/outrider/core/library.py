@@ -176,14 +176,14 @@ class Library:
             if self._may_have(dataset, new):
                 self._datasets[bucket, template] = dataset
                 self._keys += new
-                if not counted and (dataset.counted or dataset.names.is_listed_anew):
+                if not counted and (dataset.search.counted or dataset.names.is_listed_anew):
                     dataset.names.list_anew(its)
                 else:
                     dataset.names.list(its)
-                dataset.counted |= counted
+                dataset.search.counted |= counted
                 told.append(dataset)
             else:
-                dataset.too_many = True
+                dataset.search.too_many = True
         return told
 
     def _may_have(self, dataset: Dataset, new_keys: int) -> bool:
@@ -242,7 +242,7 @@ class Library:
         self._keys += len(oldest.names.keys)
         if oldest is wanted:
             # No other was left to be forgotten: listed again, it would only be forgotten again.
-            oldest.too_many = True
+            oldest.search.too_many = True
         if not oldest.kept and oldest is not wanted:
             del self._datasets[oldest.bucket, oldest.template]
         return oldest is not wanted

@@ -29,7 +29,7 @@ def packed(datasets: list[Dataset]) -> bytes:
                 "keys": names.keys,
                 "sizes": names.sizes.tolist(),
                 "listed": names.listed.tolist(),
-                "counted": dataset.counted,
+                "counted": dataset.search.counted,
                 "orders": [{"keys": order.sequence().tolist(), "period_s": order.period_s} for order in orders],
             })  # fmt: skip
     text = json.dumps({"format": _FORMAT, "datasets": records}, separators=(",", ":"))
@@ -65,7 +65,7 @@ def _dataset(record: dict[str, Any]) -> Dataset:
     # Keys that were only read will do for a LIST: the set is known. Of what nobody read there may be none.
     ranks = listed or sorted((key for key, size in enumerate(sizes) if size >= 0), key=keys.__getitem__)
     dataset.names.list((keys[key], sizes[key]) for key in ranks)
-    dataset.counted = dataset.count_tried = bool(listed and record.get("counted"))
+    dataset.search.counted = dataset.search.count_tried = bool(listed and record.get("counted"))
     count = len(dataset.names.keys)
     for order in orders:
         sequence = array("i", order["keys"])

@@ -171,7 +171,7 @@ class Offers:
 
     def _is_fetched(self, dataset: Dataset, one: Pass, key: int) -> bool:
         in_next_pass = not one.again and one.cursor >= len(one.agenda) and not one.behind
-        if (dataset, key) in self._handed or key in dataset.holes or not (in_next_pass or one.to_come(key)):
+        if (dataset, key) in self._handed or key in dataset.search.holes or not (in_next_pass or one.to_come(key)):
             return True
         kept = dataset.kept.get(key)
         return kept is not None and (kept.reading or kept.present.bit_count() == kept.blocks)

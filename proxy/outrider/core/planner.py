@@ -161,14 +161,14 @@ class Planner:
         be there, and there may be others. False: nobody wants to know of more."""
         self._now = now
         dataset = self._discovery.counting(numbering)
-        if dataset is None or (dataset.names.listed and not dataset.counted):
+        if dataset is None or (dataset.names.listed and not dataset.search.counted):
             return False
         self._discovery.counted(dataset)
         entries = [(name, -1) for name in names]
         for told in self.library.list(dataset.bucket, entries, counted=True):
-            told.list_pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
+            told.search.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
             told.listed(more=True)
-        return not dataset.too_many
+        return not dataset.search.too_many
 
     def listed(
         self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, before: int = 0, more: bool = False
@@ -179,7 +179,7 @@ class Planner:
         entries = list(entries)
         told = self.library.list(bucket, entries)
         for dataset in told:
-            dataset.list_pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
+            dataset.search.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
         for dataset in told if more else self.library.datasets():
             dataset.listed(more=more)
 
@@ -194,10 +194,10 @@ class Planner:
             one = dataset.told(client, its, start, total or COUNT_MAX, now)
             if telling is not None:
                 telling.add(dataset, one, its)
-            if not dataset.list_wanted and not dataset.names.listed:
+            if not dataset.search.wanted and not dataset.names.listed:
                 # It would cost the first reads their bandwidth: a name in a LIST may be a good part of a small sample.
-                dataset.listed_at = dataset.listed_at or now
-                dataset.list_pages = 1 + len(dataset.names.keys) // NAMES_PER_PAGE
+                dataset.search.begun_at = dataset.search.begun_at or now
+                dataset.search.pages = 1 + len(dataset.names.keys) // NAMES_PER_PAGE
 
     def withdraw(self, telling: Telling, others: Iterable[Telling], now: float) -> int:
         """Expect no longer what was told and is unread, but for what `others` have told as well; how many objects that
