@@ -108,6 +108,8 @@ def _address(value: str) -> str:
     host, _, port = value.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise PydanticCustomError("address", "must be HOST:PORT (port 0: any free one)")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise PydanticCustomError("address", "must have its IPv6 address in brackets: [::1]:9480")
     return value
 
 

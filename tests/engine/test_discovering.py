@@ -53,6 +53,12 @@ async def test_small_objects_that_count_are_found_by_some_heads_and_brought(room
     assert not room.tasks.failures
 
 
+async def test_no_name_is_asked_for_twice(room: Engine) -> None:
+    await read(room, 0, 1, 2)
+    asked = [request.key for request in room.origin.log if request.method == "HEAD"]
+    assert 8 < len(asked) == len(set(asked))
+
+
 @pytest.mark.parametrize("missing", [403, 404])
 async def test_where_nobody_may_list_and_what_is_missing_is_forbidden_all_are_found_as_well(
     missing: int, room: Engine

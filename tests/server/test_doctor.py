@@ -286,6 +286,8 @@ def test_the_jobs_endpoint(environ: dict[str, str], level: Level, says: str) -> 
     [
         ({}, set()),
         ({"S3_ENDPOINT_URL": "http://user:hush@minio"}, {"s5cmd"}),
+        # In `outrider run`, which has set all of them.
+        ({"S3_ENDPOINT_URL": "http://127.0.0.1:4", "OUTRIDER_STATUS_URL": "http://127.0.0.1:5"}, set()),
         ({"http_proxy": "http://corporate:3128"}, {"http proxy"}),
         ({"HTTP_PROXY": "http://corporate:3128", "NO_PROXY": "a, 127.0.0.1"}, set()),
         ({"https_proxy": "http://corporate:3128"}, set()),

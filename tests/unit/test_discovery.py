@@ -38,9 +38,9 @@ class Reader:
             [(_, numbering)] = self.planner.please_count()
         for first in range(0, stop, step):
             names = [f"s/{number:06d}.bin" for number in range(first, min(stop, first + step))]
-            if not self.planner.counted(numbering, names, self.now, before=first):
+            if not self.planner.counted(numbering, names, self.now, before=first, more=True):
                 return first
-        self.planner.listed("b", (), self.now, before=stop)
+        self.planner.counted(numbering, (), self.now, before=stop)
         return stop
 
     def not_counted(self) -> None:
@@ -318,6 +318,59 @@ def test_a_list_of_stale_names_that_breaks_off_while_another_one_waits_leaves_wh
         reader.read(*KEYS[100:200])
 
 
+@pytest.mark.parametrize("what", [
+    "of another bucket", "of other names", "of these and others", "of these and others, which fails", "a count",
+])  # fmt: skip
+def test_only_its_own_list_takes_the_place_of_what_was_counted(what: str) -> None:
+    reader = Reader()
+    reader.read(*READ)
+    [(_, numbering)] = reader.planner.please_count()
+    reader.counted(numbering)
+    reader.read("s/000900.bin")
+    assert reader.planner.please_list() == [PREFIX]
+    [dataset] = reader.planner.library.datasets()
+    reader.planner.listed("b", [(key, SMALL) for key in KEYS[:100]], reader.now, prefix="s/", more=True)
+    if what == "of another bucket":
+        reader.planner.listed("other", (), reader.now, prefix="s/", before=7)
+    elif what == "of other names":
+        reader.planner.listed("b", [("t/000001.bin", SMALL)], reader.now, prefix="t/")
+    elif what == "a count":
+        reader.planner.counted(numbering, (), reader.now, before=COUNT)
+    else:
+        reader.planner.listed("b", [(key, SMALL) for key in KEYS[150:200]], reader.now, prefix="", more=True)
+        if what.endswith("which fails"):
+            reader.planner.list_failed("b", "", reader.now)
+        reader.planner.listed("b", (), reader.now, prefix="", before=50)
+    assert [dataset.names.keys[key] for key in dataset.names.listed] == KEYS
+    reader.planner.listed("b", [(KEYS[100], SMALL)], reader.now, prefix="s/", before=100)
+    assert [dataset.names.keys[key] for key in dataset.names.listed] == KEYS[:101]
+
+
+def test_what_a_list_of_other_names_shows_besides_is_known_when_it_ends() -> None:
+    reader = Reader(1_000_000)
+    reader.read(*READ)
+    for first, stop in ((0, 200), (200, COUNT)):
+        page = [(key, 1_000_000) for key in KEYS[first:stop]]
+        reader.planner.listed("b", page, reader.now, prefix="", before=first, more=True)
+    reader.planner.listed("b", (), reader.now, prefix="", before=COUNT)
+    assert reader.wanted() == set(KEYS) - set(READ)
+
+
+def test_one_list_tells_all_sets_of_its_prefix_and_is_asked_for_once() -> None:
+    reader = Reader(1_000_000)
+    labels = [key.replace(".bin", ".json") for key in KEYS]
+    reader.read(*KEYS[:4], *labels[:4])
+    assert reader.planner.please_list() == [PREFIX]
+    reader.planner.list_failed("b", "s/", reader.now)
+    reader.now += 100.0
+    reader.read(KEYS[4], labels[4])
+    assert reader.planner.please_list() == [PREFIX]
+    reader.planner.listed("b", [(key, 1_000_000) for key in sorted(KEYS + labels)], reader.now, prefix="s/")
+    assert {len(one.names.listed) for one in reader.planner.library.datasets()} == {COUNT}
+    reader.read(KEYS[5], labels[5])
+    assert reader.planner.please_list() == []
+
+
 @pytest.mark.parametrize("what", ["given up", "forgotten", "too many"])
 def test_of_names_of_which_nobody_wants_to_know_no_more_are_told(what: str) -> None:
     reader = Reader(keys_max=2000)
@@ -350,6 +403,20 @@ def test_where_set_after_set_does_not_count_the_others_are_listed_at_once() -> N
             reader.planner.not_counted(bucket, numbering, reader.now)
         assert reader.planner.please_list() == [("b", f"{folder}/")]
     assert counts == 4
+
+
+@pytest.mark.parametrize("names", [127, 128])
+def test_where_set_after_set_is_small_the_others_are_listed_at_once(names: int) -> None:
+    reader, counts = Reader(), 0
+    for folder in ("cat", "dog", "emu", "fox", "gnu", "hen"):
+        reader.read(*(f"{folder}/{number:06d}.bin" for number in (2, 17, 13)))
+        for _, numbering in reader.planner.please_count():
+            counts += 1
+            keys = [f"{folder}/{number:06d}.bin" for number in range(names)]
+            reader.planner.counted(numbering, keys[:100], reader.now, more=True)
+            reader.planner.counted(numbering, keys[100:], reader.now, before=100)
+    assert counts == (4 if names < 128 else 6)
+    assert len(reader.planner.please_list()) == 6 - counts
 
 
 @pytest.mark.parametrize("listing", [True, False])

@@ -45,6 +45,15 @@ NAMES: dict[str, Callable[[int], str]] = {
 }
 
 
+@pytest.mark.parametrize(("key", "template"), [
+    ("s/shard-00000-of-00016.tar", "s/shard-{}-of-{}.tar"), ("s/shard-07-of-16.tar", "s/shard-{}-of-{}.tar"),
+    ("s/train-5-of-8.tfrecord", "s/train-{}-of-{}.tfrecord"), ("v2/part_3_of_12", "v2/part_{}_of_{}"),
+    ("train2-000123.tar", "train2-{}.tar"), ("bag-2-offcut-7.tar", "bag-2-offcut-{}.tar"),
+])  # fmt: skip
+def test_which_numbers_count(key: str, template: str) -> None:
+    assert template_of(key) == template
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_names_with_nothing_in_common_but_their_folder_are_one_dataset(name: str) -> None:
     templates, key = Templates(), NAMES[name]

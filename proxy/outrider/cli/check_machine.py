@@ -175,7 +175,7 @@ def direct() -> urllib.request.OpenerDirector:
 
 def loopback_of(host: str) -> str:
     """Where to connect to what listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}.get(host, host)  # noqa: S104
+    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104
 
 
 def check_open_files(hard: int | None = None) -> Finding:
@@ -193,7 +193,7 @@ def job_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Fin
     scheme = "http" if settings.tls_cert is None else "https"
     ours = f"{scheme}://{loopback_of(host)}:{port}"
     yield check_endpoint(ours, environ)
-    if environ.get("S3_ENDPOINT_URL", ours).rstrip("/") != ours:
+    if environment.STATUS_URL not in environ and environ.get("S3_ENDPOINT_URL", ours).rstrip("/") != ours:
         yield warn("s5cmd", f"S3_ENDPOINT_URL is {_shown(environ['S3_ENDPOINT_URL'])}", f"For s5cmd: set it to {ours}")
     if _goes_by_proxy(scheme, environ):
         yield warn(

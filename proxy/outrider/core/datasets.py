@@ -14,9 +14,11 @@ from typing import NamedTuple
 from outrider.core.model import shared_text
 from outrider.core.numbering import Numbering
 
-# The long hexadecimal names that tools give to parts, and numbers that count: short ones (`v2/`, `train2-`) name a set.
+# The long hexadecimal names that tools give to parts, and numbers that count: short ones (`v2/`, `train2-`) name a set,
+# but for the last in a name, and for one of so many (`3-of-8`).
 _VARIES = re.compile(
-    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*[0-9])[0-9a-f]{16,}|[0-9]{3,}|[0-9]+(?=[^0-9]*\Z)"
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*[0-9])[0-9a-f]{16,}"
+    r"|[0-9]{3,}|[0-9]+(?=[-_.]?of[-_.]?[0-9])|[0-9]+(?=[^0-9]*\Z)"
 )
 _VARIES_IN_FOLDERS = re.compile(r"[0-9]{3,}")
 # Objects named by a hash lie in folders by its first digits (`ab/cd/`), as git, DVC and many others have it.

@@ -19,8 +19,9 @@ _SMALL_BYTES = 30_000
 _LOOKED_AT = 64
 # So many names of which none is there, and of so many one: they do not count as it was thought.
 _HOLES_MAX, _HOLES_PART = 8, 8
-# After so many sets of a bucket that did not count, the others are listed at once.
-_IN_VAIN_MAX = 4
+# After so many sets in a row of a bucket that did not count, or have fewer names than that, the others are listed at
+# once: a small set takes some 15 HEADs, which is as much as a page of a LIST.
+_IN_VAIN_MAX, _WORTH_COUNTING = 4, 128
 # A LIST that is refused is not asked for again for so long: rights may change, and tokens expire.
 _REFUSED_S = 3600.0
 # A LIST of a page costs as much as a dozen HEADs (S3's price list), and one trip: it pays where more names than that
@@ -41,7 +42,9 @@ class Discovery:
         self._believed_s = believed_s
         self._lists: list[tuple[str, str]] = []
         self._counts: list[tuple[str, Numbering]] = []
-        # Of each bucket, how many sets in a row did not count.
+        # Buckets and prefixes of which a LIST was asked for that has not ended: one tells all sets under it.
+        self._under_way: set[tuple[str, str]] = set()
+        # Of each bucket, how many sets in a row were not worth to be counted.
         self._in_vain: Counter[str] = Counter()
 
     def please_list(self) -> list[tuple[str, str]]:
@@ -112,7 +115,10 @@ class Discovery:
             if not dataset.names.listed:
                 search.wanted, search.not_before = False, search.refused_until
             return
-        self._lists.append((dataset.bucket, dataset.prefix))
+        where = dataset.bucket, dataset.prefix
+        if where not in self._under_way:
+            self._under_way.add(where)
+            self._lists.append(where)
         search.cut = False
         search.begun_at, search.reads_since = now, 0
 
@@ -132,13 +138,21 @@ class Discovery:
     def _under(self, bucket: str, prefix: str) -> list[Dataset]:
         return [one for one in self._library.datasets() if one.prefix == prefix and one.bucket == bucket]
 
+    def list_ended(self, bucket: str, prefix: str | None) -> None:
+        """Whole or not. `prefix` None: all of them."""
+        self._under_way = {
+            where for where in self._under_way if where[0] != bucket or prefix not in (None, where[1])
+        }  # fmt: skip
+
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
+        self.list_ended(bucket, prefix)
         for dataset in self._under(bucket, prefix):
             dataset.names.keep()
             if dataset.search.wanted:
                 dataset.search.failed(now)
 
     def list_refused(self, bucket: str, prefix: str, now: float) -> None:
+        self.list_ended(bucket, prefix)
         for dataset in self._under(bucket, prefix):
             dataset.search.refused_until, dataset.search.doubted = now + _REFUSED_S, False
             if not dataset.names.listed and dataset.search.wanted and not self._count(dataset, now):
@@ -148,8 +162,12 @@ class Discovery:
         """Whose names are being asked about as these; None: nobody wants to know any more."""
         return next((one for one in self._library.datasets() if one.search.counting is numbering), None)
 
-    def counted(self, dataset: Dataset) -> None:
-        del self._in_vain[dataset.bucket]
+    def counted(self, dataset: Dataset, count: int) -> None:
+        """In all."""
+        if count < _WORTH_COUNTING:
+            self._in_vain[dataset.bucket] += 1
+        else:
+            del self._in_vain[dataset.bucket]
 
     def not_counted(self, bucket: str, numbering: Numbering, now: float) -> None:
         self._in_vain[bucket] += 1

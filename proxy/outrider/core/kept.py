@@ -111,15 +111,19 @@ class Dataset:
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def listed(self, *, more: bool) -> None:
-        """A LIST has shown what there is; `more`: of its beginning. That is thought over, which costs as much as there
-        are names, when it is whole, and before that each time that it is twice as long. That there are more is heard
-        at once: any of them may be read now."""
+        """Of what there is more was shown; `more`: is to come. That is thought over, which costs as much as there are
+        names, when it is all, and before that each time that it is twice as long. That there are more is heard at once:
+        any of them may be read now."""
         self._grow(len(self.names.keys))
-        if not more and self.names.replace():
-            self._no_longer_counted()
         count = len(self.names.listed)
         if count > self._names_listed * (2 if more else 1):
             self._think_over_names()
+
+    def list_ended(self) -> None:
+        """A LIST of it is whole, or has failed."""
+        if self.names.replace():
+            self._no_longer_counted()
+        self.listed(more=False)
 
     def _think_over_names(self) -> None:
         self._names_listed = len(self.names.listed)

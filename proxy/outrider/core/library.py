@@ -159,9 +159,12 @@ class Library:
         dataset = self._datasets.get(name)
         return dataset is not None and len(dataset.names.keys) > 1
 
-    def list(self, bucket: str, entries: Iterable[tuple[str, int]], *, counted: bool = False) -> list[Dataset]:
-        """The datasets that a LIST has told more of, or, if `counted`, the numbers in their names. One with too many
-        names, or one too many, stays as it is: it is read as it comes."""
+    def list(
+        self, bucket: str, entries: Iterable[tuple[str, int]], *, prefix: str | None = None, counted: bool = False
+    ) -> list[Dataset]:
+        """The datasets that a LIST has told more of, or, if `counted`, the numbers in their names. `prefix`: whose LIST
+        it is, which alone will take the place of what was counted; None: everybody's. One with too many names, or one
+        too many, stays as it is: it is read as it comes."""
         entries = list(entries)
         found: dict[str, list[tuple[str, int]]] = {}
         names = self._names_of([ObjectRef(bucket, key) for key, _ in entries])
@@ -176,7 +179,8 @@ class Library:
             if self._may_have(dataset, new):
                 self._datasets[bucket, template] = dataset
                 self._keys += new
-                if not counted and (dataset.search.counted or dataset.names.is_listed_anew):
+                own = not counted and prefix in (None, dataset.prefix)
+                if own and (dataset.search.counted or dataset.names.is_listed_anew):
                     dataset.names.list_anew(its)
                 else:
                     dataset.names.list(its)

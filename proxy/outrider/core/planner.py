@@ -136,12 +136,13 @@ class Planner:
 
     def please_list(self) -> list[tuple[str, str]]:
         """Buckets and prefixes worth a LIST, each told once: to learn what there is, or that what is believed of many
-        names still holds. Answer by `listed`, and before that by `list_failed` or `list_refused`; or not at all."""
+        names still holds. Answer by `listed`, and before that by `list_failed` or `list_refused`; a prefix that is not
+        answered is not asked for again."""
         return self._discovery.please_list()
 
     def please_count(self) -> list[tuple[str, Numbering]]:
-        """Buckets and names of which it is worth to know how far they count, each told once. Answer by `counted` and
-        then `listed`, or by `not_counted`."""
+        """Buckets and names of which it is worth to know how far they count, each told once. Answer by `counted`
+        or by `not_counted`."""
         return self._discovery.please_count()
 
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
@@ -156,32 +157,47 @@ class Planner:
         """These names do not count one by one, or nobody would tell."""
         self._discovery.not_counted(bucket, numbering, now)
 
-    def counted(self, numbering: Numbering, names: Iterable[str], now: float, *, before: int = 0) -> bool:
-        """More of the names that count, in the order of a LIST, of which `before` have been told already; some may not
-        be there, and there may be others. False: nobody wants to know of more."""
+    def counted(
+        self, numbering: Numbering, names: Iterable[str], now: float, *, before: int = 0, more: bool = False
+    ) -> bool:
+        """More of the names that count, in the order of a LIST, of which `before` have been told already, and whether
+        `more` are to come; some may not be there, and there may be others. False: nobody wants to know of more."""
         self._now = now
         dataset = self._discovery.counting(numbering)
         if dataset is None or (dataset.names.listed and not dataset.search.counted):
             return False
-        self._discovery.counted(dataset)
         entries = [(name, -1) for name in names]
+        if not more:
+            self._discovery.counted(dataset, before + len(entries))
         for told in self.library.list(dataset.bucket, entries, counted=True):
             told.search.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
             told.listed(more=True)
+        if not more:
+            dataset.listed(more=False)
         return not dataset.search.too_many
 
     def listed(
-        self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, before: int = 0, more: bool = False
-    ) -> None:
-        """Keys and sizes under a prefix, in the order of the LIST, of which `before` have been told already, and `more`
-        are to come: a part of it is worth fetching from, too."""
+        self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, prefix: str | None = None,
+        before: int = 0, more: bool = False,
+    ) -> None:  # fmt: skip
+        """Keys and sizes under `prefix` (None: of whatever sets they are), in the order of the LIST, of which `before`
+        have been told already, and whether `more` are to come: a part of it is worth fetching from, too."""
         self._now = now
         entries = list(entries)
-        told = self.library.list(bucket, entries)
+        told = self.library.list(bucket, entries, prefix=prefix)
         for dataset in told:
             dataset.search.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
-        for dataset in told if more else self.library.datasets():
-            dataset.listed(more=more)
+            dataset.listed(more=True)
+        if more:
+            return
+        self._discovery.list_ended(bucket, prefix)
+        for dataset in self.library.datasets():
+            if dataset.bucket != bucket:
+                continue
+            if prefix is None or dataset.prefix == prefix:
+                dataset.list_ended()
+            elif dataset.prefix.startswith(prefix):
+                dataset.listed(more=False)
 
     def told(
         self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,

@@ -52,7 +52,7 @@ class Discovering:
             async with aclosing(self._survey.pages(bucket, prefix)) as pages:
                 async for page in pages:
                     entries = [(one.key, one.size) for one in page]
-                    self._planner.listed(bucket, entries, self._clock(), before=count, more=True)
+                    self._planner.listed(bucket, entries, self._clock(), prefix=prefix, before=count, more=True)
                     count += len(entries)
                     self._think()
         except (Signal, S3Error) as error:
@@ -62,7 +62,9 @@ class Discovering:
             else:
                 self._planner.list_failed(bucket, prefix, now)
             log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": str(error)})
-        self._all_told(bucket, before=count)
+        self._turns.alone_again()
+        self._planner.listed(bucket, (), self._clock(), prefix=prefix, before=count)
+        self._think()
 
     async def _count(self, bucket: str, numbering: Numbering) -> None:
         """The same by names that count."""
@@ -70,21 +72,18 @@ class Discovering:
         try:
             found = await self._survey.range_of(bucket, numbering)
         except (Signal, S3Error) as error:
-            log.info("not counted", extra={"bucket": bucket, "name": numbering.name(0), "error": str(error)})
+            log.info("not counted", extra={"bucket": bucket, "key": numbering.name(0), "error": str(error)})
         if found is None:
             self._planner.not_counted(bucket, numbering, self._clock())
             self._think()
             return
         names, count = found.names(), 0
         while page := list(islice(names, _COUNTED_AT_ONCE)):
-            if not self._planner.counted(numbering, page, self._clock(), before=count):
+            if not self._planner.counted(numbering, page, self._clock(), before=count, more=True):
                 break
             count += len(page)
             self._think()
             await asyncio.sleep(0)
-        self._all_told(bucket, before=count)
-
-    def _all_told(self, bucket: str, *, before: int) -> None:
         self._turns.alone_again()
-        self._planner.listed(bucket, (), self._clock(), before=before)
+        self._planner.counted(numbering, (), self._clock(), before=count)
         self._think()

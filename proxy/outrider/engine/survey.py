@@ -55,12 +55,14 @@ class Survey:
             Signal: the origin does not tell.
         """
         search = numbering.search()
+        known: dict[str, bool] = {}
         try:
             asked = next(search)
             while True:
                 async with TaskGroup() as group:
-                    answers = [group.create_task(self._is_there(bucket, name)) for name in asked]
-                asked = search.send([answer.result() for answer in answers])
+                    new = {name: group.create_task(self._is_there(bucket, name)) for name in asked if name not in known}
+                known |= {name: answer.result() for name, answer in new.items()}
+                asked = search.send([known[name] for name in asked])
         except StopIteration as end:
             found: Found | None = end.value
             return found

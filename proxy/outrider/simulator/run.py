@@ -149,7 +149,7 @@ class Simulation:
             for ref, of in self.objects.items()
             if ref.bucket == bucket and ref.key.startswith(prefix)
         )
-        self.planner.listed(bucket, entries, self.time.now)
+        self.planner.listed(bucket, entries, self.time.now, prefix=prefix)
         self.ride_ahead()
 
     def _count(self, bucket: str, numbering: Numbering) -> None:
@@ -170,7 +170,6 @@ class Simulation:
             self.planner.not_counted(bucket, numbering, self.time.now)
         else:
             self.planner.counted(numbering, found.names(), self.time.now)
-            self.planner.listed(bucket, (), self.time.now)
         self.ride_ahead()
 
     def _landed(self, fill: Fill) -> None:
