@@ -72,8 +72,9 @@ class Runner:
         names = [name for name in load.targets if name in self._targets]
         failed: set[str] = set()
         with self._progress() as progress:
-            task = progress.add_task(load.title, total=len(names) * rounds)
-            for number in range(rounds):
+            runs = rounds * load.each_round
+            task = progress.add_task(load.title, total=len(names) * runs)
+            for number in range(runs):
                 first = number % max(1, len(names))
                 for name in names[first:] + names[:first]:
                     if name not in failed and not self._measure_one(load, name, number, progress):
