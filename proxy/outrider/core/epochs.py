@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from outrider.core.samplers import Draw, at_once, out_of_batches, turn_of
+from outrider.core.shardshuffle import ALL_SEEDS, Shuffle
 
 # How many of the last reads tell where a pass is: odd, for the median.
 _RECENT = 9
@@ -58,10 +59,14 @@ class Learned:
         return self._keys
 
 
-class Drawn(NamedTuple):
-    """What a sampler has drawn for a pass: see `Pass`."""
+Seeded = Draw | Shuffle
+"""By which seed an order is drawn, by a sampler or by WebDataset's workers."""
 
-    draw: Draw
+
+class Drawn(NamedTuple):
+    """What was drawn by a seed for a pass: see `Pass`."""
+
+    draw: Seeded
     agenda: array[int]
     place: array[int]
 
@@ -97,13 +102,17 @@ class Pass:
         self.told = self.was_told = False
         # What was expected before it was told: the agenda, how likely its order was, and `number`.
         self._untold: tuple[array[int], float, int] = (array("i"), order, 0)
-        # The draw of a sampler that this pass' order is, and the last pass' was; which of those that may follow one did
-        # so last time, -1: not known; after how many reads it is looked for. See `foresight`.
-        self.draw: Draw | None = None
-        self.last_draw: Draw | None = None
+        # The seed by which this pass' order is drawn, and the last pass' was; which of those that may follow one did so
+        # last time, -1: not known; after how many reads it is looked for. See `foresight`.
+        self.draw: Seeded | None = None
+        self.last_draw: Seeded | None = None
         self.way = -1
         self.look_at = LOOK_FIRST
         self.looks_in_vain = 0
+        # What it reads is dealt to workers, and the agenda is what those that were seen got.
+        self.is_dealt = False
+        # None of so many seeds is that of WebDataset's workers.
+        self.shuffles_tried = 0
         # The draw that was found, while it is not clear yet in which batches it is read.
         self.found: Draw | None = None
         # What the pass after this one will read, where that is known already.
@@ -113,7 +122,7 @@ class Pass:
         self._told_to = self._told_of = 0
         # Grows with each change of what is expected.
         self.changes = 0
-        # How many names there were for its sampler to draw of.
+        # How many names there were to draw of.
         self.drawn_of = 0
         # What one process tells, or draws, may be read by several beside each other, a batch of each in turn.
         self.batch = self.workers = 1
@@ -187,9 +196,14 @@ class Pass:
         return max(1, min(max(24, count // 32), count // 8))
 
     @property
+    def is_sampled(self) -> bool:
+        """It reads what a sampler has drawn: some of it perhaps twice, or not at all, for each to have as many."""
+        return isinstance(self.draw, Draw)
+
+    @property
     def next_order(self) -> float:
         """How likely the next pass has the order of this one."""
-        if (self.told and not self.repeats) or self.draw is not None:
+        if (self.told or self.draw is not None) and not self.repeats:
             # The next order will be told as well, or drawn, and be another one.
             return ORDER_UNLIKELY
         return self.order if self.number > 0 else max(self.order, ORDER_LIKELY)
@@ -313,7 +327,9 @@ class Pass:
         self.batch, self.workers = other.batch, other.workers
 
     def undraw(self) -> None:
-        """It reads in another order than its sampler would have drawn."""
+        """It reads in another order than what was drawn."""
+        if isinstance(self.draw, Shuffle):
+            self.shuffles_tried = ALL_SEEDS
         self.draw = self.last_draw = self.upcoming = self.found = None
         self.way, self.repeats, self.batch, self.workers, self.drawn_of = -1, True, 1, 1, 0
         self.look_at = max(LOOK_FIRST, len(self.log))
@@ -321,7 +337,7 @@ class Pass:
     def draw_after(self, other: Pass) -> None:
         """It is the epoch after that one's."""
         self.last_draw, self.way, self.looks_in_vain = other.draw, other.way, other.looks_in_vain
-        self.drawn_of = other.drawn_of
+        self.shuffles_tried, self.drawn_of = other.shuffles_tried, other.drawn_of
         self.draw = self.found = None
         self.look_at = LOOK_FIRST if self.last_draw is None else LOOK_AGAIN if self.way < 0 else 0
         upcoming, other.upcoming = other.upcoming, None
@@ -406,8 +422,10 @@ class Pass:
         self._recall()
 
     def drawn(self, drawn: Drawn) -> None:
-        """A sampler has drawn this for it."""
-        self.draw, self.repeats, self.leader, self.order = drawn.draw, False, None, ORDER_DRAWN
+        """It reads what was drawn."""
+        self.draw, self.leader, self.order = drawn.draw, None, ORDER_DRAWN
+        # WebDataset's workers draw the same in each epoch, if they are not made to draw another one.
+        self.repeats = isinstance(drawn.draw, Shuffle) and self.way <= 0
         self.follow(drawn.agenda, drawn.place)
 
     def follow(self, agenda: array[int], place: array[int]) -> None:

@@ -1,14 +1,16 @@
-"""Which passes read in an order that a sampler has drawn (see `samplers`): thought over a little at a time."""
+"""Which passes read in an order that was drawn by a seed, by a sampler (see `samplers`) or by WebDataset's workers (see
+`shardshuffle`): thought over a little at a time."""
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from itertools import pairwise
 
+from outrider.core import shardshuffle
 from outrider.core.datasets import Names
-from outrider.core.epochs import LOOK_AGAIN, LOOK_FIRST, Drawn, Pass, blanks
+from outrider.core.epochs import LOOK_AGAIN, LOOK_FIRST, Drawn, Pass, Seeded, blanks
 from outrider.core.kept import Dataset
 from outrider.core.samplers import (
     Draw,
@@ -21,7 +23,9 @@ from outrider.core.samplers import (
     next_draws,
     order_of,
     out_of_batches,
+    turn_of,
 )
+from outrider.core.shardshuffle import ALL_SEEDS, Shuffle
 
 # It is looked again after so many times the reads; sooner once there are many, which may prove a rank's share: the more
 # is read, the less of an order's beginning is to be seen.
@@ -32,6 +36,10 @@ _IN_VAIN_MAX = 12
 _THOUGHTS_MAX = 64
 # Reads after which no beginning is looked at any more, and how far in the order batches are looked for.
 _READS_MAX, _PLACES_MAX = 1296, 65_536
+# Ranks, or workers, that read in turn are no farther apart than that, on average.
+_AS_READ = 2
+# Reads of each worker by which all that there are have begun.
+_SETTLED = 3
 # Small steps of work that are done at once.
 _AT_ONCE = 1024
 
@@ -48,6 +56,8 @@ class Foresight:
         for one in dataset.puzzles:
             reads = max(1, len(one.log))
             one.look_at = (_LOOK_LATER if reads < _MANY else _LOOK_SOONER) * reads
+            if any(thought.one is one and thought.is_searching for thought in self._thoughts):
+                continue
             # What was begun with fewer reads, or before all names were known, has become idle.
             self._thoughts = deque(thought for thought in self._thoughts if thought.one is not one)
             if len(self._thoughts) < _THOUGHTS_MAX and one.looks_in_vain < _IN_VAIN_MAX:
@@ -65,20 +75,24 @@ class Foresight:
 
 
 class _Thought:
-    """By which sampler a pass is read, and the next one will be; of what was told or drawn, how many read it beside
-    each other. `steps` is all that there is to think."""
+    """By which seed the order of a pass is drawn, and the next one's will be; of what was told or drawn, how many read
+    it beside each other. `steps` is all that there is to think."""
 
     def __init__(self, dataset: Dataset, one: Pass, seeds: Seeds) -> None:
         self.one = one
+        # Among a million seeds.
+        self.is_searching = False
         self._dataset = dataset
         self._seeds = seeds
         self._names = dataset.names
         self._count = one.drawn_of or len(dataset.names.listed)
         self._known = one.told, one.draw, one.round
         if one.draw is None and not one.told:
-            steps = self._sampler()
+            steps = self._seed()
         elif one.way >= 0 and one.upcoming is None and not one.told:
             steps = self._next_pass()
+        elif isinstance(one.draw, Shuffle) and not one.told:
+            steps = self._buffer(one.draw)
         else:
             steps = self._batches()
         self.steps = steps
@@ -91,20 +105,21 @@ class _Thought:
             return False
         return dataset.pass_in(one.round) is one
 
-    def _sampler(self) -> Generator[None, None, None]:
-        one = self.one
-        if is_enough(len(one.log), self._count) or one.last_draw is not None or one.found is not None:
-            # What a sampler's numbers stand for is the order of the names, most often.
-            draw = (yield from self._draw()) if (yield from _is_sorted(self._names)) else None
-            if draw is not None:
-                yield from self._drawn_by(draw)
+    def _seed(self) -> Generator[None, None, None]:
+        # What drawn numbers stand for is the order of the names, most often.
+        draw = (yield from self._draw()) if (yield from _is_sorted(self._names)) else None
+        if draw is not None:
+            yield from self._drawn_by(draw)
 
-    def _drawn_by(self, draw: Draw) -> Generator[None, None, None]:
+    def _drawn_by(self, draw: Seeded) -> Generator[None, None, None]:
         one = self.one
         agenda = yield from self._agenda(draw)
         batch, workers = one.batch, one.workers
-        if one.last_draw is None:
-            batches = yield from self._batches_in(agenda)
+        if isinstance(draw, Shuffle):
+            # They have turns of one.
+            batch, workers = 1, len(draw.seeds)
+        elif one.last_draw is None:
+            batches = batches_of((yield from self._places_read(agenda)))
             if batches is None:
                 one.look_at = _soon(one)
                 return
@@ -115,15 +130,15 @@ class _Thought:
             one.batch, one.workers, one.drawn_of = batch, workers, self._count
             yield from self._dataset.think_anew()
 
-    def _draw(self) -> Generator[None, None, Draw | None]:
+    def _draw(self) -> Generator[None, None, Seeded | None]:
         """None: it is not known, or not yet."""
         one, names, count = self.one, self._names, self._count
         reads = [rank for key in one.log[:_READS_MAX] if (rank := names.rank_of(key)) >= 0]
         if one.last_draw is not None:
-            likely = next_draws(one.last_draw, count)
+            likely = _next_of(one.last_draw, count)
             if one.way >= 0 and len(reads) < LOOK_AGAIN:
                 return likely[one.way]
-            draw = yield from following(likely, reads, count, one.batch, one.workers)
+            draw = yield from self._following(likely, reads)
             if draw is not None:
                 one.way = likely.index(draw)
                 return draw
@@ -131,19 +146,69 @@ class _Thought:
             # By now its beginning may be hard to see: among more reads there are more that chance would have brought.
             return as_read(one.found, reads, count)
         count = self._count = len(names.listed)
-        if not is_enough(len(one.log), count):
+        shuffle = yield from self._shuffle()
+        if shuffle is None and not is_enough(len(one.log), count):
             return None
         one.last_draw, one.way = None, -1
+        if shuffle is not None:
+            return shuffle
         draw = yield from self._seeds.found(reads, count)
         one.looks_in_vain = 0 if draw is not None else one.looks_in_vain + 1
         if draw is not None and self._holds:
             one.found, one.drawn_of = draw, count
         return draw
 
+    def _following(self, likely: Sequence[Seeded], reads: Sequence[int]) -> Generator[None, None, Seeded | None]:
+        one, count = self.one, self._count
+        shuffles = [draw for draw in likely if isinstance(draw, Shuffle)]
+        if shuffles:
+            return shardshuffle.next_of(shuffles, self._first_reads, count)
+        draws = [draw for draw in likely if isinstance(draw, Draw)]
+        return (yield from following(draws, reads, count, one.batch, one.workers))
+
+    def _shuffle(self) -> Generator[None, None, Shuffle | None]:
+        one, reads = self.one, self._first_reads
+        if not LOOK_FIRST <= len(reads) < self._count or one.shuffles_tried >= ALL_SEEDS:
+            return None
+        workers = yield from shardshuffle.workers_of(reads, self._count)
+        yield from self._leave_others(workers, reads)
+        # More reads would tell no more, and to begin anew with them would take too long.
+        self.is_searching = True
+        found = yield from shardshuffle.found(reads, self._count, workers, one.shuffles_tried)
+        self.is_searching = False
+        one.shuffles_tried = found.tried
+        if found.look_at:
+            one.look_at = min(one.look_at, max(found.look_at, len(one.log) + 1))
+        return found.shuffle
+
+    def _leave_others(self, workers: int, reads: Sequence[int]) -> Generator[None, None, None]:
+        """Of so many workers, those that have not read by now are on other nodes."""
+        one, seen = self.one, {read % workers for read in reads}
+        if len(seen) == workers or len(reads) < _SETTLED * len(seen):
+            return
+        agenda = array("i", (key for rank, key in enumerate(self._names.listed) if rank % workers in seen))
+        place = yield from _places(agenda, len(self._names.keys))
+        if self._holds:
+            one.follow(agenda, place)
+            one.is_dealt = True
+            yield from self._dataset.think_anew()
+
+    def _buffer(self, shuffle: Shuffle) -> Generator[None, None, None]:
+        one = self.one
+        one.look_at = _soon(one)
+        better = yield from shardshuffle.with_buffer(shuffle, self._first_reads, self._count)
+        if better != shuffle:
+            yield from self._drawn_by(better)
+
+    @property
+    def _first_reads(self) -> list[int]:
+        """Their numbers among the names."""
+        return [rank for key in self.one.first_reads() if (rank := self._names.rank_of(key)) >= 0]
+
     def _next_pass(self) -> Generator[None, None, None]:
         one = self.one
         assert one.draw is not None
-        draw = next_draws(one.draw, self._count)[one.way]
+        draw = _next_of(one.draw, self._count)[one.way]
         agenda = yield from self._agenda(draw)
         upcoming = yield from self._drawn(draw, agenda, one.batch, one.workers)
         one.look_at = _soon(one)
@@ -155,9 +220,10 @@ class _Thought:
         one, changes = self.one, self.one.changes
         before = one.batch, one.workers
         order = yield from out_of_batches(one.agenda[:], *before)
-        batches = yield from self._batches_in(order)
+        places = yield from self._places_read(order)
+        batches = batches_of(places)
         one.look_at = _soon(one)
-        if batches is None or batches == before:
+        if batches is None or batches == before or _is_as_read(places, *before):
             return
         agenda = yield from in_batches(order, *batches)
         place = yield from _places(agenda, len(self._names.keys))
@@ -167,27 +233,38 @@ class _Thought:
         one.read_in_batches(agenda, place, *batches)
         yield from self._dataset.think_anew()
 
-    def _batches_in(self, order: array[int]) -> Generator[None, None, tuple[int, int] | None]:
-        """Of those who read this order beside each other."""
+    def _places_read(self, order: array[int]) -> Generator[None, None, list[int]]:
+        """Where in this order its first reads stand."""
         place: dict[int, int] = {}
         for begin in range(0, min(len(order), _PLACES_MAX), _AT_ONCE):
             place.update(zip(order[begin : begin + _AT_ONCE], range(begin, begin + _AT_ONCE), strict=False))
             yield
-        return batches_of([place[key] for key in self.one.first_reads() if key in place])
+        return [place[key] for key in self.one.first_reads() if key in place]
 
-    def _agenda(self, draw: Draw) -> Generator[None, None, array[int]]:
+    def _agenda(self, draw: Seeded) -> Generator[None, None, array[int]]:
         """The keys that it draws, in its order."""
         listed = self._names.listed
-        agenda = yield from order_of(draw, self._count)
+        order = shardshuffle.order_of(draw, self._count) if isinstance(draw, Shuffle) else order_of(draw, self._count)
+        agenda = yield from order
         for number, rank in enumerate(agenda):
             agenda[number] = listed[rank]
             if number % _AT_ONCE == 0:
                 yield
         return agenda
 
-    def _drawn(self, draw: Draw, agenda: array[int], batch: int, workers: int) -> Generator[None, None, Drawn]:
+    def _drawn(self, draw: Seeded, agenda: array[int], batch: int, workers: int) -> Generator[None, None, Drawn]:
         agenda = yield from in_batches(agenda, batch, workers)
         return Drawn(draw, agenda, (yield from _places(agenda, len(self._names.keys))))
+
+
+def _is_as_read(places: Sequence[int], batch: int, workers: int) -> bool:
+    """So many workers have read it in just about this order: whoever was held up since may look like two."""
+    apart = sum(abs(turn_of(place, batch, workers) - number) for number, place in enumerate(places))
+    return apart <= _AS_READ * len(places)
+
+
+def _next_of(draw: Seeded, count: int) -> Sequence[Seeded]:
+    return shardshuffle.next_shuffles(draw) if isinstance(draw, Shuffle) else next_draws(draw, count)
 
 
 def _soon(one: Pass) -> int:

@@ -121,7 +121,7 @@ class Job:
         """A key that its sampler has not drawn, as its epoch ends, is of the next draw: what is left of this one does
         not fill a batch."""
         newest = self.passes[-1]
-        if newest.draw is not None and newest.is_strange(key) and newest.left <= _tail(newest, readers):
+        if newest.is_sampled and newest.is_strange(key) and newest.left <= _tail(newest, readers):
             newest.begin_next(now)
             self._clear_evidence()
 
@@ -139,7 +139,7 @@ class Job:
         if one.told or one.draw is not None:
             wonders = not (one.told and one.several) or (one.way >= 0 and one.upcoming is None)
         else:
-            wonders = not one.order_known and len(names.listed) > 0
+            wonders = (not one.order_known or one.last_draw is not None) and len(names.listed) > 0
         if wonders:
             self.puzzle = one
 
@@ -181,10 +181,10 @@ class Job:
     def _repeated(self, key: int, key_count: int, readers: int, now: float) -> Pass | None:
         """All passes have read this key before."""
         newest = self.passes[-1]
-        if newest.draw is not None and newest.left > 0 and 0 <= newest.place[key] < _PADDING:
+        if newest.is_sampled and newest.left > 0 and 0 <= newest.place[key] < _PADDING:
             return None
         tail = _tail(newest, readers)
-        if newest.draw is not None and newest.left <= tail:
+        if newest.is_sampled and newest.left <= tail:
             newest.begin_next(now)
             self._clear_evidence()
             return newest
@@ -329,7 +329,13 @@ class Job:
                         leader.lead(one)
                     return
         rank = names.rank_of(one.log[-1])
-        if rank >= 0 and self._part.read(rank, len(names.listed)):
+        if rank < 0:
+            return
+        has_changed = self._part.read(rank, len(names.listed))
+        if one.is_dealt and one.place[one.log[-1]] < 0:
+            # There is a worker who had not been seen.
+            one.is_dealt, has_changed = False, True
+        if has_changed and not one.is_dealt:
             one.plan((key for key in names.listed if self._part.has(names.rank_of(key))), order=one.order)
 
     def listed(self, names: Names) -> None:
@@ -337,6 +343,7 @@ class Job:
         for one in self.passes:
             if one.number == 0 and not one.told and one.draw is None and not self.free:
                 one.look_at = min(one.look_at, max(LOOK_FIRST, len(one.log)))
+                one.is_dealt = False
                 self._part = _Part()
                 for key in one.log:
                     if (rank := names.rank_of(key)) >= 0:
@@ -392,7 +399,7 @@ class Job:
 def _tail(one: Pass, readers: int) -> int:
     """So little of it may be left unread when the next one begins."""
     tail = min(2 * readers + one.size // 50, one.size // 2)
-    if one.draw is None:
+    if not one.is_sampled:
         return tail
     # It is certain which they are, and a loader leaves out what does not fill its last batch.
     return max(tail, min(one.size // 8, max(_BATCH, one.batch * one.workers)))

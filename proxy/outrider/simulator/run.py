@@ -64,13 +64,15 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a run has to its disposal. `ahead_blocks`: on their way for the planner at any time, at most."""
+    """What a run has to its disposal. `ahead_blocks`: on their way for the planner at any time, at most. `ponder_s`: a
+    step of what takes longer to think of takes 0.1 ms, and the engine gives a tenth of its time to that."""
 
     capacity_bytes: int
     origin_bytes_s: float
     latency_s: float = 0.05
     block_bytes: int = 8 * 2**20
     ahead_blocks: int = 16
+    ponder_s: float = 0.001
     prefetch: bool = True
     listing: bool = True
 
@@ -94,6 +96,7 @@ class Simulation:
         self.opened: list[tuple[ObjectRef, Epoch]] = []
         self.objects: dict[ObjectRef, SimObject] = {}
         self.readers = 0
+        self._pondering = False
         for job in jobs:
             for index in range(job.shards.count):
                 self._know(ObjectRef(job.shards.bucket, job.shards.key(index)), job.shards.size)
@@ -122,8 +125,7 @@ class Simulation:
     def ride_ahead(self) -> None:
         if self.planner is None or not self.machine.prefetch:
             return
-        while self.planner.ponder():
-            pass
+        self._ponder()
         for bucket, prefix in self.planner.please_list():
             if self.machine.listing:
                 self.time.at(self.time.now + _LIST_S, lambda b=bucket, p=prefix: self._list(b, p))  # type: ignore[misc]
@@ -141,6 +143,17 @@ class Simulation:
                 blocks += self.planner.found(want.ref, of.version.size)
             for index in blocks:
                 self.origin.ask(of, index, (PREFETCHED, self.time.now))
+
+    def _ponder(self) -> None:
+        if not self._pondering and self.planner is not None and self.planner.ponder():
+            self._pondering = True
+            self.time.at(self.time.now + self.machine.ponder_s, self._go_on_pondering)
+
+    def _go_on_pondering(self) -> None:
+        self._pondering = False
+        self._ponder()
+        if not self._pondering:
+            self.ride_ahead()
 
     def _list(self, bucket: str, prefix: str) -> None:
         assert self.planner is not None

@@ -8,6 +8,7 @@ from random import Random
 from typing import Literal, get_args
 
 from outrider.core.samplers import Draw, order_at_once
+from outrider.core.shardshuffle import ALL_SEEDS, drawn
 
 OrderKind = Literal["repeated", "fresh", "seeded", "sequential", "replacement", "zipf"]
 ORDERS: tuple[OrderKind, ...] = get_args(OrderKind)
@@ -66,15 +67,19 @@ def split(order: list[int], readers: int) -> list[list[int]]:
 
 
 def order_of(kind: OrderKind, shards: list[int], readers: int, seed: int) -> Order:
-    """`repeated` is WebDataset's default: shuffled with the same seed in each epoch. `seeded`: as PyTorch's
-    DistributedSampler draws it, which takes another seed for each."""
+    """`repeated` is WebDataset's default: each reader's shards are shuffled by a seed that all of them share, the same
+    in each epoch. `seeded`: as PyTorch's DistributedSampler draws it, which takes another seed for each."""
 
     def order(epoch: int) -> list[list[int]]:
+        if kind == "repeated":
+            drawn_by = Random(seed).randrange(ALL_SEEDS)
+            return [
+                [own[place] for place in drawn(Random(drawn_by), len(own), len(shards))]
+                for own in split(shards, readers)
+            ]
         chance = Random(f"{seed} {epoch}")
         if kind == "sequential":
             read = shards
-        elif kind == "repeated":
-            read = Random(seed).sample(shards, len(shards))
         elif kind == "seeded":
             read = [shards[number] for number in order_at_once(Draw(seed + epoch), len(shards))]
         elif kind == "fresh":

@@ -1,0 +1,65 @@
+"""Real pipelines of WebDataset, not one line changed: what their workers shuffle is foreseen from the first epoch."""
+
+from __future__ import annotations
+
+import io
+import random
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.core.samplers import at_once
+from outrider.core.shardshuffle import Shuffle, order_of
+from tests.support.door import HAS_TORCH
+from tests.support.sampled import Sampled
+
+if not HAS_TORCH:
+    pytest.skip("torch is pinned to a release without a wheel for this Python", allow_module_level=True)
+
+import webdataset as wds
+
+COUNT, WORKERS, EPOCHS = 480, 4, 3
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("shards")
+    for number in range(COUNT):
+        with tarfile.open(folder / f"train-{number:06d}.tar", "w") as tar:
+            member = tarfile.TarInfo(f"{number}.cls")
+            member.size = 1
+            tar.addfile(member, io.BytesIO(b"1"))
+    return f"{folder}/train-{{000000..{COUNT - 1:06d}}}.tar"
+
+
+def read(shards: str, **how: Any) -> list[list[int]]:
+    """The shards that the workers of a loader open, in each of its epochs: a sample each, of each worker in turn."""
+    dataset = wds.WebDataset(shards, **how).map(lambda sample: int(Path(sample["__url__"]).stem.split("-")[1]))
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=WORKERS, persistent_workers=True)
+    return [list(loader) for _ in range(EPOCHS)]
+
+
+@pytest.mark.parametrize("how", [
+    # WebDataset chooses a number below a million and one.
+    {"shardshuffle": 1000},
+    {"shardshuffle": 100, "seed": 7},
+    {"shardshuffle": 1000, "seed": 7, "detshuffle": True},
+])  # fmt: skip
+def test_what_its_workers_read_is_foreseen(shards: str, how: dict[str, Any]) -> None:
+    random.seed(5)
+    orders = read(shards, **how)
+    assert [sorted(order) for order in orders] == [list(range(COUNT))] * EPOCHS
+    assert (orders[0] == orders[1]) is not how.get("detshuffle", False)
+    proxy = Sampled(COUNT)
+    first, *later = [proxy.foreseen(order, 2 * WORKERS) for order in orders]
+    assert first > 0.92
+    assert min(later) > 0.97
+
+
+def test_it_draws_as_we_do(shards: str) -> None:
+    for buffer in (1000, 100, 10):
+        [order, *_] = read(shards, shardshuffle=buffer, seed=3)
+        ours = order_of(Shuffle(WORKERS, buffer, tuple((worker, 3) for worker in range(WORKERS))), COUNT)
+        assert order == at_once(ours).tolist()

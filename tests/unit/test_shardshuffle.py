@@ -1,0 +1,298 @@
+"""WebDataset's shard shuffle is worked out from its seed. That it is drawn as the library draws it, is seen beside the
+library in `tests/server/test_shuffled_shards.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core import shardshuffle
+from outrider.core.samplers import at_once
+from outrider.core.shardshuffle import ALL_SEEDS, Found, Shuffle, drawn, next_shuffles, order_of
+from outrider.simulator.run import Epoch, Machine, Simulation
+from outrider.simulator.worlds import JobSpec, Order, Shards
+from tests.support.sampled import Sampled
+
+T = TypeVar("T")
+
+COUNT, WORKERS, LARGE = 1000, 8, 10_000
+MIB = 2**20
+SeedOf = Callable[[int, int], int]
+SEED_7_OF_12 = [5, 2, 6, 0, 1, 9, 4, 8, 10, 3, 11, 7]
+SEED_7_OF_12_BY_5 = [2, 1, 3, 0, 7, 9, 8, 4, 10, 11, 6, 5]
+SEED_7_OF_300 = [41, 19, 50, 83, 6, 9, 111, 68]
+
+
+def shuffled(
+    count: int = COUNT, workers: int = WORKERS, *, seed: int = 42, buffer: int = LARGE, ranks: int = 1,
+    mine: Sequence[int] = (0,), seed_of: SeedOf | None = None,
+) -> Order:  # fmt: skip
+    """What each worker of these ranks reads in an epoch. `seed_of`: of a rank and an epoch."""
+
+    def order(epoch: int) -> list[list[int]]:
+        lists = []
+        for rank in mine:
+            drawn_by = seed if seed_of is None else seed_of(rank, epoch)
+            for worker in range(workers):
+                own = range(rank, count, ranks)[worker::workers]
+                lists.append([own[place] for place in drawn(Random(drawn_by), len(own), buffer)])
+        return lists
+
+    return order
+
+
+def beside_each_other(lists: list[list[int]], chance: Random) -> list[int]:
+    """Workers that are about as fast, and drift."""
+    reads = []
+    for its in lists:
+        at = chance.random()
+        for one in its:
+            reads.append((at, one))
+            at += chance.uniform(0.7, 1.3)
+    return [one for _, one in sorted(reads)]
+
+
+def first_reads(order: Order, rounds: int, epoch: int = 0, chance: int = 1) -> list[int]:
+    lists = order(epoch)
+    return beside_each_other(lists, Random(chance))[: rounds * len(lists)]
+
+
+def found(reads: list[int], count: int = COUNT, tried: int = 0) -> Found:
+    workers = at_once(shardshuffle.workers_of(reads, count))
+    return at_once(shardshuffle.found(reads, count, workers, tried))
+
+
+def steps_of(work: Generator[None, None, T]) -> tuple[T, int]:
+    steps = 0
+    while True:
+        try:
+            next(work)
+            steps += 1
+        except StopIteration as end:
+            return end.value, steps
+
+
+# -- what is drawn -------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_draws_what_webdataset_draws() -> None:
+    """`list(webdataset.filters._shuffle(iter(range(12)), bufsize, seed=7))`, as 1.0.2 gives it."""
+    assert list(drawn(Random(7), 12, 1000)) == SEED_7_OF_12
+    assert list(drawn(Random(7), 12, 5)) == SEED_7_OF_12_BY_5
+    assert list(drawn(Random(7), 300, 1000))[:8] == SEED_7_OF_300
+
+
+@given(st.integers(0, 10**6), st.integers(0, 400), st.sampled_from([1, 2, 10, 99, 100, 101, 500]))
+def test_an_order_has_all_of_them_once(seed: int, count: int, buffer: int) -> None:
+    assert sorted(drawn(Random(seed), count, buffer)) == list(range(count))
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 300))
+def test_what_all_workers_read_is_all_of_it_one_of_each_in_turn(count: int, workers: int, buffer: int) -> None:
+    workers = min(workers, count)
+    order = at_once(order_of(Shuffle(workers, buffer, tuple((first, 3) for first in range(workers))), count))
+    assert sorted(order) == list(range(count))
+    assert [one % workers for one in order[: count // workers * workers]] == list(range(workers)) * (count // workers)
+
+
+# -- how it is found -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chance", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("count", "workers", "seed", "rounds"),
+    [(1000, 8, 42, 5), (1000, 1, 42, 16), (1000, 2, 0, 9), (300, 4, 4095, 7), (100, 8, 42, 9), (5000, 64, 3000, 5)],
+)
+def test_a_small_seed_is_found_by_a_few_shards_of_each_worker(
+    count: int, workers: int, seed: int, rounds: int, chance: int
+) -> None:
+    order = shuffled(count, workers, seed=seed)
+    shuffle = found(first_reads(order, rounds, chance=chance), count).shuffle
+    assert shuffle is not None
+    assert (shuffle.workers, dict(shuffle.seeds)) == (workers, dict.fromkeys(range(workers), seed))
+
+
+def test_webdatasets_own_seed_is_found_among_a_million() -> None:
+    reads = first_reads(shuffled(seed=600_123), 6)
+    (search, steps), last = steps_of(shardshuffle.found(reads, COUNT, WORKERS)), 600_123
+    assert search.shuffle is not None
+    assert set(dict(search.shuffle.seeds).values()) == {last}
+    # In steps of 0.1 ms.
+    assert steps > last / 30
+
+
+def test_too_few_reads_prove_nothing_and_tell_when_they_will() -> None:
+    order = shuffled(seed=600_123)
+    early = found(first_reads(order, 3))
+    assert early.shuffle is None
+    assert 3 * WORKERS < early.look_at <= 5 * WORKERS
+    # What was tried until then need not be tried again.
+    assert 0 < early.tried < 600_123
+    later = found(first_reads(order, 6), tried=600_123)
+    assert later.shuffle is not None
+    assert found(first_reads(order, 6), tried=600_124).shuffle is None
+
+
+@pytest.mark.parametrize("buffer", [100, 50, 20, 10])
+def test_a_small_buffer_is_seen_by_what_is_not_read(buffer: int) -> None:
+    search = found(first_reads(shuffled(5000, 4, buffer=buffer), 24), 5000)
+    assert search.shuffle is not None
+    assert search.shuffle.buffer == buffer
+
+
+def test_a_buffer_that_shows_later_is_seen_then() -> None:
+    """The first shards from a buffer of 100 and from one of 1,000 are the same, about."""
+    order = shuffled(4000, 4, buffer=100)
+    search = found(first_reads(order, 6), 4000)
+    assert search.shuffle is not None
+    better = at_once(shardshuffle.with_buffer(search.shuffle, first_reads(order, 60), 4000))
+    assert better == search.shuffle._replace(buffer=100)
+
+
+def test_each_rank_of_a_node_has_a_seed_of_its_own() -> None:
+    order = shuffled(2000, 2, ranks=4, mine=range(4), seed_of=lambda rank, _: 100 * rank)
+    search = found(first_reads(order, 6), 2000)
+    assert search.shuffle is not None
+    assert search.shuffle.workers == 8
+    assert dict(search.shuffle.seeds) == {rank + 4 * worker: 100 * rank for rank in range(4) for worker in range(2)}
+
+
+def test_of_several_ranks_all_seeds_or_none_are_known() -> None:
+    order = shuffled(2000, 2, ranks=4, mine=range(4), seed_of=lambda rank, _: 100 if rank else 2**40)
+    assert found(first_reads(order, 7), 2000) == Found(None, ALL_SEEDS, 0)
+
+
+@given(st.integers(2**32, 2**64), st.sampled_from([100, 1000, 5000]), st.integers(16, 96))
+def test_chance_has_neither_workers_nor_a_seed(chance: int, count: int, reads: int) -> None:
+    read = Random(chance).sample(range(count), min(reads, count - 1))
+    assert at_once(shardshuffle.workers_of(read, count)) == 1
+    search = found(read, count)
+    assert search.shuffle is None
+    # And a million seeds are not tried for it.
+    assert search.tried <= 4096
+
+
+@pytest.mark.parametrize("reads", [16, 40, 96, 500])
+def test_shards_that_are_read_in_their_order_are_no_workers(reads: int) -> None:
+    about = beside_each_other([list(range(worker, COUNT, WORKERS)) for worker in range(WORKERS)], Random(1))
+    for order in (range(COUNT), about):
+        assert at_once(shardshuffle.workers_of(order[:reads], COUNT)) == 1
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8, 16, 48])
+@pytest.mark.parametrize("rounds", [3, 6, 30])
+def test_workers_are_neither_halved_nor_doubled(workers: int, rounds: int) -> None:
+    reads = first_reads(shuffled(6000, workers, seed=99_999), max(rounds, 16 // workers))
+    assert at_once(shardshuffle.workers_of(reads, 6000)) == workers
+
+
+def test_the_next_epoch_is_the_same_or_the_next_seeds() -> None:
+    shuffle = Shuffle(2, 1000, ((0, 7), (1, 7)))
+    same, other = next_shuffles(shuffle)
+    for expected, seed in ((same, 7), (other, 8)):
+        reads = first_reads(shuffled(COUNT, 2, seed=seed), 2)
+        assert shardshuffle.next_of((same, other), reads, COUNT) == expected
+    assert shardshuffle.next_of((same, other), first_reads(shuffled(COUNT, 2, seed=9), 2), COUNT) is None
+
+
+# -- what comes of it ----------------------------------------------------------------------------------------------
+
+
+def simulated(order: Order, count: int = COUNT, epochs: int = 3, size: int = 16 * MIB, **machine: Any) -> list[Epoch]:
+    rate = 50.0 * MIB
+    job = JobSpec("train", Shards(count, size), order, epochs, rate)
+    readers = len(order(0))
+    return Simulation(Machine(count * size // 4, 1.3 * rate * readers, ponder_s=0, **machine), "epoch", [job]).run()
+
+
+WORLDS: dict[str, tuple[Order, int]] = {
+    "a seed": (shuffled(), COUNT),
+    "a seed of WebDataset's own": (shuffled(seed=123_456), COUNT),
+    "detshuffle": (shuffled(seed_of=lambda _, epoch: 7 + epoch), COUNT),
+    "a small buffer": (shuffled(buffer=100), COUNT),
+    "one worker": (shuffled(workers=1), COUNT),
+    "four ranks": (shuffled(workers=2, ranks=4, mine=range(4), seed_of=lambda rank, epoch: 50 * rank + epoch), COUNT),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_an_unchanged_webdataset_is_known_from_its_first_epoch_on(world: str) -> None:
+    first, *later = simulated(*WORLDS[world])
+    assert first.hit_ratio > 0.88
+    assert first.traffic < 1.005
+    assert min(epoch.hit_ratio for epoch in later) > 0.97
+    assert max(epoch.traffic for epoch in later) < 0.79
+
+
+@pytest.mark.parametrize("seed", [42, 2**40])
+def test_a_node_that_has_some_of_the_ranks_fetches_nothing_of_the_others(seed: int) -> None:
+    """Two of eight: they are known by what their workers share, whether their seed is one that is tried or not."""
+    epochs = simulated(shuffled(4000, 4, ranks=8, mine=(2, 3), seed=seed), 4000, 2)
+    assert [epoch.opened for epoch in epochs] == [1000, 1000]
+    for epoch in epochs:
+        # The next epoch's first ones among them.
+        assert epoch.origin_bytes < 1.08 * 1000 * 16 * MIB
+    assert epochs[0].hit_ratio > (0.8 if seed == 42 else 0.4)
+
+
+def test_a_worker_that_begins_late_is_heard_of() -> None:
+    *lists, late = shuffled(800, 8)(0)
+    proxy = Sampled(800)
+    early = beside_each_other(lists, Random(1))
+    proxy.foreseen(early[:60], 24)
+    proxy.foreseen([late[0], late[1]], 24)
+    rest = beside_each_other([*(its[10:] for its in lists), late[2:]], Random(2))
+    rest = [one for one in rest if one not in early[:60]]
+    assert proxy.foreseen(rest, 48) > 0.8
+
+
+def test_what_is_read_in_another_order_than_its_seed_would_have_drawn_is_given_up() -> None:
+    """A job over the first names of a set: its shuffle begins as one over the whole set would."""
+    first, second = simulated(shuffled(900), COUNT, 2)
+    assert first.hit_ratio > 0.4
+    assert first.waste < 0.1
+    assert second.hit_ratio > 0.95
+
+
+def test_chance_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fresh() -> list[tuple[float, float]]:
+        def order(epoch: int) -> list[list[int]]:
+            read = Random(f"no seed {epoch}").sample(range(COUNT), COUNT)
+            return [read[worker::WORKERS] for worker in range(WORKERS)]
+
+        return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated(order)]
+
+    with_it = fresh()
+    monkeypatch.setattr(shardshuffle, "_SMALL_SEEDS", 0)
+    assert fresh() == with_it
+
+
+def test_a_search_goes_on_while_more_is_read_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    search = shardshuffle.found
+
+    def counted(*args: Any) -> Generator[None, None, Found]:
+        begun.append(len(args[0]))
+        return (yield from search(*args))
+
+    monkeypatch.setattr(shardshuffle, "found", counted)
+    proxy = Sampled(COUNT)
+    [*reads] = beside_each_other(shuffled(seed=2**40)(0), Random(1))
+    steps = proxy.steps()
+    for read in reads[:500]:
+        proxy.read([read])
+        for _ in range(20):
+            next(steps, None)
+            steps = proxy.steps()
+    for _ in proxy.steps():
+        pass
+    proxy.foreseen(reads[500:900], 24)
+    # Each with the evidence that it needs: for the small ones, for all of them, and none after that.
+    assert len(begun) <= 4
+    [dataset] = proxy.planner.library.datasets()
+    assert dataset.passes()[-1].shuffles_tried == ALL_SEEDS
