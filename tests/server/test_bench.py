@@ -168,6 +168,8 @@ def test_the_goals_of_riding_ahead_are_measured_live(tmp_path: Path) -> None:
         ("WebDataset default", "excess wait, epochs 2 to 3", "<= 0.03"),
         ("WebDataset new order", "excess wait, epoch 1", ""),
         ("WebDataset new order", "excess wait, epochs 2 to 3", "<= 0.35"),
+        ("WebDataset new order, seeded", "excess wait, epoch 1", ""),
+        ("WebDataset new order, seeded", "excess wait, epochs 2 to 3", ""),
         ("WebDataset announced", "excess wait, epochs 1 to 3", "<= 0.03"),
         ("WebDataset lru", "excess wait, epoch 2", ""),
         ("DELI unmodified", "excess wait, epochs 1 to 2", "<= 0.50"),

@@ -272,6 +272,19 @@ def test_chance_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fresh() == with_it
 
 
+def test_a_seed_that_is_found_when_its_epoch_is_over_tells_that_of_the_next_one() -> None:
+    proxy = Sampled(COUNT)
+    for epoch in range(2):
+        for read in beside_each_other(shuffled(seed=600_123 + epoch)(0), Random(epoch)):
+            proxy.read([read])
+            # Some seconds in all, where it takes a minute.
+            for _ in zip(range(20), proxy.steps(), strict=False):
+                pass
+    for _ in proxy.steps():
+        pass
+    assert proxy.foreseen(beside_each_other(shuffled(seed=600_125)(0), Random(2)), 3 * WORKERS) > 0.95
+
+
 def test_a_search_goes_on_while_more_is_read_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
     search = shardshuffle.found

@@ -72,11 +72,12 @@ class Drawn(NamedTuple):
 
 
 class Round:
-    """One epoch of a pass, for those who told of it: `ended` once all was read that was expected."""
+    """One epoch of a pass, its `number`-th, for those who told of it: `ended` once all was read that was expected."""
 
-    __slots__ = ("ended",)
+    __slots__ = ("ended", "number")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
         self.ended = False
 
 
@@ -111,8 +112,8 @@ class Pass:
         self.looks_in_vain = 0
         # What it reads is dealt to workers, and the agenda is what those that were seen got.
         self.is_dealt = False
-        # None of so many seeds is that of WebDataset's workers.
-        self.shuffles_tried = 0
+        # None of so many seeds is that of WebDataset's workers; so many that were found were none.
+        self.shuffles_tried = self.shuffles_refuted = 0
         # The draw that was found, while it is not clear yet in which batches it is read.
         self.found: Draw | None = None
         # What the pass after this one will read, where that is known already.
@@ -330,6 +331,7 @@ class Pass:
         """It reads in another order than what was drawn."""
         if isinstance(self.draw, Shuffle):
             self.shuffles_tried = ALL_SEEDS
+            self.shuffles_refuted += 1
         self.draw = self.last_draw = self.upcoming = self.found = None
         self.way, self.repeats, self.batch, self.workers, self.drawn_of = -1, True, 1, 1, 0
         self.look_at = max(LOOK_FIRST, len(self.log))
@@ -337,7 +339,9 @@ class Pass:
     def draw_after(self, other: Pass) -> None:
         """It is the epoch after that one's."""
         self.last_draw, self.way, self.looks_in_vain = other.draw, other.way, other.looks_in_vain
-        self.shuffles_tried, self.drawn_of = other.shuffles_tried, other.drawn_of
+        self.drawn_of, self.shuffles_refuted = other.drawn_of, other.shuffles_refuted
+        # Another run may have begun with another seed, once.
+        self.shuffles_tried = 0 if other.shuffles_refuted == 1 else other.shuffles_tried
         self.draw = self.found = None
         self.look_at = LOOK_FIRST if self.last_draw is None else LOOK_AGAIN if self.way < 0 else 0
         upcoming, other.upcoming = other.upcoming, None
@@ -385,7 +389,7 @@ class Pass:
         self.frontier = 0
         self.order = self.next_order
         self.number += 1
-        self.round.ended, self.round = True, Round()
+        self.round.ended, self.round = True, Round(self.round.number + 1)
         self.was_told, self.told, self.repeats, self._shares = self.told, False, True, array("d")
         self.draw_after(self)
         self.cursor = ahead

@@ -100,16 +100,28 @@ class _Thought:
     @property
     def _holds(self) -> bool:
         """Meanwhile its epoch may have ended, or what it reads was told, or the set was forgotten."""
-        one, dataset = self.one, self._dataset
-        if (one.told, one.draw, one.round) != self._known or dataset.names is not self._names:
-            return False
-        return dataset.pass_in(one.round) is one
+        one = self.one
+        return (one.told, one.draw, one.round) == self._known and self._is_there
+
+    @property
+    def _is_there(self) -> bool:
+        return self._dataset.names is self._names and self._dataset.pass_in(self.one.round) is self.one
 
     def _seed(self) -> Generator[None, None, None]:
         # What drawn numbers stand for is the order of the names, most often.
         draw = (yield from self._draw()) if (yield from _is_sorted(self._names)) else None
         if draw is not None:
             yield from self._drawn_by(draw)
+        if isinstance(draw, Shuffle) and not self._holds:
+            self._found_late(draw)
+
+    def _found_late(self, shuffle: Shuffle) -> None:
+        """Its epoch is over: it tells the seeds of this one. If they are the same, the order is known anyhow."""
+        one, (_, _, before) = self.one, self._known
+        epochs = one.round.number - before.number
+        if epochs > 0 and not one.told and one.draw is None and not one.order_known and self._is_there:
+            one.last_draw, one.way, one.drawn_of = shardshuffle.later(shuffle, epochs - 1), -1, self._count
+            one.look_at = len(one.log) + 1
 
     def _drawn_by(self, draw: Seeded) -> Generator[None, None, None]:
         one = self.one

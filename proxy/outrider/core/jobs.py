@@ -139,7 +139,9 @@ class Job:
         if one.told or one.draw is not None:
             wonders = not (one.told and one.several) or (one.way >= 0 and one.upcoming is None)
         else:
-            wonders = (not one.order_known or one.last_draw is not None) and len(names.listed) > 0
+            # What begins as the names do may be drawn from a buffer that holds the first of them.
+            known = one.order_known and one.number > 0 and one.last_draw is None
+            wonders = not known and len(names.listed) > 0
         if wonders:
             self.puzzle = one
 

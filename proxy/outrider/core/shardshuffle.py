@@ -63,7 +63,12 @@ class Found(NamedTuple):
 
 def next_shuffles(shuffle: Shuffle) -> tuple[Shuffle, ...]:
     """What may be read in the next epoch, the likelier first."""
-    return shuffle, shuffle._replace(seeds=tuple((first, seed + 1) for first, seed in shuffle.seeds))
+    return shuffle, later(shuffle, 1)
+
+
+def later(shuffle: Shuffle, epochs: int) -> Shuffle:
+    """With `detshuffle`."""
+    return shuffle._replace(seeds=tuple((first, seed + epochs) for first, seed in shuffle.seeds))
 
 
 def order_of(shuffle: Shuffle, count: int) -> Generator[None, None, array[int]]:

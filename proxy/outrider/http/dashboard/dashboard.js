@@ -147,7 +147,7 @@ function showDatasets(datasets) {
     const words = [];
     if (dataset.objects !== undefined) {
       words.push(`${many(dataset.objects, "object")}, ${bytes(dataset.bytes)}`, `${percent(dataset.cached)} cached`);
-      if (dataset.epoch !== null) words.push(`epoch ${dataset.epoch + 1}: ${whole(dataset.read_this_epoch)} of ${whole(dataset.epoch_objects)} read${dataset.order_of_a_seed ? ", order known by its sampler's seed" : dataset.order_known ? ", order known" : ""}`);
+      if (dataset.epoch !== null) words.push(`epoch ${dataset.epoch + 1}: ${whole(dataset.read_this_epoch)} of ${whole(dataset.epoch_objects)} read${dataset.order_of_a_seed ? ", order known by its seed" : dataset.order_known ? ", order known" : ""}`);
     }
     words.push(`${many(dataset.requests, "read")}, ${many(dataset.bucket_gets, "GET")} of the bucket`);
     put(facts, words.join(" · "));
