@@ -54,9 +54,9 @@ def a_job(
     return JobSpec(name, Shards(count, SIZE), order, epochs, RATE, client)
 
 
-def simulated(jobs: list[JobSpec], readers: int, cache_part: float = 0.1) -> list[Epoch]:
+def simulated(jobs: list[JobSpec], readers: int, cache_part: float = 0.1, ponder_s: float = 0.001) -> list[Epoch]:
     """With 1.3 times the bandwidth that they need."""
-    machine = Machine(int(cache_part * jobs[0].shards.count * SIZE), 1.3 * RATE * readers)
+    machine = Machine(int(cache_part * jobs[0].shards.count * SIZE), 1.3 * RATE * readers, ponder_s=ponder_s)
     return Simulation(machine, "epoch", jobs).run()
 
 
@@ -107,6 +107,16 @@ def test_the_ranks_of_a_run_are_known_by_their_shares(one_client: bool, drop_las
     ]  # fmt: skip
     epochs = simulated(jobs, 8)
     assert min(epoch.hit_ratio for epoch in epochs if epoch.number == 1) > 0.6
+    assert min(epoch.hit_ratio for epoch in epochs if epoch.number > 1) > 0.94
+
+
+def test_a_worker_that_was_held_up_is_not_taken_for_two_where_all_was_read_as_known() -> None:
+    """After this much thought one rank is a batch ahead of another."""
+    jobs = [
+        a_job(sampled(2003, workers=2, rank=rank, ranks=4), name=f"rank {rank}", count=2003, client="node")
+        for rank in range(4)
+    ]
+    epochs = simulated(jobs, 8, ponder_s=0.0002)
     assert min(epoch.hit_ratio for epoch in epochs if epoch.number > 1) > 0.94
 
 

@@ -215,6 +215,7 @@ WORLDS: dict[str, tuple[Order, int]] = {
     "a seed of WebDataset's own": (shuffled(seed=123_456), COUNT),
     "detshuffle": (shuffled(seed_of=lambda _, epoch: 7 + epoch), COUNT),
     "a small buffer": (shuffled(buffer=100), COUNT),
+    "the first names first": (shuffled(8000, 2), 8000),
     "one worker": (shuffled(workers=1), COUNT),
     "four ranks": (shuffled(workers=2, ranks=4, mine=range(4), seed_of=lambda rank, epoch: 50 * rank + epoch), COUNT),
 }

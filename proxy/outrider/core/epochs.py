@@ -202,6 +202,11 @@ class Pass:
         return isinstance(self.draw, Draw)
 
     @property
+    def is_shuffled(self) -> bool:
+        """It reads what WebDataset's workers have drawn: all of it, once."""
+        return isinstance(self.draw, Shuffle)
+
+    @property
     def next_order(self) -> float:
         """How likely the next pass has the order of this one."""
         if (self.told or self.draw is not None) and not self.repeats:
@@ -329,7 +334,7 @@ class Pass:
 
     def undraw(self) -> None:
         """It reads in another order than what was drawn."""
-        if isinstance(self.draw, Shuffle):
+        if self.is_shuffled:
             self.shuffles_tried = ALL_SEEDS
             self.shuffles_refuted += 1
         self.draw = self.last_draw = self.upcoming = self.found = None
@@ -429,7 +434,7 @@ class Pass:
         """It reads what was drawn."""
         self.draw, self.leader, self.order = drawn.draw, None, ORDER_DRAWN
         # WebDataset's workers draw the same in each epoch, if they are not made to draw another one.
-        self.repeats = isinstance(drawn.draw, Shuffle) and self.way <= 0
+        self.repeats = self.is_shuffled and self.way <= 0
         self.follow(drawn.agenda, drawn.place)
 
     def follow(self, agenda: array[int], place: array[int]) -> None:

@@ -208,7 +208,13 @@ class _Thought:
     def _buffer(self, shuffle: Shuffle) -> Generator[None, None, None]:
         one = self.one
         one.look_at = _soon(one)
-        better = yield from shardshuffle.with_buffer(shuffle, self._first_reads, self._count)
+        reads = []
+        for number, key in enumerate(one.log):
+            if (rank := self._names.rank_of(key)) >= 0:
+                reads.append(rank)
+            if number % _AT_ONCE == 0:
+                yield
+        better = yield from shardshuffle.with_buffer(shuffle, reads, self._count)
         if better != shuffle:
             yield from self._drawn_by(better)
 

@@ -28,6 +28,8 @@ _FOLLOWS = 0.8
 _REFUTED = 0.1
 # A little more in order than not: it may yet prove one.
 _LEANS = 0.6
+# Reads after which an order that is about to be refuted is looked at again.
+_LOOK_AGAIN = 4
 # Reads of an epoch that may be heard of before what it was told.
 _HARDLY_BEGUN = 16
 # Reads that look alike before an order of the past is taken for this one's.
@@ -134,6 +136,9 @@ class Job:
     def _wonder(self, one: Pass, names: Names) -> None:
         if one.draw is not None and one.order < _REFUTED:
             self._give_up_draw(one, names)
+        if one.is_shuffled and one.order < _LEANS and len(one.log) % _LOOK_AGAIN == 0:
+            # A full buffer may show only now.
+            one.look_at = len(one.log)
         if len(one.log) < one.look_at or self.free:
             return
         if one.told or one.draw is not None:

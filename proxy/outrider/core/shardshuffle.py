@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 # WebDataset begins to draw once so many shards, or as many as there may be, are in the buffer.
 _INITIAL = 100
-# What people give for `shardshuffle`. Where a worker has less than 1,900 shards, 1,000 is as good as any larger number.
-_BUFFERS = (1000, 100, 500, 200, 50, 20, 10)
+# What people give for `shardshuffle`, the likelier first where it makes no difference yet.
+_BUFFERS = (1000, 100, 10_000, 5000, 500, 200, 100_000, 50, 20, 10)
 # WebDataset's own seeds. A script's are small: those are tried first, and where little speaks for a shuffle, alone.
 ALL_SEEDS, _SMALL_SEEDS = 1_000_001, 4096
 # As powers of two: a seed is the right one if what was read is one of so many more beginnings than there are seeds to
@@ -139,7 +139,10 @@ def with_buffer(shuffle: Shuffle, reads: Sequence[int], count: int) -> Generator
     """The same, from as large a buffer as fits best what was read since: the first few shards are the same of many.
     Yields now and then."""
     best, most = shuffle, -1
-    for buffer in (shuffle.buffer, *_BUFFERS):
+    # No more than that are ever in one.
+    enough = (count // shuffle.workers + _INITIAL) // 2 + 2
+    buffers = {min(enough, buffer): buffer for buffer in reversed((shuffle.buffer, *_BUFFERS))}
+    for buffer in sorted(buffers.values(), key=lambda buffer: buffer != shuffle.buffer):
         other = shuffle._replace(buffer=buffer)
         workers = {first: _worker(other, first, seed, count) for first, seed in shuffle.seeds}
         right = 0
