@@ -138,6 +138,19 @@ def test_too_few_reads_prove_nothing_and_tell_when_they_will() -> None:
     assert found(first_reads(order, 6), tried=600_124).shuffle is None
 
 
+def test_a_shard_from_a_small_buffer_tells_less_of_the_seed() -> None:
+    order = shuffled(seed=100_123, buffer=20)
+    early = found(first_reads(order, 6))
+    assert early.tried < 100_123
+    later = found(first_reads(order, 9), tried=early.tried)
+    assert later.shuffle is not None
+
+
+def test_one_worker_alone_is_known_by_what_it_leaves_for_later() -> None:
+    search = found(first_reads(shuffled(5000, 1, seed=100_123), 16), 5000)
+    assert search.shuffle is not None
+
+
 @pytest.mark.parametrize("buffer", [100, 50, 20, 10])
 def test_a_small_buffer_is_seen_by_what_is_not_read(buffer: int) -> None:
     search = found(first_reads(shuffled(5000, 4, buffer=buffer), 24), 5000)
