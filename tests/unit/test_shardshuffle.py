@@ -265,6 +265,37 @@ def test_a_worker_that_begins_late_is_heard_of() -> None:
     assert proxy.foreseen(rest, 48) > 0.8
 
 
+def test_workers_of_other_nodes_are_none_that_begin_late() -> None:
+    *lists, late = shuffled(800, 8, seed=2**40)(0)
+    proxy = Sampled(800)
+    proxy.foreseen(beside_each_other(lists, Random(1))[:60], 24)
+    [dataset] = proxy.planner.library.datasets()
+    one = dataset.passes()[-1]
+    assert (one.is_dealt, len(one.agenda)) == (True, 700)
+    proxy.foreseen(late[:1], 24)
+    assert not one.is_dealt
+    key = dataset.names.known(proxy.refs[late[1]].key)
+    assert key is not None
+    assert one.to_come(key)
+
+
+def test_it_is_looked_as_soon_as_enough_is_read() -> None:
+    proxy = Sampled(COUNT)
+    proxy.foreseen(first_reads(shuffled(seed=42), 5)[:37], 24)
+    assert proxy.expected
+
+
+def test_workers_that_begin_the_next_epoch_while_others_end_theirs_are_known_in_both() -> None:
+    """As with `.repeat()`."""
+    epochs = [shuffled(COUNT, 8)(epoch) for epoch in range(3)]
+    reads = beside_each_other([[one for its in lists for one in its] for lists in zip(*epochs, strict=True)], Random(3))
+    proxy = Sampled(COUNT)
+    proxy.foreseen(reads[: COUNT // 2], 24)
+    assert proxy.foreseen(reads[COUNT // 2 : -250], 8 * WORKERS) > 0.95
+    # The last ones of an epoch are no padding, and none of the next one.
+    assert proxy.foreseen(reads[-250:], 8 * WORKERS) > 0.99
+
+
 def test_what_is_read_in_another_order_than_its_seed_would_have_drawn_is_given_up() -> None:
     """A job over the first names of a set: its shuffle begins as one over the whole set would."""
     first, second = simulated(shuffled(900), COUNT, 2)
