@@ -163,7 +163,7 @@ def test_a_buffer_that_shows_later_is_seen_then() -> None:
     order = shuffled(4000, 4, buffer=100)
     search = found(first_reads(order, 6), 4000)
     assert search.shuffle is not None
-    better = at_once(shardshuffle.with_buffer(search.shuffle, first_reads(order, 60), 4000))
+    better = at_once(shardshuffle.as_read(search.shuffle, first_reads(order, 60), 4000))
     assert better == search.shuffle._replace(buffer=100)
 
 
@@ -209,8 +209,9 @@ def test_the_next_epoch_is_the_same_or_the_next_seeds() -> None:
     same, other = next_shuffles(shuffle)
     for expected, seed in ((same, 7), (other, 8)):
         reads = first_reads(shuffled(COUNT, 2, seed=seed), 2)
-        assert shardshuffle.next_of((same, other), reads, COUNT) == expected
-    assert shardshuffle.next_of((same, other), first_reads(shuffled(COUNT, 2, seed=9), 2), COUNT) is None
+        assert at_once(shardshuffle.next_of((same, other), reads, COUNT)) == expected
+    none = at_once(shardshuffle.next_of((same, other), first_reads(shuffled(COUNT, 2, seed=9), 2), COUNT))
+    assert none is None
 
 
 # -- what comes of it ----------------------------------------------------------------------------------------------
@@ -353,4 +354,4 @@ def test_a_search_goes_on_while_more_is_read_and_is_made_once(monkeypatch: pytes
     # Each with the evidence that it needs: for the small ones, for all of them, and none after that.
     assert len(begun) <= 4
     [dataset] = proxy.planner.library.datasets()
-    assert dataset.passes()[-1].shuffles_tried == ALL_SEEDS
+    assert dataset.passes()[-1].shuffles_tried[WORKERS] == ALL_SEEDS

@@ -112,8 +112,9 @@ class Pass:
         self.looks_in_vain = 0
         # What it reads is dealt to workers, and the agenda is what those that were seen got.
         self.is_dealt = False
-        # None of so many seeds is that of WebDataset's workers; so many that were found were none.
-        self.shuffles_tried = self.shuffles_refuted = 0
+        # By how many workers there may be: none of so many seeds is theirs. And so many that were found were none.
+        self.shuffles_tried: dict[int, int] = {}
+        self.shuffles_refuted = 0
         # The draw that was found, while it is not clear yet in which batches it is read.
         self.found: Draw | None = None
         # What the pass after this one will read, where that is known already.
@@ -335,7 +336,7 @@ class Pass:
     def undraw(self) -> None:
         """It reads in another order than what was drawn."""
         if self.is_shuffled:
-            self.shuffles_tried = ALL_SEEDS
+            self.shuffles_tried = {0: 2 * ALL_SEEDS}
             self.shuffles_refuted += 1
         self.draw = self.last_draw = self.upcoming = self.found = None
         self.way, self.repeats, self.batch, self.workers, self.drawn_of = -1, True, 1, 1, 0
@@ -346,7 +347,7 @@ class Pass:
         self.last_draw, self.way, self.looks_in_vain = other.draw, other.way, other.looks_in_vain
         self.drawn_of, self.shuffles_refuted = other.drawn_of, other.shuffles_refuted
         # Another run may have begun with another seed, once.
-        self.shuffles_tried = 0 if other.shuffles_refuted == 1 else other.shuffles_tried
+        self.shuffles_tried = {} if other.shuffles_refuted == 1 else other.shuffles_tried
         self.draw = self.found = None
         self.look_at = LOOK_FIRST if self.last_draw is None else LOOK_AGAIN if self.way < 0 else 0
         upcoming, other.upcoming = other.upcoming, None

@@ -38,6 +38,8 @@ _THOUGHTS_MAX = 64
 _READS_MAX, _PLACES_MAX = 1296, 65_536
 # Ranks, or workers, that read in turn are no farther apart than that, on average.
 _AS_READ = 2
+# Seeds that are tried for a job, with one number of workers or another.
+_SEEDS_MAX = 2 * ALL_SEEDS
 # Reads of each worker by which all that there are have begun.
 _SETTLED = 3
 # Small steps of work that are done at once.
@@ -125,6 +127,9 @@ class _Thought:
 
     def _drawn_by(self, draw: Seeded) -> Generator[None, None, None]:
         one = self.one
+        if self._count > len(self._names.listed):
+            # There are fewer by now.
+            return
         agenda = yield from self._agenda(draw)
         batch, workers = one.batch, one.workers
         if isinstance(draw, Shuffle):
@@ -151,9 +156,15 @@ class _Thought:
             if one.way >= 0 and len(reads) < LOOK_AGAIN:
                 return likely[one.way]
             draw = yield from self._following(likely, reads)
+            if isinstance(draw, Shuffle) and draw == one.last_draw:
+                # The same order again, and the last epoch's reads tell more of it: who is faster than the others.
+                one.last_draw, one.way = None, -1
+                return None
             if draw is not None:
                 one.way = likely.index(draw)
                 return draw
+        if one.number > 0 and one.order_known:
+            return None
         if one.found is not None:
             # By now its beginning may be hard to see: among more reads there are more that chance would have brought.
             return as_read(one.found, reads, count)
@@ -174,21 +185,21 @@ class _Thought:
         one, count = self.one, self._count
         shuffles = [draw for draw in likely if isinstance(draw, Shuffle)]
         if shuffles:
-            return shardshuffle.next_of(shuffles, self._first_reads, count)
+            return (yield from shardshuffle.next_of(shuffles, self._first_reads, count))
         draws = [draw for draw in likely if isinstance(draw, Draw)]
         return (yield from following(draws, reads, count, one.batch, one.workers))
 
     def _shuffle(self) -> Generator[None, None, Shuffle | None]:
         one, reads = self.one, self._first_reads
-        if not LOOK_FIRST <= len(reads) < self._count or one.shuffles_tried >= ALL_SEEDS:
+        if not LOOK_FIRST <= len(reads) < self._count or sum(one.shuffles_tried.values()) >= _SEEDS_MAX:
             return None
         workers = yield from shardshuffle.workers_of(reads, self._count)
         yield from self._leave_others(workers, reads)
         # More reads would tell no more, and to begin anew with them would take too long.
         self.is_searching = True
-        found = yield from shardshuffle.found(reads, self._count, workers, one.shuffles_tried)
+        found = yield from shardshuffle.found(reads, self._count, workers, one.shuffles_tried.get(workers, 0))
         self.is_searching = False
-        one.shuffles_tried = found.tried
+        one.shuffles_tried[workers] = found.tried
         if found.look_at:
             one.look_at = min(one.look_at, max(found.look_at, len(one.log) + 1))
         return found.shuffle
@@ -198,7 +209,12 @@ class _Thought:
         one, seen = self.one, {read % workers for read in reads}
         if len(seen) == workers or len(reads) < _SETTLED * len(seen):
             return
-        agenda = array("i", (key for rank, key in enumerate(self._names.listed) if rank % workers in seen))
+        agenda = array("i")
+        for rank, key in enumerate(self._names.listed):
+            if rank % workers in seen:
+                agenda.append(key)
+            if rank % _AT_ONCE == 0:
+                yield
         place = yield from _places(agenda, len(self._names.keys))
         if self._holds:
             one.follow(agenda, place)
@@ -214,7 +230,7 @@ class _Thought:
                 reads.append(rank)
             if number % _AT_ONCE == 0:
                 yield
-        better = yield from shardshuffle.with_buffer(shuffle, reads, self._count)
+        better = yield from shardshuffle.as_read(shuffle, reads, self._count)
         if better != shuffle:
             yield from self._drawn_by(better)
 
@@ -226,6 +242,8 @@ class _Thought:
     def _next_pass(self) -> Generator[None, None, None]:
         one = self.one
         assert one.draw is not None
+        if self._count > len(self._names.listed):
+            return
         draw = _next_of(one.draw, self._count)[one.way]
         agenda = yield from self._agenda(draw)
         upcoming = yield from self._drawn(draw, agenda, one.batch, one.workers)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from outrider.core.datasets import Names
 from outrider.core.epochs import LOOK_FIRST, ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Pass
+from outrider.core.shardshuffle import Shuffle
 
 # Passes of one client beside each other: a job, those that follow it, and the tail of an epoch that is ending. Each has
 # tables of eight bytes a key, so there are fewer where keys are many.
@@ -136,6 +137,11 @@ class Job:
     def _wonder(self, one: Pass, names: Names) -> None:
         if one.draw is not None and one.order < _REFUTED:
             self._give_up_draw(one, names)
+        if isinstance(one.draw, Shuffle) and one.log and one.place[one.log[-1]] < 0:
+            rank, workers = names.rank_of(one.log[-1]), one.draw.workers
+            if rank >= 0:
+                # A worker, or all of a rank, has begun late.
+                one.expect(names.listed[rank % workers :: workers])
         if one.is_shuffled and one.order < _LEANS and len(one.log) % _LOOK_AGAIN == 0:
             # A full buffer may show only now.
             one.look_at = len(one.log)
@@ -348,6 +354,11 @@ class Job:
     def listed(self, names: Names) -> None:
         """A LIST has shown which keys there are."""
         for one in self.passes:
+            if one.is_shuffled and one.drawn_of != len(names.listed):
+                # What was drawn, was drawn of less.
+                one.undraw()
+                one.shuffles_refuted -= 1
+            one.shuffles_tried = {}
             if one.number == 0 and not one.told and one.draw is None and not self.free:
                 one.look_at = min(one.look_at, max(LOOK_FIRST, len(one.log)))
                 one.is_dealt = False

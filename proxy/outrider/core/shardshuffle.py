@@ -31,15 +31,20 @@ ALL_SEEDS, _SMALL_SEEDS = 1_000_001, 4096
 _MARGIN_BITS, _PROOF_BITS = 14.0, 30.0
 # Of all ranks on all nodes.
 _WORKERS_MAX = 512
+# So much of what was read must be read alike by several workers, before a million seeds are tried.
+_ALIKE = 0.7
 # Of each worker so many shards are looked at.
 _LOOKED_AT = 24
 # Of more steps than that from one place to the next they are not read as shuffled.
 _STEPS = 0.35
+# Reads that prove a worker to be one of a seed that is known.
+_LATE = 3
 # So much of what was read must be read by workers whose seeds were found: the rest may be another job's.
 _NEARLY_ALL = 0.9
-# Seeds, or small steps of other work, that are done in about 0.1 ms. A seed that is looked at takes as long as so many.
-_SEEDS_AT_ONCE, _STEPS_AT_ONCE = 20, 64
-_LOOK = 4
+# Seeds, or small steps of other work, that are done in about 0.1 ms. To look at a seed takes as long as so many, for
+# each buffer.
+_SEEDS_AT_ONCE, _STEPS_AT_ONCE, _READS_AT_ONCE = 20, 64, 8
+_LOOK = 2
 _WORD_BITS, _WORD = 32, 0xFFFFFFFF
 
 
@@ -122,38 +127,55 @@ def _sizes(count: int, buffer: int) -> Iterator[int]:
             waiting -= 1
 
 
-def next_of(shuffles: Iterable[Shuffle], reads: Sequence[int], count: int) -> Shuffle | None:
-    """Which of these few began with these reads; None: none of them."""
+def next_of(shuffles: Iterable[Shuffle], reads: Sequence[int], count: int) -> Generator[None, None, Shuffle | None]:
+    """Which of these few began with these reads; None: none of them. Yields now and then."""
     for shuffle in shuffles:
-        workers = {first: _worker(shuffle, first, seed, count) for first, seed in shuffle.seeds}
-        right = 0
-        for read in reads:
-            place, first = divmod(read, shuffle.workers)
-            right += first in workers and next(workers[first], None) == place
+        right = yield from _right(shuffle, reads, count)
         if 2 * right > len(reads):
             return shuffle
     return None
 
 
-def with_buffer(shuffle: Shuffle, reads: Sequence[int], count: int) -> Generator[None, None, Shuffle]:
-    """The same, from as large a buffer as fits best what was read since: the first few shards are the same of many.
-    Yields now and then."""
+def as_read(shuffle: Shuffle, reads: Sequence[int], count: int) -> Generator[None, None, Shuffle]:
+    """The same, with the workers that have begun late, and from as large a buffer as fits best what was read since: the
+    first few shards are the same of many. Yields now and then."""
+    late = _late_workers(shuffle, reads, count)
     best, most = shuffle, -1
     # No more than that are ever in one.
     enough = (count // shuffle.workers + _INITIAL) // 2 + 2
     buffers = {min(enough, buffer): buffer for buffer in reversed((shuffle.buffer, *_BUFFERS))}
     for buffer in sorted(buffers.values(), key=lambda buffer: buffer != shuffle.buffer):
-        other = shuffle._replace(buffer=buffer)
-        workers = {first: _worker(other, first, seed, count) for first, seed in shuffle.seeds}
-        right = 0
-        for number, read in enumerate(reads):
-            place, first = divmod(read, shuffle.workers)
-            right += first in workers and next(workers[first], None) == place
-            if number % _STEPS_AT_ONCE == 0:
-                yield
+        other = shuffle._replace(buffer=buffer, seeds=shuffle.seeds + late)
+        right = yield from _right(other, reads, count)
         if right > most:
             best, most = other, right
     return best
+
+
+def _right(shuffle: Shuffle, reads: Sequence[int], count: int) -> Generator[None, None, int]:
+    """How many of these reads were its workers' next ones."""
+    workers = {first: _worker(shuffle, first, seed, count) for first, seed in shuffle.seeds}
+    right = 0
+    for number, read in enumerate(reads):
+        place, first = divmod(read, shuffle.workers)
+        right += first in workers and next(workers[first], None) == place
+        # The first one of a worker takes as long as many others.
+        if number % _READS_AT_ONCE == 0:
+            yield
+    return right
+
+
+def _late_workers(shuffle: Shuffle, reads: Sequence[int], count: int) -> tuple[tuple[int, int], ...]:
+    """Those of a known seed that it has not seen."""
+    known = dict(shuffle.seeds)
+    late = []
+    for first, places in _by_worker(reads, shuffle.workers).items():
+        if first not in known and len(places) >= _LATE:
+            for seed in sorted(set(known.values())):
+                order = _worker(shuffle, first, seed, count)
+                if all(place == next(order, None) for place in places[:_LATE]):
+                    late.append((first, seed))
+    return tuple(late)
 
 
 # -- the search --------------------------------------------------------------------------------------------------------
@@ -184,7 +206,11 @@ def found(reads: Sequence[int], count: int, workers: int, tried: int = 0) -> Gen
     # Of one seed there may be two groups: some workers have a shard more.
     longest = {group.share: group for group in sorted(groups, key=lambda group: len(group.places))}
     bits = sum(group.bits(buffers[-1]) for group in longest.values())
-    most = ALL_SEEDS if workers > 1 or _is_beginning(reads, count) else _SMALL_SEEDS
+    if not bits:
+        return Found(None, tried, 0)
+    alike = sum(group.reads for group in groups if len(group.workers) > 1)
+    is_likely = alike >= _ALIKE * len(reads) if workers > 1 else _is_beginning(reads, count)
+    most = ALL_SEEDS if is_likely else _SMALL_SEEDS
     until = min(most, int(2.0 ** min(_WORD_BITS, bits - _MARGIN_BITS)))
     look_at = 0
     if until < most:
@@ -309,7 +335,7 @@ class _Trial:
         numbers = Random(0)  # noqa: S311 it is WebDataset's
         # Not `Random.seed`, which sees first what it was given. Of 5 us a seed this and the words take 4.
         reseed, getrandbits = super(Random, numbers).seed, numbers.getrandbits
-        work = 0
+        look, work = _LOOK * len(self._by_share) * len(self._buffers), 0
         for seed in seeds:
             reseed(seed)
             words = getrandbits(2 * _WORD_BITS)
@@ -322,7 +348,7 @@ class _Trial:
                     self._try(seed)
                     if len(self.seeds) == len(self._groups):
                         return
-                    work += _LOOK
+                    work += look
                     break
             work += 1
             if work >= _SEEDS_AT_ONCE:
