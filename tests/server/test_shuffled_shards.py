@@ -61,5 +61,5 @@ def test_what_its_workers_read_is_foreseen(shards: str, how: dict[str, Any]) -> 
 def test_it_draws_as_we_do(shards: str) -> None:
     for buffer in (1000, 100, 10):
         [order, *_] = read(shards, shardshuffle=buffer, seed=3)
-        ours = order_of(Shuffle(WORKERS, buffer, tuple((worker, 3) for worker in range(WORKERS))), COUNT)
+        ours = order_of(Shuffle(WORKERS, buffer, tuple((worker, 3) for worker in range(WORKERS))), COUNT, {}, {})
         assert order == at_once(ours).tolist()

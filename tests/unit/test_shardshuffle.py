@@ -95,7 +95,7 @@ def test_an_order_has_all_of_them_once(seed: int, count: int, buffer: int) -> No
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 300))
 def test_what_all_workers_read_is_all_of_it_one_of_each_in_turn(count: int, workers: int, buffer: int) -> None:
     workers = min(workers, count)
-    order = at_once(order_of(Shuffle(workers, buffer, tuple((first, 3) for first in range(workers))), count))
+    order = at_once(order_of(Shuffle(workers, buffer, tuple((first, 3) for first in range(workers))), count, {}, {}))
     assert sorted(order) == list(range(count))
     assert [one % workers for one in order[: count // workers * workers]] == list(range(workers)) * (count // workers)
 
@@ -355,3 +355,68 @@ def test_a_search_goes_on_while_more_is_read_and_is_made_once(monkeypatch: pytes
     assert len(begun) <= 4
     [dataset] = proxy.planner.library.datasets()
     assert dataset.passes()[-1].shuffles_tried[WORKERS] == ALL_SEEDS
+
+
+# -- workers that are not alike --------------------------------------------------------------------------------------
+
+
+def by_pace(lists: list[list[int]], paces: Sequence[float], late: Sequence[float]) -> list[int]:
+    reads = []
+    for number, (its, pace, begin) in enumerate(zip(lists, paces, late, strict=True)):
+        reads += [(begin + (place + number / 100) / pace, one) for place, one in enumerate(its)]
+    return [one for _, one in sorted(reads)]
+
+
+def test_workers_that_are_faster_than_others_are_known_to_be() -> None:
+    paces = [1, 0.8, 1.1, 0.7, 1.3, 0.9, 1.2, 1]
+    proxy = Sampled(COUNT)
+    reads = by_pace(shuffled()(0), paces, [0] * WORKERS)
+    proxy.foreseen(reads[:200], 24)
+    assert proxy.foreseen(reads[200:], 3 * WORKERS) > 0.95
+    assert proxy.foreseen(reads, 3 * WORKERS) > 0.95
+
+
+@pytest.mark.parametrize("seed", [42, 77])
+def test_a_rank_that_begins_when_the_others_seed_is_known_is_part_of_the_epoch(seed: int) -> None:
+    order = shuffled(600, 4, ranks=2, mine=range(2), seed_of=lambda rank, _: seed if rank else 42)
+    reads = by_pace(order(0), [1] * 8, [0] * 4 + [12] * 4)
+    proxy = Sampled(600)
+    proxy.foreseen(reads[:200], 24)
+    [dataset] = proxy.planner.library.datasets()
+    assert len(dataset.passes()[-1].agenda) == 600
+    first = proxy.foreseen(reads[200:], 3 * WORKERS)
+    # Of a seed that is known, it is seen that it is this one's, too.
+    assert first > 0.9 or seed != 42
+    assert proxy.foreseen(reads, 3 * WORKERS) > 0.9
+
+
+def test_a_list_that_goes_on_makes_what_was_drawn_of_its_first_pages_anew() -> None:
+    proxy = Sampled(0)
+    refs = Sampled(3000).refs
+    proxy.refs = refs
+    entries = [(ref.key, 110_000) for ref in refs]
+    proxy.planner.listed("bucket", entries[:1000], 0.0, more=True)
+    reads = beside_each_other(shuffled(3000, 2)(0), Random(1))
+    proxy.foreseen(reads[:30], 12)
+    proxy.planner.listed("bucket", entries[1000:], proxy.now)
+    proxy.foreseen(reads[30:200], 12)
+    assert proxy.foreseen(reads[200:1000], 12) > 0.95
+
+
+def test_a_seed_is_tried_again_with_as_many_workers_as_there_turn_out_to_be() -> None:
+    proxy = Sampled(100)
+    reads = beside_each_other(shuffled(100, 2)(0), Random(1))
+    proxy.foreseen(reads[:60], 8)
+    assert proxy.expected
+
+
+def test_names_that_are_gone_when_the_seed_is_found_do_no_harm() -> None:
+    proxy = Sampled(COUNT)
+    proxy.read(first_reads(shuffled(seed=600_123), 6))
+    for _ in zip(range(500), proxy.steps(), strict=False):
+        pass
+    [dataset] = proxy.planner.library.datasets()
+    dataset.give_up_count()
+    for _ in proxy.steps():
+        pass
+    assert dataset.passes()[-1].draw is None

@@ -110,6 +110,8 @@ class Pass:
         self.way = -1
         self.look_at = LOOK_FIRST
         self.looks_in_vain = 0
+        # How fast WebDataset's workers are, by the number of the first name of each.
+        self.paces: dict[int, float] = {}
         # What it reads is dealt to workers, and the agenda is what those that were seen got.
         self.is_dealt = False
         # By how many workers there may be: none of so many seeds is theirs. And so many that were found were none.

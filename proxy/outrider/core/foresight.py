@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from itertools import pairwise
 
@@ -38,6 +38,8 @@ _THOUGHTS_MAX = 64
 _READS_MAX, _PLACES_MAX = 1296, 65_536
 # Ranks, or workers, that read in turn are no farther apart than that, on average.
 _AS_READ = 2
+# What a worker's pace has changed by before its turns are dealt anew.
+_CHANGED = 0.05
 # Seeds that are tried for a job, with one number of workers or another.
 _SEEDS_MAX = 2 * ALL_SEEDS
 # Reads of each worker by which all that there are have begun.
@@ -231,7 +233,9 @@ class _Thought:
             if number % _AT_ONCE == 0:
                 yield
         better = yield from shardshuffle.as_read(shuffle, reads, self._count)
-        if better != shuffle:
+        paces = shardshuffle.paces_of(better, Counter(rank % better.workers for rank in reads))
+        changed = any(abs(pace - one.paces.get(first, 1.0)) > _CHANGED for first, pace in paces.items())
+        if better != shuffle or changed:
             yield from self._drawn_by(better)
 
     @property
@@ -245,7 +249,7 @@ class _Thought:
         if self._count > len(self._names.listed):
             return
         draw = _next_of(one.draw, self._count)[one.way]
-        agenda = yield from self._agenda(draw)
+        agenda = yield from self._agenda(draw, later=True)
         upcoming = yield from self._drawn(draw, agenda, one.batch, one.workers)
         one.look_at = _soon(one)
         if self._holds and one.way >= 0:
@@ -277,16 +281,28 @@ class _Thought:
             yield
         return [place[key] for key in self.one.first_reads() if key in place]
 
-    def _agenda(self, draw: Seeded) -> Generator[None, None, array[int]]:
-        """The keys that it draws, in its order."""
+    def _agenda(self, draw: Seeded, *, later: bool = False) -> Generator[None, None, array[int]]:
+        """The keys that it draws, in its order. `later`: for an epoch that has not begun."""
         listed = self._names.listed
-        order = shardshuffle.order_of(draw, self._count) if isinstance(draw, Shuffle) else order_of(draw, self._count)
-        agenda = yield from order
+        if isinstance(draw, Shuffle):
+            agenda = yield from self._order_of(draw, later=later)
+        else:
+            agenda = yield from order_of(draw, self._count)
         for number, rank in enumerate(agenda):
             agenda[number] = listed[rank]
             if number % _AT_ONCE == 0:
                 yield
         return agenda
+
+    def _order_of(self, shuffle: Shuffle, *, later: bool) -> Generator[None, None, array[int]]:
+        """As its workers read it that are as fast as they were; `later`: from its beginning on."""
+        one, read = self.one, Counter[int]()
+        for number, key in enumerate(one.log):
+            read[self._names.rank_of(key) % shuffle.workers] += 1
+            if number % _AT_ONCE == 0:
+                yield
+        one.paces = shardshuffle.paces_of(shuffle, read)
+        return (yield from shardshuffle.order_of(shuffle, self._count, one.paces, {} if later else read))
 
     def _drawn(self, draw: Seeded, agenda: array[int], batch: int, workers: int) -> Generator[None, None, Drawn]:
         agenda = yield from in_batches(agenda, batch, workers)

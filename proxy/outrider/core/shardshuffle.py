@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from itertools import islice, pairwise, zip_longest
 from math import ceil, comb, lgamma, log, log2
 from random import Random
@@ -37,6 +38,8 @@ _ALIKE = 0.7
 _LOOKED_AT = 24
 # Of more steps than that from one place to the next they are not read as shuffled.
 _STEPS = 0.35
+# A loader takes from its workers in turn: that one is faster must be seen by many more reads than that.
+_ABOUT_EQUAL, _TURNS = 8, 2
 # Reads that prove a worker to be one of a seed that is known.
 _LATE = 3
 # So much of what was read must be read by workers whose seeds were found: the rest may be another job's.
@@ -76,21 +79,37 @@ def later(shuffle: Shuffle, epochs: int) -> Shuffle:
     return shuffle._replace(seeds=tuple((first, seed + epochs) for first, seed in shuffle.seeds))
 
 
-def order_of(shuffle: Shuffle, count: int) -> Generator[None, None, array[int]]:
-    """What all workers read of `count` shards, as their numbers, one of each in turn; yields now and then."""
+def order_of(
+    shuffle: Shuffle, count: int, paces: Mapping[int, float], read: Mapping[int, int]
+) -> Generator[None, None, array[int]]:
+    """What all workers read of `count` shards, as their numbers: those that are equally fast one each in turn. `paces`:
+    how fast each is, 1.0 where nothing is known of it; `read`: how many it has read by now. Yields now and then."""
     order = array("i")
-    workers = [(first, _worker(shuffle, first, seed, count)) for first, seed in shuffle.seeds]
-    while workers:
-        reading = []
-        for first, places in workers:
-            place = next(places, None)
-            if place is not None:
-                reading.append((first, places))
-                order.append(first + shuffle.workers * place)
-                if len(order) % _STEPS_AT_ONCE == 0:
-                    yield
-        workers = reading
+    turns = []
+    for number, (first, seed) in enumerate(shuffle.seeds):
+        turns.append((-read.get(first, 0) / paces.get(first, 1.0), number, first, _worker(shuffle, first, seed, count)))
+    heapify(turns)
+    while turns:
+        at, number, first, places = turns[0]
+        place = next(places, None)
+        if place is None:
+            heappop(turns)
+            continue
+        order.append(first + shuffle.workers * place)
+        heapreplace(turns, (at + 1 / paces.get(first, 1.0), number, first, places))
+        if len(order) % _STEPS_AT_ONCE == 0:
+            yield
     return order
+
+
+def paces_of(shuffle: Shuffle, read: Mapping[int, int]) -> dict[int, float]:
+    """How fast each worker is, by how many it has read: a few reads tell little, and a turn or two nothing."""
+    known = {first: read.get(first, 0) for first, _ in shuffle.seeds}
+    mean = sum(known.values()) / len(known)
+    return {
+        first: (reads + _ABOUT_EQUAL) / (mean + _ABOUT_EQUAL) if abs(reads - mean) > _TURNS else 1.0
+        for first, reads in known.items()
+    }
 
 
 def _worker(shuffle: Shuffle, first: int, seed: int, count: int) -> Iterator[int]:
