@@ -138,6 +138,10 @@ def test_too_few_reads_prove_nothing_and_tell_when_they_will() -> None:
     assert found(first_reads(order, 6), tried=600_124).shuffle is None
 
 
+def test_it_is_found_as_well_when_the_names_are_known_late() -> None:
+    assert found(first_reads(shuffled(seed=100_123), 40)).shuffle is not None
+
+
 def test_a_shard_from_a_small_buffer_tells_less_of_the_seed() -> None:
     order = shuffled(seed=100_123, buffer=20)
     early = found(first_reads(order, 6))

@@ -298,7 +298,8 @@ class _Thought:
         """As its workers read it that are as fast as they were; `later`: from its beginning on."""
         one, read = self.one, Counter[int]()
         for number, key in enumerate(one.log):
-            read[self._names.rank_of(key) % shuffle.workers] += 1
+            if (rank := self._names.rank_of(key)) >= 0:
+                read[rank % shuffle.workers] += 1
             if number % _AT_ONCE == 0:
                 yield
         one.paces = shardshuffle.paces_of(shuffle, read)

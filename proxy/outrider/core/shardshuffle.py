@@ -227,8 +227,9 @@ def found(reads: Sequence[int], count: int, workers: int, tried: int = 0) -> Gen
     bits = sum(group.bits(buffers[-1]) for group in longest.values())
     if not bits:
         return Found(None, tried, 0)
+    looked_at = sum(group.reads for group in groups)
     alike = sum(group.reads for group in groups if len(group.workers) > 1)
-    is_likely = alike >= _ALIKE * len(reads) if workers > 1 else _is_beginning(reads, count)
+    is_likely = alike >= _ALIKE * looked_at if workers > 1 else _is_beginning(reads, count)
     most = ALL_SEEDS if is_likely else _SMALL_SEEDS
     until = min(most, int(2.0 ** min(_WORD_BITS, bits - _MARGIN_BITS)))
     look_at = 0
@@ -238,7 +239,7 @@ def found(reads: Sequence[int], count: int, workers: int, tried: int = 0) -> Gen
         look_at = ceil(len(reads) * share_of_all) + sum(len(group.workers) for group in groups) // 2
     trial = _Trial(groups, buffers)
     yield from trial.run(range(tried, until))
-    if sum(group.reads for group in trial.seeds) < _NEARLY_ALL * sum(group.reads for group in groups):
+    if sum(group.reads for group in trial.seeds) < _NEARLY_ALL * looked_at:
         # Of several ranks, the seeds of some may have been found.
         return Found(None, tried if trial.seeds and until < most else max(tried, until), look_at)
     seed_of = {first: seed for group, seed in trial.seeds.items() for first in group.workers}
