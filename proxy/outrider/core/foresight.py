@@ -209,7 +209,8 @@ class _Thought:
     def _leave_others(self, workers: int, reads: Sequence[int]) -> Generator[None, None, None]:
         """Of so many workers, those that have not read by now are on other nodes."""
         one, seen = self.one, {read % workers for read in reads}
-        if len(seen) == workers or len(reads) < _SETTLED * len(seen):
+        if one.number > 0 or len(seen) == workers or len(reads) < _SETTLED * len(seen):
+            # Of a later epoch more is known, by the one before.
             return
         agenda = array("i")
         for rank, key in enumerate(self._names.listed):
