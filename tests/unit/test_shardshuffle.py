@@ -286,8 +286,9 @@ def test_workers_of_other_nodes_are_none_that_begin_late() -> None:
 
 def test_it_is_looked_as_soon_as_enough_is_read() -> None:
     proxy = Sampled(COUNT)
-    proxy.foreseen(first_reads(shuffled(seed=42), 5)[:37], 24)
-    assert proxy.expected
+    proxy.foreseen(first_reads(shuffled(seed=42), 5, chance=2)[:37], 24)
+    [dataset] = proxy.planner.library.datasets()
+    assert isinstance(dataset.passes()[-1].draw, Shuffle)
 
 
 def test_workers_that_begin_the_next_epoch_while_others_end_theirs_are_known_in_both() -> None:
@@ -299,6 +300,21 @@ def test_workers_that_begin_the_next_epoch_while_others_end_theirs_are_known_in_
     assert proxy.foreseen(reads[COUNT // 2 : -250], 8 * WORKERS) > 0.95
     # The last ones of an epoch are no padding, and none of the next one.
     assert proxy.foreseen(reads[-250:], 8 * WORKERS) > 0.99
+
+
+def test_the_first_shards_of_the_next_epoch_are_no_padding_of_this_one() -> None:
+    """A worker has begun it, and the others have a shard left each."""
+    lists = shuffled()(0)
+    left = {its[-1] for its in lists[1:]}
+    proxy = Sampled(COUNT)
+    proxy.foreseen([read for read in beside_each_other(lists, Random(1)) if read not in left], 24)
+    [dataset] = proxy.planner.library.datasets()
+    assert dataset.passes()[-1].number == 0
+    proxy.read(lists[0][:1])
+    key = dataset.names.known(proxy.refs[lists[0][0]].key)
+    assert key is not None
+    one = dataset.passes()[-1]
+    assert (one.number, one.unread(key)) == (1, False)
 
 
 def test_what_is_read_in_another_order_than_its_seed_would_have_drawn_is_given_up() -> None:

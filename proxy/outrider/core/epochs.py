@@ -26,6 +26,8 @@ ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY = 0.65, 0.5, 0.2
 ORDER_DRAWN = 0.8
 # Reads of a pass after which it is looked for the sampler that drew its order, and of one whose last order was found.
 LOOK_FIRST, LOOK_AGAIN = 16, 4
+# Seeds that are tried for a job's shuffle, with one number of workers or another.
+SHUFFLE_SEEDS_MAX = 2 * ALL_SEEDS
 # Reads of a pass whose times are kept.
 FIRST_READS = 512
 # Who reads so much in a row of what another has not read does not follow it.
@@ -335,10 +337,10 @@ class Pass:
         self.gap_s, self.pause_s, self._gaps = other.gap_s, other.pause_s, other._gaps
         self.batch, self.workers = other.batch, other.workers
 
-    def undraw(self) -> None:
-        """It reads in another order than what was drawn."""
-        if self.is_shuffled:
-            self.shuffles_tried = {0: 2 * ALL_SEEDS}
+    def undraw(self, *, refuted: bool = True) -> None:
+        """`refuted`: it reads in another order than what was drawn."""
+        if self.is_shuffled and refuted:
+            self.shuffles_tried = {0: SHUFFLE_SEEDS_MAX}
             self.shuffles_refuted += 1
         self.draw = self.last_draw = self.upcoming = self.found = None
         self.way, self.repeats, self.batch, self.workers, self.drawn_of = -1, True, 1, 1, 0

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Generator, Sequence
 from itertools import pairwise
 
 from outrider.core import shardshuffle
 from outrider.core.datasets import Names
-from outrider.core.epochs import LOOK_AGAIN, LOOK_FIRST, Drawn, Pass, Seeded, blanks
+from outrider.core.epochs import LOOK_AGAIN, LOOK_FIRST, SHUFFLE_SEEDS_MAX, Drawn, Pass, Seeded, blanks
 from outrider.core.kept import Dataset
 from outrider.core.samplers import (
     Draw,
@@ -25,7 +25,7 @@ from outrider.core.samplers import (
     out_of_batches,
     turn_of,
 )
-from outrider.core.shardshuffle import ALL_SEEDS, Shuffle
+from outrider.core.shardshuffle import Shuffle
 
 # It is looked again after so many times the reads; sooner once there are many, which may prove a rank's share: the more
 # is read, the less of an order's beginning is to be seen.
@@ -40,8 +40,6 @@ _READS_MAX, _PLACES_MAX = 1296, 65_536
 _AS_READ = 2
 # What a worker's pace has changed by before its turns are dealt anew.
 _CHANGED = 0.05
-# Seeds that are tried for a job, with one number of workers or another.
-_SEEDS_MAX = 2 * ALL_SEEDS
 # Reads of each worker by which all that there are have begun.
 _SETTLED = 3
 # Small steps of work that are done at once.
@@ -193,7 +191,7 @@ class _Thought:
 
     def _shuffle(self) -> Generator[None, None, Shuffle | None]:
         one, reads = self.one, self._first_reads
-        if not LOOK_FIRST <= len(reads) < self._count or sum(one.shuffles_tried.values()) >= _SEEDS_MAX:
+        if not LOOK_FIRST <= len(reads) < self._count or sum(one.shuffles_tried.values()) >= SHUFFLE_SEEDS_MAX:
             return None
         workers = yield from shardshuffle.workers_of(reads, self._count)
         yield from self._leave_others(workers, reads)
@@ -227,14 +225,9 @@ class _Thought:
     def _buffer(self, shuffle: Shuffle) -> Generator[None, None, None]:
         one = self.one
         one.look_at = _soon(one)
-        reads = []
-        for number, key in enumerate(one.log):
-            if (rank := self._names.rank_of(key)) >= 0:
-                reads.append(rank)
-            if number % _AT_ONCE == 0:
-                yield
+        reads = yield from self._reads()
         better = yield from shardshuffle.as_read(shuffle, reads, self._count)
-        paces = shardshuffle.paces_of(better, Counter(rank % better.workers for rank in reads))
+        paces = shardshuffle.paces_of(better, (yield from shardshuffle.read_of(better, reads)))
         changed = any(abs(pace - one.paces.get(first, 1.0)) > _CHANGED for first, pace in paces.items())
         if better != shuffle or changed:
             yield from self._drawn_by(better)
@@ -243,6 +236,16 @@ class _Thought:
     def _first_reads(self) -> list[int]:
         """Their numbers among the names."""
         return [rank for key in self.one.first_reads() if (rank := self._names.rank_of(key)) >= 0]
+
+    def _reads(self) -> Generator[None, None, list[int]]:
+        """All that was read, as numbers among the names."""
+        reads = []
+        for number, key in enumerate(self.one.log):
+            if (rank := self._names.rank_of(key)) >= 0:
+                reads.append(rank)
+            if number % _AT_ONCE == 0:
+                yield
+        return reads
 
     def _next_pass(self) -> Generator[None, None, None]:
         one = self.one
@@ -297,14 +300,9 @@ class _Thought:
 
     def _order_of(self, shuffle: Shuffle, *, later: bool) -> Generator[None, None, array[int]]:
         """As its workers read it that are as fast as they were; `later`: from its beginning on."""
-        one, read = self.one, Counter[int]()
-        for number, key in enumerate(one.log):
-            if (rank := self._names.rank_of(key)) >= 0:
-                read[rank % shuffle.workers] += 1
-            if number % _AT_ONCE == 0:
-                yield
-        one.paces = shardshuffle.paces_of(shuffle, read)
-        return (yield from shardshuffle.order_of(shuffle, self._count, one.paces, {} if later else read))
+        read = yield from shardshuffle.read_of(shuffle, (yield from self._reads()))
+        self.one.paces = shardshuffle.paces_of(shuffle, read)
+        return (yield from shardshuffle.order_of(shuffle, self._count, self.one.paces, {} if later else read))
 
     def _drawn(self, draw: Seeded, agenda: array[int], batch: int, workers: int) -> Generator[None, None, Drawn]:
         agenda = yield from in_batches(agenda, batch, workers)

@@ -356,8 +356,7 @@ class Job:
         for one in self.passes:
             if one.is_shuffled and one.drawn_of != len(names.listed):
                 # What was drawn, was drawn of less.
-                one.undraw()
-                one.shuffles_refuted -= 1
+                one.undraw(refuted=False)
             one.shuffles_tried = {}
             if one.number == 0 and not one.told and one.draw is None and not self.free:
                 one.look_at = min(one.look_at, max(LOOK_FIRST, len(one.log)))

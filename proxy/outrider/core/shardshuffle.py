@@ -46,7 +46,7 @@ _LATE = 3
 _NEARLY_ALL = 0.9
 # Seeds, or small steps of other work, that are done in about 0.1 ms. To look at a seed takes as long as so many, for
 # each buffer.
-_SEEDS_AT_ONCE, _STEPS_AT_ONCE, _READS_AT_ONCE = 20, 64, 8
+_SEEDS_AT_ONCE, _STEPS_AT_ONCE, _READS_AT_ONCE, _COUNTED_AT_ONCE = 20, 64, 8, 512
 _LOOK = 2
 _WORD_BITS, _WORD = 32, 0xFFFFFFFF
 
@@ -100,6 +100,15 @@ def order_of(
         if len(order) % _STEPS_AT_ONCE == 0:
             yield
     return order
+
+
+def read_of(shuffle: Shuffle, reads: Sequence[int]) -> Generator[None, None, Counter[int]]:
+    """How many of these each worker has read. Yields now and then."""
+    read = Counter[int]()
+    for begin in range(0, len(reads), _COUNTED_AT_ONCE):
+        read.update(one % shuffle.workers for one in reads[begin : begin + _COUNTED_AT_ONCE])
+        yield
+    return read
 
 
 def paces_of(shuffle: Shuffle, read: Mapping[int, int]) -> dict[int, float]:
@@ -158,7 +167,7 @@ def next_of(shuffles: Iterable[Shuffle], reads: Sequence[int], count: int) -> Ge
 def as_read(shuffle: Shuffle, reads: Sequence[int], count: int) -> Generator[None, None, Shuffle]:
     """The same, with the workers that have begun late, and from as large a buffer as fits best what was read since: the
     first few shards are the same of many. Yields now and then."""
-    late = _late_workers(shuffle, reads, count)
+    late = yield from _late_workers(shuffle, reads, count)
     best, most = shuffle, -1
     # No more than that are ever in one.
     enough = (count // shuffle.workers + _INITIAL) // 2 + 2
@@ -184,16 +193,24 @@ def _right(shuffle: Shuffle, reads: Sequence[int], count: int) -> Generator[None
     return right
 
 
-def _late_workers(shuffle: Shuffle, reads: Sequence[int], count: int) -> tuple[tuple[int, int], ...]:
+def _late_workers(
+    shuffle: Shuffle, reads: Sequence[int], count: int
+) -> Generator[None, None, tuple[tuple[int, int], ...]]:
     """Those of a known seed that it has not seen."""
     known = dict(shuffle.seeds)
+    places: defaultdict[int, list[int]] = defaultdict(list)
+    for number, read in enumerate(reads):
+        place, first = divmod(read, shuffle.workers)
+        if first not in known and len(places[first]) < _LATE:
+            places[first].append(place)
+        if number % _COUNTED_AT_ONCE == 0:
+            yield
     late = []
-    for first, places in _by_worker(reads, shuffle.workers).items():
-        if first not in known and len(places) >= _LATE:
-            for seed in sorted(set(known.values())):
-                order = _worker(shuffle, first, seed, count)
-                if all(place == next(order, None) for place in places[:_LATE]):
-                    late.append((first, seed))
+    for first, its in places.items():
+        for seed in sorted(set(known.values())) if len(its) == _LATE else ():
+            if its == list(islice(_worker(shuffle, first, seed, count), _LATE)):
+                late.append((first, seed))
+            yield
     return tuple(late)
 
 
