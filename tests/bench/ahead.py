@@ -33,7 +33,7 @@ MIB = 2**20
 # A block takes 4.6 times as long as its first byte, as 8 MiB do at S3 (30 ms, and 60 MB/s a connection).
 # An epoch takes a minute: in one of 17 s a goal of 3 % is no more than its first batch, which nobody can fetch before
 # the order is told. And all goes at half the speed of that one: job, proxy, network and bucket share this machine, and
-# with blocks of a sixteenth of the usual size they take the loop's CPU for some 2 % of what the direct run waits.
+# with blocks of a sixteenth of the usual size they can take as much from the loop as a goal of 3 % allows.
 SHARDS = World(
     "shards", objects=192, object_bytes=4 * MIB, sample_bytes=64 * 1024, batch=16, workers=4, step_us=5200.0,
     ttfb_s=0.06, connection_share=0.15, cache=0.25, block_bytes=MIB // 2,
@@ -50,7 +50,7 @@ SHORT_SAMPLES = replace(SAMPLES, objects=60, batch=10, ttfb_s=0.005, step_us=100
 # As a sampler draws its own that was given none: the proxy cannot find it. Others have 1. Each round has another one,
 # and there are as many rounds at least: which of them the cache holds is luck, a hundredth of the epoch to either side.
 UNKNOWN_SEEDS = (0x1F83D9ABFB41BD6B, 0x6A09E667F3BCC908, 0xBB67AE8584CAA73B)
-# As WebDataset chooses its own, below a million and one: it is found, but not within an epoch of a minute.
+# As WebDataset chooses its own, below a million and one: to look for it takes about an epoch.
 WEBDATASETS_SEED = 805_117
 LRU = {"policy": "lru", "prefetch": "off"}
 
