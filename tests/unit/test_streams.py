@@ -15,7 +15,9 @@ def ask(
     streams: Streams, start: int, stop: int, now: float = 0.0, client: str = "a", item: int = 1
 ) -> tuple[bool, Shape]:
     asked = streams.asked(client, item, SIZE, Extent(start, stop), now)
-    return asked.opened, asked.shape
+    reader = streams.reader(client, item)
+    assert reader is not None
+    return asked.opened, reader.shape
 
 
 def test_one_get_of_all_is_a_whole_read_and_the_same_again_another_pass() -> None:
@@ -48,8 +50,10 @@ def test_small_ranges_all_over_are_random_and_bring_no_read_ahead() -> None:
     for _ in range(30):
         start = chance.randrange(SIZE - 4096)
         last = streams.asked("a", 1, SIZE, Extent(start, start + 4096), 0.0)
+    reader = streams.reader("a", 1)
+    assert reader is not None
+    assert reader.shape is Shape.RANDOM
     assert last is not None
-    assert last.shape is Shape.RANDOM
     assert last.ahead is None
 
 

@@ -18,6 +18,8 @@ from outrider.core.shardshuffle import ALL_SEEDS, Shuffle
 
 # How many of the last reads tell where a pass is: odd, for the median.
 _RECENT = 9
+# Places in an order by which readers drift apart where it is neither short nor long.
+_DRIFT = 24
 # Of the evidence for or against a known order, this part is the newest read's.
 _NEWEST = 1 / 8
 # Before anything is known: a second epoch repeats the first one's order (WebDataset's default), a first one has none.
@@ -191,15 +193,13 @@ class Pass:
         return self.told or (self.order > ORDER_OPEN and len(self.agenda) > 0)
 
     @property
-    def _known(self) -> int:
-        """How far the order is known: as far as the one that this pass follows has come in it."""
-        return len(self.agenda) if self.leader is None else len(self.leader.log)
-
-    @property
     def tolerance(self) -> int:
         """How far a read may be from its place in the order: readers run beside each other and drift."""
+        # Asked for several times with each read: spelled out, as `size` is.
         count = len(self.agenda)
-        return max(1, min(max(24, count // 32), count // 8))
+        if count >= 32 * _DRIFT:
+            return count // 32
+        return _DRIFT if count >= 8 * _DRIFT else count // 8 or 1
 
     @property
     def is_sampled(self) -> bool:
@@ -239,7 +239,11 @@ class Pass:
 
     def fits(self, key: int) -> bool:
         """The same, or a run that was taken up in mid-epoch comes round to the front."""
-        return self.place[key] >= 0 and (self.is_at(key) or len(self.agenda) - self.apart(key) <= self.tolerance)
+        place = self.place[key]
+        if place < 0:
+            return False
+        apart, tolerance = abs(place - self.frontier), self.tolerance
+        return apart <= tolerance or len(self.agenda) - apart <= tolerance
 
     def _goes_on(self, place: int) -> bool:
         """Who reads here of a draw has read what stands before it in its batch a moment ago: workers may be several
@@ -253,7 +257,8 @@ class Pass:
         """How long a whole pass takes; of a first one as extrapolated, and twice its age while its size is unknown."""
         if self.period_s > 0:
             return self.period_s
-        return max(now - self.began, 1e-3) / max(self.part, 0.02)
+        part, age_s = self.part, now - self.began
+        return (age_s if age_s > 1e-3 else 1e-3) / (part if part > 0.02 else 0.02)
 
     def until(self, key: int) -> float:
         """Parts of a pass until this job reads `key`; the key may be none of its own, then it is taken for one."""
@@ -269,12 +274,13 @@ class Pass:
             return 1.0
         if not self.order_known:
             return (1.0 - len(self.log) / size) / 2 if self.agenda else 0.25
-        if place >= self._known:
-            return max(0.0, (len(self.agenda) + self._known) / 2 - self.frontier) / size
+        if self.leader is not None and place >= (known := len(self.leader.log)):
+            # Nobody knows what stands where the leader has not been.
+            return max(0.0, (len(self.agenda) + known) / 2 - self.frontier) / size
         ahead = place - self.frontier
-        if self.is_passed_over(key):
-            return max(0.0, 1.0 + ahead / size)
-        return max(0, ahead) / size
+        if ahead >= 0:
+            return ahead / size
+        return max(0.0, 1.0 + ahead / size) if self.is_passed_over(key) else 0.0
 
     def is_passed_over(self, key: int) -> bool:
         """Far behind in a known order, as in a run that was taken up in mid-epoch: read when it comes round. A read or
@@ -298,10 +304,13 @@ class Pass:
         place = self.place[key]
         if place >= 0:
             self._expected_read += 1
-            # Measured against what chance would give, which is 0 then, as true order is 1.
-            near = (2 if self.draw is None else 3) * self.tolerance + 1
-            chance = min(0.9, near / len(self.agenda))
-            evidence = 1.0 if self.fits(key) or self._goes_on(place) else -chance / (1 - chance)
+            if self.fits(key) or self._goes_on(place):
+                evidence = 1.0
+            else:
+                # Measured against what chance would give, which is 0 then, as true order is 1.
+                near = (2 if self.draw is None else 3) * self.tolerance + 1
+                chance = min(0.9, near / len(self.agenda))
+                evidence = -chance / (1 - chance)
             self.order += _NEWEST * (evidence - self.order)
             self._recent.append(place)
             self._find_frontier()
@@ -323,7 +332,8 @@ class Pass:
         gap = now - self.last
         self._gaps += 1
         self.gap_s += (gap - self.gap_s) * (1.0 if self._gaps <= 2 else 0.1)
-        self.pause_s = max(gap, self.pause_s * _PAUSE_KEPT)
+        kept_s = self.pause_s * _PAUSE_KEPT
+        self.pause_s = gap if gap > kept_s else kept_s
         self.last = now
         self.passed_over = 0
 

@@ -18,7 +18,7 @@ from outrider.core.together import Together
 
 # A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
 _FADE = 4.0
-# Silence that means nothing yet, and so many times the longest pause that was seen.
+# Silence that means nothing yet (hardly ever is it so long), and so many times the longest pause that was seen.
 _SILENCE_S, _PAUSES = 1.0, 2.0
 # A job that was silent for so long, and for two of its passes, is over.
 _OVER_S = 900.0
@@ -35,6 +35,7 @@ _RANKED_AT_ONCE = 8
 _AT_ONCE = 16
 # Reads of a pass after which it will not be told any more, where the last one was.
 _UNTOLD = 16
+_NEVER = 1e300
 # Less than a millionth of a pass is no change.
 _SAME_RANK = 1e-6
 
@@ -73,8 +74,8 @@ class Dataset:
         self.jobs: dict[str, Job] = {}
         # None: it has one client.
         self._together: Together | None = None
-        # Whether `passes` are those of all clients together.
-        self._sharing = False
+        # Whether `passes` are those of all clients together; else, whether somebody reads it by chance.
+        self._sharing = self._is_by_chance = False
         self.learned: list[Learned] = []
         self.search = Search()
         # So many names were listed when that was last thought over.
@@ -148,16 +149,12 @@ class Dataset:
             # An order, of whomever, tells more than what is left of the epoch of all. Not one that a read or two
             # suggest: of many clients there is always one whose reads do.
             self._sharing = bool(together) and not any(one.trusted and one.order_known for one in each)
+            self._is_by_chance = not self._sharing and any(job.free for job in self.jobs.values())
             self._passes = together if self._sharing else each
         return self._passes
 
     def _passes_of_each(self) -> list[Pass]:
         return [one for job in self.jobs.values() for one in job.predicting]
-
-    @property
-    def _is_by_chance(self) -> bool:
-        """Somebody reads it by chance."""
-        return not self._sharing and any(job.free for job in self.jobs.values())
 
     @property
     def is_told(self) -> bool:
@@ -166,7 +163,8 @@ class Dataset:
         return any(one.told or (one.was_told and len(one.log) < _UNTOLD) for one in self._passes_of_each())
 
     def orders(self) -> list[Order]:
-        return [*self._passes_of_each(), *self.learned]
+        passes = self.passes()
+        return [*(self._passes_of_each() if self._sharing else passes), *self.learned]
 
     def opened(self, client: str, key: int, readers: int, now: float) -> None:
         self.active_at = now
@@ -309,24 +307,26 @@ class Dataset:
 
     def parts_until(self, key: int, now: float) -> float:
         """Parts of a pass until somebody reads `key`."""
-        soonest = None
-        for one in self.passes():
+        passes = self.passes()
+        soonest = _NEVER if passes else 1.0
+        for one in passes:
             parts = one.until(key)
-            if silent_s := silence(one, now):
-                parts += silent_s * _FADE / one.seconds(now)
-            if soonest is None or parts < soonest:
+            if now - one.last > _SILENCE_S:
+                parts += silence(one, now) * _FADE / one.seconds(now)
+            if parts < soonest:
                 soonest = parts
-        return 1.0 if soonest is None else soonest
+        return soonest
 
     def seconds_until(self, kept: Kept, now: float) -> float:
         """Expected until the next read. Where there is no epoch, what was used lately is used soon."""
-        soonest = now - kept.used_at
         passes = self.passes()
-        if passes:
-            if not self._is_by_chance:
-                soonest = 1e300
-            for one in passes:
-                soonest = min(soonest, one.until(kept.key) * one.seconds(now) + silence(one, now) * _FADE)
+        soonest = _NEVER if passes and not self._is_by_chance else now - kept.used_at
+        for one in passes:
+            seconds = one.until(kept.key) * one.seconds(now)
+            if now - one.last > _SILENCE_S:
+                seconds += silence(one, now) * _FADE
+            if seconds < soonest:
+                soonest = seconds
         return soonest
 
     def farthest(self, now: float) -> Iterator[tuple[float, Kept]]:
@@ -394,8 +394,8 @@ class Dataset:
         self.kept[kept.key] = kept
         kept.aside = False
         self.recent[kept.key] = None
+        kept.rank = self._clock + self.parts_until(kept.key, now)
         self._ranked.add((kept.rank, kept.key))
-        self.rank(kept, now)
 
     def drop(self, kept: Kept) -> None:
         if self.kept.get(kept.key) is kept:
@@ -413,9 +413,7 @@ def _learned_of(job: Job) -> list[Learned]:
 
 def silence(one: Pass, now: float) -> float:
     """Seconds for which this pass has been silent beyond what is usual."""
-    since_s = now - one.last
-    # Asked for each rank, and hardly ever so long.
-    return 0.0 if since_s <= _SILENCE_S else max(0.0, since_s - max(_SILENCE_S, _PAUSES * one.pause_s))
+    return max(0.0, now - one.last - max(_SILENCE_S, _PAUSES * one.pause_s))
 
 
 def may_go(kept: Kept) -> int:

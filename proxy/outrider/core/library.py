@@ -125,6 +125,12 @@ class Library:
         return names
 
     def item(self, ref: ObjectRef) -> Item:
+        # Asked for some four times with each read, nearly always of a set that is one.
+        dataset = self._datasets.get((ref.bucket, template_of(ref.key)))
+        if dataset is not None and len(dataset.names.keys) > 1:
+            number = dataset.names.known(ref.key)
+            if number is not None:
+                return dataset, number
         return self._item_of(self.dataset(ref), ref.key)
 
     def _item_of(self, dataset: Dataset, key: str) -> Item:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.core.model import Extent
 
@@ -72,6 +72,9 @@ class Reader:
         return sum(max(0, min(extent.stop, one.stop) - max(extent.start, one.start)) for one in self.covered)
 
     def cover(self, extent: Extent) -> None:
+        if not self.covered:
+            self.covered, self.covered_bytes = [extent], extent.length
+            return
         start, stop = extent.start, extent.stop
         apart = []
         for one in self.covered:
@@ -87,14 +90,12 @@ class Reader:
         self.covered_bytes = sum(one.length for one in apart)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What one request means. `opened`: a pass over the object begins; `ahead`: bytes of the object worth bringing
     before they are asked for, None: none."""
 
     opened: bool
     ahead: Extent | None
-    shape: Shape
 
 
 class Streams:
@@ -111,16 +112,16 @@ class Streams:
 
     def asked(self, client: str, item: Hashable, size: int, extent: Extent, now: float) -> Asked:
         """`item` names the object; `extent` what the request asks for."""
-        reader = self._readers.get((client, item))
+        who = client, item
+        reader = self._readers.get(who)
         opened = reader is None or _begins_anew(reader, size, extent, now)
         if reader is None or opened:
-            reader = Reader(size, now, now)
-            self._readers[client, item] = reader
+            reader = self._readers[who] = Reader(size, now, now)
             if len(self._readers) > READERS_MAX:
                 self._readers.popitem(last=False)
-        self._readers.move_to_end((client, item))
+        self._readers.move_to_end(who)
         _advance(reader, extent, now)
-        return Asked(opened, _ahead(reader, extent), reader.shape)
+        return Asked(opened, _ahead(reader))
 
     def move(self, items: Mapping[Any, Hashable]) -> None:
         """Objects that go by other names from now on."""
@@ -136,7 +137,7 @@ def _begins_anew(reader: Reader, size: int, extent: Extent, now: float) -> bool:
 
 
 def _advance(reader: Reader, extent: Extent, now: float) -> None:
-    end = max((one.stop for one in reader.covered), default=0)
+    end = reader.covered[-1].stop if reader.covered else 0
     # Forward: near the end of what was asked so far, or into a gap before it, which thereby closes.
     fills_a_gap = extent.start < end and any(one.stop == extent.start for one in reader.covered)
     near = extent.start - end <= 10 * max(extent.length, 1) and extent.start >= end
@@ -145,15 +146,17 @@ def _advance(reader: Reader, extent: Extent, now: float) -> None:
     reader.cover(extent)
     reader.requests += 1
     reader.last = now
+    if reader.requests == 1:
+        return  # which tells nothing of what follows
     if reader.shape is Shape.RANDOM:
         reader.ahead_bytes = 0
-    elif reader.requests > 1:
+    else:
         reader.ahead_bytes = min(_AHEAD_MAX_BYTES, max(_AHEAD_FIRST_BYTES, 2 * reader.ahead_bytes))
 
 
-def _ahead(reader: Reader, extent: Extent) -> Extent | None:
+def _ahead(reader: Reader) -> Extent | None:
     """What lies after the furthest byte asked for."""
-    if reader.ahead_bytes == 0 or reader.shape is Shape.RANDOM:
+    if reader.ahead_bytes == 0:
         return None
     end = reader.covered[-1].stop
     stop = min(reader.size, end + reader.ahead_bytes)
