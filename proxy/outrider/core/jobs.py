@@ -95,7 +95,8 @@ class Job:
         key_count = len(names.keys)
         if not self.passes:
             self.passes = [Pass(names.listed, key_count, now, order=ORDER_UNLIKELY)]
-        self._let_go(max(16, 4 * readers))
+        if len(self.passes) > 1:
+            self._let_go(max(16, 4 * readers))
         self._reads += 1
         if names.listed or self.passes[0].number > 0:
             first = self.passes[0]
@@ -181,7 +182,7 @@ class Job:
             self._thirds += 1
 
     def _pass_of(self, key: int) -> Pass | None:
-        unread = [one for one in self.passes if one.unread(key)]
+        unread = [one for one in self.passes if one.done[key] < 0]
         if len(unread) < 2:
             return unread[0] if unread else None
         # Who is next to where this key stands; else the oldest that expects it.

@@ -149,12 +149,15 @@ class Dataset:
             # An order, of whomever, tells more than what is left of the epoch of all. Not one that a read or two
             # suggest: of many clients there is always one whose reads do.
             self._sharing = bool(together) and not any(one.trusted and one.order_known for one in each)
-            self._is_by_chance = not self._sharing and any(job.free for job in self.jobs.values())
+            self._is_by_chance = not self._sharing and any([job.free for job in self.jobs.values()])
             self._passes = together if self._sharing else each
         return self._passes
 
     def _passes_of_each(self) -> list[Pass]:
-        return [one for job in self.jobs.values() for one in job.predicting]
+        passes: list[Pass] = []
+        for job in self.jobs.values():
+            passes += job.predicting
+        return passes
 
     @property
     def is_told(self) -> bool:

@@ -43,9 +43,10 @@ class Want:
 
 
 class _Offer(NamedTuple):
-    """What a pass reads next of what is not here."""
+    """What a pass reads next of what is not here, and in what part of a pass."""
 
     due_s: float
+    until: float
     dataset: Dataset
     by: Pass
     key: int
@@ -102,7 +103,7 @@ class Offers:
             offers.sort(key=lambda offer: offer.due_s)
             anew = []
             for offer in offers[:_TRIED]:
-                want = self._want(offer.dataset, offer.by, offer.key, offer.due_s, free_bytes)
+                want = self._want(offer, free_bytes)
                 if want is not None:
                     wants.append(want)
                     self._advance(offer.by)
@@ -122,9 +123,14 @@ class Offers:
 
     def _offer(self, dataset: Dataset, one: Pass) -> _Offer | None:
         key = self._next(dataset, one)
-        return None if key is None else _Offer(one.until(key) * one.seconds(self._now), dataset, one, key)
+        if key is None:
+            return None
+        until = one.until(key)
+        return _Offer(until * one.seconds(self._now), until, dataset, one, key)
 
     def _is_active(self, dataset: Dataset, one: Pass) -> bool:
+        if self._now - one.last <= 1.0:
+            return True
         alive = max(one.last, min(dataset.active_at, one.last + 8 * self._opens.readers * one.gap_s))
         return self._now - alive <= max(1.0, 1.5 * one.pause_s)
 
@@ -145,7 +151,7 @@ class Offers:
     def _is_too_large(self, dataset: Dataset, one: Pass, key: int) -> bool:
         """An exception among its like, that would hold up the others."""
         size, room_bytes = dataset.names.sizes[key], self._capacity_bytes // (self._opens.readers + 1)
-        return one.part < 1 and self._disk_bytes(size) > room_bytes >= self._disk_bytes(dataset.usual_bytes) >= 0
+        return self._disk_bytes(size) > room_bytes >= self._disk_bytes(dataset.usual_bytes) >= 0 and one.part < 1
 
     def _coming(self, one: Pass) -> int | None:
         if one.again:
@@ -179,7 +185,8 @@ class Offers:
     def _window(self, one: Pass) -> int:
         """How many objects ahead of the readers a known order is fetched: what each of
         them opens next, and what they open while a fill takes its time, with room for its spread."""
-        beside = self._opens.readers + self._opens.readers // 4 + 2
+        readers = self._opens.readers
+        beside = readers + readers // 4 + 2
         if one.gap_s <= 0:
             # How fast they read is not known yet; what they read is, where it was told.
             return one.size if one.told else beside
@@ -191,7 +198,11 @@ class Offers:
         each_s = one.seconds(self._now) / one.size
         return 1 + int(_PACE * self._handed.fill_s / each_s)
 
-    def _want(self, dataset: Dataset, one: Pass, key: int, due_s: float, free_bytes: int) -> Want | None:
+    def _want(self, offer: _Offer, free_bytes: int) -> Want | None:
+        due_s, until, dataset, one, key = offer
+        known = one.order_known
+        if known and until * one.size > self._window(one):
+            return None
         size = dataset.names.sizes[key]
         kept = dataset.kept.get(key)
         likely = size if size >= 0 else dataset.usual_bytes
@@ -203,9 +214,6 @@ class Offers:
         each_bytes = self._disk_bytes(-(-likely // count) if likely >= 0 else self._block_bytes)
         object_bytes = count * each_bytes
         if object_bytes * (self._opens.readers + 1) > self._capacity_bytes and one.part < 1:
-            return None
-        known = one.order_known
-        if known and one.until(key) * one.size > self._window(one):
             return None
         # Where the next reads are anybody's, the readers' misses need room that is not taken from what is fetched.
         reserve = 0 if known else min(self._capacity_bytes // 4, int(self._opens.readers * object_bytes * _RESERVE))

@@ -344,7 +344,8 @@ class Planner:
             for dataset in self.library.datasets():
                 dataset.put_back(self._now)
         holds = self._pins.holds
-        yield from (kept for kept in self._outdated.values() if not holds(kept.version_id))
+        if self._outdated:
+            yield from (kept for kept in self._outdated.values() if not holds(kept.version_id))
         passed_by: list[Kept] = []
         try:
             for seconds, kept in self.library.farthest(self._now):

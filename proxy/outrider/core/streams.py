@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -42,10 +42,10 @@ class Reader:
     size: int
     began: float
     last: float
-    covered: list[Extent] = field(default_factory=list)
-    covered_bytes: int = 0
-    requests: int = 0
-    jumps: int = 0
+    covered: list[Extent]
+    covered_bytes: int
+    requests: int
+    jumps: int
     ahead_bytes: int = 0
 
     @property
@@ -54,10 +54,9 @@ class Reader:
 
     @property
     def shape(self) -> Shape:
-        if self.requests <= 1:
-            whole = bool(self.covered) and self.covered[0].length == self.size
-            from_front = bool(self.covered) and self.covered[0].start == 0
-            return Shape.WHOLE if whole else Shape.FORWARD if from_front else Shape.RANDOM
+        if self.requests == 1:
+            only = self.covered[0]
+            return Shape.WHOLE if only.length == self.size else Shape.FORWARD if only.start == 0 else Shape.RANDOM
         if self.jumps > 2 and 4 * self.jumps > self.requests:
             return Shape.RANDOM
         return Shape.FORWARD
@@ -72,9 +71,6 @@ class Reader:
         return sum(max(0, min(extent.stop, one.stop) - max(extent.start, one.start)) for one in self.covered)
 
     def cover(self, extent: Extent) -> None:
-        if not self.covered:
-            self.covered, self.covered_bytes = [extent], extent.length
-            return
         start, stop = extent.start, extent.stop
         apart = []
         for one in self.covered:
@@ -114,14 +110,16 @@ class Streams:
         """`item` names the object; `extent` what the request asks for."""
         who = client, item
         reader = self._readers.get(who)
-        opened = reader is None or _begins_anew(reader, size, extent, now)
-        if reader is None or opened:
-            reader = self._readers[who] = Reader(size, now, now)
+        if reader is None or _begins_anew(reader, size, extent, now):
+            self._readers[who] = _begun_with(extent, size, now)
+            self._readers.move_to_end(who)
             if len(self._readers) > READERS_MAX:
                 self._readers.popitem(last=False)
+            # One request tells nothing of what follows.
+            return Asked(opened=True, ahead=None)
         self._readers.move_to_end(who)
         _advance(reader, extent, now)
-        return Asked(opened, _ahead(reader))
+        return Asked(opened=False, ahead=_ahead(reader))
 
     def move(self, items: Mapping[Any, Hashable]) -> None:
         """Objects that go by other names from now on."""
@@ -136,18 +134,24 @@ def _begins_anew(reader: Reader, size: int, extent: Extent, now: float) -> bool:
     return reader.complete and 2 * reader.overlap(extent) >= extent.length
 
 
+def _begun_with(extent: Extent, size: int, now: float) -> Reader:
+    return Reader(size, now, now, [extent], extent.length, requests=1, jumps=not _is_near(extent, 0))
+
+
+def _is_near(extent: Extent, end: int) -> bool:
+    """It begins at `end` or not far behind it."""
+    return 0 <= extent.start - end <= 10 * max(extent.length, 1)
+
+
 def _advance(reader: Reader, extent: Extent, now: float) -> None:
-    end = reader.covered[-1].stop if reader.covered else 0
+    end = reader.covered[-1].stop
     # Forward: near the end of what was asked so far, or into a gap before it, which thereby closes.
     fills_a_gap = extent.start < end and any(one.stop == extent.start for one in reader.covered)
-    near = extent.start - end <= 10 * max(extent.length, 1) and extent.start >= end
-    if not (near or fills_a_gap):
+    if not (fills_a_gap or _is_near(extent, end)):
         reader.jumps += 1
     reader.cover(extent)
     reader.requests += 1
     reader.last = now
-    if reader.requests == 1:
-        return  # which tells nothing of what follows
     if reader.shape is Shape.RANDOM:
         reader.ahead_bytes = 0
     else:
