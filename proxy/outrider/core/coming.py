@@ -44,9 +44,10 @@ class Coming:
     def get(self, item: Item) -> Handed | None:
         return self._handed.get(item)
 
-    def as_handed(self, ref: ObjectRef, item: Item) -> Item:
-        """As what an object was handed out that is `item` now: it was of another dataset, perhaps."""
-        return self._items.get(ref, item)
+    def of(self, ref: ObjectRef) -> Handed | None:
+        """As whatever it was handed out: it was of another dataset then, perhaps."""
+        item = self._items.get(ref)
+        return None if item is None else self._handed.get(item)
 
     def has_any_of(self, dataset: Dataset) -> bool:
         return any(one is dataset for one, _ in self._handed)
@@ -62,23 +63,22 @@ class Coming:
         handed.missing, handed.block_bytes = (1 << count) - 1, block_bytes
         self._count(count, block_bytes)
 
-    def landed(self, item: Item, bits: int, now: float) -> None:
+    def landed(self, ref: ObjectRef, bits: int, now: float) -> None:
         """These blocks are here."""
-        handed = self._handed.get(item)
+        handed = self.of(ref)
         if handed is None or not handed.missing & bits:
             return
         self._count(-(handed.missing & bits).bit_count(), handed.block_bytes)
         handed.missing &= ~bits
         if not handed.missing:
-            del self._handed[item], self._items[handed.ref]
+            del self._handed[self._items.pop(ref)]
             took_s = now - handed.at
             self.spread_s += (abs(took_s - self.fill_s) - self.spread_s) / 8
             self.fill_s += (took_s - self.fill_s) / 8
 
-    def drop(self, item: Item) -> None:
+    def drop(self, ref: ObjectRef) -> None:
         """What is still missing of it will not come."""
-        handed = self._handed.pop(item)
-        del self._items[handed.ref]
+        handed = self._handed.pop(self._items.pop(ref))
         self._count(-handed.missing.bit_count(), handed.block_bytes)
 
     def move(self, items: Mapping[Item, Item]) -> None:
@@ -86,8 +86,8 @@ class Coming:
         self._items = {ref: items.get(item, item) for ref, item in self._items.items()}
 
     def forget(self, dataset: Dataset) -> None:
-        for item in [item for item in self._handed if item[0] is dataset]:
-            self.drop(item)
+        for ref in [handed.ref for (whose, _), handed in self._handed.items() if whose is dataset]:
+            self.drop(ref)
 
     def _count(self, blocks: int, block_bytes: int) -> None:
         self.blocks += blocks

@@ -57,7 +57,7 @@ class Discovery:
 
     # -- reads --------------------------------------------------------------------------------------------------
 
-    def opened(self, dataset: Dataset, key: int, now: float) -> None:
+    def opened(self, dataset: Dataset, key: int, ref: ObjectRef, now: float) -> None:
         search = dataset.search
         if (
             not search.wanted
@@ -73,14 +73,14 @@ class Discovery:
                 self._list(dataset, now)
         elif search.counted and dataset.names.rank_of(key) < 0:
             self._doubt(dataset, now)
-        self._think_of_listing_again(dataset, key, now)
+        self._think_of_listing_again(dataset, ref, now)
 
-    def _think_of_listing_again(self, dataset: Dataset, key: int, now: float) -> None:
+    def _think_of_listing_again(self, dataset: Dataset, ref: ObjectRef, now: float) -> None:
         search = dataset.search
         if search.too_many or (not dataset.names.listed and (search.wanted or not dataset.is_told)):
             return
         search.reads_since += 1
-        believed_s = self._believed_s(ObjectRef(dataset.bucket, dataset.names.keys[key]))
+        believed_s = self._believed_s(ref)
         since_s, pause_s = now - search.begun_at, _LIST_AGAIN * believed_s
         if not 0 < believed_s < FAREST or since_s < pause_s:
             return

@@ -204,7 +204,7 @@ class Pass:
     @property
     def is_sampled(self) -> bool:
         """It reads what a sampler has drawn: some of it perhaps twice, or not at all, for each to have as many."""
-        return isinstance(self.draw, Draw)
+        return self.draw is not None and isinstance(self.draw, Draw)
 
     @property
     def is_shuffled(self) -> bool:
@@ -248,7 +248,7 @@ class Pass:
     def _goes_on(self, place: int) -> bool:
         """Who reads here of a draw has read what stands before it in its batch a moment ago: workers may be several
         batches apart, which is most of a small set."""
-        if self.draw is None or place < self.workers:
+        if place < self.workers:
             return False
         before = self.done[self.agenda[place - self.workers]]
         return before >= 0 and len(self.log) - before <= self.tolerance
@@ -304,7 +304,7 @@ class Pass:
         place = self.place[key]
         if place >= 0:
             self._expected_read += 1
-            if self.fits(key) or self._goes_on(place):
+            if self.fits(key) or (self.draw is not None and self._goes_on(place)):
                 evidence = 1.0
             else:
                 # Measured against what chance would give, which is 0 then, as true order is 1.

@@ -101,14 +101,16 @@ class Job:
         if names.listed or self.passes[0].number > 0:
             first = self.passes[0]
             self._by_chance += len(first.log) / max(first.size, key_count if self.free else 1)
-        self._count(key)
+        if not self.passes[0].unread(key):
+            self._count(key)
         if not self.free and self._repeats and not self._is_told:
             if self._is_chance():
                 self.free = True
                 self._restart(key_count, now)
             elif self._is_another_part():
                 self._begin_another_part(names, now)
-        self._see_whether_drawn_anew(key, readers, now)
+        if self.passes[-1].is_sampled:
+            self._see_whether_drawn_anew(key, readers, now)
         one = self._pass_of(key)
         if one is None:
             one = self._repeated(key, key_count, readers, now)
@@ -125,7 +127,7 @@ class Job:
         """A key that its sampler has not drawn, as its epoch ends, is of the next draw: what is left of this one does
         not fill a batch."""
         newest = self.passes[-1]
-        if newest.is_sampled and newest.is_strange(key) and newest.left <= _tail(newest, readers):
+        if newest.is_strange(key) and newest.left <= _tail(newest, readers):
             newest.begin_next(now)
             self._clear_evidence()
 
@@ -136,16 +138,8 @@ class Job:
             one.plan(names.listed, order=ORDER_UNLIKELY)
 
     def _wonder(self, one: Pass, names: Names) -> None:
-        if one.draw is not None and one.order < _REFUTED:
-            self._give_up_draw(one, names)
-        if isinstance(one.draw, Shuffle) and one.log and one.place[one.log[-1]] < 0:
-            rank, workers = names.rank_of(one.log[-1]), one.draw.workers
-            if rank >= 0:
-                # A worker, or all of a rank, has begun late.
-                one.expect(names.listed[rank % workers :: workers])
-        if one.is_shuffled and one.order < _LEANS and len(one.log) % _LOOK_AGAIN == 0:
-            # A full buffer may show only now.
-            one.look_at = len(one.log)
+        if one.draw is not None:
+            self._doubt_draw(one, names)
         if len(one.log) < one.look_at or self.free:
             return
         if one.told or one.draw is not None:
@@ -156,6 +150,18 @@ class Job:
             wonders = not known and len(names.listed) > 0
         if wonders:
             self.puzzle = one
+
+    def _doubt_draw(self, one: Pass, names: Names) -> None:
+        if one.order < _REFUTED:
+            self._give_up_draw(one, names)
+        if isinstance(one.draw, Shuffle) and one.log and one.place[one.log[-1]] < 0:
+            rank, workers = names.rank_of(one.log[-1]), one.draw.workers
+            if rank >= 0:
+                # A worker, or all of a rank, has begun late.
+                one.expect(names.listed[rank % workers :: workers])
+        if one.is_shuffled and one.order < _LEANS and len(one.log) % _LOOK_AGAIN == 0:
+            # A full buffer may show only now.
+            one.look_at = len(one.log)
 
     def _let_go(self, silent: int) -> None:
         """What began with a key read twice and has not gone on for so many reads follows nobody: a sampler that pads
@@ -171,7 +177,7 @@ class Job:
 
     def _count(self, key: int) -> None:
         """A key that the oldest pass has read is a repeat, unless a pass that is believed expects it."""
-        if self.passes[0].unread(key) or any(one.trusted and one.unread(key) for one in self.passes[1:]):
+        if any(one.trusted and one.unread(key) for one in self.passes[1:]):
             return
         if self._repeats == 0:
             self._clean = self._by_chance

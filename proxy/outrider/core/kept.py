@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain, islice
 
-from sortedcontainers import SortedList
-
 from outrider.core.datasets import Names, Search, prefix_of
 from outrider.core.epochs import Learned, Pass, Round
 from outrider.core.jobs import Job, Order
 from outrider.core.model import BlockKey
+from outrider.core.ranks import Ranks, step_of
 from outrider.core.together import Together
 
 # A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
@@ -27,17 +26,13 @@ _ORDERS_MAX = 2
 _JOBS_MAX, _JOBS_NAMES_MAX = 64, 8_000_000
 # A job that is silent for so long makes room for another one.
 _MAKES_ROOM_S = 60.0
-# Ranks looked at again with each read.
-_SWEPT = 2
-# The same where all are, before others have their turn.
+# Ranks looked at again at once where all are, before others have their turn.
 _RANKED_AT_ONCE = 8
 # Candidates for eviction that are compared where two kinds of jobs meet.
 _AT_ONCE = 16
 # Reads of a pass after which it will not be told any more, where the last one was.
 _UNTOLD = 16
 _NEVER = 1e300
-# Less than a millionth of a pass is no change.
-_SAME_RANK = 1e-6
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +54,7 @@ class Kept:
     reading: bool = False
     present: int = 0
     served: int = 0
-    rank: float = 0.0
+    rank: int = 0
 
 
 class Dataset:
@@ -84,7 +79,7 @@ class Dataset:
         # On disk, outdated versions included.
         self.kept_bytes = 0
         # By expected next use on the dataset's own clock, which goes 1.0 forward in each pass of its jobs.
-        self._ranked: SortedList[tuple[float, int]] = SortedList()
+        self._ranks = Ranks()
         # All that may be a victim, by its last read.
         self.recent: OrderedDict[int, None] = OrderedDict()
         self._clock = 0.0
@@ -280,7 +275,7 @@ class Dataset:
         self.names, self.jobs, self.learned = Names(), {}, []
         self.search.forgotten()
         self._together = None
-        self.kept, self._ranked, self.recent = {}, SortedList(), OrderedDict()
+        self.kept, self._ranks, self.recent = {}, Ranks(), OrderedDict()
         self._passes, self._sweep, self._names_listed = None, [], 0
         self.puzzles.clear()
         for one in kept:
@@ -339,12 +334,12 @@ class Dataset:
         elif self._is_by_chance:
             return self._farthest_of_both(now)
         else:
-            keys = (key for _, key in reversed(self._ranked))
+            keys = reversed(self._ranks)
         return ((self.seconds_until(self.kept[key], now), self.kept[key]) for key in keys)
 
     def _farthest_of_both(self, now: float) -> Iterator[tuple[float, Kept]]:
         """One job reads in epochs and another one by chance: the best of the next few candidates of either."""
-        streams = [(key for _, key in reversed(self._ranked)), iter(self.recent)]
+        streams = [reversed(self._ranks), iter(self.recent)]
         seen: set[int] = set()
         heap: list[tuple[float, int]] = []
         take = _AT_ONCE
@@ -376,14 +371,14 @@ class Dataset:
     def rank(self, kept: Kept, now: float) -> None:
         if kept.aside:
             return
-        rank = self._clock + self.parts_until(kept.key, now)
-        if abs(rank - kept.rank) > _SAME_RANK:
-            self._ranked.discard((kept.rank, kept.key))
+        rank = step_of(self._clock + self.parts_until(kept.key, now))
+        if rank != kept.rank:
+            self._ranks.discard(kept.key, kept.rank)
             kept.rank = rank
-            self._ranked.add((rank, kept.key))
+            self._ranks.put(kept.key, rank)
 
-    def _sweep_some(self, now: float, count: int = _SWEPT) -> None:
-        """What is expected changes with a LIST, a plan, another job: ranks follow, a few with each read."""
+    def _sweep_some(self, now: float, count: int = 1) -> None:
+        """What is expected changes with a LIST, a plan, another job: ranks follow, one with each read."""
         for _ in range(min(count, len(self.kept))):
             if not self._sweep:
                 self._sweep = list(self.kept)
@@ -397,8 +392,8 @@ class Dataset:
         self.kept[kept.key] = kept
         kept.aside = False
         self.recent[kept.key] = None
-        kept.rank = self._clock + self.parts_until(kept.key, now)
-        self._ranked.add((kept.rank, kept.key))
+        kept.rank = step_of(self._clock + self.parts_until(kept.key, now))
+        self._ranks.put(kept.key, kept.rank)
 
     def drop(self, kept: Kept) -> None:
         if self.kept.get(kept.key) is kept:
@@ -407,7 +402,7 @@ class Dataset:
 
     def _unrank(self, kept: Kept) -> None:
         self.recent.pop(kept.key, None)
-        self._ranked.discard((kept.rank, kept.key))
+        self._ranks.discard(kept.key, kept.rank)
 
 
 def _learned_of(job: Job) -> list[Learned]:

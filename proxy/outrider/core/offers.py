@@ -200,8 +200,7 @@ class Offers:
 
     def _want(self, offer: _Offer, free_bytes: int) -> Want | None:
         due_s, until, dataset, one, key = offer
-        known = one.order_known
-        if known and until * one.size > self._window(one):
+        if (known := one.order_known) and until * one.size > self._window(one):
             return None
         size = dataset.names.sizes[key]
         kept = dataset.kept.get(key)
@@ -224,7 +223,7 @@ class Offers:
         if not self._has_room(free_bytes, need, _FAREST if in_next_pass else due_s + SOONER * one.seconds(self._now)):
             return None
         ref = ObjectRef(dataset.bucket, dataset.names.keys[key])
-        if self._handed.as_handed(ref, (dataset, key)) in self._handed:
+        if self._handed.of(ref) is not None:
             return None  # as another dataset's, which it was
         self._handed.hand_out((dataset, key), ref, missing, each_bytes, self._now)
         blocks = tuple(index for index in range(count if size >= 0 else 1) if missing >> index & 1)

@@ -19,11 +19,8 @@ class Opens:
     def __init__(self) -> None:
         self._open: OrderedDict[Item, tuple[int, float]] = OrderedDict()
         self._readers = 1.0
-
-    @property
-    def readers(self) -> int:
+        self.readers = 1
         """As many as there were lately: between two shards a reader is none for a moment."""
-        return round(self._readers)
 
     def __contains__(self, item: Item) -> bool:
         return item in self._open
@@ -33,6 +30,7 @@ class Opens:
         self._open[item] = (count + 1, now)
         self._close_abandoned(now)
         self._readers = max(float(len(self._open)), self._readers * _READERS_KEPT)
+        self.readers = round(self._readers)
 
     def heard_of(self, item: Item, now: float) -> None:
         """Some of it was read."""

@@ -103,22 +103,22 @@ class Planner:
         dataset.active_at = now
         asked = self._streams.asked(client, item, size, extent, now)
         if asked.opened:
-            self._opened(client, item)
+            self._opened(client, ref, item)
             self._on_opened(ref, size)
-        if (handed := self._handed.get(self._handed.as_handed(ref, item))) is not None:
+        if (handed := self._handed.of(ref)) is not None:
             handed.asked_for = True
         return asked.ahead
 
-    def _opened(self, client: str, item: Item) -> None:
+    def _opened(self, client: str, ref: ObjectRef, item: Item) -> None:
         dataset, key = item
         self._opens.opened(item, self._now)
         if dataset in self._owing:
             self._owing[dataset] *= 1 - _FORGIVEN
-        dataset.opened(client, key, self.readers, self._now)
+        dataset.opened(client, key, self._opens.readers, self._now)
         if dataset.puzzles:
             self._foresight.begin(dataset)
         self._offers.opened(dataset)
-        self._discovery.opened(dataset, key, self._now)
+        self._discovery.opened(dataset, key, ref, self._now)
 
     @property
     def readers(self) -> int:
@@ -237,10 +237,10 @@ class Planner:
 
     def found(self, ref: ObjectRef, size: int) -> tuple[int, ...]:
         """The size of a wanted object is known now: the blocks of it that are wanted, too."""
-        item = dataset, key = self.library.item(ref)
+        dataset, key = self.library.item(ref)
         unknown = dataset.names.sizes[key] < 0
         dataset.names.sizes[key] = dataset.usual_bytes = size
-        handed = self._handed.get(self._handed.as_handed(ref, item))
+        handed = self._handed.of(ref)
         if handed is None or not unknown:
             return ()
         count = max(1, -(-size // self._block_bytes))
@@ -254,7 +254,7 @@ class Planner:
         kept = self._kept.get(block.version_id)
         if kept is None:
             dataset.names.sizes[key] = dataset.usual_bytes = version.size
-            handed = self._handed.get(self._handed.as_handed(version.ref, item))
+            handed = self._handed.of(version.ref)
             count = -(-version.size // self._block_bytes)
             kept = Kept(
                 dataset, key, block.version_id, count, self._disk_bytes(-(-version.size // count)), self._now,
@@ -272,15 +272,14 @@ class Planner:
         dataset.kept_bytes += kept.block_bytes
         if kept.ahead:
             self.fetched_bytes += kept.block_bytes
-        self._handed.landed(self._handed.as_handed(version.ref, item), 1 << block.index, self._now)
+        self._handed.landed(version.ref, 1 << block.index, self._now)
 
     def dropped(self, ref: ObjectRef, *, again: bool = True, missing: bool = False) -> None:
         """What is still missing of a wanted object will not come. `again`: it may come when it is tried again;
         `missing`: there is no such object, or it is not to be had."""
-        item = dataset, key = self.library.item(ref)
-        handed_as = self._handed.as_handed(ref, item)
-        if handed_as in self._handed:
-            self._handed.drop(handed_as)
+        dataset, key = self.library.item(ref)
+        if self._handed.of(ref) is not None:
+            self._handed.drop(ref)
             if again:
                 self._fetch_again(dataset, key)
             elif missing:
@@ -322,8 +321,8 @@ class Planner:
     def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
         sooner_s = -1.0
         if incoming is not None and version is not None:
-            item = dataset, key = self.library.item(version.ref)
-            handed = self._handed.get(self._handed.as_handed(version.ref, item))
+            dataset, key = self.library.item(version.ref)
+            handed = self._handed.of(version.ref)
             if handed is not None and not handed.asked_for and handed.missing >> incoming.index & 1:
                 # For what nobody waits for, only those may go that are needed later.
                 sooner_s = self._worth(dataset, key)
