@@ -474,8 +474,8 @@ class Pass:
 
     def _find_frontier(self) -> None:
         """The median of the last places, and on by what was read since it."""
-        count = len(self._recent)
-        self.frontier = sorted(self._recent)[count // 2] + count // 2 if count else 0
+        middle = len(self._recent) // 2
+        self.frontier = sorted(self._recent)[middle] + middle if self._recent else 0
 
     def tell(self, keys: Sequence[int], start: int, total: int) -> None:
         """The order of this pass, for certain: `keys` are numbers `start`, `start` + 1, ... of the `total` that one

@@ -188,7 +188,9 @@ class Job:
             self._thirds += 1
 
     def _pass_of(self, key: int) -> Pass | None:
-        unread = [one for one in self.passes if one.done[key] < 0]
+        if len(self.passes) == 1:
+            return self.passes[0] if self.passes[0].unread(key) else None
+        unread = [one for one in self.passes if one.unread(key)]
         if len(unread) < 2:
             return unread[0] if unread else None
         # Who is next to where this key stands; else the oldest that expects it.
@@ -461,10 +463,13 @@ class _Part:
         self._count += 1
         if self._first < 0:
             self._first = self._lowest = self._highest = key
-        self._step = gcd(self._step, abs(key - self._first))
+        self._step = gcd(self._step, key - self._first)
         # Readers beside each other overtake each other a little.
-        self._ascents += key > self._highest - max(1, self._count // 4)
-        self._lowest, self._highest = min(self._lowest, key), max(self._highest, key)
+        self._ascents += key > self._highest - (self._count // 4 or 1)
+        if key < self._lowest:
+            self._lowest = key
+        elif key > self._highest:
+            self._highest = key
         if self._count < self._next_look and (self._bounds[1] == 0 or self.has(key)):
             return False
         self._next_look = max(self._next_look, self._count + max(2, self._count // 4))

@@ -12,7 +12,7 @@ from outrider.core.datasets import Names, Search, prefix_of
 from outrider.core.epochs import Learned, Pass, Round
 from outrider.core.jobs import Job, Order
 from outrider.core.model import BlockKey
-from outrider.core.ranks import Ranks, step_of
+from outrider.core.ranks import STEPS, Ranks
 from outrider.core.together import Together
 
 # A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
@@ -144,7 +144,7 @@ class Dataset:
             # An order, of whomever, tells more than what is left of the epoch of all. Not one that a read or two
             # suggest: of many clients there is always one whose reads do.
             self._sharing = bool(together) and not any(one.trusted and one.order_known for one in each)
-            self._is_by_chance = not self._sharing and any([job.free for job in self.jobs.values()])
+            self._is_by_chance = not self._sharing and bool([job for job in self.jobs.values() if job.free])
             self._passes = together if self._sharing else each
         return self._passes
 
@@ -303,8 +303,8 @@ class Dataset:
 
     # -- what is needed when ------------------------------------------------------------------------------------
 
-    def parts_until(self, key: int, now: float) -> float:
-        """Parts of a pass until somebody reads `key`."""
+    def _rank_of(self, key: int, now: float) -> int:
+        """When somebody reads `key` next on the dataset's clock, as a step."""
         passes = self.passes()
         soonest = _NEVER if passes else 1.0
         for one in passes:
@@ -313,7 +313,7 @@ class Dataset:
                 parts += silence(one, now) * _FADE / one.seconds(now)
             if parts < soonest:
                 soonest = parts
-        return soonest
+        return int((self._clock + soonest) * STEPS)
 
     def seconds_until(self, kept: Kept, now: float) -> float:
         """Expected until the next read. Where there is no epoch, what was used lately is used soon."""
@@ -371,7 +371,7 @@ class Dataset:
     def rank(self, kept: Kept, now: float) -> None:
         if kept.aside:
             return
-        rank = step_of(self._clock + self.parts_until(kept.key, now))
+        rank = self._rank_of(kept.key, now)
         if rank != kept.rank:
             self._ranks.discard(kept.key, kept.rank)
             kept.rank = rank
@@ -392,7 +392,7 @@ class Dataset:
         self.kept[kept.key] = kept
         kept.aside = False
         self.recent[kept.key] = None
-        kept.rank = step_of(self._clock + self.parts_until(kept.key, now))
+        kept.rank = self._rank_of(kept.key, now)
         self._ranks.put(kept.key, kept.rank)
 
     def drop(self, kept: Kept) -> None:

@@ -29,7 +29,7 @@ class Opens:
         count, _ = self._open.pop(item, (0, 0.0))
         self._open[item] = (count + 1, now)
         self._close_abandoned(now)
-        self._readers = max(float(len(self._open)), self._readers * _READERS_KEPT)
+        self._readers = max(len(self._open), self._readers * _READERS_KEPT)
         self.readers = round(self._readers)
 
     def heard_of(self, item: Item, now: float) -> None:

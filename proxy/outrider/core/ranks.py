@@ -8,12 +8,7 @@ from collections.abc import Iterator
 
 # A pass has so many steps. Of keys whose next reads lie closer than that, one is as good a victim as another; and all
 # are ranked anew so often that a list sorted to the last bit took 5 us each time (`sortedcontainers`), this takes 1.
-_STEPS = 1024
-
-
-def step_of(passes: float) -> int:
-    """The step at this point of a dataset's clock, which is 1.0 further with each pass."""
-    return int(passes * _STEPS)
+STEPS = 1024
 
 
 class Ranks:

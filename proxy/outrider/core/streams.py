@@ -94,6 +94,10 @@ class Asked(NamedTuple):
     ahead: Extent | None
 
 
+# One request tells nothing of what follows.
+_BEGUN = Asked(opened=True, ahead=None)
+
+
 class Streams:
     """Bounded: readers that were silent for longest are forgotten first. A request costs O(gaps of its reader)."""
 
@@ -115,8 +119,7 @@ class Streams:
             self._readers.move_to_end(who)
             if len(self._readers) > READERS_MAX:
                 self._readers.popitem(last=False)
-            # One request tells nothing of what follows.
-            return Asked(opened=True, ahead=None)
+            return _BEGUN
         self._readers.move_to_end(who)
         _advance(reader, extent, now)
         return Asked(opened=False, ahead=_ahead(reader))
