@@ -285,7 +285,8 @@ class Pass:
     def is_passed_over(self, key: int) -> bool:
         """Far behind in a known order, as in a run that was taken up in mid-epoch: read when it comes round. A read or
         two do not tell: they may have been another pass' last ones."""
-        return 2 * len(self._recent) > _RECENT and self.place[key] - self.frontier < -4 * self.tolerance
+        behind = self.frontier - self.place[key]
+        return behind > 0 and 2 * len(self._recent) > _RECENT and behind > 4 * self.tolerance
 
     def where(self, key: int) -> int:
         """Where the key stands in the order that this pass has shown; -1: nowhere."""

@@ -205,9 +205,10 @@ class Library:
         """See `Dataset.farthest`, of all sets. Of many, such as a folder for each class, only those are begun with of
         which the first is about as far as what was found so far."""
         sets = [one for one in self._datasets.values() if one.recent]
+        if len(sets) == 1:
+            return sets[0].farthest(now)
         if len(sets) <= _FEW_SETS:
-            few = [one.farthest(now) for one in sets]
-            return few[0] if len(few) == 1 else merge(*few, key=lambda pair: -pair[0])
+            return merge(*(one.farthest(now) for one in sets), key=lambda pair: -pair[0])
         if now - self._firsts_at > _FIRSTS_S:
             self._firsts, self._begun_with, self._firsts_at = [], set(), now
         if new := [one for one in sets if one not in self._begun_with]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from heapq import heappop
 from itertools import islice
 from typing import NamedTuple
@@ -31,8 +30,7 @@ _ATTENDED = 8
 _SURE = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(NamedTuple):
     """Fill these blocks of an object, first to last. `size` -1: not known; then the only block is 0, and the planner
     learns the rest by `found`. `due_s`: in how many seconds it is expected to be read."""
 
@@ -99,8 +97,11 @@ class Offers:
         offers: list[_Offer] = []
         anew = active
         while anew and self._handed.blocks < blocks:
-            offers += filter(None, (self._offer(dataset, one) for dataset, one in anew))
-            offers.sort(key=lambda offer: offer.due_s)
+            for dataset, one in anew:
+                if (offer := self._offer(dataset, one)) is not None:
+                    offers.append(offer)
+            if len(offers) > 1:
+                offers.sort(key=lambda offer: offer.due_s)
             anew = []
             for offer in offers[:_TRIED]:
                 want = self._want(offer, free_bytes)
