@@ -68,17 +68,23 @@ def test_a_request_leaves_no_cycle(
             assert answer.status == status
 
         once(0)  # what is imported and made at the first
-        left = cycles_of(proxy, partial(repeat, once))
+        left = cycles_of(proxy, partial(repeat, once), _BESIDE)
     assert left <= _BESIDE, f"{left / _TIMES:.1f} objects a request"
 
 
-def repeat(once: Callable[[int], None], times: int = _TIMES) -> None:
+def repeat(once: Callable[[int], None], attempt: int, times: int = _TIMES) -> None:
     for number in range(1, times + 1):
-        once(number)
+        once(attempt * times + number)
 
 
-def cycles_of(proxy: Proxy, act: Callable[[], object]) -> int:
-    """How many objects `act` leaves to the collector."""
+def cycles_of(proxy: Proxy, act: Callable[[int], object], allowed: int) -> int:
+    """How many objects `act` leaves to the collector. Where those are too many it is tried once more: of another test a
+    whole client of botocore may end meanwhile, 100,000 objects, and it ends once."""
+    left = collected_after(proxy, partial(act, 0))
+    return left if left <= allowed else collected_after(proxy, partial(act, 1))
+
+
+def collected_after(proxy: Proxy, act: Callable[[], object]) -> int:
     proxy.settle()
     gc.collect()
     gc.disable()
@@ -102,7 +108,7 @@ def test_an_order_that_is_taken_back_or_refused_leaves_no_cycle(
     names = (json.dumps({"reads": urls}) if order == "plan" else "\n".join(urls)).encode()
     headers = (("content-length", str(len(names))), *((("x-amz-meta-rate", rate),) if rate else ()))
 
-    def take_back() -> None:
+    def take_back(_: int = 0) -> None:
         for _ in range(2):
             told = ask(proxy.address, "PUT", f"/_outrider/{order}/all", headers, names)
             assert told.status == status
@@ -112,7 +118,7 @@ def test_an_order_that_is_taken_back_or_refused_leaves_no_cycle(
         until(lambda: ask(proxy.address, "GET", f"/_outrider/{order}/all").status == 404)
 
     take_back()
-    assert cycles_of(proxy, take_back) <= 2 * _BESIDE
+    assert cycles_of(proxy, take_back, 2 * _BESIDE) <= 2 * _BESIDE
 
 
 FAULTS = {
@@ -128,7 +134,7 @@ FAULTS = {
 def test_a_fill_that_fails_leaves_no_cycle(bucket: Bucket, simulator: Simulator, fault: str) -> None:
     bucket.make_bucket(NAME)
     client = bucket.client()
-    for number in range(_FAILURES + 1):
+    for number in range(2 * _FAILURES + 1):
         client.put_object(Bucket=NAME, Key=f"failing/{number}", Body=BODY)
     client.close()
 
@@ -141,5 +147,5 @@ def test_a_fill_that_fails_leaves_no_cycle(bucket: Bucket, simulator: Simulator,
     with Proxy(bucket, simulator.endpoint, freshness="immutable", prefetch="off", block_size="64KiB") as running:
         simulator.weather.faults = [replace(FAULTS[fault])]
         read(running, 0)
-        left = cycles_of(running, partial(repeat, partial(read, running), _FAILURES))
+        left = cycles_of(running, partial(repeat, partial(read, running), times=_FAILURES), _BESIDE)
     assert left <= _BESIDE, f"{left / _FAILURES:.1f} objects a failure"

@@ -95,20 +95,15 @@ class Job:
         key_count = len(names.keys)
         if not self.passes:
             self.passes = [Pass(names.listed, key_count, now, order=ORDER_UNLIKELY)]
-        if len(self.passes) > 1:
-            self._let_go(max(16, 4 * readers))
+        self._let_go(max(16, 4 * readers))
         self._reads += 1
         if names.listed or self.passes[0].number > 0:
             first = self.passes[0]
             self._by_chance += len(first.log) / max(first.size, key_count if self.free else 1)
         if not self.passes[0].unread(key):
             self._count(key)
-        if not self.free and self._repeats and not self._is_told:
-            if self._is_chance():
-                self.free = True
-                self._restart(key_count, now)
-            elif self._is_another_part():
-                self._begin_another_part(names, now)
+        if self._repeats and not self.free and not self._is_told:
+            self._see_whether_epochs_go_on(names, now)
         if self.passes[-1].is_sampled:
             self._see_whether_drawn_anew(key, readers, now)
         one = self._pass_of(key)
@@ -122,6 +117,13 @@ class Job:
                 other.passed_over += 1
         self._settle(one, readers, names, orders, now)
         self._wonder(one, names)
+
+    def _see_whether_epochs_go_on(self, names: Names, now: float) -> None:
+        if self._is_chance():
+            self.free = True
+            self._restart(len(names.keys), now)
+        elif self._is_another_part():
+            self._begin_another_part(names, now)
 
     def _see_whether_drawn_anew(self, key: int, readers: int, now: float) -> None:
         """A key that its sampler has not drawn, as its epoch ends, is of the next draw: what is left of this one does

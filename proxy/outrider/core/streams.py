@@ -138,7 +138,8 @@ def _begins_anew(reader: Reader, size: int, extent: Extent, now: float) -> bool:
 
 
 def _begun_with(extent: Extent, size: int, now: float) -> Reader:
-    return Reader(size, now, now, [extent], extent.length, requests=1, jumps=extent.start > 0 and not _is_near(extent, 0))
+    jumps = extent.start > 0 and not _is_near(extent, 0)
+    return Reader(size, now, now, [extent], extent.length, requests=1, jumps=jumps)
 
 
 def _is_near(extent: Extent, end: int) -> bool:
