@@ -272,7 +272,8 @@ class Pass:
         if place < 0 and len(self.agenda) > 0:
             # Not expected, though a set is known: hardly in this pass.
             return 1.0
-        if not self.order_known:
+        if not (self.told or (place >= 0 and self.order > ORDER_OPEN)):
+            # The order is not known; spelled out, as it is asked for each rank.
             return (1.0 - len(self.log) / size) / 2 if self.agenda else 0.25
         if self.leader is not None and place >= (known := len(self.leader.log)):
             # Nobody knows what stands where the leader has not been.

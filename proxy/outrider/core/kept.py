@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain, islice
 
+from sortedcontainers import SortedList
+
 from outrider.core.datasets import Names, Search, prefix_of
 from outrider.core.epochs import Learned, Pass, Round
 from outrider.core.jobs import Job, Order
 from outrider.core.model import BlockKey
-from outrider.core.ranks import STEPS, Ranks
 from outrider.core.together import Together
 
 # A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
@@ -26,7 +27,7 @@ _ORDERS_MAX = 2
 _JOBS_MAX, _JOBS_NAMES_MAX = 64, 8_000_000
 # A job that is silent for so long makes room for another one.
 _MAKES_ROOM_S = 60.0
-# Ranks looked at again with each read. With one, ranks that draw anew and pad hit .46 of a set of 200 for .48.
+# Ranks looked at again with each read. With one, a run whose ranks draw anew and pad hit .46 of a set of 200 for .48.
 _SWEPT = 2
 # The same where all are, before others have their turn.
 _RANKED_AT_ONCE = 8
@@ -35,6 +36,8 @@ _AT_ONCE = 16
 # Reads of a pass after which it will not be told any more, where the last one was.
 _UNTOLD = 16
 _NEVER = 1e300
+# Less than a millionth of a pass is no change.
+_SAME_RANK = 1e-6
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +59,7 @@ class Kept:
     reading: bool = False
     present: int = 0
     served: int = 0
-    rank: int = 0
+    rank: float = 0.0
 
 
 class Dataset:
@@ -81,7 +84,7 @@ class Dataset:
         # On disk, outdated versions included.
         self.kept_bytes = 0
         # By expected next use on the dataset's own clock, which goes 1.0 forward in each pass of its jobs.
-        self._ranks = Ranks()
+        self._ranked: SortedList[tuple[float, int]] = SortedList()
         # All that may be a victim, by its last read.
         self.recent: OrderedDict[int, None] = OrderedDict()
         self._clock = 0.0
@@ -277,7 +280,7 @@ class Dataset:
         self.names, self.jobs, self.learned = Names(), {}, []
         self.search.forgotten()
         self._together = None
-        self.kept, self._ranks, self.recent = {}, Ranks(), OrderedDict()
+        self.kept, self._ranked, self.recent = {}, SortedList(), OrderedDict()
         self._passes, self._sweep, self._names_listed = None, [], 0
         self.puzzles.clear()
         for one in kept:
@@ -305,9 +308,10 @@ class Dataset:
 
     # -- what is needed when ------------------------------------------------------------------------------------
 
-    def _rank_of(self, key: int, now: float) -> int:
-        """When somebody reads `key` next on the dataset's clock, as a step."""
-        passes = self.passes()
+    def _rank_of(self, key: int, now: float) -> float:
+        """When somebody reads `key` next, on the dataset's clock."""
+        # Four times with each read: a call less for each.
+        passes = self._passes or self.passes()
         soonest = _NEVER if passes else 1.0
         for one in passes:
             parts = one.until(key)
@@ -315,7 +319,7 @@ class Dataset:
                 parts += silence(one, now) * _FADE / one.seconds(now)
             if parts < soonest:
                 soonest = parts
-        return int((self._clock + soonest) * STEPS)
+        return self._clock + soonest
 
     def seconds_until(self, kept: Kept, now: float) -> float:
         """Expected until the next read. Where there is no epoch, what was used lately is used soon."""
@@ -336,12 +340,12 @@ class Dataset:
         elif self._is_by_chance:
             return self._farthest_of_both(now)
         else:
-            keys = reversed(self._ranks)
+            keys = (key for _, key in reversed(self._ranked))
         return ((self.seconds_until(self.kept[key], now), self.kept[key]) for key in keys)
 
     def _farthest_of_both(self, now: float) -> Iterator[tuple[float, Kept]]:
         """One job reads in epochs and another one by chance: the best of the next few candidates of either."""
-        streams = [reversed(self._ranks), iter(self.recent)]
+        streams = [(key for _, key in reversed(self._ranked)), iter(self.recent)]
         seen: set[int] = set()
         heap: list[tuple[float, int]] = []
         take = _AT_ONCE
@@ -374,10 +378,10 @@ class Dataset:
         if kept.aside:
             return
         rank = self._rank_of(kept.key, now)
-        if rank != kept.rank:
-            self._ranks.discard(kept.key, kept.rank)
+        if abs(rank - kept.rank) > _SAME_RANK:
+            self._ranked.discard((kept.rank, kept.key))
             kept.rank = rank
-            self._ranks.put(kept.key, rank)
+            self._ranked.add((rank, kept.key))
 
     def _sweep_some(self, now: float, count: int = _SWEPT) -> None:
         """What is expected changes with a LIST, a plan, another job: ranks follow, a few with each read."""
@@ -395,7 +399,7 @@ class Dataset:
         kept.aside = False
         self.recent[kept.key] = None
         kept.rank = self._rank_of(kept.key, now)
-        self._ranks.put(kept.key, kept.rank)
+        self._ranked.add((kept.rank, kept.key))
 
     def drop(self, kept: Kept) -> None:
         if self.kept.get(kept.key) is kept:
@@ -404,7 +408,7 @@ class Dataset:
 
     def _unrank(self, kept: Kept) -> None:
         self.recent.pop(kept.key, None)
-        self._ranks.discard(kept.key, kept.rank)
+        self._ranked.discard((kept.rank, kept.key))
 
 
 def _learned_of(job: Job) -> list[Learned]:
