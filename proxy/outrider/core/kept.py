@@ -149,7 +149,7 @@ class Dataset:
             # An order, of whomever, tells more than what is left of the epoch of all. Not one that a read or two
             # suggest: of many clients there is always one whose reads do.
             self._sharing = bool(together) and not any(one.trusted and one.order_known for one in each)
-            self._is_by_chance = not self._sharing and bool([job for job in self.jobs.values() if job.free])
+            self._is_by_chance = not self._sharing and any(job.free for job in self.jobs.values())
             self._passes = together if self._sharing else each
         return self._passes
 
