@@ -30,7 +30,6 @@ from outrider.http import server as server_module
 from outrider.http.connection import Connection
 from outrider.http.leftover import Begun, PageCold
 from outrider.http.wire import SocketWire
-from outrider.pagecache import in_memory
 from tests.support.proxy import ANY_KEYS, Keys, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request
 
@@ -978,22 +977,6 @@ def test_what_is_no_quicker_once_the_disk_was_asked_goes_the_longer_way_at_once(
         assert lane.seen == [False]
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
-
-
-def test_a_page_is_looked_for_before_it_is_sent(tmp_path: Path) -> None:
-    file = tmp_path / "block"
-    file.write_bytes(RAMP)
-    with file.open("rb") as opened:
-        fd = opened.fileno()
-        os.fsync(fd)
-        assert in_memory(fd, 0, len(RAMP))
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        if in_memory(fd, 0, len(RAMP)):
-            pytest.skip("a file system that lies in memory")
-        os.pread(fd, len(RAMP), 0)
-        assert in_memory(fd, 0, len(RAMP))
-        os.posix_fadvise(fd, 1024 * 1024, 0, os.POSIX_FADV_DONTNEED)
-        assert not in_memory(fd, 0, len(RAMP)), "a run in the middle"
 
 
 # A 64 KiB range, counted by this test, and a few to spare.

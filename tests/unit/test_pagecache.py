@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +19,33 @@ if TYPE_CHECKING:
 BYTES = os.urandom(300_000)
 
 
-@pytest.fixture(params=["as it is", "without RWF_NOWAIT"])
-def fd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def _takes_its_time(preadv: Any, fd: int, buffers: Any, offset: int, flags: int) -> int:
+    """The kernel's answer where the disk is slow: what is in memory up to the first page that is not.
+
+    A real disk may be so fast that the kernel, which begins to bring the page with the question, has it there with the
+    answer: the test would ask how fast the machine is.
+    """
+    assert flags == os.RWF_NOWAIT, "it would wait for the disk"
+    asked = sum(map(len, buffers))
+    there = 0
+    while there < asked and pagecache.is_in_memory(fd, offset + there):
+        there = min(asked, there + mmap.PAGESIZE - (offset + there) % mmap.PAGESIZE)
+    if not there:
+        raise BlockingIOError(errno.EAGAIN, "a disk would have to be asked")
+    (buffer,) = buffers
+    return int(preadv(fd, (memoryview(buffer)[:there],), offset))
+
+
+def _does_not_know_that(preadv: Any, fd: int, buffers: Any, offset: int, flags: int) -> int:
+    if flags:
+        raise OSError(errno.EOPNOTSUPP, "an overlayfs does not know that")
+    assert pagecache.is_in_memory(fd, offset, sum(map(len, buffers))), "it would wait for the disk"
+    return int(preadv(fd, buffers, offset))
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Iterator[int]:
     """A file whose pages are on disk alone."""
-    if request.param != "as it is":
-        preadv = os.preadv
-
-        def without(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
-            if flags:
-                raise OSError(errno.EOPNOTSUPP, "an overlayfs does not know that")
-            assert pagecache.is_in_memory(fd, offset, sum(map(len, buffers))), "it would wait for the disk"
-            return preadv(fd, buffers, offset)
-
-        monkeypatch.setattr(os, "preadv", without)
     path = tmp_path / "file"
     path.write_bytes(BYTES)
     with path.open("rb") as file:
@@ -39,6 +54,28 @@ def fd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monke
         if pagecache.is_in_memory(file.fileno(), 0):
             pytest.skip("a file system that lies in memory")
         yield file.fileno()
+
+
+@pytest.fixture(params=[_takes_its_time, _does_not_know_that], ids=["a slow disk", "without RWF_NOWAIT"])
+def fd(request: pytest.FixtureRequest, cold: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The same file, on a file system of that kind."""
+    preadv = os.preadv
+
+    def asked(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        return request.param(preadv, fd, buffers, offset, flags)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(os, "preadv", asked)
+    return cold
+
+
+def test_what_this_machine_reads_at_once_is_right_or_nothing(cold: int) -> None:
+    assert pagecache.read_known(cold, 4096) in (None, BYTES[:4096])
+
+
+def test_what_was_read_this_machine_reads_at_once(cold: int) -> None:
+    os.pread(cold, len(BYTES), 0)
+    assert pagecache.read_known(cold, 4096) == BYTES[:4096]
+    assert pagecache.in_memory(cold, 5000, 200_000)
 
 
 def test_what_is_on_disk_alone_is_not_read_at_once(fd: int) -> None:
@@ -69,6 +106,18 @@ def test_one_page_that_is_missing_is_missing(fd: int) -> None:
         pytest.skip("the kernel has them by many")
     assert not pagecache.is_in_memory(fd, 5000, 20_000)
     assert not pagecache.read_in_memory(fd, 5000, memoryview(bytearray(20_000)))
+
+
+@pytest.mark.parametrize(
+    ("offset", "count"), [(5000, 290_000), (100_000, 40_000)], ids=["a run in the middle", "the last page's own run"]
+)
+def test_each_run_is_looked_at_before_it_is_sent(fd: int, offset: int, count: int) -> None:
+    os.pread(fd, len(BYTES), 0)
+    assert pagecache.in_memory(fd, offset, count)
+    os.posix_fadvise(fd, 128 * 1024, 128 * 1024, os.POSIX_FADV_DONTNEED)
+    if pagecache.is_in_memory(fd, 128 * 1024):
+        pytest.skip("the kernel has them by many")
+    assert not pagecache.in_memory(fd, offset, count)
 
 
 def test_a_file_that_is_too_short_is_for_its_reader_to_say(tmp_path: Path) -> None:
