@@ -262,7 +262,11 @@ class Pass:
 
     def until(self, key: int) -> float:
         """Parts of a pass until this job reads `key`; the key may be none of its own, then it is taken for one."""
-        done, size = self.done[key], self.size
+        done = self.done[key]
+        # As `size` is, spelled out here as well.
+        size = len(self.agenda) + len(self.log) - self._expected_read
+        if self.leader is not None or size <= 0:
+            size = self.size
         if done >= 0:
             if self.upcoming is not None and self.order_known:
                 again = self.upcoming.place[key] if key < len(self.upcoming.place) else -1

@@ -8,7 +8,7 @@ goes on, somebody follows; and where it happens as often as chance would have it
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import chain, pairwise
 from math import gcd
 from typing import Protocol
@@ -89,17 +89,19 @@ class Job:
 
     # -- reads --------------------------------------------------------------------------------------------------
 
-    def opened(self, key: int, names: Names, readers: int, orders: Sequence[Order], now: float) -> None:
+    def opened(self, key: int, names: Names, readers: int, orders: Callable[[], Sequence[Order]], now: float) -> None:
         """`orders`: in which this dataset was read before, or is being read by others."""
         self.last = now
         key_count = len(names.keys)
         if not self.passes:
             self.passes = [Pass(names.listed, key_count, now, order=ORDER_UNLIKELY)]
-        self._let_go(max(16, 4 * readers))
+        if len(self.passes) > 1:
+            self._let_go(max(16, 4 * readers))
         self._reads += 1
         if names.listed or self.passes[0].number > 0:
             first = self.passes[0]
-            self._by_chance += len(first.log) / max(first.size, key_count if self.free else 1)
+            size = first.size
+            self._by_chance += len(first.log) / (key_count if self.free and key_count > size else size)
         if not self.passes[0].unread(key):
             self._count(key)
         if self._repeats and not self.free and not self._is_told:
@@ -111,10 +113,9 @@ class Job:
             one = self._repeated(key, key_count, readers, now)
         if one is None:
             return
+        for each in self.passes:
+            each.passed_over += 1
         one.read(key, now)
-        for other in self.passes:
-            if other is not one:
-                other.passed_over += 1
         self._settle(one, readers, names, orders, now)
         self._wonder(one, names)
 
@@ -293,7 +294,7 @@ class Job:
         self._repeats = self._fresh_repeats = self._thirds = self._reads = 0
         self._by_chance = self._clean = 0.0
 
-    def _settle(self, one: Pass, readers: int, names: Names, orders: Sequence[Order], now: float) -> None:
+    def _settle(self, one: Pass, readers: int, names: Names, orders: Callable[[], Sequence[Order]], now: float) -> None:
         """What the read of `one` has made clear."""
         if self.free:
             if self._by_chance >= _CLEAN:
@@ -342,9 +343,9 @@ class Job:
 
     # -- the first pass -----------------------------------------------------------------------------------------
 
-    def _learn(self, one: Pass, names: Names, orders: Sequence[Order]) -> None:
+    def _learn(self, one: Pass, names: Names, orders: Callable[[], Sequence[Order]]) -> None:
         if _ALIKE <= len(one.log) <= 8 * _ALIKE and one.order <= ORDER_LIKELY:
-            for order in orders:
+            for order in orders():
                 leader = order.leader or order if isinstance(order, Pass) else order
                 if leader is not one and _alike(one.log[-_ALIKE:], order, len(names.keys)):
                     one.plan(order.sequence(), order=ORDER_LIKELY)

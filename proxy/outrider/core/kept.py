@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain, islice
 
-from sortedcontainers import SortedList
-
 from outrider.core.datasets import Names, Search, prefix_of
 from outrider.core.epochs import Learned, Pass, Round
 from outrider.core.jobs import Job, Order
 from outrider.core.model import BlockKey
+from outrider.core.ranks import Ranks
 from outrider.core.together import Together
 
 # A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
@@ -84,7 +83,7 @@ class Dataset:
         # On disk, outdated versions included.
         self.kept_bytes = 0
         # By expected next use on the dataset's own clock, which goes 1.0 forward in each pass of its jobs.
-        self._ranked: SortedList[tuple[float, int]] = SortedList()
+        self._ranked = Ranks()
         # All that may be a victim, by its last read.
         self.recent: OrderedDict[int, None] = OrderedDict()
         self._clock = 0.0
@@ -145,6 +144,12 @@ class Dataset:
 
     def passes(self) -> list[Pass]:
         if self._passes is None:
+            if self._together is None and len(self.jobs) == 1:
+                # As a rule: one client, whose reads are its own.
+                (job,) = self.jobs.values()
+                self._sharing, self._is_by_chance = False, job.free
+                self._passes = job.predicting.copy()
+                return self._passes
             each, together = self._passes_of_each(), self._together.passes if self._together is not None else []
             # An order, of whomever, tells more than what is left of the epoch of all. Not one that a read or two
             # suggest: of many clients there is always one whose reads do.
@@ -178,7 +183,7 @@ class Dataset:
         if len(self.jobs) > 1 and self._together is None:
             self._together = Together(self.jobs.values(), self.names, now)
         if job is not None:
-            job.opened(key, self.names, readers, self.orders() if len(job.predicting) < 2 else (), now)
+            job.opened(key, self.names, readers, self.orders if job.free or len(job.passes) < 2 else list, now)
             if job.puzzle is not None:
                 self.puzzles.append(job.puzzle)
                 job.puzzle = None
@@ -280,7 +285,7 @@ class Dataset:
         self.names, self.jobs, self.learned = Names(), {}, []
         self.search.forgotten()
         self._together = None
-        self.kept, self._ranked, self.recent = {}, SortedList(), OrderedDict()
+        self.kept, self._ranked, self.recent = {}, Ranks(), OrderedDict()
         self._passes, self._sweep, self._names_listed = None, [], 0
         self.puzzles.clear()
         for one in kept:
@@ -310,8 +315,10 @@ class Dataset:
 
     def _rank_of(self, key: int, now: float) -> float:
         """When somebody reads `key` next, on the dataset's clock."""
-        # Four times with each read: a call less for each.
+        # Four times with each read, nearly always of one pass: a call less for each, and no search.
         passes = self._passes or self.passes()
+        if len(passes) == 1 and now - passes[0].last <= _SILENCE_S:
+            return self._clock + passes[0].until(key)
         soonest = _NEVER if passes else 1.0
         for one in passes:
             parts = one.until(key)
@@ -340,12 +347,12 @@ class Dataset:
         elif self._is_by_chance:
             return self._farthest_of_both(now)
         else:
-            keys = (key for _, key in reversed(self._ranked))
+            keys = reversed(self._ranked)
         return ((self.seconds_until(self.kept[key], now), self.kept[key]) for key in keys)
 
     def _farthest_of_both(self, now: float) -> Iterator[tuple[float, Kept]]:
         """One job reads in epochs and another one by chance: the best of the next few candidates of either."""
-        streams = [(key for _, key in reversed(self._ranked)), iter(self.recent)]
+        streams = [reversed(self._ranked), iter(self.recent)]
         seen: set[int] = set()
         heap: list[tuple[float, int]] = []
         take = _AT_ONCE
@@ -379,9 +386,9 @@ class Dataset:
             return
         rank = self._rank_of(kept.key, now)
         if abs(rank - kept.rank) > _SAME_RANK:
-            self._ranked.discard((kept.rank, kept.key))
+            self._ranked.discard(kept.key, kept.rank)
             kept.rank = rank
-            self._ranked.add((rank, kept.key))
+            self._ranked.add(kept.key, rank)
 
     def _sweep_some(self, now: float, count: int = _SWEPT) -> None:
         """What is expected changes with a LIST, a plan, another job: ranks follow, a few with each read."""
@@ -399,7 +406,7 @@ class Dataset:
         kept.aside = False
         self.recent[kept.key] = None
         kept.rank = self._rank_of(kept.key, now)
-        self._ranked.add((kept.rank, kept.key))
+        self._ranked.add(kept.key, kept.rank)
 
     def drop(self, kept: Kept) -> None:
         if self.kept.get(kept.key) is kept:
@@ -407,8 +414,9 @@ class Dataset:
             self._unrank(kept)
 
     def _unrank(self, kept: Kept) -> None:
-        self.recent.pop(kept.key, None)
-        self._ranked.discard((kept.rank, kept.key))
+        if not kept.aside:
+            del self.recent[kept.key]
+            self._ranked.discard(kept.key, kept.rank)
 
 
 def _learned_of(job: Job) -> list[Learned]:

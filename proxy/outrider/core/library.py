@@ -58,6 +58,7 @@ class Library:
         # With so many sets it is tried next to forget some: where all hold what is kept, there is none to forget.
         self._crowd = _DATASETS_MAX
         self._keys = 0
+        self._last: Dataset | None = None
         # Of sets that have any victims, or had, the first of each, the farthest first.
         self._firsts: list[tuple[float, Dataset]] = []
         self._begun_with: set[Dataset] = set()
@@ -125,13 +126,13 @@ class Library:
         return names
 
     def item(self, ref: ObjectRef) -> Item:
-        # Asked for some four times with each read, nearly always of a set that is one.
-        dataset = self._datasets.get((ref.bucket, template_of(ref.key)))
-        if dataset is not None and len(dataset.names.keys) > 1:
-            number = dataset.names.known(ref.key)
-            if number is not None:
-                return dataset, number
-        return self._item_of(self.dataset(ref), ref.key)
+        # Asked for some four times with each read, nearly always of the set that was asked for last: a set that is
+        # gone has no names.
+        last = self._last
+        if last is not None and last.bucket == ref.bucket and (number := last.names.known(ref.key)) is not None:
+            return last, number
+        self._last = self.dataset(ref)
+        return self._item_of(self._last, ref.key)
 
     def _item_of(self, dataset: Dataset, key: str) -> Item:
         if dataset.names.known(key) is None:

@@ -26,10 +26,17 @@ class Opens:
         return item in self._open
 
     def opened(self, item: Item, now: float) -> None:
-        count, _ = self._open.pop(item, (0, 0.0))
-        self._open[item] = (count + 1, now)
-        self._close_abandoned(now)
-        self._readers = max(len(self._open), self._readers * _READERS_KEPT)
+        before = self._open.get(item)
+        if before is None:
+            self._open[item] = 1, now
+        else:
+            self._open[item] = before[0] + 1, now
+            self._open.move_to_end(item)
+        _, since = next(iter(self._open.values()))
+        if now - since > ABANDONED_S:
+            self._close_abandoned(now)
+        count, kept = len(self._open), self._readers * _READERS_KEPT
+        self._readers = count if count > kept else kept
         self.readers = round(self._readers)
 
     def heard_of(self, item: Item, now: float) -> None:

@@ -116,8 +116,9 @@ class Streams:
         reader = self._readers.get(who)
         if reader is None or _begins_anew(reader, size, extent, now):
             self._readers[who] = _begun_with(extent, size, now)
-            self._readers.move_to_end(who)
-            if len(self._readers) > READERS_MAX:
+            if reader is not None:
+                self._readers.move_to_end(who)
+            elif len(self._readers) > READERS_MAX:
                 self._readers.popitem(last=False)
             return _BEGUN
         self._readers.move_to_end(who)
@@ -139,7 +140,7 @@ def _begins_anew(reader: Reader, size: int, extent: Extent, now: float) -> bool:
 
 def _begun_with(extent: Extent, size: int, now: float) -> Reader:
     jumps = extent.start > 0 and not _is_near(extent, 0)
-    return Reader(size, now, now, [extent], extent.length, requests=1, jumps=jumps)
+    return Reader(size, now, now, [extent], extent.stop - extent.start, 1, jumps)
 
 
 def _is_near(extent: Extent, end: int) -> bool:

@@ -56,7 +56,7 @@ class Together:
         if self._by_chance < _NO_CHANCE:
             self._by_chance += (self._own.total() - self._own[client]) / len(names.keys)
             self._own[client] += 1
-        self._job.opened(key, names, readers, (), now)
+        self._job.opened(key, names, readers, list, now)
         if self._by_chance < _NO_CHANCE and not all(one.trusted for one in self._job.passes):
             # Each reads for himself.
             self._begin(now)
