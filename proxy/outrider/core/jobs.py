@@ -106,7 +106,7 @@ class Job:
             self._count(key)
         if self._repeats and not self.free and not self._is_told:
             self._see_whether_epochs_go_on(names, now)
-        if self.passes[-1].is_sampled:
+        if self.passes[-1].draw is not None:
             self._see_whether_drawn_anew(key, readers, now)
         one = self._pass_of(key)
         if one is None:
@@ -130,7 +130,7 @@ class Job:
         """A key that its sampler has not drawn, as its epoch ends, is of the next draw: what is left of this one does
         not fill a batch."""
         newest = self.passes[-1]
-        if newest.is_strange(key) and newest.left <= _tail(newest, readers):
+        if newest.is_sampled and newest.is_strange(key) and newest.left <= _tail(newest, readers):
             newest.begin_next(now)
             self._clear_evidence()
 
