@@ -34,6 +34,24 @@ def names_of(planner: Planner) -> set[str]:
     return {key for dataset in planner.library.datasets() for key in dataset.names.keys}
 
 
+def test_one_name_in_two_buckets_is_of_two_sets() -> None:
+    library = Planner(MIB, MIB).library
+    items = [library.item(ObjectRef(bucket, "train/000000")) for bucket in ("b", "other", "b")]
+    assert items[0] == items[2] != items[1]
+    assert [dataset.bucket for dataset, _ in items] == ["b", "other", "b"]
+
+
+def test_a_set_that_was_forgotten_while_it_was_the_last_to_be_asked_for_begins_anew() -> None:
+    planner = Planner(MIB, MIB, keys_max=10)
+    for number in range(10):
+        old, _ = planner.library.item(ObjectRef("b", f"train/{number:06d}"))
+    planner.told("a", [ObjectRef("b", f"other/{number:06d}") for number in range(2)], 0.0)
+    dataset, number = planner.library.item(ObjectRef("b", "train/000009"))
+    assert old is not dataset
+    assert dataset in planner.library.datasets()
+    assert dataset.names.keys[number] == "train/000009"
+
+
 def test_the_dataset_that_was_silent_for_longest_is_forgotten_first() -> None:
     planner = Planner(MIB, MIB, keys_max=1000)
     for number in range(500):
