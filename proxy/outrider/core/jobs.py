@@ -90,7 +90,7 @@ class Job:
     # -- reads --------------------------------------------------------------------------------------------------
 
     def opened(self, key: int, names: Names, readers: int, orders: Callable[[], Sequence[Order]], now: float) -> None:
-        """`orders`: in which this dataset was read before, or is being read by others."""
+        """`orders` tells in which this dataset was read before, or is being read by others."""
         self.last = now
         key_count = len(names.keys)
         if not self.passes:
