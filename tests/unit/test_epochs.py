@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from random import Random
@@ -398,6 +400,17 @@ def test_a_learned_order_survives_a_restart() -> None:
 def test_what_is_no_memory_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         Riders().planner.library.restore(data)
+
+
+def test_an_order_that_has_a_key_twice_is_none_of_ours() -> None:
+    riders = Riders()
+    riders.read(SHUFFLED)
+    riders.read(SHUFFLED[:20])
+    said = json.loads(zlib.decompress(riders.planner.library.export()))
+    (order,) = said["datasets"][0]["orders"]
+    order["keys"][-1] = order["keys"][0]
+    with pytest.raises(ValueError, match="twice"):
+        Riders().planner.library.restore(zlib.compress(json.dumps(said).encode()))
 
 
 def test_names_are_remembered_up_to_a_bound() -> None:

@@ -160,7 +160,7 @@ class Pass:
         self.leader: Pass | None = None
         # How far that one was when this one joined it, and how much of what it has not read this one read since.
         self.joined = self._beyond = 0
-        self.expect(agenda)
+        self._lay_out(agenda)
 
     # -- what is known ------------------------------------------------------------------------------------------
 
@@ -442,14 +442,22 @@ class Pass:
         self._expected_read += self.done[key] >= 0
 
     def plan(self, keys: Iterable[int], *, order: float) -> None:
-        """A new agenda, for this very pass."""
+        """A new agenda, for this very pass: `keys`, none of them twice."""
         self.changes += 1
-        self.agenda, self.place = array("i"), blanks(len(self.place))
-        self.order, self._expected_read, self.cursor = order, 0, 0
+        self._lay_out(keys)
+        self.order, self.cursor = order, 0
         self.again.clear()
         self.behind.clear()
-        self.expect(keys)
         self._recall()
+
+    def _lay_out(self, keys: Iterable[int]) -> None:
+        """`keys`, none of them twice, are the agenda."""
+        # Of a million names, with what part of them is read still in doubt, that is done some twenty times in an epoch.
+        self.agenda, place = array("i", keys), blanks(len(self.place))
+        for index, key in enumerate(self.agenda):
+            place[key] = index
+        self.place = place
+        self._expected_read = sum(place[key] >= 0 for key in self.log)
 
     def drawn(self, drawn: Drawn) -> None:
         """It reads what was drawn."""

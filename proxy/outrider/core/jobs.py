@@ -361,7 +361,7 @@ class Job:
             # There is a worker who had not been seen.
             one.is_dealt, has_changed = False, True
         if has_changed and not one.is_dealt:
-            one.plan((key for key in names.listed if self._part.has(names.rank_of(key))), order=one.order)
+            one.plan(self._part.of(names.listed), order=one.order)
 
     def listed(self, names: Names) -> None:
         """A LIST has shown which keys there are."""
@@ -377,7 +377,7 @@ class Job:
                 for key in one.log:
                     if (rank := names.rank_of(key)) >= 0:
                         self._part.read(rank, len(names.listed))
-                one.plan((key for key in names.listed if self._part.has(names.rank_of(key))), order=ORDER_UNLIKELY)
+                one.plan(self._part.of(names.listed), order=ORDER_UNLIKELY)
 
     def told(self, keys: Sequence[int], start: int, total: int, key_count: int, now: float) -> Pass:
         """What one worker will read, exactly: of the pass that is under way, or of the next one if these were read.
@@ -483,6 +483,10 @@ class _Part:
     def has(self, key: int) -> bool:
         low, high, step, rest = self._bounds
         return low <= key < high and key % step == rest
+
+    def of(self, listed: array[int]) -> array[int]:
+        low, high, step, rest = self._bounds
+        return listed[low + (rest - low) % step : high : step]
 
     def _guess(self, listed: int) -> tuple[int, int, int, int]:
         step = max(1, self._step) if self._count >= 4 else 1

@@ -71,5 +71,7 @@ def _dataset(record: dict[str, Any]) -> Dataset:
         sequence = array("i", order["keys"])
         if sequence and not 0 <= min(sequence) <= max(sequence) < count:
             raise ValueError("an order of unknown keys")
+        if len(set(sequence)) < len(sequence):
+            raise ValueError("an order that has a key twice")
         dataset.learned.append(Learned(sequence, None, count, float(order["period_s"])))
     return dataset
