@@ -200,6 +200,52 @@ def test_of_many_sets_a_thought_looks_at_few() -> None:
     assert work(300) < 2 * work(16)
 
 
+def large_set(count: int) -> Planner:
+    """Of so many, all are here but for the last; which will be read next, nobody knows."""
+    planner = Planner(10**6 * MIB, MIB)
+    names = [f"train/{number:06d}" for number in range(count)]
+    planner.listed("b", [(name, MIB) for name in names], 0.0)
+    for name in names[:-1]:
+        block = BlockKey(name.encode(), 0)
+        planner.added(block, ObjectVersion(ObjectRef("b", name), '"e"', MIB))
+    for number in (4000, 17, 2900, 1200):
+        asked(planner, names[number], 0.001)
+    return planner
+
+
+def test_a_thought_passes_by_a_bounded_number_of_what_is_here() -> None:
+    def work(count: int) -> int:
+        planner = large_set(count)
+        return calls_of(lambda: planner.wants(0.01, 10**6 * MIB, 16))
+
+    assert work(20_000) < 1.1 * work(5000)
+
+
+def test_what_a_thought_has_not_come_to_is_found_in_steps() -> None:
+    planner, steps = large_set(5000), 0
+    assert planner.wants(0.01, 10**6 * MIB, 16) == []
+    while planner.ponder():
+        steps += 1
+    assert steps > 100
+    assert [want.ref.key for want in planner.wants(0.02, 10**6 * MIB, 16)] == ["train/004999"]
+
+
+def test_what_the_next_thoughts_came_to_is_not_looked_at_again() -> None:
+    planner = large_set(5000)
+    found = [len(planner.wants(0.01, 10**6 * MIB, 16)) for _ in range(5)]
+    assert found == [0, 0, 0, 0, 1]
+    assert not planner.ponder()
+
+
+def test_a_set_that_is_forgotten_meanwhile_is_not_looked_at() -> None:
+    planner = large_set(5000)
+    planner.wants(0.01, 10**6 * MIB, 16)
+    for dataset in list(planner.library.datasets()):
+        planner._forget(dataset)
+        dataset.shrink()
+    assert not planner.ponder()
+
+
 def test_where_one_has_no_room_the_others_that_are_due_later_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, searched = of_folders(16), 0
     search = planner._offers._farthest

@@ -26,6 +26,8 @@ _PACE = 2
 _TRIED = 16
 # Of more sets than this, so many that were read last are thought of each time, and as many of the others in turn.
 _ATTENDED = 8
+# Objects that are here already, or coming, and passed by in one thought, some 2 us each; and in a step of `go_on`.
+_PASSED_BY, _PASSED_BY_STEP = 1024, 32
 # An order so likely that what lies far behind the readers is given up.
 _SURE = 0.8
 
@@ -70,6 +72,8 @@ class Offers:
         self._now = 0.0
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
         self._turn = self._pass_turn = 0
+        # Passes of which the last thought has not found what they read next.
+        self._cut: list[tuple[Dataset, Pass]] = []
         # In one thought: so many bytes had no room, in place of what is needed later than that.
         self._no_room = _FAREST, _FAREST
 
@@ -80,11 +84,13 @@ class Offers:
     def forget(self, dataset: Dataset) -> None:
         if dataset in self._read_last:
             self._read_last = deque((one for one in self._read_last if one is not dataset), _ATTENDED)
+        self._cut = [pair for pair in self._cut if pair[0] is not dataset]
 
     def wants(self, now: float, free_bytes: int, blocks: int) -> list[Want]:
         """See `Planner.wants`."""
         self._now = now
         self._no_room = _FAREST, _FAREST
+        self._cut.clear()
         wants: list[Want] = []
         if self._handed.blocks >= blocks:
             return wants
@@ -114,6 +120,13 @@ class Offers:
                     break
         return wants
 
+    def go_on(self) -> bool:
+        """Look on, for about 0.1 ms, where `wants` was cut short; whether there is more to look at. After the last time
+        there may be more to want."""
+        if self._cut:
+            self._next(*self._cut.pop(), _PASSED_BY_STEP)
+        return len(self._cut) > 0
+
     def _attended(self) -> Iterable[Dataset]:
         """Of many sets, such as a folder for each class, a bounded number."""
         datasets = self._library.datasets()
@@ -123,7 +136,7 @@ class Offers:
         return dict.fromkeys([*self._read_last, *islice(datasets, self._turn, self._turn + _ATTENDED)])
 
     def _offer(self, dataset: Dataset, one: Pass) -> _Offer | None:
-        key = self._next(dataset, one)
+        key = self._next(dataset, one, _PASSED_BY)
         if key is None:
             return None
         until = one.until(key)
@@ -135,9 +148,10 @@ class Offers:
         alive = max(one.last, min(dataset.active_at, one.last + 8 * self._opens.readers * one.gap_s))
         return self._now - alive <= max(1.0, 1.5 * one.pause_s)
 
-    def _next(self, dataset: Dataset, one: Pass) -> int | None:
-        """The next key that this pass will read and that is neither here nor coming."""
-        while True:
+    def _next(self, dataset: Dataset, one: Pass, most: int) -> int | None:
+        """The next key that this pass will read and that is neither here nor coming; None: none, or not among so many
+        (as when another part of a large set is thought to be read)."""
+        for _ in range(most):
             coming = self._coming(one)
             if coming is None:
                 return None
@@ -148,6 +162,8 @@ class Offers:
                 # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
                 one.behind.append(coming)
             self._advance(one)
+        self._cut.append((dataset, one))
+        return None
 
     def _is_too_large(self, dataset: Dataset, one: Pass, key: int) -> bool:
         """An exception among its like, that would hold up the others."""

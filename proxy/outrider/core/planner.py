@@ -370,7 +370,7 @@ class Planner:
     def ponder(self) -> bool:
         """Think for about 0.1 ms of what takes longer, such as by which sampler a job reads; whether there is more to
         think of. After the last time there may be more to want."""
-        return self._foresight.think()
+        return self._offers.go_on() or self._foresight.think()
 
     @property
     def blocks_coming(self) -> int:
