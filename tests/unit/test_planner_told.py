@@ -323,3 +323,24 @@ def test_a_piece_of_a_plan_costs_as_much_as_it_brings_however_much_is_kept() -> 
         return calls_of(lambda: store.planner.told("b", order[100:200], store.now, start=100, total=1000))
 
     assert work(4000) < 2 * work(500)
+
+
+def test_while_a_reader_computes_its_batch_the_next_one_is_fetched() -> None:
+    """Its pace while it reads is not all that counts: it rests, and then reads a batch in one go."""
+    batch = 40
+    store = Store(8 * batch, 1, 4 * batch)
+    order = shuffled(store, 1)
+    tell(store, order, len(order))
+    for ref in order[:batch]:
+        think(store)
+        store.now += 0.01
+        land(store, 16)
+        store.ask(ref)
+        store.read_on(ref)
+    assert not all(store.key(ref, 0) in store.present for ref in order[batch : 2 * batch])
+    for _ in range(batch + 10):
+        think(store)
+        store.now += 0.01
+        land(store, 16)
+    assert all(store.key(ref, 0) in store.present for ref in order[batch : 2 * batch])
+    assert len(store.present) < 2.5 * batch, "no more than it may read at its pace"

@@ -199,15 +199,17 @@ class Offers:
         kept = dataset.kept.get(key)
         return kept is not None and (kept.reading or kept.present.bit_count() == kept.blocks)
 
-    def _window(self, one: Pass) -> int:
-        """How many objects ahead of the readers a known order is fetched: what each of
-        them opens next, and what they open while a fill takes its time, with room for its spread."""
+    def _window(self, one: Pass, rest_s: float = 0.0) -> int:
+        """How many objects ahead of the readers a known order is fetched: what each of them opens next, and what they
+        open while a fill takes its time, with room for its spread. Of readers who rest for `rest_s`, as a loop does
+        that computes, what they would have opened meanwhile: they may open it in one go."""
         readers = self._opens.readers
         beside = readers + readers // 4 + 2
         if one.gap_s <= 0:
             # How fast they read is not known yet; what they read is, where it was told.
             return one.size if one.told else beside
-        return beside + int((self._handed.fill_s + 4 * self._handed.spread_s) / one.gap_s)
+        at_once = max(beside, int(rest_s / one.gap_s))
+        return at_once + int((self._handed.fill_s + 4 * self._handed.spread_s) / one.gap_s)
 
     def _pace(self, one: Pass) -> int:
         """How many objects may be on their way where the next reads are anybody's: as many as bring twice what is read
@@ -217,7 +219,7 @@ class Offers:
 
     def _want(self, offer: _Offer, free_bytes: int) -> Want | None:
         due_s, until, dataset, one, key = offer
-        if (known := one.order_known) and until * one.size > self._window(one):
+        if (known := one.order_known) and until * one.size > self._window(one, self._now - one.last):
             return None
         size = dataset.names.sizes[key]
         kept = dataset.kept.get(key)
