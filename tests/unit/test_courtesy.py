@@ -224,7 +224,16 @@ def test_until_it_is_known_what_is_usual_there_are_few() -> None:
     for _ in range(16):
         courtesy.felt()
         courtesy.came_small(0.05)
-    assert (courtesy.alone, courtesy.beside) == (6, 5)
+    assert (courtesy.alone, courtesy.beside) == (8, 7)
     courtesy.felt()
     courtesy.came_small(0.05)
     assert courtesy.alone > 6
+
+
+def test_the_first_small_bodies_bring_one_more_each() -> None:
+    """A told order's first batch waits for them: one more for every two or three took a round trip longer."""
+    courtesy = Courtesy(64)
+    for _ in range(6):
+        courtesy.felt()
+        courtesy.came_small(0.05)
+    assert (courtesy.alone, courtesy.beside) == (8, 7)

@@ -35,8 +35,9 @@ _LATE, _IN_TIME, _FIRST_SIGN = (1.25, 2.5), (1.1, 1.5), (1.05, 1.0)
 # What comes lately is an average over so many bodies, or over a round trip's where that has more, and what is usual
 # the least that one over four times as many was.
 _LATELY, _LONGER = 16, 4
-# Until that is known, so many at most: with two, the first batch of a told order came half a second later.
-_UNTIL_KNOWN = 6
+# Until that is known, so many at most, and each body that came brings one more: with two, the first batch of a told
+# order came half a second later; with ten, a reader of a full line would have less of it at first.
+_UNTIL_KNOWN = 8
 # Beside one fill of ours a body that is late has waited for others, or the bucket got slower: by so much of the way
 # that is usual from then on. At more it would be our own queue that is taken for usual, deeper and deeper.
 _RISE = 1 / 64
@@ -120,14 +121,19 @@ class Courtesy:
                 self._change(self._less)
         elif self._felt and self._may_grow and not self._delay.is_beyond(*_IN_TIME):
             self._rushing &= not self._delay.is_beyond(*_FIRST_SIGN)
-            # Twice a round trip, or once all that is looked at was asked for after the last step: a step that is taken
-            # before the last one shows is one too many.
-            if self._since_change > (self.beside // 2 if self._rushing else window + self.beside):
+            if self._since_change > self._between_steps(window):
                 self._change(self._more)
 
     @property
     def _may_grow(self) -> bool:
         return self._delay.is_known or self.alone < _UNTIL_KNOWN
+
+    def _between_steps(self, window: int) -> int:
+        """Bodies. Twice a round trip, or once all that is looked at was asked for after the last step: a step that is
+        taken before the last one shows is one too many. Before anything would show there are few."""
+        if not self._delay.is_known:
+            return 0
+        return self.beside // 2 if self._rushing else window + self.beside
 
     def _change(self, step: Callable[[int], int]) -> None:
         self._since_change, self._felt = 0, False
