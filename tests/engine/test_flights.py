@@ -523,6 +523,22 @@ async def test_whoever_reads_small_objects_may_ask_for_the_next_one_before_the_d
         assert (len(room.store), room.origin.body_bytes) == (1, BLOCK)
 
 
+async def test_a_stop_before_the_disk_begins_leaves_nothing_behind(tmp_path: Path) -> None:
+    waiting = asyncio.Event()
+
+    async def reads_on(seconds: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on) as room:
+        room.origin.put(REF, DATA[:BLOCK])
+        assert await room.get() == DATA[:BLOCK]
+        await waiting.wait()
+        assert len(room.flights) == 1
+        await room.tasks.cancel()
+        assert (len(room.flights), len(room.store), room.store.used_bytes) == (0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("prefetch", "may_hold", "small"), [(True, as_small, BLOCK), (False, as_large, BLOCK), (False, as_small, BLOCK - 1)]
 )
