@@ -227,7 +227,7 @@ def test_until_it_is_known_what_is_usual_there_are_few() -> None:
     assert (courtesy.alone, courtesy.beside) == (8, 7)
     courtesy.felt()
     courtesy.came_small(0.05)
-    assert courtesy.alone > 6
+    assert courtesy.alone > 8
 
 
 def test_the_first_small_bodies_bring_one_more_each() -> None:
