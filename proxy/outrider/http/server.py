@@ -85,7 +85,9 @@ class S3Server(Server):
     def pre_shutdown(self) -> None:
         """Of those that are connected; some may come yet, from a TLS handshake or from a worker."""
         self.is_ending = True
-        super().pre_shutdown()
+        for one in self.connections:
+            if isinstance(one, Connection):
+                one.end()
 
     async def idle(self) -> None:
         """Returns once no request is under way, and none about to be."""

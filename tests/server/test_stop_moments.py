@@ -1,0 +1,114 @@
+"""A stop in each of the few turns of the loop in which a request is here and not yet under way."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.http.connection import Connection
+from tests.support.proxy import Proxy
+from tests.support.rawhttp import RawConnection, request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.bucket import Bucket
+
+NAME = "moments"
+SMALL = b"small"
+# Turns of the loop: more than a request that needs no disk and no bucket takes from its head to the end of its reply.
+TURNS = 6
+PUT = request("PUT", f"/{NAME}/written", [("content-length", "4")])
+PUT_WITH_LEAVE = request("PUT", f"/{NAME}/written", [("content-length", "4"), ("expect", "100-continue")])
+GET = request("GET", f"/{NAME}/small")
+# Known by then, and nothing that the fast lane answers.
+HEAD = request("HEAD", f"/{NAME}/small", [("if-none-match", '"another"')])
+HEADS = pytest.mark.parametrize("head", [PUT, PUT_WITH_LEAVE, GET], ids=["PUT", "PUT, expecting leave", "GET"])
+
+
+@pytest.fixture(scope="module")
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    client.put_object(Bucket=NAME, Key="small", Body=SMALL)
+    client.close()
+    with Proxy(bucket) as running:
+        with RawConnection(running.address) as reader:
+            assert reader.ask("GET", f"/{NAME}/small").body == SMALL
+        running.settle()
+        yield running
+
+
+def stop_between(proxy: Proxy, *parts: bytes | int) -> None:
+    """The one client's bytes come, and turns of the loop pass, as `parts` say; then a stop begins."""
+    server = proxy.outrider.server
+
+    async def happen() -> None:
+        (one,) = server.connections
+        assert isinstance(one, Connection)
+        for part in parts:
+            if isinstance(part, bytes):
+                one.data_received(part)
+                continue
+            for _ in range(part):
+                await asyncio.sleep(0)
+        server.pre_shutdown()
+        # The next one's server has not heard of it.
+        server.is_ending = False
+
+    proxy.on_loop(happen)
+
+
+def connected(proxy: Proxy) -> RawConnection:
+    proxy.settle()
+    connection = RawConnection(proxy.address)
+    # The proxy has accepted it, too.
+    proxy.settle()
+    return connection
+
+
+def is_answered_as_the_last(connection: RawConnection, head: bytes) -> bool:
+    if head is GET:
+        # It may have been answered before the stop, by the fast lane; whether it says that it is the last is not known.
+        return connection.read_answer().body == SMALL and connection.is_closed_by_peer()
+    if head is PUT_WITH_LEAVE:
+        assert connection.read_line().startswith(b"HTTP/1.1 100")
+        connection.read_line()
+    connection.send(b"sent")
+    answer = connection.read_answer("PUT")
+    return (answer.status, answer.headers.get("connection")) == (200, "close") and connection.is_closed_by_peer()
+
+
+@HEADS
+def test_a_request_that_came_before_a_stop_is_answered(proxy: Proxy, head: bytes) -> None:
+    for turns in range(TURNS):
+        with connected(proxy) as connection:
+            stop_between(proxy, head, turns)
+            assert is_answered_as_the_last(connection, head), turns
+
+
+@HEADS
+def test_so_is_one_behind_a_reply_that_did_not_say_that_it_was_the_last(proxy: Proxy, head: bytes) -> None:
+    answered = 0
+    for between in range(TURNS):
+        for turns in range(4):
+            with connected(proxy) as connection:
+                stop_between(proxy, HEAD, between, head, turns)
+                before = connection.read_answer("HEAD")
+                assert before.status == 200
+                if before.headers.get("connection") == "close":
+                    assert connection.is_closed_by_peer()
+                else:
+                    assert is_answered_as_the_last(connection, head), (between, turns)
+                    answered += 1
+    assert answered > TURNS
+
+
+def test_no_connection_is_left_open(proxy: Proxy) -> None:
+    for turns in range(TURNS):
+        with connected(proxy) as connection:
+            stop_between(proxy, HEAD, turns)
+            assert connection.read_answer("HEAD").status == 200
+            assert connection.is_closed_by_peer(), turns
