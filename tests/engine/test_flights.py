@@ -504,6 +504,60 @@ async def test_readers_of_a_small_block_get_it_before_the_disk_has(
         assert (len(room.store), room.origin.body_bytes) == (1, BLOCK)
 
 
+async def test_whoever_reads_small_objects_may_ask_for_the_next_one_before_the_disk_begins(tmp_path: Path) -> None:
+    waits: list[float] = []
+    gate = asyncio.Event()
+
+    async def reads_on(seconds: float) -> None:
+        waits.append(seconds)
+        await gate.wait()
+
+    with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on) as room:
+        room.origin.put(REF, DATA[:BLOCK])
+        assert await room.get() == DATA[:BLOCK]
+        assert await room.range(1, 9) == DATA[1:9], "from memory"
+        assert waits == [pouring._READS_ON_S]
+        assert list(room.store.directory.tmp.iterdir()) == []
+        gate.set()
+        await room.tasks.settle()
+        assert (len(room.store), room.origin.body_bytes) == (1, BLOCK)
+
+
+async def test_a_stop_before_the_disk_begins_leaves_nothing_behind(tmp_path: Path) -> None:
+    waiting = asyncio.Event()
+
+    async def reads_on(seconds: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on) as room:
+        room.origin.put(REF, DATA[:BLOCK])
+        assert await room.get() == DATA[:BLOCK]
+        await waiting.wait()
+        assert len(room.flights) == 1
+        await room.tasks.cancel()
+        assert (len(room.flights), len(room.store), room.store.used_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "may_hold", "small"), [(True, as_small, BLOCK), (False, as_large, BLOCK), (False, as_small, BLOCK - 1)]
+)
+async def test_what_nobody_reads_comes_in_parts_or_is_large_is_written_at_once(
+    prefetch: bool, may_hold: Callable[[int], int], small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(pouring, "_SMALL_BYTES", small)
+
+    async def reads_on(seconds: float) -> None:
+        waits.append(seconds)
+
+    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), may_hold=may_hold, reads_on=reads_on) as room:
+        room.origin.put(REF, DATA)
+        room.flights.fill(room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1)), prefetch=prefetch)
+        await room.tasks.settle()
+        assert (len(room.store), waits) == (1, [])
+
+
 async def test_of_small_bodies_the_time_is_told_and_of_others_the_bytes(
     room: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,10 @@ def as_large(fills: int) -> int:
     return BLOCK // 2
 
 
+async def at_once(seconds: float) -> None:
+    """A sleep that takes no time."""
+
+
 def as_small(fills: int) -> int:
     """All of a block may."""
     return BLOCK
@@ -119,9 +123,10 @@ def engine(
     stale_if_error: bool = False, fills_max: int = 64, verify_always: bool = False, clock: FakeClock | None = None,
     catalog_entries: int = 10_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, budget: Budget | None = None,
-    may_hold: Callable[[int], int] = as_large,
+    may_hold: Callable[[int], int] = as_large, reads_on: Callable[[float], Awaitable[object]] = at_once,
 ) -> Iterator[Engine]:  # fmt: skip
-    """`may_hold`: `as_large`, or `as_small`, where each block is written whole."""
+    """`may_hold`: `as_large`, or `as_small`, where each block is written whole. `reads_on`: what the disk's work of a
+    small block waits for."""
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
@@ -139,7 +144,7 @@ def engine(
     catalog = Catalog(origin.endpoint, lambda _: mode, clock, catalog_entries)
     turns = Turns(Concurrency(fills_max), Courtesy(fills_max), clock)
     asking = Asking(origin, patience or no_wait_patience(), metrics, turns, Hedging())
-    flights = Flights(asking, store, tasks.spawn, turns, clock, may_hold=may_hold)
+    flights = Flights(asking, store, tasks.spawn, turns, clock, may_hold=may_hold, sleep=reads_on)
     openings = Openings(
         asking, origin.endpoint, catalog, flights, tasks.spawn, clock, block_bytes=BLOCK,
         stale_if_error=stale_if_error, sleep=sleep,

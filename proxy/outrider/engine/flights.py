@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,14 +32,17 @@ class Flights:
     def __init__(
         self, asking: Asking, store: BlockStore, spawn: Spawn, turns: Turns, clock: Clock,
         *, may_hold: Callable[[int], int] = hold_bytes,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
-        """`may_hold`: how many bytes one of so many fills under way may hold back before they are written."""
+        """`may_hold`: how many bytes one of so many fills under way may hold back before they are written. `sleep`: for
+        how long a reader is given to ask for more before the disk's work begins."""
         self._asking = asking
         self._store = store
         self._spawn = spawn
         self._turns = turns
         self._clock = clock
         self._may_hold = may_hold
+        self._sleep = sleep
         self._lag = DiskLag()
         self._flights: dict[BlockKey, Flight] = {}
         self._pouring = 0
@@ -119,7 +122,7 @@ class Flights:
         head = Extent(lead.meta.extent.start, begun.start)
         pouring = Pouring(
             self._asking, self._store, turn, self._clock, self._arrived, self._landed, partial(self._came, lead),
-            self._turns.came_small, lambda: self._may_hold(self._pouring),
+            self._turns.came_small, lambda: self._may_hold(self._pouring), self._sleep,
         )  # fmt: skip
         self._pouring += 1
         try:
