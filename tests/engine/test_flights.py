@@ -20,7 +20,7 @@ from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
 from outrider.core.window import Run
 from outrider.engine import pouring
-from outrider.engine.flight import Flight
+from outrider.engine.flight import READS_ON_S, Flight
 from outrider.ports import BlockWriter
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault
@@ -516,7 +516,7 @@ async def test_whoever_reads_small_objects_may_ask_for_the_next_one_before_the_d
         room.origin.put(REF, DATA[:BLOCK])
         assert await room.get() == DATA[:BLOCK]
         assert await room.range(1, 9) == DATA[1:9], "from memory"
-        assert waits == [pouring._READS_ON_S]
+        assert waits == [READS_ON_S]
         assert list(room.store.directory.tmp.iterdir()) == []
         gate.set()
         await room.tasks.settle()

@@ -27,7 +27,7 @@ from outrider.engine.flights import Flights
 from outrider.engine.forwards import Forwards
 from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
-from outrider.engine.prefetch import Budget, Mode, Prefetch
+from outrider.engine.prefetch import Budget, Later, Mode, Prefetch
 from outrider.engine.reads import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
 from outrider.engine.survey import Survey
 from outrider.engine.turns import Turns
@@ -46,6 +46,11 @@ def as_large(fills: int) -> int:
 
 async def at_once(seconds: float) -> None:
     """A sleep that takes no time."""
+
+
+def called_at_once(seconds: float, act: Callable[[], None]) -> None:
+    """What comes later, without delay."""
+    act()
 
 
 def as_small(fills: int) -> int:
@@ -124,9 +129,10 @@ def engine(
     catalog_entries: int = 10_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, budget: Budget | None = None,
     may_hold: Callable[[int], int] = as_large, reads_on: Callable[[float], Awaitable[object]] = at_once,
+    later: Later = called_at_once,
 ) -> Iterator[Engine]:  # fmt: skip
     """`may_hold`: `as_large`, or `as_small`, where each block is written whole. `reads_on`: what the disk's work of a
-    small block waits for."""
+    small block waits for. `later`: what calls that may wait until a reader has asked for more."""
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
@@ -155,7 +161,7 @@ def engine(
     survey, budget = Survey(asking, buffers, catalog), budget or Budget(64)
     ahead = Prefetch(
         planner, origin.endpoint, catalog, store, flights, openings, survey, turns,
-        tasks.spawn, clock, metrics, block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget,
+        tasks.spawn, clock, metrics, block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget, later=later,
     )  # fmt: skip
     warming = Warming(
         origin.endpoint, catalog, store, ahead, survey, pins, tasks.spawn, clock, block_bytes=BLOCK,

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from outrider.core.model import Extent
 from outrider.engine.asking import Asking
-from outrider.engine.flight import Flight
+from outrider.engine.flight import READS_ON_S, Flight
 from outrider.engine.group import TaskGroup
 from outrider.engine.turns import Turn
 from outrider.ports import BlockStore, BlockWriter, Buffer, Clock, OriginReply
@@ -23,9 +23,6 @@ _HOLD_ALL_BYTES = 8 * 1024 * 1024
 _HOLD_BYTES_MIN = 64 * 1024
 # Of a body of so few bytes the time is latency, and says more of a line than its rate does.
 _SMALL_BYTES = 256 * 1024
-# A loop that reads one small object after the other asks for the next one within this time. Were the disk's work begun
-# meanwhile, that request would wait for it, a millisecond of sixty; so it is done while the bucket takes its time.
-_READS_ON_S = 0.003
 
 
 def hold_bytes(fills: int) -> int:
@@ -127,7 +124,7 @@ class Pouring:
             await asyncio.sleep(0)
             turn, is_whole = flight.turn, count == flight.meta.extent.length
             if is_whole and count <= _SMALL_BYTES and (turn is None or turn.demand):
-                await self._sleep(_READS_ON_S)
+                await self._sleep(READS_ON_S)
         writer = await self._writer(flight)
         disk_s = await writer.write(offset, pieces)
         flight.advance(offset, count)

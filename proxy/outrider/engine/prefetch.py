@@ -30,7 +30,7 @@ from outrider.core.window import Run
 from outrider.engine.asking import OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.discovering import NOT_TO_BE_HAD, Discovering
-from outrider.engine.flight import Flight
+from outrider.engine.flight import READS_ON_S, Flight
 from outrider.engine.flights import Flights, Spawn
 from outrider.engine.openings import NotCacheable, Openings
 from outrider.engine.survey import Survey
@@ -87,14 +87,22 @@ class Budget:
     bytes_per_s: float = 0.0
 
 
+Later = Callable[[float, Callable[[], None]], object]
+
+
+def _later(after_s: float, act: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(after_s, act)
+
+
 class Prefetch:
     """Owned by the composition root, called on the engine's thread; only `note` may be called from others."""
 
     def __init__(
         self, planner: Planner, origin: str, catalog: Catalog, store: BlockStore, flights: Flights, openings: Openings,
         survey: Survey, turns: Turns, spawn: Spawn, clock: Clock, metrics: Metrics,
-        *, block_bytes: int, mode_of: Callable[[ObjectRef], Mode], budget: Budget,
+        *, block_bytes: int, mode_of: Callable[[ObjectRef], Mode], budget: Budget, later: Later = _later,
     ) -> None:  # fmt: skip
+        """`later`: calls something after so many seconds."""
         self._planner = planner
         self._origin = origin
         self._catalog = catalog
@@ -117,7 +125,8 @@ class Prefetch:
         self._checksums: LRUCache[tuple[str, str], bool] = LRUCache(_FOLDERS_MAX)
         self._pause_s = self._paused_until = 0.0
         self._log_after = self._took_s = self._rested_at = 0.0
-        self._pondering = False
+        self._later = later
+        self._pondering = self._will_think = False
         self.allowance = Allowance(budget.bytes_per_s, clock())
 
     # -- facts ----------------------------------------------------------------------------------------------------
@@ -132,8 +141,14 @@ class Prefetch:
             ahead = self._tell(mode, Note(client, version, extent, self._clock()))
             if ahead is not None:
                 self._bring_ahead(version, ahead)
-            if mode is Mode.EPOCH:
-                self.think()
+            if mode is Mode.EPOCH and not self._will_think:
+                # Its reader has no answer yet, and asks for more when he has it.
+                self._will_think = True
+                self._later(READS_ON_S, self._think_at_last)
+
+    def _think_at_last(self) -> None:
+        self._will_think = False
+        self.think()
 
     def sent(self, client: str, ref: ObjectRef) -> None:
         """A request of `client` for `ref` has ended."""
