@@ -41,10 +41,10 @@ async def here(one: Flight, offset: int) -> int:
     return one.arrival.reach(offset) if early is None else offset + len(early)
 
 
-def version_in(room: Engine) -> ObjectVersion:
-    etag = room.origin.objects[REF].etag
+def version_in(room: Engine, ref: ObjectRef = REF, size: int = len(DATA)) -> ObjectVersion:
+    etag = room.origin.objects[ref].etag
     assert etag is not None
-    return ObjectVersion(REF, etag, len(DATA))
+    return ObjectVersion(ref, etag, size)
 
 
 def key_of(version: ObjectVersion, index: int) -> BlockKey:
@@ -539,12 +539,35 @@ async def test_a_stop_before_the_disk_begins_leaves_nothing_behind(tmp_path: Pat
         assert (len(room.flights), len(room.store), room.store.used_bytes) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("prefetch", "may_hold", "small"), [(True, as_small, BLOCK), (False, as_large, BLOCK), (False, as_small, BLOCK - 1)]
-)
+async def test_meanwhile_the_next_one_may_be_fetched(tmp_path: Path) -> None:
+    gate, other = asyncio.Event(), ObjectRef("train", "b.tar")
+
+    async def reads_on(seconds: float) -> None:
+        await gate.wait()
+
+    with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on, fills_max=1) as room:
+        for ref in (REF, other):
+            room.origin.put(ref, DATA[:BLOCK])
+            version = version_in(room, ref, BLOCK)
+            room.flights.fill(room.flights.board("http://fake", version, BLOCK, Run(0, 1)))
+        async with asyncio.timeout(60):
+            while len(room.origin.log) < 2:
+                await asyncio.sleep(0)
+        assert len(room.store) == 0
+        gate.set()
+        await room.tasks.settle()
+        assert len(room.store) == 2
+
+
+@pytest.mark.parametrize(("prefetch", "may_hold", "small", "count"), [
+    (True, as_small, BLOCK, 1), (False, as_large, BLOCK, 1), (False, as_small, BLOCK - 1, 1),
+    (False, as_small, BLOCK, 2),
+])  # fmt: skip
 async def test_what_nobody_reads_comes_in_parts_or_is_large_is_written_at_once(
-    prefetch: bool, may_hold: Callable[[int], int], small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    prefetch: bool, may_hold: Callable[[int], int], small: int, count: int, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """`count`: the blocks of the object, of which one is brought."""
     waits: list[float] = []
     monkeypatch.setattr(pouring, "_SMALL_BYTES", small)
 
@@ -552,8 +575,9 @@ async def test_what_nobody_reads_comes_in_parts_or_is_large_is_written_at_once(
         waits.append(seconds)
 
     with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), may_hold=may_hold, reads_on=reads_on) as room:
-        room.origin.put(REF, DATA)
-        room.flights.fill(room.flights.board("http://fake", version_in(room), BLOCK, Run(0, 1)), prefetch=prefetch)
+        room.origin.put(REF, DATA[: count * BLOCK])
+        version = version_in(room, size=count * BLOCK)
+        room.flights.fill(room.flights.board("http://fake", version, BLOCK, Run(0, 1)), prefetch=prefetch)
         await room.tasks.settle()
         assert (len(room.store), waits) == (1, [])
 

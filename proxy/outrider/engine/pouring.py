@@ -122,8 +122,11 @@ class Pouring:
             # the version in this very moment has his turn after the next.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            turn, is_whole = flight.turn, count == flight.meta.extent.length
-            if is_whole and count <= _SMALL_BYTES and (turn is None or turn.demand):
+            turn = flight.turn
+            if count == flight.meta.version.size <= _SMALL_BYTES and (turn is None or turn.demand):
+                if turn is not None:
+                    # All of the object is here: the next one's fill need not wait as well.
+                    turn.give_back()
                 await self._sleep(READS_ON_S)
         writer = await self._writer(flight)
         disk_s = await writer.write(offset, pieces)
