@@ -91,7 +91,9 @@ async def test_what_was_told_is_brought_before_it_is_asked_for_and_all_of_it_onc
     assert gets(room) == 2 * COUNT
 
 
-async def test_what_comes_next_is_begun_once_their_readers_may_have_asked_for_more(making: Making) -> None:
+async def test_what_comes_next_is_begun_once_their_readers_may_have_asked_for_more(
+    making: Making, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     waiting: list[Callable[[], None]] = []
     with making(later=lambda _, act: waiting.append(act)) as room:
         for ref in REFS[:4]:
@@ -103,6 +105,9 @@ async def test_what_comes_next_is_begun_once_their_readers_may_have_asked_for_mo
         assert gets(room) == 2 * COUNT
         await read(room, REFS[4])
         assert len(waiting) == 1, "and another one for the next"
+        monkeypatch.setattr(room.planner, "wants", lambda *_: 1 // 0)
+        waiting.pop()()
+        assert "prefetch failed" in caplog.text
 
 
 async def test_of_a_plan_that_is_withdrawn_only_what_is_on_its_way_is_brought(making: Making) -> None:

@@ -148,7 +148,8 @@ class Prefetch:
 
     def _think_at_last(self) -> None:
         self._will_think = False
-        self.think()
+        with self._harmless():
+            self.think()
 
     def sent(self, client: str, ref: ObjectRef) -> None:
         """A request of `client` for `ref` has ended."""
