@@ -88,6 +88,7 @@ class Budget:
 
 
 Later = Callable[[float, Callable[[], None]], object]
+"""Calls something after so many seconds."""
 
 
 def _later(after_s: float, act: Callable[[], None]) -> None:
@@ -102,7 +103,6 @@ class Prefetch:
         survey: Survey, turns: Turns, spawn: Spawn, clock: Clock, metrics: Metrics,
         *, block_bytes: int, mode_of: Callable[[ObjectRef], Mode], budget: Budget, later: Later = _later,
     ) -> None:  # fmt: skip
-        """`later`: calls something after so many seconds."""
         self._planner = planner
         self._origin = origin
         self._catalog = catalog
