@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
 from outrider.core.window import Run
 from outrider.engine import pouring
-from outrider.engine.flight import READS_ON_S, Flight
+from outrider.engine.flight import Flight
+from outrider.engine.turns import READS_ON_S
 from outrider.ports import BlockWriter
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault
@@ -224,7 +226,7 @@ async def test_a_stop_tells_the_waiters_and_leaves_nothing_behind(steps: int, ro
 
 async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine) -> None:
     unused: Any = None
-    fill = pouring.Pouring(unused, room.store, None, unused, unused, unused, unused, unused, unused)
+    fill = pouring.Pouring(unused, room.store, None, unused, unused, unused, unused, unused, unused, unused)
     version = version_in(room)
     for index in range(2):
         await fill.begin(Flight(BlockMeta("http://fake", version, BLOCK, index)))
@@ -555,6 +557,65 @@ async def test_meanwhile_the_next_one_may_be_fetched(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
         assert len(room.store) == 0
         gate.set()
+        await room.tasks.settle()
+        assert len(room.store) == 2
+
+
+@pytest.mark.parametrize("ends_after", [1, 3, None])
+async def test_what_was_fetched_ahead_is_written_once_readers_of_what_is_here_rest(
+    ends_after: int | None, tmp_path: Path
+) -> None:
+    """`ends_after`: so many waits they read on; None: for as long as it is looked at."""
+    waits: list[float] = []
+
+    async def reads_on(seconds: float) -> None:
+        waits.append(seconds)
+        its.clock.advance(seconds)
+        if len(waits) != ends_after:
+            its.turns.read_here()
+
+    with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on) as its:
+        its.origin.put(REF, DATA[:BLOCK])
+        flights = its.flights.board("http://fake", version_in(its, size=BLOCK), BLOCK, Run(0, 1))
+        its.turns.read_here()
+        its.flights.fill(flights, prefetch=True)
+        await its.tasks.settle()
+        assert len(its.store) == 1
+        assert len(waits) == (ends_after or 4)
+        assert sum(waits) <= 15 * READS_ON_S
+
+
+@pytest.mark.parametrize(("reads", "waits", "begun"), [(True, False, 1), (True, True, 2), (False, False, 2)])
+async def test_before_what_came_for_nobody_is_on_disk_more_is_begun_unless_it_is_in_a_readers_way(
+    reads: bool, waits: bool, begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`reads`: somebody reads what is here; `waits`: and somebody waits for a reply."""
+    other, disk, real = ObjectRef("train", "b.tar"), threading.Event(), os.pwritev
+
+    def write(*given: Any) -> int:
+        disk.wait(60)
+        return real(*given)
+
+    async def reads_on(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(os, "pwritev", write)
+    with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on, fills_max=1) as room, ExitStack() as stack:
+        if reads:
+            room.turns.read_here()
+        if waits:
+            stack.enter_context(room.turns.question())
+        for ref in (REF, other):
+            room.origin.put(ref, DATA[:BLOCK])
+            version = version_in(room, ref, BLOCK)
+            room.flights.fill(room.flights.board("http://fake", version, BLOCK, Run(0, 1)), prefetch=True)
+        async with asyncio.timeout(60):
+            while len(room.origin.log) < begun:
+                await asyncio.sleep(0)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert len(room.origin.log) == begun
+        disk.set()
         await room.tasks.settle()
         assert len(room.store) == 2
 

@@ -17,6 +17,7 @@ from outrider.core.plans import PlanProgress
 from outrider.core.samplers import Draw, order_at_once
 from outrider.core.tellings import Telling
 from outrider.engine.prefetch import Budget, Mode
+from outrider.engine.turns import READS_ON_S
 from tests.support.engine import BLOCK, Engine, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
 
@@ -178,6 +179,22 @@ async def test_of_an_object_that_was_unknown_what_is_still_to_come_is_known_once
     assert await reading == ramp(BLOCK, 77)
     await opened
     assert room.turns._left_bytes == 0
+
+
+async def test_what_a_reader_asks_for_just_now_takes_no_turn_from_what_comes_next(room: Engine) -> None:
+    gate = asyncio.Event()
+    room.origin.faults += [Fault(key=ref.key, gate=gate) for ref in (OTHER, REFS[0])]
+    reading = asyncio.create_task(room.get(OTHER))
+    await under_way(room, 1)
+    ahead = [asyncio.create_task(room.prefetch.opened(ref, size=BLOCK)) for ref in (OTHER, REFS[0])]
+    await under_way(room, 2)
+    gate.set()
+    assert await reading == ramp(BLOCK, 77)
+    assert [version.ref for version in await asyncio.gather(*ahead)] == [OTHER, REFS[0]]
+    await room.tasks.settle()
+    assert [request.key for request in room.origin.log] == [OTHER.key, REFS[0].key], "and is asked for once"
+    [metric] = room.metrics.prefetched_blocks.collect()
+    assert [sample.value for sample in metric.samples if sample.name.endswith("_total")] == [1]
 
 
 async def test_demand_does_not_wait_for_what_nobody_waits_for(making: Making) -> None:
@@ -528,6 +545,14 @@ async def test_a_thought_that_fails_costs_no_plan_and_ends_no_others(
 
 def many(number: int) -> ObjectVersion:
     return ObjectVersion(ObjectRef("train", f"many/{number:06d}"), '"e"', 100)
+
+
+async def test_who_was_answered_at_once_is_about_to_ask_for_more(room: Engine) -> None:
+    assert not room.turns.reads_on
+    room.prefetch.note(CLIENT, many(0), Extent(0, 100))
+    assert room.turns.reads_on
+    room.clock.advance(READS_ON_S)
+    assert not room.turns.reads_on
 
 
 async def test_of_a_storm_of_hits_a_tick_hears_a_few_and_the_oldest_beyond_a_bound_are_never_heard(

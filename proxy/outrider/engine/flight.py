@@ -13,10 +13,6 @@ from outrider.core.errors import like
 from outrider.engine.turns import Turn
 from outrider.ports import BlockWriter, Buffer, Lease
 
-READS_ON_S = 0.003
-"""A loop that reads one small object after the other asks for the next one within this time. Were what can wait begun
-meanwhile, that request would wait for it, a millisecond of sixty; so it is done while the bucket takes its time."""
-
 
 class Flight:
     """One block's arrival, from offset `start` on and then what lies before it; it is read through `lease`."""

@@ -35,7 +35,7 @@ class Flights:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         """`may_hold`: how many bytes one of so many fills under way may hold back before they are written. `sleep`: for
-        how long a reader is given to ask for more before the disk's work begins."""
+        how long readers are given to ask for more before the disk's work begins."""
         self._asking = asking
         self._store = store
         self._spawn = spawn
@@ -122,7 +122,7 @@ class Flights:
         head = Extent(lead.meta.extent.start, begun.start)
         pouring = Pouring(
             self._asking, self._store, turn, self._clock, self._arrived, self._landed, partial(self._came, lead),
-            self._turns.came_small, lambda: self._may_hold(self._pouring), self._sleep,
+            self._turns.came_small, lambda: self._may_hold(self._pouring), lambda: self._turns.reads_on, self._sleep,
         )  # fmt: skip
         self._pouring += 1
         try:

@@ -8,9 +8,9 @@ from contextlib import aclosing
 
 from outrider.core.model import Extent
 from outrider.engine.asking import Asking
-from outrider.engine.flight import READS_ON_S, Flight
+from outrider.engine.flight import Flight
 from outrider.engine.group import TaskGroup
-from outrider.engine.turns import Turn
+from outrider.engine.turns import READS_ON_S, Turn
 from outrider.ports import BlockStore, BlockWriter, Buffer, Clock, OriginReply
 
 # Written by so much at once: a write costs a hop to a thread and back, with the GIL handed over at each of its system
@@ -23,6 +23,9 @@ _HOLD_ALL_BYTES = 8 * 1024 * 1024
 _HOLD_BYTES_MIN = 64 * 1024
 # Of a body of so few bytes the time is latency, and says more of a line than its rate does.
 _SMALL_BYTES = 256 * 1024
+# A small object is written once readers rest, or after these waits: the disk's thread and the loop hand the GIL to and
+# fro, and a burst of small hits beside that takes half as long again.
+_WAITS_S = (READS_ON_S, 2 * READS_ON_S, 4 * READS_ON_S, 8 * READS_ON_S)
 
 
 def hold_bytes(fills: int) -> int:
@@ -37,13 +40,13 @@ class Pouring:
         self, asking: Asking, store: BlockStore, turn: Turn | None, clock: Clock,
         arrived: Callable[[float, float, int], None], landed: Callable[[Flight], None],
         came: Callable[[int, bool], None], came_small: Callable[[float], None], may_hold: Callable[[], int],
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        reads_on: Callable[[], bool], sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         """`turn`: given away while this waits for another try. `arrived` is told of each write: seconds of waiting for
         the origin, seconds that the disk took, bytes. `came` is told of bytes as they come, and whether they are of a
         large body and not its first: then their time says how fast the line is; `came_small`, of a body with few, how
         many seconds it took from question to end. `may_hold`: how many bytes may be held back before they are
-        written."""
+        written. `reads_on`: whether somebody reads what is here, and is about to ask for more."""
         self._asking = asking
         self._store = store
         self._turn = turn
@@ -53,6 +56,7 @@ class Pouring:
         self._came = came
         self._came_small = came_small
         self._may_hold = may_hold
+        self._reads_on = reads_on
         self._sleep = sleep
         self._writers: dict[Flight, BlockWriter] = {}
         self._beginning: asyncio.Task[BlockWriter] | None = None
@@ -122,12 +126,8 @@ class Pouring:
             # the version in this very moment has his turn after the next.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            turn = flight.turn
-            if count == flight.meta.version.size <= _SMALL_BYTES and (turn is None or turn.demand):
-                if turn is not None:
-                    # All of the object is here: the next one's fill need not wait as well.
-                    turn.give_back()
-                await self._sleep(READS_ON_S)
+            if count == flight.meta.version.size <= _SMALL_BYTES:
+                await self._let_readers_ask(flight.turn)
         writer = await self._writer(flight)
         disk_s = await writer.write(offset, pieces)
         flight.advance(offset, count)
@@ -137,6 +137,17 @@ class Pouring:
             await writer.commit()
             del self._writers[flight]
             self._landed(flight)
+
+    async def _let_readers_ask(self, turn: Turn | None) -> None:
+        """For more, before the disk's work of a small object begins. `turn`: of its fill."""
+        asks = turn is None or turn.demand
+        if turn is not None:
+            turn.came_whole()
+        for wait_s in _WAITS_S:
+            if not (asks or self._reads_on()):
+                return
+            await self._sleep(wait_s)
+            asks = False
 
     async def abort(self) -> None:
         """Also when this is cancelled: each file goes, and with it the room that is reserved for it."""

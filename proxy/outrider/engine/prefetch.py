@@ -30,11 +30,11 @@ from outrider.core.window import Run
 from outrider.engine.asking import OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.discovering import NOT_TO_BE_HAD, Discovering
-from outrider.engine.flight import READS_ON_S, Flight
+from outrider.engine.flight import Flight
 from outrider.engine.flights import Flights, Spawn
 from outrider.engine.openings import NotCacheable, Openings
 from outrider.engine.survey import Survey
-from outrider.engine.turns import Turns
+from outrider.engine.turns import READS_ON_S, Turns
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Clock
 
@@ -159,6 +159,7 @@ class Prefetch:
 
     def note(self, client: str, version: ObjectVersion, extent: Extent) -> None:
         """A hit that needed nobody: asked for and sent. From any thread; heard of at the next `tick`."""
+        self._turns.read_here()
         self._notes.append(Note(client, version, extent, self._clock()))
 
     def told(
@@ -353,7 +354,10 @@ class Prefetch:
         """
         turn = self._turns.turn(demand=False, ordered=ordered)
         async with turn:
-            # A reader may have come first.
+            # A reader may have come first; to wait for what he has asked takes nothing from anybody.
+            joined = self._openings.is_asking(ref)
+            if joined:
+                turn.give_back()
             version = self.known(ref)
             if version is None:
                 asks = self._checksums.get(_folder(ref), False)
@@ -361,9 +365,10 @@ class Prefetch:
             opened = self._flights.get(BlockKey(version_id(self._origin, version, self._block_bytes), 0))
             begin(version)
             if opened is not None and opened.turn is None:
-                opened.turn = turn
-                turn.brings(opened.meta.extent.length)
-                self._metrics.prefetched_blocks.inc()
+                if not joined:
+                    opened.turn = turn
+                    turn.brings(opened.meta.extent.length)
+                    self._metrics.prefetched_blocks.inc()
                 await opened.ended()
             return version
 

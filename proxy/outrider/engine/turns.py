@@ -14,6 +14,10 @@ from outrider.core.concurrency import Concurrency
 from outrider.core.courtesy import Courtesy
 from outrider.ports import Clock
 
+READS_ON_S = 0.003
+"""A loop that reads one small object after the other asks for the next one within this time. Were what can wait begun
+meanwhile, that request would wait for it, a millisecond of sixty; so it is done while the bucket takes its time."""
+
 
 class Turn:
     """One fill's place in the order: `async with` it. Until it ends, anybody may `promote` it.
@@ -50,6 +54,12 @@ class Turn:
         """For others to have, as while one waits before the next try; `take` gets another."""
         if self.held:
             self._turns.returned(self)
+
+    def came_whole(self) -> None:
+        """All that it was for is here, and nothing of it on disk: the next one's fill need not wait for that. But where
+        readers go on reading what is here, and nobody waits, what begins would only be in their way."""
+        if self.demand or self._turns.is_awaited or not self._turns.reads_on:
+            self.give_back()
 
     def brings(self, count: int) -> None:
         """So many bytes, as is seen now, are to come."""
@@ -93,6 +103,7 @@ class Turns:
         self._questions = 0
         # Of the demand that has its turn, as many as more will follow on.
         self._going_on = 0
+        self._read_at = float("-inf")
 
     def turn(
         self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, ordered: bool = False
@@ -150,6 +161,20 @@ class Turns:
     def alone_again(self) -> None:
         """A LIST of ours that shared the line has ended."""
         self._courtesy.alone_again(self._held[True] + self._held[False] + self._questions)
+
+    def read_here(self) -> None:
+        """A reader was answered with what is here; from any thread."""
+        self._read_at = self._clock()
+
+    @property
+    def reads_on(self) -> bool:
+        """A reader of what is here is about to ask for more of it."""
+        return self._clock() - self._read_at < READS_ON_S
+
+    @property
+    def is_awaited(self) -> bool:
+        """Somebody waits for what has not come yet, or for a reply."""
+        return self._held[True] > 0 or self._questions > 0 or self._nearest() is not None
 
     def slow_down(self) -> None:
         """The origin says that it is asked too much."""
