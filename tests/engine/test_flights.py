@@ -572,12 +572,12 @@ async def test_what_was_fetched_ahead_is_written_once_readers_of_what_is_here_re
         waits.append(seconds)
         its.clock.advance(seconds)
         if len(waits) != ends_after:
-            its.turns.read_here()
+            its.turns.read_at = its.clock()
 
     with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on) as its:
         its.origin.put(REF, DATA[:BLOCK])
         flights = its.flights.board("http://fake", version_in(its, size=BLOCK), BLOCK, Run(0, 1))
-        its.turns.read_here()
+        its.turns.read_at = its.clock()
         its.flights.fill(flights, prefetch=True)
         await its.tasks.settle()
         assert len(its.store) == 1
@@ -602,7 +602,7 @@ async def test_before_what_came_for_nobody_is_on_disk_more_is_begun_unless_it_is
     monkeypatch.setattr(os, "pwritev", write)
     with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on, fills_max=1) as room, ExitStack() as stack:
         if reads:
-            room.turns.read_here()
+            room.turns.read_at = room.clock()
         if waits:
             stack.enter_context(room.turns.question())
         for ref in (REF, other):

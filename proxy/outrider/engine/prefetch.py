@@ -159,8 +159,8 @@ class Prefetch:
 
     def note(self, client: str, version: ObjectVersion, extent: Extent) -> None:
         """A hit that needed nobody: asked for and sent. From any thread; heard of at the next `tick`."""
-        self._turns.read_here()
-        self._notes.append(Note(client, version, extent, self._clock()))
+        now = self._turns.read_at = self._clock()
+        self._notes.append(Note(client, version, extent, now))
 
     def told(
         self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Telling | None = None

@@ -103,7 +103,8 @@ class Turns:
         self._questions = 0
         # Of the demand that has its turn, as many as more will follow on.
         self._going_on = 0
-        self._read_at = float("-inf")
+        self.read_at = float("-inf")
+        """When a reader was last answered with what is here. Set from any thread; each hit would pay for a call."""
 
     def turn(
         self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, ordered: bool = False
@@ -162,14 +163,10 @@ class Turns:
         """A LIST of ours that shared the line has ended."""
         self._courtesy.alone_again(self._held[True] + self._held[False] + self._questions)
 
-    def read_here(self) -> None:
-        """A reader was answered with what is here; from any thread."""
-        self._read_at = self._clock()
-
     @property
     def reads_on(self) -> bool:
         """A reader of what is here is about to ask for more of it."""
-        return self._clock() - self._read_at < READS_ON_S
+        return self._clock() - self.read_at < READS_ON_S
 
     @property
     def is_awaited(self) -> bool:
