@@ -171,7 +171,8 @@ class Turns:
     @property
     def is_awaited(self) -> bool:
         """Somebody waits for what has not come yet, or for a reply."""
-        return self._held[True] > 0 or self._questions > 0 or self._nearest() is not None
+        # Nobody waits for a turn of demand where no other demand holds one.
+        return self._held[True] > 0 or self._questions > 0
 
     def slow_down(self) -> None:
         """The origin says that it is asked too much."""
