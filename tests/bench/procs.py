@@ -22,8 +22,19 @@ def cpu_s(session: int) -> float:
 
 def machine_cpu_s() -> float:
     """What all processes and the kernel have taken since the machine's start, to 10 ms."""
-    user, nice, system, _idle, _iowait, irq, softirq, *_ = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    return sum(map(int, (user, nice, system, irq, softirq))) / _TICKS_PER_S
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = _machine()
+    return (user + nice + system + irq + softirq) / _TICKS_PER_S
+
+
+def stolen_s() -> float:
+    """Core-seconds since the machine's start for which something was to run, and a virtual machine's host ran others
+    (proc_stat(5), steal), to 10 ms."""
+    return _machine()[7] / _TICKS_PER_S
+
+
+def _machine() -> list[int]:
+    """The fields of the machine's line in /proc/stat, in ticks."""
+    return [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
 
 
 def rss_bytes(session: int) -> int:
