@@ -68,6 +68,13 @@ class Riders:
         version = ObjectVersion(ObjectRef("b", KEYS[i]), '"e"', MIB, ())
         self.planner.added(BlockKey(b"%d" % i, 0), version)
 
+    def ride(self) -> int:
+        """What is wanted most comes."""
+        [want] = self.planner.wants(self.now, COUNT * MIB, 1)
+        self.came(number := KEYS.index(want.ref.key))
+        self.planner.dropped(want.ref)
+        return number
+
     def tell(self, order: list[int]) -> None:
         self.planner.told("a", [ObjectRef("b", KEYS[i]) for i in order], self.now)
 
@@ -117,6 +124,7 @@ def test_a_template_is_listed_once_after_its_first_keys() -> None:
 
 def test_what_was_listed_a_moment_ago_is_not_listed_again() -> None:
     riders, asked = Riders(listed=False, believed_s=60.0), []
+    riders.came(0)
     riders.now = 1000.0
     for _ in range(100):
         riders.now += 1.0
@@ -178,14 +186,68 @@ def spied(method: Callable[..., None], calls: list[object]) -> Callable[..., Non
 @pytest.mark.parametrize(("believed_s", "lists"), [(60.0, 2), (0.0, 0), (float("inf"), 0)])
 def test_a_set_that_is_read_fast_is_listed_again_before_its_names_grow_stale(believed_s: float, lists: int) -> None:
     riders = Riders(believed_s=believed_s)
+    riders.came(0)
+    assert lists_asked(riders, lambda: riders.read([0, 1])) == lists, "at 45 and at 90 seconds"
+
+
+def lists_asked(riders: Riders, each_second: Callable[[], None], seconds: int = 100) -> int:
     asked = 0
-    for _ in range(100):
+    for _ in range(seconds):
         riders.now += 1.0
-        riders.read([0, 1])
+        each_second()
         for bucket, prefix in riders.planner.please_list():
             asked += 1
             riders.planner.listed(bucket, (), riders.now, prefix=prefix)
-    assert asked == lists, "at 45 and at 90 seconds"
+    return asked
+
+
+def test_a_set_that_is_not_here_is_not_listed_again() -> None:
+    """Each read asks anyhow."""
+    riders, order = Riders(believed_s=60.0), iter(SHUFFLED)
+    assert lists_asked(riders, lambda: riders.read([next(order), next(order)])) == 0
+
+
+def test_a_set_of_which_each_object_comes_a_moment_before_its_reader_is_not_listed_again() -> None:
+    riders, seen = Riders(believed_s=60.0), set(SHUFFLED[:8])
+    riders.read(SHUFFLED[:8])
+
+    def one_here_and_one_not() -> None:
+        for choose in (riders.ride, lambda: next(i for i in SHUFFLED if i not in seen)):
+            seen.add(number := choose())
+            riders.read([number])
+
+    assert lists_asked(riders, one_here_and_one_not, 60) == 0
+
+
+def test_what_came_long_before_its_reader_counts_for_a_list() -> None:
+    riders = Riders(believed_s=60.0)
+    riders.read(SHUFFLED[:8])
+    ahead = [riders.ride() for _ in range(16)]
+    riders.now += 45.0
+    riders.read(ahead[:15])
+    assert riders.planner.please_list() == []
+    riders.read(ahead[15:])
+    assert riders.planner.please_list() == [("b", "train/part-")]
+
+
+def test_who_asks_by_head_is_spared_it_for_what_is_not_here_too() -> None:
+    riders, order = Riders(believed_s=60.0), iter(SHUFFLED)
+
+    def looked_at() -> None:
+        riders.planner.looked_at(ObjectRef("b", KEYS[number := next(order)]), riders.now)
+        riders.read([number])
+
+    assert lists_asked(riders, looked_at) == 2
+
+
+def test_of_names_that_are_only_looked_at_nothing_is_kept() -> None:
+    riders = Riders()
+    names = len(riders.planner.library)
+    for number in range(1000):
+        riders.planner.looked_at(ObjectRef("b", f"train/part-{number}.tmp"), riders.now)
+        riders.planner.looked_at(ObjectRef("other", KEYS[0]), riders.now)
+    assert len(riders.planner.library) == names
+    assert len(riders.planner.library.datasets()) == 1
 
 
 def test_a_set_that_is_read_slowly_or_is_a_small_part_of_a_long_list_is_not_listed_again() -> None:
@@ -259,6 +321,8 @@ def test_a_told_order_is_followed_from_its_first_shard() -> None:
 
 def test_a_told_order_is_not_listed_before_its_names_grow_stale() -> None:
     riders = Riders(listed=False, believed_s=60.0)
+    for i in SHUFFLED[:16]:
+        riders.came(i)
     for _ in range(2):
         riders.tell(SHUFFLED)
         riders.read(SHUFFLED)

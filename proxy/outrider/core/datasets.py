@@ -367,10 +367,11 @@ class Search:
     # No LIST before that; one was refused, and would be until then.
     not_before: float = 0.0
     refused_until: float = 0.0
-    # How long a LIST is, when the last one was asked for, and how many objects were opened since.
+    # How long a LIST is, when the last one was asked for, and how many questions a next one would spare, by what was
+    # read since.
     pages: int = 1
     begun_at: float = 0.0
-    reads_since: int = 0
+    questions: int = 0
     # Of names that count: they are being asked about, as these; whether they were; whether what is listed goes by them,
     # and a LIST was asked for as they are not all; those that there are none of.
     counting: Numbering | None = None

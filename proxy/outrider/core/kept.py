@@ -403,6 +403,14 @@ class Dataset:
 
     # -- what is here -------------------------------------------------------------------------------------------
 
+    def known_at(self, key: int, now: float) -> float:
+        """When its version was asked for last, apart from LISTs: of what is read for the first time, when it came or,
+        where it is not here, now, with its bytes; of anything else it may be as long ago as can be."""
+        kept = self.kept.get(key)
+        if kept is None:
+            return now
+        return kept.used_at if kept.ahead else -_NEVER
+
     def keep(self, kept: Kept, now: float) -> None:
         self.kept[kept.key] = kept
         kept.aside = False
