@@ -485,16 +485,6 @@ async def test_the_order_of_what_is_wanted_is_kept_where_the_settings_leave_some
         assert told == [ref.key for ref in refs[::2]]
 
 
-async def test_a_head_is_no_read(room: Engine) -> None:
-    version = ObjectVersion(REFS[0], '"e"', 2 * BLOCK)
-    room.prefetch.note(CLIENT, version, Extent(0, 0))
-    await room.prefetch.tick()
-    assert list(room.planner.library.datasets()) == []
-    room.prefetch.note(CLIENT, version, Extent(0, 1))
-    await room.prefetch.tick()
-    assert len(room.planner.library.datasets()) == 1
-
-
 async def test_an_order_that_a_sampler_has_drawn_is_fetched_ahead_once_its_first_reads_are_known(
     making: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,22 +201,6 @@ def aged(cache_dir: Path) -> None:
         os.utime(path, (later, later))
 
 
-def test_a_head_counts_for_the_list_that_spares_it(proxies: Callable[..., Proxy]) -> None:
-    proxy = proxies(freshness="ttl:60", cache_size="1GiB")
-    epoch(proxy, KEYS[:8])
-
-    def questions() -> int:
-        [dataset] = proxy.outrider.prefetch._planner.library.datasets()
-        return dataset.search.questions
-
-    before = questions()
-    for number, condition in enumerate(([], [("if-none-match", '"another"')])):
-        answer = ask(proxy.address, "HEAD", f"/{NAME}/{KEYS[0]}", condition)
-        assert answer.headers["x-cache"] == "HIT"
-        settle(proxy)
-        assert questions() == before + number + 1
-
-
 def heads(simulator: Simulator) -> int:
     return sum(request.method == "HEAD" for request in simulator.log())
 

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.model import Extent, ObjectRef
 from outrider.core.numbering import Numbering
 from outrider.core.planner import Planner
 from outrider.simulator.run import Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Shards, order_of
 
-SMALL = 1000
+SMALL = 10_000
 COUNT = 300
 KEYS = [f"s/{number:06d}.bin" for number in range(COUNT)]
 PREFIX = ("b", "s/")
@@ -31,11 +31,6 @@ class Reader:
             self.now += 0.01
             self.planner.asked("a", ObjectRef("b", key), self.size, Extent(0, self.size), self.now)
             self.planner.sent("a", ObjectRef("b", key), self.now)
-
-    def came(self, *keys: str) -> None:
-        for key in keys:
-            version = ObjectVersion(ObjectRef("b", key), '"e"', self.size)
-            self.planner.added(BlockKey(key.encode(), 0), version)
 
     def counted(self, numbering: Numbering | None = None, *, stop: int = COUNT, step: int = 50) -> int:
         """As it is told, in pages; how many of the names were wanted."""
@@ -196,7 +191,6 @@ def test_names_that_grow_stale_are_listed_unless_nobody_may() -> None:
         if refused:
             reader.planner.list_refused("b", "s/", reader.now)
         reader.counted()
-        reader.came(*KEYS)
         asked = []
         for key in KEYS:
             reader.now += 1.0
@@ -224,7 +218,6 @@ def test_a_list_that_was_refused_while_the_order_was_told_is_not_asked_for_again
     reader = Reader(1_000_000, believed_s=60.0)
     refs = [ObjectRef("b", key) for key in KEYS]
     reader.planner.told("a", refs, reader.now)
-    reader.came(*KEYS)
     asked = []
     for key in KEYS:
         reader.now += 1.0
@@ -255,7 +248,6 @@ def test_a_list_that_was_refused_is_tried_again_where_nothing_counts(told: bool)
     names = [f"s/{number:06d}-{number % 7}.bin" for number in range(100)]
     if told:
         reader.planner.told("a", [ObjectRef("b", name) for name in names[:50]], reader.now)
-    reader.came(*names)
     for name in names[:50]:
         reader.now += 2.0
         reader.read(name)
@@ -314,7 +306,6 @@ def test_a_list_of_stale_names_that_breaks_off_while_another_one_waits_leaves_wh
     reader = Reader(believed_s=60.0)
     reader.read(*READ)
     reader.counted()
-    reader.came(*KEYS)
     reader.read("s/000900.bin")
     for _ in range(2):
         assert reader.planner.please_list() == [PREFIX]

@@ -367,11 +367,12 @@ class Search:
     # No LIST before that; one was refused, and would be until then.
     not_before: float = 0.0
     refused_until: float = 0.0
-    # How long a LIST is, when the last one was asked for, and how many questions a next one would spare, by what was
-    # read since.
+    # How long a LIST is, in pages, when the last one was asked for, how many objects were opened since, and how many of
+    # those had been here for so long that a LIST in time would have spared a question.
     pages: int = 1
     begun_at: float = 0.0
-    questions: int = 0
+    reads_since: int = 0
+    spared_since: int = 0
     # Of names that count: they are being asked about, as these; whether they were; whether what is listed goes by them,
     # and a LIST was asked for as they are not all; those that there are none of.
     counting: Numbering | None = None
@@ -380,6 +381,9 @@ class Search:
     doubted: bool = False
     holes: set[int] = field(default_factory=set)
     _rest_s: float = _LIST_REST_S
+
+    def begin(self, now: float) -> None:
+        self.begun_at, self.reads_since, self.spared_since = now, 0, 0
 
     def failed(self, now: float) -> None:
         self.wanted, self.cut, self.not_before = False, True, now + self._rest_s

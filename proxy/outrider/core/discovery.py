@@ -25,13 +25,17 @@ _IN_VAIN_MAX, _WORTH_COUNTING = 4, 128
 # A LIST that is refused is not asked for again for so long: rights may change, and tokens expire.
 _REFUSED_S = 3600.0
 # A LIST of a page costs as much as a dozen HEADs (S3's price list), and one trip: it pays where more names than that
-# would have to be asked about again: names of what has been here for a while. What is not here is asked for in any
-# case, and what came a moment ago was asked about just then. (Of a set of small objects that are read soon after they
-# came a LIST spared nothing, and for a second each read waited 10 ms longer for its share of the line.)
-_QUESTIONS_PER_PAGE = 16
+# would have to be asked about again.
+_READS_PER_PAGE = 16
 NAMES_PER_PAGE = 1000
 # After this part of the time for which names are believed they are listed again, so that they never grow stale.
 _LIST_AGAIN = 0.75
+# A LIST takes some 300 bytes of the line for each name. Of objects that are hardly larger it must spare as many
+# questions, about what has been here for a while: what is not here is asked for in any case, and what came a moment ago
+# was asked about just then. Else it is for new names alone, and they can wait. (In DELI's world, of 1 KiB, a LIST that
+# spared nothing had the line for two seconds, and each read waited 10 ms longer meanwhile.)
+_TINY_BYTES = 4096
+_FOR_NAMES_ALONE = 10
 FAREST = float("inf")
 
 
@@ -59,8 +63,7 @@ class Discovery:
 
     # -- reads --------------------------------------------------------------------------------------------------
 
-    def opened(self, dataset: Dataset, key: int, ref: ObjectRef, known_at: float, now: float) -> None:
-        """`known_at`: see `Dataset.known_at`."""
+    def opened(self, dataset: Dataset, key: int, ref: ObjectRef, now: float) -> None:
         search = dataset.search
         if (
             not search.wanted
@@ -76,28 +79,25 @@ class Discovery:
                 self._list(dataset, now)
         elif search.counted and dataset.names.rank_of(key) < 0:
             self._doubt(dataset, now)
-        self._think_of_listing_again(dataset, ref, known_at, now)
+        self._think_of_listing_again(dataset, key, ref, now)
 
-    def looked_at(self, dataset: Dataset, ref: ObjectRef, now: float) -> None:
-        """By HEAD: of what is not here, too, a LIST spares it."""
-        self._think_of_listing_again(dataset, ref, float("-inf"), now)
-
-    def _think_of_listing_again(self, dataset: Dataset, ref: ObjectRef, known_at: float, now: float) -> None:
+    def _think_of_listing_again(self, dataset: Dataset, key: int, ref: ObjectRef, now: float) -> None:
         search = dataset.search
         if search.too_many or (not dataset.names.listed and (search.wanted or not dataset.is_told)):
             return
-        believed_s = self._believed_s(ref)
+        believed_s, pays = self._believed_s(ref), _READS_PER_PAGE * search.pages
         since_s, pause_s = now - search.begun_at, _LIST_AGAIN * believed_s
-        if not 0 < believed_s < FAREST:
+        search.reads_since += 1
+        search.spared_since += now - dataset.came_at(key) >= pause_s
+        if 0 <= dataset.usual_bytes < _TINY_BYTES and search.spared_since < pays:
+            pause_s *= _FOR_NAMES_ALONE
+        if not 0 < believed_s < FAREST or since_s < pause_s:
             return
-        search.questions += now - known_at >= pause_s
-        if since_s < pause_s:
-            return
-        if search.questions >= _QUESTIONS_PER_PAGE * search.pages:
+        if search.reads_since >= pays:
             self._list(dataset, now)
         elif since_s > pause_s + believed_s:
             # Too slow for a LIST to pay; from here on it may become fast.
-            search.begun_at, search.questions = now - pause_s, 0
+            search.begin(now - pause_s)
 
     def missed(self, dataset: Dataset, key: int, now: float) -> None:
         """There is no object of a name that was expected of it."""
@@ -129,7 +129,7 @@ class Discovery:
             self._under_way.add(where)
             self._lists.append(where)
         search.cut = False
-        search.begun_at, search.questions = now, 0
+        search.begin(now)
 
     def _count(self, dataset: Dataset, now: float) -> bool:
         """If its names count, and that was not tried."""
@@ -141,7 +141,7 @@ class Discovery:
             return False
         search.count_tried, search.counting, search.cut = True, numbering, False
         self._counts.append((dataset.bucket, numbering))
-        search.begun_at, search.questions = now, 0
+        search.begin(now)
         return True
 
     def _under(self, bucket: str, prefix: str) -> list[Dataset]:

@@ -44,13 +44,14 @@ class Kept:
     """Of one version of an object: which blocks are here (`present`), which of them were read in the pass over it that
     is under way (`served`), both as bits; `block_bytes`: what one takes on disk, on the average. `ahead`: fetched
     before anybody asked, and not asked for since. `excused`: for a plan that was withdrawn since. `aside`: no victim,
-    as it is pinned."""
+    as it is pinned. `came_at`: its first block, or when a start found it."""
 
     dataset: Dataset
     key: int
     version_id: bytes
     blocks: int
     block_bytes: int
+    came_at: float
     used_at: float
     ahead: bool
     excused: bool = False
@@ -403,13 +404,10 @@ class Dataset:
 
     # -- what is here -------------------------------------------------------------------------------------------
 
-    def known_at(self, key: int, now: float) -> float:
-        """When its version was asked for last, apart from LISTs: of what is read for the first time, when it came or,
-        where it is not here, now, with its bytes; of anything else it may be as long ago as can be."""
+    def came_at(self, key: int) -> float:
+        """See `Kept`; after any time, where it is not here."""
         kept = self.kept.get(key)
-        if kept is None:
-            return now
-        return kept.used_at if kept.ahead else -_NEVER
+        return _NEVER if kept is None else kept.came_at
 
     def keep(self, kept: Kept, now: float) -> None:
         self.kept[kept.key] = kept

@@ -134,13 +134,6 @@ class Library:
         self._last = self.dataset(ref)
         return self._item_of(self._last, ref.key)
 
-    def set_with(self, ref: ObjectRef) -> Dataset | None:
-        """The one that has its name, or None. Nothing is learnt: who only looks at names may look at millions."""
-        for dataset in (self._last, self._datasets.get((ref.bucket, template_of(ref.key)))):
-            if dataset is not None and dataset.bucket == ref.bucket and dataset.names.known(ref.key) is not None:
-                return dataset
-        return None
-
     def _item_of(self, dataset: Dataset, key: str) -> Item:
         if dataset.names.known(key) is None:
             while self._keys >= self._keys_max and self._forget_oldest(dataset):

@@ -109,23 +109,16 @@ class Planner:
             handed.asked_for = True
         return asked.ahead
 
-    def looked_at(self, ref: ObjectRef, now: float) -> None:
-        """A client asks for no bytes of the object, but for what it is."""
-        self._now = now
-        if (dataset := self.library.set_with(ref)) is not None:
-            self._discovery.looked_at(dataset, ref, now)
-
     def _opened(self, client: str, ref: ObjectRef, item: Item) -> None:
         dataset, key = item
         self._opens.opened(item, self._now)
         if dataset in self._owing:
             self._owing[dataset] *= 1 - _FORGIVEN
-        known_at = dataset.known_at(key, self._now)
         dataset.opened(client, key, self._opens.readers, self._now)
         if dataset.puzzles:
             self._foresight.begin(dataset)
         self._offers.opened(dataset)
-        self._discovery.opened(dataset, key, ref, known_at, self._now)
+        self._discovery.opened(dataset, key, ref, self._now)
 
     @property
     def readers(self) -> int:
@@ -263,8 +256,9 @@ class Planner:
             dataset.names.sizes[key] = dataset.usual_bytes = version.size
             handed = self._handed.of(version.ref)
             count = -(-version.size // self._block_bytes)
+            block_bytes = self._disk_bytes(-(-version.size // count))
             kept = Kept(
-                dataset, key, block.version_id, count, self._disk_bytes(-(-version.size // count)), self._now,
+                dataset, key, block.version_id, count, block_bytes, self._now, self._now,
                 ahead=handed is not None and not handed.asked_for, excused=handed is not None and handed.excused,
                 reading=item in self._opens,
             )  # fmt: skip

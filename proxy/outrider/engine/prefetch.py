@@ -151,12 +151,6 @@ class Prefetch:
         with self._harmless():
             self.think()
 
-    def looked_at(self, ref: ObjectRef) -> None:
-        """By HEAD."""
-        if self._mode_of(ref) is Mode.EPOCH:
-            with self._harmless():
-                self._planner.looked_at(ref, self._clock())
-
     def sent(self, client: str, ref: ObjectRef) -> None:
         """A request of `client` for `ref` has ended."""
         if self._mode_of(ref) is Mode.EPOCH:
@@ -164,8 +158,7 @@ class Prefetch:
                 self._planner.sent(client, ref, self._clock())
 
     def note(self, client: str, version: ObjectVersion, extent: Extent) -> None:
-        """A hit that needed nobody: asked for and sent; of a HEAD `extent` is empty. From any thread; heard of at the
-        next `tick`."""
+        """A hit that needed nobody: asked for and sent. From any thread; heard of at the next `tick`."""
         now = self._turns.read_at = self._clock()
         self._notes.append(Note(client, version, extent, now))
 
@@ -222,9 +215,6 @@ class Prefetch:
     def _hear(self, note: Note) -> None:
         mode = self._mode_of(note.version.ref)
         if mode is Mode.OFF:
-            return
-        if note.extent.length == 0:
-            self.looked_at(note.version.ref)
             return
         with self._harmless():
             ahead = self._tell(mode, note)

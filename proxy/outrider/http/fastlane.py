@@ -323,7 +323,8 @@ class FastLane:
         # Last, as `HitTally` wants it: another thread may look between any two of these.
         tally.requests += 1
         wire.ended = started + seconds
-        self._note(reader, version, extent)
+        if extent.length:
+            self._note(reader, version, extent)
         self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id, client, wire.address,
                              read.app, read.range)  # fmt: skip
         if self._spans is not None:

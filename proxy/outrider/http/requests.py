@@ -224,9 +224,7 @@ class Requests:
         plain = dict(asked.headers)
         try:
             if operation.kind is Kind.HEAD:
-                answer = await self._reads.head(operation.ref, plain)
-                self._prefetch.looked_at(operation.ref)
-                return self._read_reply(asked, answer)
+                return self._read_reply(asked, await self._reads.head(operation.ref, plain))
             return self._read_reply(asked, await self._reads.get(operation.ref, plain, self._on_asked(asked, plain)))
         except (NotCacheable, InvalidRange, PreconditionFailed):
             # A refusal is the origin's to give, in its own words: it may know of a newer version, and its readings of
