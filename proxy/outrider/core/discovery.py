@@ -30,10 +30,10 @@ _READS_PER_PAGE = 16
 NAMES_PER_PAGE = 1000
 # After this part of the time for which names are believed they are listed again, so that they never grow stale.
 _LIST_AGAIN = 0.75
-# A LIST takes some 300 bytes of the line for each name. Of objects that are hardly larger it must spare as many
-# questions, about what has been here for a while: what is not here is asked for in any case, and what came a moment ago
-# was asked about just then. Else it is for new names alone, and they can wait. (In DELI's world, of 1 KiB, a LIST that
-# spared nothing had the line for two seconds, and each read waited 10 ms longer meanwhile.)
+# Of objects that are hardly larger than their line in a LIST it must spare as many questions, about what has been here
+# for a while: what is not here is asked for in any case, and what came a moment ago was asked about just then. Else it
+# is for new names alone, and they can wait. (In DELI's world, of 1 KiB, a LIST that spared nothing had the line for a
+# second and a half, and each read waited 10 ms longer meanwhile.)
 _TINY_BYTES = 4096
 _FOR_NAMES_ALONE = 10
 FAREST = float("inf")
