@@ -9,8 +9,8 @@ from typing import Protocol
 
 from outrider.core.blockfile import BlockMeta
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
-from outrider.core.postform import PostForm
-from outrider.core.s3wire import Query
+from outrider.core.s3.form_fields import PostForm
+from outrider.core.s3.operation import Query
 
 Clock = Callable[[], float]
 """Seconds: since 1970 where signatures are made and verified, monotonic everywhere else."""

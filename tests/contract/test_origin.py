@@ -14,7 +14,7 @@ import pytest
 from outrider.adapters.origin import HttpOrigin
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
-from outrider.core.ranges import parse_content_range
+from outrider.core.s3.ranges import parse_content_range
 from outrider.core.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import Origin, OriginRequest

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.freshness import Freshness
-from outrider.core.listing import Listed
+from outrider.core.s3.list_page import Listed
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.engine.catalog import Catalog
 from tests.support.fakes import FakeClock

@@ -17,7 +17,7 @@ from outrider.core.errors import (
     S3Error,
 )
 from outrider.core.postpolicy import SizeRange
-from outrider.core.s3wire import Forgets, Kind, Operation
+from outrider.core.s3.operation import Forgets, Kind, Operation
 from outrider.engine.forms import IncomingForm, incoming_form
 from tests.support.engine import REF, Engine, engine
 from tests.support.forms import BOUNDARY, encoded

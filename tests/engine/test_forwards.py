@@ -12,8 +12,8 @@ import pytest
 
 from outrider.core.errors import ContentSha256Mismatch, ServiceUnavailable
 from outrider.core.model import ObjectRef
-from outrider.core.payload import UNSIGNED, Payload, PayloadForm
-from outrider.core.s3wire import classify
+from outrider.core.s3.body_integrity import Payload, PayloadForm, UNSIGNED
+from outrider.core.s3.operation import classify
 from outrider.engine.forwards import ForwardAnswer
 from outrider.engine.uploads import Upload, upload_of
 from tests.support.engine import REF, Engine, engine

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.core.buffers import Buffers
 from outrider.core.model import Headers
-from outrider.core.s3wire import Forgets, Kind, Operation, classify
+from outrider.core.s3.operation import Forgets, Kind, Operation, classify
 from outrider.engine.listings import Listings
 from outrider.ports import Chunks
 from tests.support.fakes import FakeClock

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.core.listing import Listed
+from outrider.core.s3.list_page import Listed
 from outrider.core.model import ObjectRef
 from outrider.engine.asking import OriginRefused
 from tests.support.engine import BLOCK, REF, Engine, engine, taken

@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from outrider.adapters.recovery import Recovery
 from outrider.core.errors import InvalidRange, OriginBroke, S3Error, ServiceUnavailable, VersionChanged
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.core.payload import UNSIGNED
-from outrider.core.s3wire import classify
+from outrider.core.s3.body_integrity import UNSIGNED
+from outrider.core.s3.operation import classify
 from outrider.engine.asking import OriginRefused
 from outrider.engine.hits import Hits
 from outrider.engine.openings import NotCacheable

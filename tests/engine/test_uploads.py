@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.chunked import ChunkSigning
+from outrider.core.s3.aws_chunked import ChunkSigning
 from outrider.core.errors import (
     BadDigest,
     ContentSha256Mismatch,
@@ -20,7 +20,7 @@ from outrider.core.errors import (
     SignatureDoesNotMatch,
 )
 from outrider.core.model import Headers
-from outrider.core.payload import UNSIGNED, Payload, PayloadForm
+from outrider.core.s3.body_integrity import Payload, PayloadForm, UNSIGNED
 from outrider.core.sigv4 import Identity
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from tests.support.fakes import RAMP

@@ -12,7 +12,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from outrider.core.chunked import ChunkSigning
+from outrider.core.s3.aws_chunked import ChunkSigning
 from outrider.core.sigv4 import SigningKeys
 from tests.support.bucket import REGION
 

@@ -14,7 +14,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from hypothesis import strategies as st
 
-from outrider.core.canonical import encode_path
+from outrider.core.s3.encoding import encode_path
 from tests.support.awschunked import signed_head
 from tests.support.bucket import REGION
 from tests.support.rawhttp import Answer, RawConnection

@@ -13,7 +13,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotoCredentials
 from hypothesis import strategies as st
 
-from outrider.core.canonical import epoch_of
+from outrider.core.s3.encoding import epoch_of
 from outrider.core.sigv4 import (
     Credentials,
     Identity,

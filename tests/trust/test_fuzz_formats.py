@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.chunked import ChunkedDecoder
+from outrider.core.s3.aws_chunked import ChunkedDecoder
 from outrider.core.errors import S3Error
 from outrider.core.grants import Access, Client, Grant, allowed
-from outrider.core.listing import parse_page
-from outrider.core.postform import FieldsReader, FileScanner, PostForm
-from outrider.core.s3wire import Kind, classify, keys_to_delete
+from outrider.core.s3.list_page import parse_page
+from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm
+from outrider.core.s3.operation import Kind, classify, keys_to_delete
 from outrider.core.sigv4 import SignedRequest
 from tests.support.awschunked import SIGNED, SIGNED_TRAILER, Chunked, checksum
 from tests.support.awschunked import chunk_signing as signing_of
@@ -349,7 +349,7 @@ def test_a_request_signed_by_botocore_and_changed_in_any_place_is_refused(trials
 
 
 def _meaning(query: str) -> list[tuple[str, str]]:
-    from outrider.core.canonical import parse_query
+    from outrider.core.s3.encoding import parse_query
 
     return sorted(parse_query(query))
 

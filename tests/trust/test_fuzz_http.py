@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from outrider.core.plainread import recognise
+from outrider.core.s3.plain_request import recognise
 from tests.support.awschunked import Chunked, signed_head
 from tests.support.fuzzing import fuzzing
 from tests.support.proxy import Proxy

@@ -11,7 +11,7 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from outrider.core.canonical import epoch_of
+from outrider.core.s3.encoding import epoch_of
 from outrider.core.errors import AccessDenied, S3Error
 from outrider.core.grants import Client
 from outrider.core.sigv4 import SignedRequest, verify

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.core.grants import Access, Client, Grant, allowed
 from outrider.core.model import Headers
-from outrider.core.s3wire import classify
+from outrider.core.s3.operation import classify
 
 
 def may(method: str, target: str, *grants: Grant, headers: Headers = (), keys: list[str] | None = None) -> bool:

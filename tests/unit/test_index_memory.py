@@ -15,7 +15,8 @@ from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.leases import OpenFile
 from outrider.adapters.recovery import Recovery
-from outrider.core import blockfile, s3wire
+from outrider.core import blockfile
+from outrider.core.s3 import operation
 from outrider.core.blockfile import BlockMeta
 from outrider.core.datasets import template_of
 from outrider.core.eviction import policy_of
@@ -83,7 +84,7 @@ def small(number: int) -> BlockMeta:
     }  # fmt: skip
     came = [(name.encode().decode(), value.encode().decode()) for name, value in told.items()]
     ref = ObjectRef(b"imagenet".decode(), f"train/{number:07d}.jpg")
-    version = ObjectVersion(ref, dict(came)["etag"], BLOCK_BYTES, s3wire.replayable(tuple(came)))
+    version = ObjectVersion(ref, dict(came)["etag"], BLOCK_BYTES, operation.replayable(tuple(came)))
     return BlockMeta(b"http://origin".decode(), version, BLOCK_BYTES, 0)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.listing import Listed, Page, parse_page
+from outrider.core.s3.list_page import Listed, Page, parse_page
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 

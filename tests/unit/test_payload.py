@@ -9,7 +9,13 @@ from hashlib import md5, sha1, sha256, sha512
 import pytest
 
 from outrider.core import errors
-from outrider.core.payload import CHECKSUM_CHARS, check_checksum_form, checksum_of, decoded_length_of, trailer_names_of
+from outrider.core.s3.body_integrity import (
+    CHECKSUM_CHARS,
+    check_checksum_form,
+    checksum_of,
+    decoded_length_of,
+    trailer_names_of,
+)
 from outrider.core.sigv4 import (
     UNSIGNED,
     Payload,

@@ -12,12 +12,13 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.core import freshness, plainread, ranges, s3wire
-from outrider.core.canonical import parse_query
+from outrider.core import freshness
+from outrider.core.s3 import operation, plain_request, ranges
+from outrider.core.s3.encoding import parse_query
 from outrider.core.errors import S3Error
-from outrider.core.payload import payload_rule
-from outrider.core.plainread import HEAD_BYTES_MAX, recognise
-from outrider.core.s3wire import Kind
+from outrider.core.s3.body_integrity import payload_rule
+from outrider.core.s3.plain_request import HEAD_BYTES_MAX, recognise
+from outrider.core.s3.operation import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,10 +138,10 @@ def test_what_is_recognised_is_parsed_and_classified_the_same(data: bytes) -> No
     assert read.checksums == (given.get("x-amz-checksum-mode", "").upper() == "ENABLED")
     payload_rule(parsed.headers)
     by_path = _kind("GET", read.path.decode("ascii"), (("host", read.host),))
-    if by_path is not Kind.GET or s3wire.without_signature(tuple(parse_query(query))):
+    if by_path is not Kind.GET or operation.without_signature(tuple(parse_query(query))):
         return
     narrowed = read.range is not None or read.if_match is not None
-    if narrowed and s3wire.classify("GET", path, ()).key.endswith("/"):
+    if narrowed and operation.classify("GET", path, ()).key.endswith("/"):
         return  # told from the object's name, which the lane does
     odd = (read.range is not None and ranges.parse(read.range) is None) or (
         read.if_match is not None and not freshness.are_plain((("if-match", read.if_match),))
@@ -151,7 +152,7 @@ def test_what_is_recognised_is_parsed_and_classified_the_same(data: bytes) -> No
 
 def _kind(method: str, target: str, headers: Headers) -> Kind | None:
     try:
-        return s3wire.classify(method, target, headers).kind
+        return operation.classify(method, target, headers).kind
     except S3Error:
         return None
 
@@ -188,22 +189,22 @@ def test_what_clients_send_by_the_million_is_recognised(data: bytes) -> None:
 
 @given(plain(), plain())
 def test_what_other_requests_said_before_makes_no_difference(first: bytes, then: bytes) -> None:
-    plainread._MEANINGS.clear()
+    plain_request._MEANINGS.clear()
     alone = recognise(then)
-    plainread._MEANINGS.clear()
+    plain_request._MEANINGS.clear()
     recognise(first)
     assert recognise(then) == alone == recognise(then)
 
 
 def test_what_differs_each_time_is_not_kept() -> None:
-    plainread._MEANINGS.clear()
-    for number in range(2 * plainread._MEANINGS_MAX):
+    plain_request._MEANINGS.clear()
+    for number in range(2 * plain_request._MEANINGS_MAX):
         assert recognise(of("Host: h", f"amz-sdk-invocation-id: {number}")) is not None
         assert recognise(of("Host: h", f"Authorization: {number}")) is not None
-    assert not plainread._MEANINGS
-    for number in range(2 * plainread._MEANINGS_MAX):
+    assert not plain_request._MEANINGS
+    for number in range(2 * plain_request._MEANINGS_MAX):
         assert recognise(of("Host: h", f"User-Agent: {number}")) is not None
-    assert 0 < len(plainread._MEANINGS) <= plainread._MEANINGS_MAX
+    assert 0 < len(plain_request._MEANINGS) <= plain_request._MEANINGS_MAX
 
 
 def test_what_comes_after_the_head_is_no_range_of_it() -> None:

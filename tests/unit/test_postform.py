@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from outrider.core.errors import InvalidArgument, MalformedPOSTRequest, MaxPostPreDataLengthExceeded, S3Error
 from outrider.core.model import Headers
-from outrider.core.postform import FIELDS_BYTES_MAX, FieldsReader, FileScanner, PostForm, boundary_of, is_form
-from outrider.core.s3wire import classify
+from outrider.core.s3.form_fields import FIELDS_BYTES_MAX, FieldsReader, FileScanner, PostForm, boundary_of, is_form
+from outrider.core.s3.operation import classify
 from tests.support.forms import BOUNDARY, encoded
 
 FORM = "multipart/form-data; boundary=x"

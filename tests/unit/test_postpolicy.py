@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.postform import PostForm
+from outrider.core.s3.form_fields import PostForm
 from outrider.core.postpolicy import Condition, Policy, SizeRange, parse_policy, signed_anew, signer_of
 from outrider.core.sigv4 import Credentials, SigningKeys
 from tests.support.forms import LATER, Fields, policy, signed, signed_as_it_stands

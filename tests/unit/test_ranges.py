@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outrider.core.errors import InvalidRange
 from outrider.core.model import Extent
-from outrider.core.ranges import RangeSpec, content_range, parse, parse_content_range, resolve
+from outrider.core.s3.ranges import RangeSpec, content_range, parse, parse_content_range, resolve
 
 offsets = st.integers(0, 40)
 

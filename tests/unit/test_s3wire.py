@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.core.errors import BadRequest, InvalidBucketName, InvalidRequest, S3Error
 from outrider.core.model import Headers, ObjectRef
-from outrider.core.s3wire import (
+from outrider.core.s3.operation import (
     Forgets,
     Kind,
     bucket_of_host,

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.canonical import encode_path, encode_query, parse_query
+from outrider.core.s3.encoding import encode_path, encode_query, parse_query
 from outrider.core.sigv4 import UNSIGNED, Identity, SignedRequest, SigningKeys, verify
 
 ACCESS, SECRET = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.canonical import encode_url_query
+from outrider.core.s3.encoding import encode_url_query
 from outrider.core.sigv4 import (
     UNSIGNED,
     Credentials,

@@ -11,8 +11,8 @@ from botocore.httpchecksum import AwsChunkedWrapper, Crc32Checksum
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.chunked import ChunkedDecoder, TrailerEncoder
-from outrider.core.payload import CHECKSUM_CHARS, checksum_of
+from outrider.core.s3.aws_chunked import ChunkedDecoder, TrailerEncoder
+from outrider.core.s3.body_integrity import CHECKSUM_CHARS, checksum_of
 
 RAMP = bytes(i % 251 for i in range(200_000))
 CRC32 = "x-amz-checksum-crc32"

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.grants import Client
-from outrider.core.payload import UNSIGNED
-from outrider.core.plainread import recognise
+from outrider.core.s3.body_integrity import UNSIGNED
+from outrider.core.s3.plain_request import recognise
 from outrider.core.sigv4 import Identity
-from outrider.core.useragent import app_of
+from outrider.core.s3.user_agent import app_of
 from outrider.http.access import Who, reader_name, reader_shown
 from outrider_sdk.s3port import _app_of
 

@@ -24,10 +24,10 @@ from yarl import URL
 
 from outrider.adapters.forward_proxy import ForwardProxy, forward_proxy_to
 from outrider.core import refusals
-from outrider.core.canonical import encode_path, encode_url_query
+from outrider.core.s3.encoding import encode_path, encode_url_query
 from outrider.core.errors import OriginBroke, OriginBusy
 from outrider.core.model import Headers
-from outrider.core.postform import PostForm
+from outrider.core.s3.form_fields import PostForm
 from outrider.core.postpolicy import signed_anew
 from outrider.core.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.metrics import Metrics, method_label

@@ -27,7 +27,7 @@ from outrider.core.concurrency import Concurrency
 from outrider.core.courtesy import Courtesy
 from outrider.core.errors import Signal
 from outrider.core.hedging import Hedging
-from outrider.core.listing import PAGE_BYTES_MAX, Listed
+from outrider.core.s3.list_page import Listed, PAGE_BYTES_MAX
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.survey import Survey
 from outrider.engine.turns import Turns

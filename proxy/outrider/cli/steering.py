@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from outrider.cli import environment
-from outrider.core.s3wire import STEERING_BUCKET
+from outrider.core.s3.operation import STEERING_BUCKET
 from outrider.core.verdict import counted, in_words
 
 # A pin is answered once all of its objects were asked about.

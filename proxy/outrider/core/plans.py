@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.core.errors import InvalidArgument
 from outrider.core.model import ObjectRef
-from outrider.core.s3wire import ref_of
+from outrider.core.s3.operation import ref_of
 
 # Far beyond any count of reads or steps in one message.
 COUNT_MAX = 10**12

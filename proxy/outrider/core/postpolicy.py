@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from outrider.core.canonical import epoch_of, raw_bytes
+from outrider.core.s3.encoding import epoch_of, raw_bytes
 from outrider.core.errors import (
     AccessDenied,
     EntityTooLarge,
@@ -25,7 +25,7 @@ from outrider.core.errors import (
     InvalidPolicyDocument,
     SignatureDoesNotMatch,
 )
-from outrider.core.postform import Fields, PostForm, lacking
+from outrider.core.s3.form_fields import Fields, PostForm, lacking
 from outrider.core.sigv4 import ALGORITHM, Credentials, SigningKeys, scope_of
 
 _V2 = ("awsaccesskeyid", "signature")

@@ -10,7 +10,7 @@ import re
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
-from outrider.core.canonical import OTHER_STORES, raw_bytes
+from outrider.core.s3.encoding import OTHER_STORES, raw_bytes
 from outrider.core.errors import AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.core import sigv2
-from outrider.core.canonical import (
+from outrider.core.s3.encoding import (
     OF_STORES,
     amz_date_of,
     encode_path,
@@ -37,7 +37,7 @@ from outrider.core.errors import (
     S3Error,
     SignatureDoesNotMatch,
 )
-from outrider.core.payload import UNSIGNED, Payload, PayloadForm, payload_of, payload_rule
+from outrider.core.s3.body_integrity import Payload, PayloadForm, UNSIGNED, payload_of, payload_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ from math import prod
 
 from outrider.core.errors import InvalidArgument
 from outrider.core.model import ObjectRef
-from outrider.core.s3wire import is_bucket_name, ref_of
+from outrider.core.s3.operation import is_bucket_name, ref_of
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 # Names and prefixes of one list. Each name takes some 200 bytes while it is being warmed.

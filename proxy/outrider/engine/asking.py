@@ -20,7 +20,7 @@ from outrider.core.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, Backof
 from outrider.core.errors import OriginBroke, OriginBusy, Signal, VersionChanged
 from outrider.core.hedging import Hedging
 from outrider.core.model import Extent, Headers, ObjectVersion
-from outrider.core.ranges import parse_content_range
+from outrider.core.s3.ranges import parse_content_range
 from outrider.engine.turns import Turn, Turns
 from outrider.metrics import Metrics
 from outrider.ports import Chunks, Clock, Origin, OriginReply, OriginRequest

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from outrider.core.errors import IncompleteBody, MalformedPOSTRequest, MissingContentLength
-from outrider.core.postform import FieldsReader, FileScanner, PostForm, boundary_of
+from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm, boundary_of
 from outrider.core.postpolicy import SizeRange
 from outrider.engine.uploads import Upload, noting
 from outrider.ports import Buffer

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
-from outrider.core import s3wire
+from outrider.core.s3 import operation as s3wire
 from outrider.core.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
-from outrider.core.s3wire import Forgets, Operation
+from outrider.core.s3.operation import Forgets, Operation
 from outrider.engine.asking import Asking
 from outrider.engine.catalog import Catalog
 from outrider.engine.listings import Listings

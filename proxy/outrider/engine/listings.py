@@ -14,7 +14,7 @@ from cachetools import LRUCache
 
 from outrider.core.buffers import Buffers
 from outrider.core.model import Headers
-from outrider.core.s3wire import Operation, Query, is_plain_list
+from outrider.core.s3.operation import Operation, Query, is_plain_list
 from outrider.engine.catalog import ForgetLog, Mark
 from outrider.ports import Chunks, Clock
 

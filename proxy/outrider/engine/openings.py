@@ -12,7 +12,7 @@ from typing import Any
 
 from cachetools import LRUCache, TTLCache
 
-from outrider.core import ranges, s3wire
+from outrider.core.s3 import operation, ranges
 from outrider.core.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, like, unanswered
 from outrider.core.freshness import is_settled
@@ -276,12 +276,12 @@ class Openings:
         headers = dict(reply.headers)
         opening.settled &= is_settled(headers)
         size = reply.content_length
-        kept = s3wire.replayable(reply.headers)
+        kept = operation.replayable(reply.headers)
         if reply.status == 206:
             got = ranges.parse_content_range(headers.get("content-range", ""))
             size = None if got is None else got[1]
             if got is None or got[0].length != got[1]:
-                kept = s3wire.without_checksums(kept)
+                kept = operation.without_checksums(kept)
         etag = headers.get("etag")
         if size is None or not is_strong_etag(etag):
             raise NotCacheable(f"{ref} has no strong ETag or no size")

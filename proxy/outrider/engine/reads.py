@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from outrider.core import ranges, s3wire
+from outrider.core.s3 import operation, ranges
 from outrider.core.errors import (
     OriginBroke,
     PreconditionFailed,
@@ -183,7 +183,7 @@ class Reads:
             try:
                 version = await self._known(ref, headers)
                 if version is None:
-                    asks = s3wire.asks_checksums(headers)
+                    asks = operation.asks_checksums(headers)
                     self._beginning += 1
                     try:
                         with self._asking.question():
@@ -238,7 +238,7 @@ class Reads:
     async def _known(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion | None:
         """The same, with its checksums where they are wanted and the origin tells them."""
         version = self._fresh(ref, headers)
-        if version is None or version.whole_headers or not s3wire.asks_checksums(headers):
+        if version is None or version.whole_headers or not operation.asks_checksums(headers):
             return version
         await self._openings.ask_checksums(ref)
         return self._fresh(ref, headers)
@@ -445,8 +445,8 @@ def _answer(
     body: Body | None,
 ) -> ReadAnswer:
     headers = version.headers
-    if extent is not None or not s3wire.asks_checksums(asked):
-        headers = s3wire.without_checksums(headers)
+    if extent is not None or not operation.asks_checksums(asked):
+        headers = operation.without_checksums(headers)
     if extent is None:
         return ReadAnswer(200, headers, version.size, cache, body)
     headers += (("content-range", ranges.content_range(extent, version.size)),)

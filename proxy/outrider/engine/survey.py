@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from outrider.core.buffers import Buffers
 from outrider.core.errors import OriginBroke
-from outrider.core.listing import PAGE_BYTES_MAX, Listed, Page, parse_page
+from outrider.core.s3.list_page import Listed, PAGE_BYTES_MAX, Page, parse_page
 from outrider.core.numbering import Found, Numbering
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core import browsers
-from outrider.core.canonical import OF_STORES
+from outrider.core.s3.encoding import OF_STORES
 from outrider.core.errors import AccessDenied
 from outrider.core.grants import Client, allowed, may_read
 from outrider.core.model import Headers, ObjectRef
-from outrider.core.payload import UNSIGNED, Payload, payload_rule
-from outrider.core.postform import PostForm
+from outrider.core.s3.body_integrity import Payload, UNSIGNED, payload_rule
+from outrider.core.s3.form_fields import PostForm
 from outrider.core.postpolicy import SizeRange, parse_policy, signer_of
-from outrider.core.s3wire import Operation
+from outrider.core.s3.operation import Operation
 from outrider.core.sigv4 import Identity, SignedRequest, SigningKeys, verify
 from outrider.ports import Clock
 

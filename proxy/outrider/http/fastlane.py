@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
-from outrider.core import ranges, s3wire
+from outrider.core.s3 import operation as s3wire, ranges
 from outrider.core.blockfile import PAGE_BYTES
-from outrider.core.canonical import parse_query
+from outrider.core.s3.encoding import parse_query
 from outrider.core.errors import InvalidRange, S3Error
 from outrider.core.ledger import AWAY_S_MAX, DatasetName, HitTally
 from outrider.core.model import Extent, Headers, ObjectVersion
-from outrider.core.payload import payload_rule
-from outrider.core.plainread import PlainRead, recognise
-from outrider.core.s3wire import Kind, Operation
+from outrider.core.s3.body_integrity import payload_rule
+from outrider.core.s3.plain_request import PlainRead, recognise
+from outrider.core.s3.operation import Kind, Operation
 from outrider.core.sigv4 import SignedRequest
 from outrider.engine.hits import Hits, Known, Piece
 from outrider.http.access import Access, Who, reader_name

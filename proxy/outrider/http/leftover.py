@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.core.model import Extent, Headers, ObjectVersion
-from outrider.core.s3wire import Operation
+from outrider.core.s3.operation import Operation
 
 # A disk that brings pages no sooner is no matter of speed any more: the longer way has bounds, and words, for that.
 PAGES_WAIT_S = 1.0

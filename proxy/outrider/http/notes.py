@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from hashlib import md5
 
-from outrider.core import ranges
+from outrider.core.s3 import ranges
 from outrider.core.errors import EntityTooLarge, MethodNotAllowed, NoSuchKey
 from outrider.core.model import Headers
-from outrider.core.payload import decoded_length_of
-from outrider.core.s3wire import Operation
+from outrider.core.s3.body_integrity import decoded_length_of
+from outrider.core.s3.operation import Operation
 from outrider.core.tellings import Telling
 from outrider.http.access import Who
 

@@ -14,7 +14,7 @@ from aiohttp import hdrs
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
-from outrider.core import s3wire
+from outrider.core.s3 import operation as s3wire
 from outrider.core.buffers import Buffers
 from outrider.core.errors import (
     BadRequest,
@@ -28,10 +28,10 @@ from outrider.core.errors import (
 )
 from outrider.core.ledger import AWAY_S_MAX
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
-from outrider.core.postform import is_form
-from outrider.core.s3wire import Forgets, Kind, Operation
+from outrider.core.s3.form_fields import is_form
+from outrider.core.s3.operation import Forgets, Kind, Operation
 from outrider.core.sigv4 import SignedRequest
-from outrider.core.useragent import app_of
+from outrider.core.s3.user_agent import app_of
 from outrider.engine.asking import OriginRefused
 from outrider.engine.forms import incoming_form
 from outrider.engine.forwards import Forwards

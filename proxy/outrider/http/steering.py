@@ -19,8 +19,8 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
-from outrider.core import s3wire
-from outrider.core.canonical import encode_path
+from outrider.core.s3 import operation
+from outrider.core.s3.encoding import encode_path
 from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
 from outrider.core.model import ObjectRef
 from outrider.core.plans import Plan, PlanProgress, Stall, parse_plan, parse_stall
@@ -92,7 +92,7 @@ class Steering:
     async def answer(self, asked: Asked) -> Answer:
         """Raises S3Error."""
         method, key = asked.operation.method, asked.operation.key
-        names = {name for name, _ in asked.operation.query} - s3wire.MEANINGLESS_QUERY
+        names = {name for name, _ in asked.operation.query} - operation.MEANINGLESS_QUERY
         if names and (key or method != "GET"):
             raise MethodNotAllowed("The bucket _outrider has whole objects alone, put in one piece.")
         if not key:
@@ -187,7 +187,7 @@ class Steering:
     def _bucket(self, asked: Asked, names: set[str]) -> Answer:
         if asked.operation.method == "HEAD":
             return Answer(200)
-        if asked.operation.method != "GET" or not names <= s3wire.LIST_QUERY - {"versions", "uploads"}:
+        if asked.operation.method != "GET" or not names <= operation.LIST_QUERY - {"versions", "uploads"}:
             raise MethodNotAllowed("The bucket _outrider can be listed, and no more.")
         entries = {
             **{
@@ -218,7 +218,7 @@ def _with_progress(plan: bytes, progress: PlanProgress) -> bytes:
 def _list_xml(asked_for: Mapping[str, str], entries: Mapping[str, Note]) -> bytes:
     """All entries on one page, whatever was asked: there are fewer than the thousand that S3 gives."""
     prefix, delimiter = asked_for.get("prefix", ""), asked_for.get("delimiter", "")
-    name_of = encode_path if asked_for.get("encoding-type") == "url" else s3wire.xml_text
+    name_of = encode_path if asked_for.get("encoding-type") == "url" else operation.xml_text
     lines: list[str] = []
     folders: dict[str, None] = {}
     for key, note in sorted(entries.items()):
@@ -231,7 +231,7 @@ def _list_xml(asked_for: Mapping[str, str], entries: Mapping[str, Note]) -> byte
         at = datetime.fromtimestamp(note.at, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
         lines.append(
             f"<Contents><Key>{name_of(key)}</Key><LastModified>{at}</LastModified>"
-            f"<ETag>{s3wire.xml_text(etag_of(note.body))}</ETag><Size>{len(note.body)}</Size>"
+            f"<ETag>{operation.xml_text(etag_of(note.body))}</ETag><Size>{len(note.body)}</Size>"
             "<StorageClass>STANDARD</StorageClass></Contents>"
         )
     commons = [f"<CommonPrefixes><Prefix>{name_of(folder)}</Prefix></CommonPrefixes>" for folder in folders]
@@ -239,7 +239,7 @@ def _list_xml(asked_for: Mapping[str, str], entries: Mapping[str, Note]) -> byte
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-        f"<Name>{s3wire.STEERING_BUCKET}</Name><Prefix>{name_of(prefix)}</Prefix>"
+        f"<Name>{operation.STEERING_BUCKET}</Name><Prefix>{name_of(prefix)}</Prefix>"
         f"<Delimiter>{name_of(delimiter)}</Delimiter>{encoding}<MaxKeys>1000</MaxKeys>"
         f"<KeyCount>{len(lines) + len(commons)}</KeyCount><IsTruncated>false</IsTruncated>"
         f"{''.join(lines + commons)}</ListBucketResult>"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.core.ledger import Sums
-from outrider.core.s3wire import Kind, Operation
+from outrider.core.s3.operation import Kind, Operation
 from outrider.http.accesslog import AccessLog, app_said
 from outrider.metrics import Metrics
 

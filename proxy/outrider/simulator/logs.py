@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from outrider.core import ranges
+from outrider.core.s3 import ranges
 from outrider.core.model import Extent
 from outrider.simulator.worlds import Request
 

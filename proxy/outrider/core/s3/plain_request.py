@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outrider.core import ranges
+from outrider.core.s3 import ranges
 from outrider.core.model import Headers
-from outrider.core.ranges import RangeSpec
-from outrider.core.useragent import app_of
+from outrider.core.s3.ranges import RangeSpec
+from outrider.core.s3.user_agent import app_of
 
 HEAD_BYTES_MAX = 8192
 

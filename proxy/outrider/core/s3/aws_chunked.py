@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import IncompleteBody, InvalidRequest, SignatureDoesNotMatch
-from outrider.core.payload import CHECKSUM_CHARS, check_checksum_form, checksum_of
+from outrider.core.s3.body_integrity import CHECKSUM_CHARS, check_checksum_form, checksum_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ from enum import Enum
 from hashlib import md5, sha1, sha256, sha512
 from typing import TYPE_CHECKING, Protocol
 
-from outrider.core.canonical import joined
+from outrider.core.s3.encoding import joined
 from outrider.core.errors import BadDigest, InvalidArgument, InvalidRequest
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from email.message import Message
 
 from outrider.core.errors import InvalidArgument, MalformedPOSTRequest, MaxPostPreDataLengthExceeded
 from outrider.core.model import Headers
-from outrider.core.s3wire import Operation
+from outrider.core.s3.operation import Operation
 
 FIELDS_BYTES_MAX = 20 * 1024
 """S3's own limit of what may come before the file; the same is allowed after it, where it means nothing."""
