@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from outrider.core.freshness import Freshness
-from outrider.core.grants import Access, Client, Grant
+from outrider.core.auth.grants import Access, Client, Grant
 from outrider.core.model import ObjectRef
 
 _ENV_PREFIX = "OUTRIDER_"

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from outrider.adapters.origin import HttpOrigin
-from outrider.core.sigv4 import Credentials
+from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 

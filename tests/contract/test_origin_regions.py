@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from outrider.adapters.origin import HttpOrigin, endpoint_in
-from outrider.core.sigv4 import Credentials
+from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 

@@ -16,7 +16,7 @@ from outrider.core.errors import (
     MissingContentLength,
     S3Error,
 )
-from outrider.core.postpolicy import SizeRange
+from outrider.core.auth.form_policy import SizeRange
 from outrider.core.s3.operation import Forgets, Kind, Operation
 from outrider.engine.forms import IncomingForm, incoming_form
 from tests.support.engine import REF, Engine, engine

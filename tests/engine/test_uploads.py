@@ -21,7 +21,7 @@ from outrider.core.errors import (
 )
 from outrider.core.model import Headers
 from outrider.core.s3.body_integrity import Payload, PayloadForm, UNSIGNED
-from outrider.core.sigv4 import Identity
+from outrider.core.auth.sigv4 import Identity
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from tests.support.fakes import RAMP
 

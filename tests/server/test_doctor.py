@@ -17,7 +17,7 @@ import pytest
 from outrider.cli.check_machine import check_endpoint, check_open_files, check_room, job_findings, judged_speed
 from outrider.cli.check_origin import Answer, check_answer, check_clock, masked
 from outrider.cli.findings import Finding, Level
-from outrider.core.sigv4 import Credentials
+from outrider.core.auth.sigv4 import Credentials
 from outrider.settings import load
 from tests.support.child import free_ports
 from tests.support.command import Command

@@ -13,7 +13,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from outrider.core.s3.aws_chunked import ChunkSigning
-from outrider.core.sigv4 import SigningKeys
+from outrider.core.auth.sigv4 import SigningKeys
 from tests.support.bucket import REGION
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from botocore.credentials import Credentials as BotoCredentials
 from hypothesis import strategies as st
 
 from outrider.core.s3.encoding import epoch_of
-from outrider.core.sigv4 import (
+from outrider.core.auth.sigv4 import (
     Credentials,
     Identity,
     SignedRequest,

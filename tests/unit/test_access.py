@@ -13,8 +13,8 @@ from botocore.credentials import Credentials
 
 from outrider.core.s3.encoding import epoch_of
 from outrider.core.errors import AccessDenied, S3Error
-from outrider.core.grants import Client
-from outrider.core.sigv4 import SignedRequest, verify
+from outrider.core.auth.grants import Client
+from outrider.core.auth.sigv4 import SignedRequest, verify
 from outrider.http import access
 from outrider.http.access import SigV4
 from tests.support.fakes import FakeClock

@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError
 
 from outrider.adapters.credentials import AwsCredentials, _make_session
 from outrider.core.errors import OriginBroke
-from outrider.core.sigv4 import Credentials
+from outrider.core.auth.sigv4 import Credentials
 
 NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_PROFILE",
          "AWS_DEFAULT_PROFILE", "AWS_CREDENTIAL_EXPIRATION")  # fmt: skip

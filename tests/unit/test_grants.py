@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from outrider.core.grants import Access, Client, Grant, allowed
+from outrider.core.auth.grants import Access, Client, Grant, allowed
 from outrider.core.model import Headers
 from outrider.core.s3.operation import classify
 

@@ -16,12 +16,7 @@ from outrider.core.s3.body_integrity import (
     decoded_length_of,
     trailer_names_of,
 )
-from outrider.core.sigv4 import (
-    UNSIGNED,
-    Payload,
-    PayloadForm,
-    payload_rule,
-)
+from outrider.core.auth.sigv4 import Payload, PayloadForm, UNSIGNED, payload_rule
 from tests.support.signed import (
     EMPTY,
     HOST,

@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli import environment, options
 from outrider.core.freshness import Freshness
-from outrider.core.grants import Access
+from outrider.core.auth.grants import Access
 from outrider.core.model import ObjectRef
 from outrider.settings import Settings, SettingsError, load
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from outrider.core import errors
 from outrider.core.s3.encoding import encode_url_query
-from outrider.core.sigv4 import (
-    UNSIGNED,
+from outrider.core.auth.sigv4 import (
     Credentials,
     Payload,
     PayloadForm,
     SignedRequest,
     SigningKeys,
+    UNSIGNED,
     encode_path,
     encode_query,
     parse_query,

@@ -11,11 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.sigv4 import (
-    SignedRequest,
-    parse_query,
-    verify,
-)
+from outrider.core.auth.sigv4 import SignedRequest, parse_query, verify
 from tests.support.signed import (
     AT,
     AWS,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from outrider.core.errors import OriginBroke
-from outrider.core.sigv4 import Credentials
+from outrider.core.auth.sigv4 import Credentials
 from outrider.settings import SettingsError
 
 if TYPE_CHECKING:

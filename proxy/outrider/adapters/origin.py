@@ -28,8 +28,8 @@ from outrider.core.s3.encoding import encode_path, encode_url_query
 from outrider.core.errors import OriginBroke, OriginBusy
 from outrider.core.model import Headers
 from outrider.core.s3.form_fields import PostForm
-from outrider.core.postpolicy import signed_anew
-from outrider.core.sigv4 import Credentials, SigningKeys, sign_headers
+from outrider.core.auth.form_policy import signed_anew
+from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.metrics import Metrics, method_label
 from outrider.ports import Buffer, Chunks, Clock, OriginRequest
 from outrider.settings import SettingsError

@@ -16,7 +16,7 @@ from outrider.adapters.forward_proxy import forward_proxy_to
 from outrider.adapters.origin import HttpOrigin
 from outrider.cli.findings import Finding, fail, ok, warn
 from outrider.core.errors import OriginBroke
-from outrider.core.sigv4 import Credentials
+from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from outrider.settings import Settings, SettingsError

@@ -16,7 +16,7 @@ from outrider.core.errors import ContentSha256Mismatch, IncompleteBody, InvalidR
 from outrider.core.model import Headers
 from outrider.core.s3.body_integrity import CHECKSUM_CHARS, Payload, PayloadForm, decoded_length_of, trailer_names_of
 from outrider.core.s3.form_fields import PostForm
-from outrider.core.sigv4 import Identity
+from outrider.core.auth.sigv4 import Identity
 from outrider.ports import Buffer
 
 

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.core import browsers
+from outrider.core.auth import browser_guard
 from outrider.core.s3.encoding import OF_STORES
 from outrider.core.errors import AccessDenied
-from outrider.core.grants import Client, allowed, may_read
+from outrider.core.auth.grants import Client, allowed, may_read
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.body_integrity import Payload, UNSIGNED, payload_rule
 from outrider.core.s3.form_fields import PostForm
-from outrider.core.postpolicy import SizeRange, parse_policy, signer_of
+from outrider.core.auth.form_policy import SizeRange, parse_policy, signer_of
 from outrider.core.s3.operation import Operation
-from outrider.core.sigv4 import Identity, SignedRequest, SigningKeys, verify
+from outrider.core.auth.sigv4 import Identity, SignedRequest, SigningKeys, verify
 from outrider.ports import Clock
 
 # Presigned URLs of which one look was enough: some 2 KiB each.
@@ -114,8 +114,8 @@ class Loopback:
 
     def check_sender(self, headers: Headers) -> None:
         if not self._cross_site:
-            browsers.check_host(next((value for name, value in headers if name == "host"), ""), self._domains)
-            browsers.check_page(headers)
+            browser_guard.check_host(next((value for name, value in headers if name == "host"), ""), self._domains)
+            browser_guard.check_page(headers)
 
     def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
         return Who(None, None, payload_rule(request.headers))

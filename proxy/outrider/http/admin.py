@@ -10,7 +10,7 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response, StreamResponse, json_response
 from aiohttp.web_server import Server
 
-from outrider.core import browsers
+from outrider.core.auth import browser_guard
 from outrider.core.errors import AccessDenied
 from outrider.http import page
 from outrider.http.adminconnection import AdminConnection
@@ -76,8 +76,8 @@ class AdminServer(Server):
         if self._token is None:
             # It is loopback then, and what a browser on this machine shows must not read along.
             try:
-                browsers.check_host(request.host)
-                browsers.check_page(tuple((name.lower(), value) for name, value in request.headers.items()))
+                browser_guard.check_host(request.host)
+                browser_guard.check_page(tuple((name.lower(), value) for name, value in request.headers.items()))
             except AccessDenied as error:
                 raise HTTPForbidden(text=f"{error.text}\n") from error
         else:

@@ -27,7 +27,7 @@ from outrider.core.errors import (
     ServiceUnavailable,
     StoreUnavailable,
 )
-from outrider.core.grants import may_read
+from outrider.core.auth.grants import may_read
 from outrider.core.model import ObjectRef
 from outrider.core.progress import Progress
 from outrider.core.warmlists import BODY_BYTES_MAX, SavedWarmup, WarmList, parse_list

@@ -30,7 +30,7 @@ from outrider.core.ledger import AWAY_S_MAX
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3.form_fields import is_form
 from outrider.core.s3.operation import Forgets, Kind, Operation
-from outrider.core.sigv4 import SignedRequest
+from outrider.core.auth.sigv4 import SignedRequest
 from outrider.core.s3.user_agent import app_of
 from outrider.engine.asking import OriginRefused
 from outrider.engine.forms import incoming_form

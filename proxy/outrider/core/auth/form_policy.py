@@ -26,7 +26,7 @@ from outrider.core.errors import (
     SignatureDoesNotMatch,
 )
 from outrider.core.s3.form_fields import Fields, PostForm, lacking
-from outrider.core.sigv4 import ALGORITHM, Credentials, SigningKeys, scope_of
+from outrider.core.auth.sigv4 import ALGORITHM, Credentials, SigningKeys, scope_of
 
 _V2 = ("awsaccesskeyid", "signature")
 _V4 = ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature")

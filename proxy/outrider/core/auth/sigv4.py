@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
-from outrider.core import sigv2
+from outrider.core.auth import sigv2
 from outrider.core.s3.encoding import (
     OF_STORES,
     amz_date_of,
