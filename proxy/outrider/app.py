@@ -22,8 +22,8 @@ from outrider.adapters.origin import HttpOrigin
 from outrider.adapters.recovery import Recovery
 from outrider.adapters.system import new_event_loop, raise_open_files_limit
 from outrider.adapters.troubles import kept_troubles
-from outrider.core.buffers import Shares
-from outrider.core.scrubbing import ROUND_S, Pace
+from outrider.core.cache.memory_budget import Shares
+from outrider.core.cache.scrub_pace import Pace, ROUND_S
 from outrider.engine.background import background
 from outrider.engine.overview import Overview
 from outrider.engine.prefetch import Prefetch

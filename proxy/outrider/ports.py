@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.core.blockfile import BlockMeta
+from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3.form_fields import PostForm
 from outrider.core.s3.operation import Query

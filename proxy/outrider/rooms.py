@@ -18,16 +18,16 @@ from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.recovery import Recovery
 from outrider.adapters.touchfile import TouchFile
-from outrider.core import blockfile
-from outrider.core.buffers import Buffers, Shares
+from outrider.core.cache import block_file
+from outrider.core.cache.memory_budget import Buffers, Shares
 from outrider.core.concurrency import Concurrency
 from outrider.core.courtesy import Courtesy
-from outrider.core.eviction import POLICIES
+from outrider.core.cache.policies import POLICIES
 from outrider.core.ghost import Ghost
 from outrider.core.hedging import Hedging
 from outrider.core.ledger import Prices
 from outrider.core.model import version_id
-from outrider.core.pins import Pins, SavedPin, disk_bytes_of
+from outrider.core.cache.pins import Pins, SavedPin, disk_bytes_of
 from outrider.core.planner import Planner
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.background import Background
@@ -150,13 +150,13 @@ def make_rooms(
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
     ghost = Ghost(limits.capacity_bytes)
     pins = Pins(
-        lambda size: disk_bytes_of(size, settings.block_size, blockfile.usual_disk_bytes),
+        lambda size: disk_bytes_of(size, settings.block_size, block_file.usual_disk_bytes),
         lambda version: version_id(origin.endpoint, version, settings.block_size),
     )
     planner = Planner(
         limits.capacity_bytes,
         settings.block_size,
-        disk_bytes=blockfile.usual_disk_bytes,
+        disk_bytes=block_file.usual_disk_bytes,
         opened=ghost.opened,
         believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
         pins=pins,
@@ -189,7 +189,7 @@ def make_rooms(
     )  # fmt: skip
     warming = Warming(
         origin.endpoint, catalog, store, prefetch, survey, pins, tasks.spawn_apart, time.monotonic,
-        block_bytes=settings.block_size, blocks_at_once=budget.blocks, disk_bytes=blockfile.usual_disk_bytes,
+        block_bytes=settings.block_size, blocks_at_once=budget.blocks, disk_bytes=block_file.usual_disk_bytes,
     )  # fmt: skip
     pinning = Pinning(warming, prefetch, openings, lambda saved: _save_pins(store, saved))
     pinning.restore(pinfile.load(directory.pins), limits.capacity_bytes)

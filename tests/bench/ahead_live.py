@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.core.blockfile import usual_disk_bytes
+from outrider.core.cache.block_file import usual_disk_bytes
 from tests.bench.procs import stolen_s
 from tests.support.bucket import Bucket
 from tests.support.child import Child, clean_environment

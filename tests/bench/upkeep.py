@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from outrider.adapters import snapshot
 from outrider.adapters.blockdir import BlockDir
-from outrider.core import blockfile
-from outrider.core.blockfile import BlockMeta
+from outrider.core.cache import block_file
+from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import ObjectRef, ObjectVersion
 from tests.bench import procs
 from tests.bench.loads import LOADS, warm_up
@@ -111,13 +111,13 @@ def fill(root: Path, origin: str, count: int) -> None:
     """
     directory = BlockDir.open(root)
     try:
-        checksum = blockfile.PayloadChecksum(bytes(_BLOCK_BYTES)).digest()
+        checksum = block_file.PayloadChecksum(bytes(_BLOCK_BYTES)).digest()
         for meta in _metas(origin, count):
             path = directory.path_of(meta.key)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                header = blockfile.Header(meta).sealed(checksum)
+                header = block_file.Header(meta).sealed(checksum)
                 os.write(fd, header)
                 os.truncate(fd, len(header) + meta.extent.length)
             finally:

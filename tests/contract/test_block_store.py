@@ -27,11 +27,11 @@ from outrider.adapters.diskwriter import DiskBlockWriter
 from outrider.adapters.leases import FileLease, OpenFile
 from outrider.adapters.recovery import Recovery
 from outrider.adapters.touchfile import TouchFile
-from outrider.core.blockfile import PAGE_BYTES, BlockMeta, Header
+from outrider.core.cache.block_file import BlockMeta, Header, PAGE_BYTES
 from outrider.core.errors import StoreUnavailable
-from outrider.core.eviction import POLICIES, Lru
+from outrider.core.cache.policies import Lru, POLICIES
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
-from outrider.core.scrubbing import Pace
+from outrider.core.cache.scrub_pace import Pace
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore
 from tests.support.fakes import AtOnce, FakeClock, ramp

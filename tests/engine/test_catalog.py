@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.freshness import Freshness
+from outrider.core.cache.freshness import Freshness
 from outrider.core.s3.list_page import Listed
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.engine.catalog import Catalog

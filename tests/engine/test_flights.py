@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.adapters import blockdir
-from outrider.core.blockfile import BlockMeta
+from outrider.core.cache.block_file import BlockMeta
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
-from outrider.core.window import Run
+from outrider.core.cache.readahead import Run
 from outrider.engine import pouring
 from outrider.engine.flight import Flight
 from outrider.engine.turns import READS_ON_S

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from outrider.core.buffers import Buffers
+from outrider.core.cache.memory_budget import Buffers
 from outrider.core.model import Headers
 from outrider.core.s3.operation import Forgets, Kind, Operation, classify
 from outrider.engine.listings import Listings

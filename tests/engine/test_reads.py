@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from outrider.adapters.diskwriter import DiskBlockWriter
-from outrider.core.blockfile import BlockMeta
+from outrider.core.cache.block_file import BlockMeta
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, StoreUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
-from outrider.core.window import FIRST_BLOCKS, Run, runs_ahead
+from outrider.core.cache.readahead import FIRST_BLOCKS, Run, runs_ahead
 from outrider.engine import reads
 from outrider.engine.asking import OriginRefused
 from outrider.engine.flight import Flight

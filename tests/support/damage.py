@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from outrider.core.blockfile import PAGE_BYTES
+from outrider.core.cache.block_file import PAGE_BYTES
 
 if TYPE_CHECKING:
     import random

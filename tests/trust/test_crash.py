@@ -22,8 +22,8 @@ from outrider import settings as outrider_settings
 from outrider.adapters import blockdir
 from outrider.adapters.disk import DiskStore
 from outrider.app import running
-from outrider.core import blockfile
-from outrider.core.blockfile import PAGE_BYTES
+from outrider.core.cache import block_file
+from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.rooms import Outrider
 from tests.support.damage import AFTER_POWER_LOSS, block_files
 from tests.support.proxy import Proxy, ServedProxy
@@ -302,16 +302,16 @@ def test_a_snapshot_is_gone_for_good_before_it_is_believed(
 def of_format(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a block file of that format: sealed well, and with a payload that means something else there."""
     raw = path.read_bytes()
-    meta, _ = blockfile.decode_header(raw[:PAGE_BYTES])
+    meta, _ = block_file.decode_header(raw[:PAGE_BYTES])
     payload = bytes(byte ^ 0xFF for byte in raw[PAGE_BYTES:])
     with monkeypatch.context() as patch:
-        patch.setattr(blockfile, "FORMAT", version)
-        header = blockfile.Header(meta).sealed(blockfile.PayloadChecksum(payload).digest())
+        patch.setattr(block_file, "FORMAT", version)
+        header = block_file.Header(meta).sealed(block_file.PayloadChecksum(payload).digest())
     path.write_bytes(header + payload)
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["snapshot", "scan"])
-@pytest.mark.parametrize("version", [blockfile.FORMAT - 1, blockfile.FORMAT + 1])
+@pytest.mark.parametrize("version", [block_file.FORMAT - 1, block_file.FORMAT + 1])
 def test_blocks_of_another_format_are_discarded_and_never_misread(
     version: int, clean: bool, roomy: Proxy, small_shelf: Shelf, monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:
@@ -324,7 +324,7 @@ def test_blocks_of_another_format_are_discarded_and_never_misread(
     roomy.start()
     served_right(roomy, small_shelf)
     assert len(roomy.outrider.store) == 20
-    trials.record("crash", f"block files of {'an older' if version < blockfile.FORMAT else 'a newer'} format", RIGHT)
+    trials.record("crash", f"block files of {'an older' if version < block_file.FORMAT else 'a newer'} format", RIGHT)
 
 
 @pytest.mark.parametrize("version", [0, 2])

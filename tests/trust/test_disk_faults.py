@@ -23,8 +23,8 @@ import pytest
 
 from outrider.adapters import blockdir, diskwork
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
-from outrider.core import blockfile, budget
-from outrider.core.blockfile import PAGE_BYTES
+from outrider.core.cache import block_file, disk_budget
+from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.http import wire
 from tests.contract.test_block_store import FILE, Disk, flip, meta_of, on_disk, payload_of
 from tests.support.damage import block_files
@@ -56,7 +56,7 @@ def shelf(bucket: Bucket) -> Shelf:
 def asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure the disk is left alone for a while: tests/contract/test_block_store.py shows that."""
     monkeypatch.setattr(diskwork, "_SICK_PAUSE_S", 0.0)
-    monkeypatch.setattr(budget, "_FREE_KNOWN_S", 0.0)
+    monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", 0.0)
 
 
 def proxy_of(bucket: Bucket, **settings: Any) -> Proxy:
@@ -243,7 +243,7 @@ def test_a_block_that_could_not_be_read_is_verified_before_it_is_used_again(
         for file in block_files(proxy.cache_dir):
             flip(file, PAGE_BYTES + 10)
             header = file.read_bytes()[:PAGE_BYTES]
-            meta, _ = blockfile.decode_header(header)
+            meta, _ = block_file.decode_header(header)
             sick.times = 1
             with RawConnection(proxy.address) as connection:
                 start, stop = meta.extent.start, meta.extent.stop
@@ -419,7 +419,7 @@ def test_a_file_system_that_is_really_full(
 ) -> None:
     # Before a fill somebody looks at the free space, or did so a moment ago. 2 MiB hold the shelf's 1.33; the budget
     # believes in far more.
-    monkeypatch.setattr(budget, "_FREE_KNOWN_S", known_s)
+    monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", known_s)
     hog = mounted.path / "hog"
     with proxy_of(bucket, cache_dir=str(mounted.path / "cache")) as proxy:
         for _ in range(rounds(2)):

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from outrider.adapters import snapshot
 from outrider.adapters.snapshot import BadSnapshot
-from outrider.core import blockfile, memory
-from outrider.core.blockfile import PAGE_BYTES, BadBlock
+from outrider.core.cache import block_file
+from outrider.core import memory
+from outrider.core.cache.block_file import BadBlock, PAGE_BYTES
 from tests.support.fuzzing import fuzzing
 from tests.support.trials import Trials
 
@@ -38,9 +39,9 @@ META: dict[str, Any] = {
 
 def sealed_header(meta: bytes) -> bytes:
     """A block file's header around any meta, its checksum right: what no rot makes, but a bug of ours could."""
-    fixed = blockfile._FIXED
+    fixed = block_file._FIXED
     length = -(-(fixed.size + len(meta)) // PAGE_BYTES) * PAGE_BYTES
-    unsealed = fixed.pack(b"OUTRIDER", blockfile.FORMAT, length, len(meta), b"c" * 16, bytes(8))
+    unsealed = fixed.pack(b"OUTRIDER", block_file.FORMAT, length, len(meta), b"c" * 16, bytes(8))
     seal = xxhash.xxh3_64(unsealed + meta).digest()
     return (unsealed[:-8] + seal + meta).ljust(length, b"\0")
 
@@ -54,13 +55,13 @@ def sealed_header(meta: bytes) -> bytes:
 def test_a_block_header_with_a_right_checksum_is_a_block_or_a_bad_one(trials: Trials, raw: bytes) -> None:
     saw = "a bad block"
     try:
-        meta, _ = blockfile.decode_header(sealed_header(raw))
+        meta, _ = block_file.decode_header(sealed_header(raw))
     except BadBlock:
         pass
     else:
         saw = "a block"
         assert meta.key
-        assert blockfile.Header(meta).disk_bytes >= PAGE_BYTES
+        assert block_file.Header(meta).disk_bytes >= PAGE_BYTES
         assert b"".join(value.encode("utf-8", "surrogateescape") for _, value in meta.version.headers) is not None
     trials.record("fuzz", "block headers, nonsense under a right checksum", saw)
 
@@ -80,15 +81,15 @@ ODD_METAS = [
 
 @pytest.mark.parametrize("change", ODD_METAS)
 def test_a_block_header_with_one_odd_field_is_a_bad_one(change: dict[str, Any]) -> None:
-    assert blockfile.decode_header(sealed_header(json.dumps(META).encode()))
+    assert block_file.decode_header(sealed_header(json.dumps(META).encode()))
     with pytest.raises(BadBlock):
-        blockfile.decode_header(sealed_header(json.dumps({**META, **change}).encode()))
+        block_file.decode_header(sealed_header(json.dumps({**META, **change}).encode()))
 
 
 @pytest.mark.parametrize("raw", [b"[" * 50_000, b'{"a":' * 10_000, b"9" * 5000, b"\xff"])
 def test_a_block_header_of_any_depth_is_a_bad_one(raw: bytes) -> None:
     with pytest.raises(BadBlock):
-        blockfile.decode_header(sealed_header(raw))
+        block_file.decode_header(sealed_header(raw))
 
 
 VERSION: list[Any] = ["b", "k", "http://o", '"e"', 10, 4096, [["a", "b"]]]
@@ -120,7 +121,7 @@ def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, li
         saw = "a snapshot"
         for meta, _ in found:
             assert meta.key
-            assert blockfile.Header(meta).disk_bytes >= PAGE_BYTES
+            assert block_file.Header(meta).disk_bytes >= PAGE_BYTES
             assert b"".join(snapshot.encode([meta]))
     trials.record("fuzz", "index snapshots, nonsense under a right checksum", saw)
 

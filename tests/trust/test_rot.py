@@ -12,9 +12,9 @@ import pytest
 
 from outrider import app, pagecache
 from outrider.adapters.recovery import Recovery
-from outrider.core import blockfile
-from outrider.core.blockfile import PAGE_BYTES
-from outrider.core.scrubbing import Pace
+from outrider.core.cache import block_file
+from outrider.core.cache.block_file import PAGE_BYTES
+from outrider.core.cache.scrub_pace import Pace
 from tests.contract.test_block_store import FILE, Believed, Disk, flip, meta_of, payload_of, restarted
 from tests.support.damage import block_files, flip_a_bit
 from tests.support.proxy import START_DEADLINE_S, Proxy
@@ -145,7 +145,7 @@ def test_a_bad_block_of_a_version_that_is_no_more_cuts_the_reply(bucket: Bucket,
         assert shelf.read_all(proxy.address) == RIGHT
         proxy.settle()
         for file in block_files(proxy.cache_dir):
-            meta, _ = blockfile.decode_header(file.read_bytes()[:PAGE_BYTES])
+            meta, _ = block_file.decode_header(file.read_bytes()[:PAGE_BYTES])
             if meta.index == 2:
                 os.truncate(file, PAGE_BYTES + 1000)
         Shelf.make(bucket, "rot-moved", 1, 200 * KIB)

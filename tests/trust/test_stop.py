@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from outrider.core.blockfile import BlockMeta
+    from outrider.core.cache.block_file import BlockMeta
     from tests.support.bucket import Bucket
     from tests.support.simulator import Simulator
 

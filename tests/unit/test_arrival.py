@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.arrival import Arrival
+from outrider.core.cache.partial_block import Arrival
 
 
 @given(length=st.integers(1, 40), start=st.integers(0, 39), steps=st.lists(st.tuples(st.booleans(), st.integers(1, 9))))

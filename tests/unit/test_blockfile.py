@@ -9,14 +9,14 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.blockfile import (
-    FORMAT,
-    HEADER_BYTES_MAX,
-    PAGE_BYTES,
+from outrider.core.cache.block_file import (
     BadBlock,
     BlockMeta,
+    FORMAT,
+    HEADER_BYTES_MAX,
     Header,
     OtherFormat,
+    PAGE_BYTES,
     PayloadChecksum,
     decode_header,
     header_length,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.budget import Budget
+from outrider.core.cache.disk_budget import Budget
 
 
 def known(capacity: int = 1000, floor: int = 100, free: int = 1000) -> Budget:

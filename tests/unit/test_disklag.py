@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.core.disklag import DiskLag
+from outrider.core.cache.disk_pressure import DiskLag
 
 MB = 10**6
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.eviction import POLICIES
+from outrider.core.cache.policies import POLICIES
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
 KEYS = [BlockKey(bytes(16), index) for index in range(6)]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.freshness import Freshness, Verdict, are_plain, evaluate, is_fresh, is_settled, was_settled
+from outrider.core.cache.freshness import Freshness, Verdict, are_plain, evaluate, is_fresh, is_settled, was_settled
 from outrider.core.model import ObjectRef, ObjectVersion
 
 MODIFIED = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)

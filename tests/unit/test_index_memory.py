@@ -15,12 +15,12 @@ from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.adapters.leases import OpenFile
 from outrider.adapters.recovery import Recovery
-from outrider.core import blockfile
+from outrider.core.cache import block_file
 from outrider.core.s3 import operation
-from outrider.core.blockfile import BlockMeta
+from outrider.core.cache.block_file import BlockMeta
 from outrider.core.datasets import template_of
-from outrider.core.eviction import policy_of
-from outrider.core.freshness import Freshness
+from outrider.core.cache.policies import policy_of
+from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.engine.catalog import Catalog
 from outrider.metrics import Metrics
@@ -59,8 +59,8 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
             await recovery.index()
         else:
             for meta in metas:
-                store.budget.take(blockfile.Header(meta).disk_bytes)
-                store.adopt(meta, blockfile.Header(meta).disk_bytes)
+                store.budget.take(block_file.Header(meta).disk_bytes)
+                store.adopt(meta, block_file.Header(meta).disk_bytes)
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]
     finally:
@@ -105,9 +105,9 @@ async def test_what_the_headers_of_small_objects_have_in_common_is_held_once(by:
         for number in range(count) if by != "snapshot" else ():
             meta = small(number)
             if by == "files":
-                meta, _ = blockfile.decode_header(blockfile.Header(meta).sealed(bytes(16)))
-            store.budget.take(blockfile.Header(meta).disk_bytes)
-            store.adopt(meta, blockfile.Header(meta).disk_bytes)
+                meta, _ = block_file.decode_header(block_file.Header(meta).sealed(bytes(16)))
+            store.budget.take(block_file.Header(meta).disk_bytes)
+            store.adopt(meta, block_file.Header(meta).disk_bytes)
             catalog.recall(meta.origin, meta.version)
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]
@@ -128,11 +128,11 @@ async def test_one_more_open_file_costs_the_same_however_many_are_open(tmp_path:
     tracemalloc.start()
     try:
         for meta in metas:
-            need = blockfile.Header(meta).disk_bytes
+            need = block_file.Header(meta).disk_bytes
             await store.reserve(need, meta)
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
-            store.landed(meta, need, OpenFile(-1, blockfile.PAGE_BYTES))
+            store.landed(meta, need, OpenFile(-1, block_file.PAGE_BYTES))
             peaks.append(tracemalloc.get_traced_memory()[1] - before)
     finally:
         tracemalloc.stop()

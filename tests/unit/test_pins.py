@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outrider.core.errors import NoRoom
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.pins import Pins, disk_bytes_of
+from outrider.core.cache.pins import Pins, disk_bytes_of
 
 ROOM = 100
 

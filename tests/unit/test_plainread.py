@@ -12,7 +12,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.core import freshness
+from outrider.core.cache import freshness
 from outrider.core.s3 import operation, plain_request, ranges
 from outrider.core.s3.encoding import parse_query
 from outrider.core.errors import S3Error

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.core.pins import Pins
+from outrider.core.cache.pins import Pins
 from outrider.core.planner import Planner
 from tests.unit.test_ahead_properties import calls_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.scrubbing import Pace
+from outrider.core.cache.scrub_pace import Pace
 
 MIB = 1024 * 1024
 sizes = st.lists(st.integers(4096, 64 * MIB), min_size=1, max_size=50)

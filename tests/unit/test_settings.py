@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from outrider.cli import environment, options
-from outrider.core.freshness import Freshness
+from outrider.core.cache.freshness import Freshness
 from outrider.core.auth.grants import Access
 from outrider.core.model import ObjectRef
 from outrider.settings import Settings, SettingsError, load

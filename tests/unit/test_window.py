@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.window import FIRST_BLOCKS, WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
+from outrider.core.cache.readahead import FIRST_BLOCKS, WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
 
 
 @given(

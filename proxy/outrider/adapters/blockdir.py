@@ -30,8 +30,8 @@ from pathlib import Path
 import xxhash
 
 from outrider import pagecache
-from outrider.core import blockfile
-from outrider.core.blockfile import BadBlock, BlockMeta
+from outrider.core.cache import block_file
+from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.model import BlockKey
 from outrider.ports import Buffer
 
@@ -258,8 +258,8 @@ class BlockDir:
                 for entry in entries:
                     if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                         stat = entry.stat(follow_symlinks=False)
-                        pages = -(-stat.st_size // blockfile.PAGE_BYTES)
-                        yield FoundFile(Path(entry.path), pages * blockfile.PAGE_BYTES, stat.st_mtime)
+                        pages = -(-stat.st_size // block_file.PAGE_BYTES)
+                        yield FoundFile(Path(entry.path), pages * block_file.PAGE_BYTES, stat.st_mtime)
 
 
 def _directories(parent: Path) -> list[Path]:
@@ -285,11 +285,11 @@ def read_header(fd: int) -> tuple[BlockMeta, bytes, int]:
     Raises:
         BadBlock: damaged, or of another length than it says.
     """
-    page = os.pread(fd, blockfile.PAGE_BYTES, 0)
-    length = blockfile.header_length(page)
+    page = os.pread(fd, block_file.PAGE_BYTES, 0)
+    length = block_file.header_length(page)
     if length > len(page):
         page += os.pread(fd, length - len(page), len(page))
-    meta, checksum = blockfile.decode_header(page)
+    meta, checksum = block_file.decode_header(page)
     size = os.fstat(fd).st_size
     if size != length + meta.extent.length:
         raise BadBlock(f"{size} bytes long, should be {length + meta.extent.length}")
@@ -320,7 +320,7 @@ def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = 
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         # Before the header is read: the kernel reads on from there.
-        came_in = not keep_pages and not pagecache.is_in_memory(fd, blockfile.PAGE_BYTES)
+        came_in = not keep_pages and not pagecache.is_in_memory(fd, block_file.PAGE_BYTES)
         meta, checksum, offset = read_header(fd)
         if meta.key != block:
             raise BadBlock("holds another block")
@@ -340,7 +340,7 @@ def open_known_block(path: bytes, meta: BlockMeta) -> tuple[int, int] | None:
     fd = pagecache.open_known(path)
     if fd is None:
         return None
-    header = blockfile.Header(meta)
+    header = block_file.Header(meta)
     if header.begins(pagecache.read_known(fd, header.length)):
         return fd, header.length
     os.close(fd)
@@ -352,16 +352,16 @@ def page_in(path: bytes, start: int, count: int) -> None:
     with suppress(OSError, BadBlock):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            length = blockfile.header_length(os.pread(fd, blockfile.PAGE_BYTES, 0))
-            if length > blockfile.PAGE_BYTES:
-                os.pread(fd, length - blockfile.PAGE_BYTES, blockfile.PAGE_BYTES)
+            length = block_file.header_length(os.pread(fd, block_file.PAGE_BYTES, 0))
+            if length > block_file.PAGE_BYTES:
+                os.pread(fd, length - block_file.PAGE_BYTES, block_file.PAGE_BYTES)
             os.pread(fd, count, length + start)
         finally:
             os.close(fd)
 
 
 def verify_payload(fd: int, offset: int, length: int, checksum: bytes) -> None:
-    digest = blockfile.PayloadChecksum()
+    digest = block_file.PayloadChecksum()
     if digest_payload(digest, fd, offset, length) < length:
         raise BadBlock("payload cut short")
     if digest.digest() != checksum:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import islice
 
 from outrider.adapters.leases import Edition, OpenFile, Slot
-from outrider.core.blockfile import BlockMeta
-from outrider.core.eviction import Policy
+from outrider.core.cache.block_file import BlockMeta
+from outrider.core.cache.policies import Policy
 from outrider.core.model import BlockKey, ObjectRef
 
 # Reads that the policy hears of late; of more than these it hears of the last.

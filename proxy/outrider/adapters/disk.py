@@ -22,13 +22,13 @@ from outrider.adapters.blockindex import BlockIndex
 from outrider.adapters.diskwork import DiskWork
 from outrider.adapters.diskwriter import DiskBlockWriter
 from outrider.adapters.leases import FileLease, OpenFile, Slot
-from outrider.core import blockfile
-from outrider.core.blockfile import BadBlock, BlockMeta
-from outrider.core.budget import Budget
+from outrider.core.cache import block_file
+from outrider.core.cache.block_file import BadBlock, BlockMeta
+from outrider.core.cache.disk_budget import Budget
 from outrider.core.errors import StoreUnavailable
-from outrider.core.eviction import Policy
+from outrider.core.cache.policies import Policy
 from outrider.core.model import BlockKey
-from outrider.core.pins import Pins
+from outrider.core.cache.pins import Pins
 from outrider.metrics import Metrics
 from outrider.ports import Clock, Evicted
 
@@ -366,8 +366,8 @@ class DiskStore(BlockIndex):
     # -- writing ------------------------------------------------------------------------------------------------
 
     async def create(self, meta: BlockMeta) -> DiskBlockWriter:
-        header = blockfile.Header(meta)
-        if header.length > blockfile.HEADER_BYTES_MAX:
+        header = block_file.Header(meta)
+        if header.length > block_file.HEADER_BYTES_MAX:
             raise StoreUnavailable("the object's metadata is too long for a block header")
         need = header.disk_bytes
         # Before the wait: where a disk hangs, whoever reads is not to find that out anew.

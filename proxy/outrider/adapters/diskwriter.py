@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from outrider.adapters import blockdir
 from outrider.adapters.diskwork import Act
 from outrider.adapters.leases import FileLease, OpenFile
-from outrider.core import blockfile
-from outrider.core.blockfile import Header
+from outrider.core.cache import block_file
+from outrider.core.cache.block_file import Header
 from outrider.ports import Buffer
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class DiskBlockWriter:
         self._file: OpenFile | None = None
         self._opening = asyncio.Lock()
         self._written = 0
-        self._digest = blockfile.PayloadChecksum()
+        self._digest = block_file.PayloadChecksum()
         # The payload up to here is in the digest. Only the write that begins here moves it, and no byte comes twice, so
         # no two threads do.
         self._digested = 0

@@ -10,7 +10,7 @@ import os
 import threading
 from contextlib import suppress
 
-from outrider.core.blockfile import BlockMeta
+from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import BlockKey
 
 # One for all files: held for a few instructions, never around a system call but `close`.

@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.adapters import blockdir
 from outrider.core.model import ObjectRef
-from outrider.core.pins import SavedPin
+from outrider.core.cache.pins import SavedPin
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from outrider.adapters.blockdir import FoundFile
 from outrider.adapters.disk import DiskStore
 from outrider.adapters.snapshot import BadSnapshot, Snapshot
 from outrider.adapters.touchfile import NAMES_MAX, TouchFile
-from outrider.core import blockfile
-from outrider.core.blockfile import BadBlock, BlockMeta
-from outrider.core.freshness import was_settled
+from outrider.core.cache import block_file
+from outrider.core.cache.block_file import BadBlock, BlockMeta
+from outrider.core.cache.freshness import was_settled
 from outrider.core.model import BlockKey, ObjectRef
-from outrider.core.scrubbing import Pace
+from outrider.core.cache.scrub_pace import Pace
 from outrider.ports import Versions
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Recovery:
         metas = iter(saved)
         while batch := list(islice(metas, _BATCH)):
             for meta, vouched in batch:
-                disk_bytes = blockfile.Header(meta).disk_bytes
+                disk_bytes = block_file.Header(meta).disk_bytes
                 self._store.budget.take(disk_bytes)
                 self._adopt(meta, disk_bytes, vouched=vouched)
             await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import xxhash
 
-from outrider.core.blockfile import BlockMeta
+from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import ObjectRef, ObjectVersion, shared_headers, shared_text
 
 _HEAD = {"outrider index": 1}

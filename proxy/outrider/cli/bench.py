@@ -22,7 +22,7 @@ from outrider.adapters.origin import HttpOrigin
 from outrider.adapters.system import new_event_loop
 from outrider.app import DEFAULT_REGION, running
 from outrider.cli import environment, options
-from outrider.core.buffers import Buffers
+from outrider.core.cache.memory_budget import Buffers
 from outrider.core.concurrency import Concurrency
 from outrider.core.courtesy import Courtesy
 from outrider.core.errors import Signal

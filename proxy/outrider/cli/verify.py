@@ -13,7 +13,7 @@ from rich.progress import track
 from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.cli import environment, options, steering
-from outrider.core.blockfile import BadBlock
+from outrider.core.cache.block_file import BadBlock
 from outrider.core.verdict import counted, in_words
 
 

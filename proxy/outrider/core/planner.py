@@ -19,7 +19,7 @@ from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.numbering import Numbering
 from outrider.core.offers import SOONER, Offers, Want
 from outrider.core.opens import Opens
-from outrider.core.pins import Pins
+from outrider.core.cache.pins import Pins
 from outrider.core.plans import COUNT_MAX
 from outrider.core.streams import Streams
 from outrider.core.tellings import Telling

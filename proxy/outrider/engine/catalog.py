@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from outrider.core.freshness import Freshness, is_fresh
+from outrider.core.cache.freshness import Freshness, is_fresh
 from outrider.core.s3.list_page import Listed
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.ports import Clock

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from outrider.core.blockfile import BlockMeta
-from outrider.core.disklag import DiskLag
+from outrider.core.cache.block_file import BlockMeta
+from outrider.core.cache.disk_pressure import DiskLag
 from outrider.core.errors import Signal, StoreUnavailable
 from outrider.core.model import BlockKey, Extent, ObjectVersion
-from outrider.core.window import Run, fill_start
+from outrider.core.cache.readahead import Run, fill_start
 from outrider.engine.asking import Asking
 from outrider.engine.flight import Flight
 from outrider.engine.group import TaskGroup

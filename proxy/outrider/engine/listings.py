@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from cachetools import LRUCache
 
-from outrider.core.buffers import Buffers
+from outrider.core.cache.memory_budget import Buffers
 from outrider.core.model import Headers
 from outrider.core.s3.operation import Operation, Query, is_plain_list
 from outrider.engine.catalog import ForgetLog, Mark

@@ -15,9 +15,9 @@ from cachetools import LRUCache, TTLCache
 from outrider.core.s3 import operation, ranges
 from outrider.core.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, like, unanswered
-from outrider.core.freshness import is_settled
+from outrider.core.cache.freshness import is_settled
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
-from outrider.core.window import FIRST_BLOCKS, Run, fill_start
+from outrider.core.cache.readahead import FIRST_BLOCKS, Run, fill_start
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog, Mark
 from outrider.engine.flight import Flight

@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.allowance import Allowance
 from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
 from outrider.core.model import ObjectVersion
-from outrider.core.pins import SavedPin
+from outrider.core.cache.pins import SavedPin
 from outrider.core.progress import FAILURES_TOLD_MAX, Progress, State
 from outrider.core.warmlists import parse_list
 from outrider.engine.asking import OriginRefused

@@ -26,7 +26,7 @@ from outrider.core.planner import Planner
 from outrider.core.plans import PlanProgress
 from outrider.core.streams import Streams
 from outrider.core.tellings import Telling
-from outrider.core.window import Run
+from outrider.core.cache.readahead import Run
 from outrider.engine.asking import OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.discovering import NOT_TO_BE_HAD, Discovering

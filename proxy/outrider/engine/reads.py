@@ -17,7 +17,7 @@ from outrider.core.errors import (
     VersionChanged,
     unanswered,
 )
-from outrider.core.freshness import CONDITIONALS, Verdict, evaluate
+from outrider.core.cache.freshness import CONDITIONALS, Verdict, evaluate
 from outrider.core.model import (
     BlockKey,
     Extent,
@@ -27,7 +27,7 @@ from outrider.core.model import (
     block_extent,
     version_id,
 )
-from outrider.core.window import WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
+from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
 from outrider.engine.asking import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.flight import Flight

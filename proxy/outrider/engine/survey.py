@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from outrider.core.buffers import Buffers
+from outrider.core.cache.memory_budget import Buffers
 from outrider.core.errors import OriginBroke
 from outrider.core.s3.list_page import Listed, PAGE_BYTES_MAX, Page, parse_page
 from outrider.core.numbering import Found, Numbering

@@ -15,7 +15,7 @@ from itertools import chain, takewhile
 from outrider.core.allowance import Allowance
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
-from outrider.core.pins import Pins, disk_bytes_of
+from outrider.core.cache.pins import Pins, disk_bytes_of
 from outrider.core.progress import State
 from outrider.core.warmlists import OBJECTS_MAX
 from outrider.engine.asking import OriginRefused

@@ -15,7 +15,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 from outrider.core.s3 import operation as s3wire, ranges
-from outrider.core.blockfile import PAGE_BYTES
+from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.core.s3.encoding import parse_query
 from outrider.core.errors import InvalidRange, S3Error
 from outrider.core.ledger import AWAY_S_MAX, DatasetName, HitTally

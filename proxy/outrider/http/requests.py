@@ -15,7 +15,7 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
 from outrider.core.s3 import operation as s3wire
-from outrider.core.buffers import Buffers
+from outrider.core.cache.memory_budget import Buffers
 from outrider.core.errors import (
     BadRequest,
     IncompleteBody,

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from outrider.core.eviction import Policy
+from outrider.core.cache.policies import Policy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
 
 Act = Callable[[], None]
