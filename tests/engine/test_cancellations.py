@@ -16,9 +16,9 @@ from outrider.core.allowance import Allowance
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import ObjectRef
 from outrider.core.s3.body_integrity import UNSIGNED
-from outrider.core.progress import Progress, State
+from outrider.core.maintenance.progress import Progress, State
 from outrider.core.s3.operation import classify
-from outrider.core.warmlists import WarmList
+from outrider.core.maintenance.object_list import WarmList
 from outrider.engine.prefetch import Mode
 from outrider.engine.uploads import upload_of
 from outrider.engine.warmup import Warmup

@@ -12,8 +12,8 @@ import pytest
 
 from outrider.core.allowance import Allowance
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.progress import Progress, State
-from outrider.core.warmlists import WarmList
+from outrider.core.maintenance.progress import Progress, State
+from outrider.core.maintenance.object_list import WarmList
 from outrider.engine.pinning import Pinning
 from outrider.engine.prefetch import Budget
 from outrider.engine.warmup import Warmup

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.allowance import Allowance
-from outrider.core.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
 
 
 def test_the_rest_takes_as_long_as_the_rate_of_late_says() -> None:

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 
 from outrider.adapters import blockdir
-from outrider.core.warmlists import SavedWarmup
+from outrider.core.maintenance.object_list import SavedWarmup
 
 log = logging.getLogger(__name__)
 

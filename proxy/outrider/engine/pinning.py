@@ -11,8 +11,8 @@ from outrider.core.allowance import Allowance
 from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
 from outrider.core.model import ObjectVersion
 from outrider.core.cache.pins import SavedPin
-from outrider.core.progress import FAILURES_TOLD_MAX, Progress, State
-from outrider.core.warmlists import parse_list
+from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.maintenance.object_list import parse_list
 from outrider.engine.asking import OriginRefused
 from outrider.engine.openings import NotCacheable, Openings
 from outrider.engine.prefetch import Prefetch

@@ -16,8 +16,8 @@ from outrider.core.allowance import Allowance
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
 from outrider.core.cache.pins import Pins, disk_bytes_of
-from outrider.core.progress import State
-from outrider.core.warmlists import OBJECTS_MAX
+from outrider.core.maintenance.progress import State
+from outrider.core.maintenance.object_list import OBJECTS_MAX
 from outrider.engine.asking import OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Spawn

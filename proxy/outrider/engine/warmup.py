@@ -10,8 +10,8 @@ from typing import Any
 from outrider.core.allowance import Allowance
 from outrider.core.errors import InvalidRequest
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, block_extent
-from outrider.core.progress import FAILURES_TOLD_MAX, Progress, State
-from outrider.core.warmlists import WarmList
+from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.maintenance.object_list import WarmList
 
 May = Callable[[ObjectRef], bool]
 """Whether the one who wants it may read it."""

@@ -29,8 +29,8 @@ from outrider.core.errors import (
 )
 from outrider.core.auth.grants import may_read
 from outrider.core.model import ObjectRef
-from outrider.core.progress import Progress
-from outrider.core.warmlists import BODY_BYTES_MAX, SavedWarmup, WarmList, parse_list
+from outrider.core.maintenance.progress import Progress
+from outrider.core.maintenance.object_list import BODY_BYTES_MAX, SavedWarmup, WarmList, parse_list
 from outrider.engine.pinning import Pinning
 from outrider.engine.verifying import Verifying
 from outrider.engine.warming import Warming
