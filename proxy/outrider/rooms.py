@@ -20,11 +20,11 @@ from outrider.adapters.recovery import Recovery
 from outrider.adapters.touchfile import TouchFile
 from outrider.core.cache import block_file
 from outrider.core.cache.memory_budget import Buffers, Shares
-from outrider.core.concurrency import Concurrency
-from outrider.core.courtesy import Courtesy
+from outrider.core.origin.aimd import Concurrency
+from outrider.core.origin.background_limit import Courtesy
 from outrider.core.cache.policies import POLICIES
 from outrider.core.ghost import Ghost
-from outrider.core.hedging import Hedging
+from outrider.core.origin.hedging import Hedging
 from outrider.core.ledger import Prices
 from outrider.core.model import version_id
 from outrider.core.cache.pins import Pins, SavedPin, disk_bytes_of

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from outrider.core.concurrency import Concurrency
-from outrider.core.courtesy import Courtesy
+from outrider.core.origin.aimd import Concurrency
+from outrider.core.origin.background_limit import Courtesy
 from outrider.core.errors import OriginBroke, OriginBusy, VersionChanged
-from outrider.core.hedging import Hedging
+from outrider.core.origin.hedging import Hedging
 from outrider.core.model import Extent, ObjectVersion
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.turns import Turns

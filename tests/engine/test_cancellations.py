@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.core.allowance import Allowance
+from outrider.core.origin.token_bucket import Allowance
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import ObjectRef
 from outrider.core.s3.body_integrity import UNSIGNED

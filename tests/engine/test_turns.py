@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from outrider.core.concurrency import FIRST_FILLS, Concurrency
-from outrider.core.courtesy import Courtesy
+from outrider.core.origin.aimd import Concurrency, FIRST_FILLS
+from outrider.core.origin.background_limit import Courtesy
 from outrider.engine.turns import Turn, Turns
 from tests.support.fakes import FakeClock
 

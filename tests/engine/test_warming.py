@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.core.allowance import Allowance
+from outrider.core.origin.token_bucket import Allowance
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.maintenance.progress import Progress, State
 from outrider.core.maintenance.object_list import WarmList

@@ -13,11 +13,11 @@ from outrider.adapters.blockdir import BlockDir
 from outrider.adapters.disk import DiskStore, Limits
 from outrider.core.cache.block_file import usual_disk_bytes
 from outrider.core.cache.memory_budget import Buffers
-from outrider.core.concurrency import Concurrency
-from outrider.core.courtesy import Courtesy
+from outrider.core.origin.aimd import Concurrency
+from outrider.core.origin.background_limit import Courtesy
 from outrider.core.cache.policies import POLICIES
 from outrider.core.cache.freshness import Freshness
-from outrider.core.hedging import Hedging
+from outrider.core.origin.hedging import Hedging
 from outrider.core.model import ObjectRef, version_id
 from outrider.core.cache.pins import Pins, disk_bytes_of
 from outrider.core.planner import Planner

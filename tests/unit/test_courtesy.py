@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from outrider.core.courtesy import Courtesy
+from outrider.core.origin.background_limit import Courtesy
 
 
 class Line:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.hedging import Hedging
+from outrider.core.origin.hedging import Hedging
 
 
 def after(waits: list[float], asked: int = 200) -> Hedging:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.allowance import Allowance
+from outrider.core.origin.token_bucket import Allowance
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
 
 

@@ -6,7 +6,7 @@ from email.utils import formatdate
 
 import pytest
 
-from outrider.core.refusals import blames_credentials, clock_offset, code_of, without_signers
+from outrider.core.origin.error_causes import blames_credentials, clock_offset, code_of, without_signers
 
 NOW = 1_750_000_000.0
 SKEWED = "RequestTimeTooSkewed"

@@ -23,7 +23,7 @@ from cachetools import LRUCache
 from yarl import URL
 
 from outrider.adapters.forward_proxy import ForwardProxy, forward_proxy_to
-from outrider.core import refusals
+from outrider.core.origin import error_causes
 from outrider.core.s3.encoding import encode_path, encode_url_query
 from outrider.core.errors import OriginBroke, OriginBusy
 from outrider.core.model import Headers
@@ -166,24 +166,24 @@ class HttpOrigin:
     async def _refused(self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None) -> str | None:
         """The code of what may be owed to how we asked, "" where it has no code, None where it has no words; from then
         on `reply` tells nothing of its signer. None also where it is no such refusal."""
-        if credentials is None or reply.status not in refusals.STATUSES or request.method == "HEAD":
+        if credentials is None or reply.status not in error_causes.STATUSES or request.method == "HEAD":
             return None
-        return refusals.code_of(await reply.refusal()) or ""
+        return error_causes.code_of(await reply.refusal()) or ""
 
     async def _mend(self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None) -> str | None:
         """Whether the next try may fare better, and then why; None: it would not."""
-        if credentials is None or reply.status not in refusals.STATUSES:
+        if credentials is None or reply.status not in error_causes.STATUSES:
             return None
         code = await self._refused(request, reply, credentials)
         now = self._clock()
-        offset_s = refusals.clock_offset(
+        offset_s = error_causes.clock_offset(
             reply.status, code, dict(reply.headers).get("date"), now, self._clock_offset_s
         )  # fmt: skip
         if offset_s is not None:
             log.warning("this clock is off, signing by the origin's", extra={"offset_s": round(offset_s)})
             self._clock_offset_s = offset_s
             return "this clock was off by more than the origin bears"
-        if refusals.blames_credentials(reply.status, code) and await self._credentials.renew(credentials):
+        if error_causes.blames_credentials(reply.status, code) and await self._credentials.renew(credentials):
             return "the credentials had expired, and were renewed"
         return None
 
@@ -366,7 +366,7 @@ class HttpReply:
                     body += chunk
                     if len(body) > _REFUSAL_BYTES_MAX:
                         break
-            self._read = refusals.without_signers(bytes(body[:_REFUSAL_BYTES_MAX]))
+            self._read = error_causes.without_signers(bytes(body[:_REFUSAL_BYTES_MAX]))
         return self._read
 
     def close(self) -> None:

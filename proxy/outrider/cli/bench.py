@@ -23,10 +23,10 @@ from outrider.adapters.system import new_event_loop
 from outrider.app import DEFAULT_REGION, running
 from outrider.cli import environment, options
 from outrider.core.cache.memory_budget import Buffers
-from outrider.core.concurrency import Concurrency
-from outrider.core.courtesy import Courtesy
+from outrider.core.origin.aimd import Concurrency
+from outrider.core.origin.background_limit import Courtesy
 from outrider.core.errors import Signal
-from outrider.core.hedging import Hedging
+from outrider.core.origin.hedging import Hedging
 from outrider.core.s3.list_page import Listed, PAGE_BYTES_MAX
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.survey import Survey

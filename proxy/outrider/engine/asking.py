@@ -16,9 +16,9 @@ from contextlib import (
     suppress,
 )
 
-from outrider.core.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, Backoff
+from outrider.core.origin.backoff import Backoff, RETRYABLE_STATUSES, SLOW_DOWN_STATUSES
 from outrider.core.errors import OriginBroke, OriginBusy, Signal, VersionChanged
-from outrider.core.hedging import Hedging
+from outrider.core.origin.hedging import Hedging
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.s3.ranges import parse_content_range
 from outrider.engine.turns import Turn, Turns

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from outrider.core.s3 import operation as s3wire
-from outrider.core.backoff import RETRYABLE_STATUSES
+from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.operation import Forgets, Operation

@@ -13,7 +13,7 @@ from typing import Any
 from cachetools import LRUCache, TTLCache
 
 from outrider.core.s3 import operation, ranges
-from outrider.core.backoff import RETRYABLE_STATUSES
+from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, like, unanswered
 from outrider.core.cache.freshness import is_settled
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id

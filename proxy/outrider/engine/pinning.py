@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from outrider.core.allowance import Allowance
+from outrider.core.origin.token_bucket import Allowance
 from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
 from outrider.core.model import ObjectVersion
 from outrider.core.cache.pins import SavedPin

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 
-from outrider.core.allowance import Allowance
-from outrider.core.backoff import RETRYABLE_STATUSES
+from outrider.core.origin.token_bucket import Allowance
+from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
 from outrider.core.offers import Want

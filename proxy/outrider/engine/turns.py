@@ -10,8 +10,8 @@ from heapq import heappop, heappush
 from itertools import count
 from types import TracebackType
 
-from outrider.core.concurrency import Concurrency
-from outrider.core.courtesy import Courtesy
+from outrider.core.origin.aimd import Concurrency
+from outrider.core.origin.background_limit import Courtesy
 from outrider.ports import Clock
 
 READS_ON_S = 0.003

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from itertools import chain, takewhile
 
-from outrider.core.allowance import Allowance
+from outrider.core.origin.token_bucket import Allowance
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
 from outrider.core.cache.pins import Pins, disk_bytes_of

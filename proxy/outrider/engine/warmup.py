@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.core.allowance import Allowance
+from outrider.core.origin.token_bucket import Allowance
 from outrider.core.errors import InvalidRequest
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, block_extent
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from outrider.core.allowance import Allowance
+from outrider.core.origin.token_bucket import Allowance
 from outrider.core.errors import (
     InvalidArgument,
     MethodNotAllowed,
