@@ -10,8 +10,8 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from outrider.core.datasets import Templates
-from outrider.core.ledger import OTHERS, DatasetAccount, DatasetName, Ledger, Sums
-from outrider.core.troubles import Troubles
+from outrider.core.insight.usage import DatasetAccount, DatasetName, Ledger, OTHERS, Sums
+from outrider.core.insight.recent_errors import Troubles
 
 SOURCES = ("disk", "flight", "origin")
 """Where a served byte came from: a block on disk, a block still arriving, or relayed past the cache."""

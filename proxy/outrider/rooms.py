@@ -23,9 +23,9 @@ from outrider.core.cache.memory_budget import Buffers, Shares
 from outrider.core.origin.aimd import Concurrency
 from outrider.core.origin.background_limit import Courtesy
 from outrider.core.cache.policies import POLICIES
-from outrider.core.ghost import Ghost
+from outrider.core.insight.miss_ratio import Ghost
 from outrider.core.origin.hedging import Hedging
-from outrider.core.ledger import Prices
+from outrider.core.insight.usage import Prices
 from outrider.core.model import version_id
 from outrider.core.cache.pins import Pins, SavedPin, disk_bytes_of
 from outrider.core.planner import Planner

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from outrider.adapters.system import LineHandler
 from outrider.adapters.troubles import kept_troubles
-from outrider.core.troubles import Troubles
+from outrider.core.insight.recent_errors import Troubles
 from outrider.http.accesslog import AccessLog, subject_of
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import logging
 from outrider.adapters.troubles import kept_troubles
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.planner import Planner
-from outrider.core.shardmap import CELLS_MAX, data_bytes, shard_map
-from outrider.core.timeline import Timeline
-from outrider.core.troubles import Troubles
+from outrider.core.insight.dataset_map import CELLS_MAX, data_bytes, shard_map
+from outrider.core.insight.rates import Timeline
+from outrider.core.insight.recent_errors import Troubles
 
 BLOCK, SIZE = 100, 200
 

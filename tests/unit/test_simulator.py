@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from outrider.cli import with_commands
-from outrider.core.ghost import Ghost
+from outrider.core.insight.miss_ratio import Ghost
 from outrider.core.library import Outlook
 from outrider.core.model import ObjectRef
 from outrider.simulator.logs import requests_of

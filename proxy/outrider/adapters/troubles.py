@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from outrider.core.troubles import Troubles
+from outrider.core.insight.recent_errors import Troubles
 
 # What every record has; the rest are the facts of the event.
 _OF_RECORDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from outrider.cli import options, steering
-from outrider.core.verdict import counted, in_words
+from outrider.core.insight.bottleneck import counted, in_words
 
 
 def evict(

@@ -14,7 +14,7 @@ from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
 from outrider.cli import environment, options, steering
 from outrider.core.cache.block_file import BadBlock
-from outrider.core.verdict import counted, in_words
+from outrider.core.insight.bottleneck import counted, in_words
 
 
 def verify(

@@ -18,7 +18,7 @@ from outrider.core.s3 import operation as s3wire, ranges
 from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.core.s3.encoding import parse_query
 from outrider.core.errors import InvalidRange, S3Error
-from outrider.core.ledger import AWAY_S_MAX, DatasetName, HitTally
+from outrider.core.insight.usage import AWAY_S_MAX, DatasetName, HitTally
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.s3.body_integrity import payload_rule
 from outrider.core.s3.plain_request import PlainRead, recognise

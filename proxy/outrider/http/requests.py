@@ -26,7 +26,7 @@ from outrider.core.errors import (
     S3Error,
     SlowDown,
 )
-from outrider.core.ledger import AWAY_S_MAX
+from outrider.core.insight.usage import AWAY_S_MAX
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3.form_fields import is_form
 from outrider.core.s3.operation import Forgets, Kind, Operation

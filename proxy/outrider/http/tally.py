@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.core.ledger import Sums
+from outrider.core.insight.usage import Sums
 from outrider.core.s3.operation import Kind, Operation
 from outrider.http.accesslog import AccessLog, app_said
 from outrider.metrics import Metrics

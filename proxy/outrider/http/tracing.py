@@ -16,7 +16,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from outrider.core.model import Headers
-from outrider.core.spans import subject, unicode_of
+from outrider.core.insight.trace_attributes import subject, unicode_of
 from outrider.metrics import method_label
 
 if TYPE_CHECKING:

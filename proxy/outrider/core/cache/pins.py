@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from outrider.core.errors import NoRoom
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.verdict import counted
+from outrider.core.insight.bottleneck import counted
 
 PinKey = tuple[str, str]
 """Whose pin it is, and its name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outrider.core.ledger import Sums
+from outrider.core.insight.usage import Sums
 
 # Less time, all connections together, tells nothing yet.
 _TIME_S_MIN = 1.0
