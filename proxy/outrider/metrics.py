@@ -9,7 +9,7 @@ from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from outrider.core.datasets import Templates
+from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.insight.usage import DatasetAccount, DatasetName, Ledger, OTHERS, Sums
 from outrider.core.insight.recent_errors import Troubles
 

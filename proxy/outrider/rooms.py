@@ -28,7 +28,7 @@ from outrider.core.origin.hedging import Hedging
 from outrider.core.insight.usage import Prices
 from outrider.core.model import version_id
 from outrider.core.cache.pins import Pins, SavedPin, disk_bytes_of
-from outrider.core.planner import Planner
+from outrider.core.ahead.planner import Planner
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.background import Background
 from outrider.engine.catalog import Catalog

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.core.samplers import Draw, order_at_once
+from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
 from tests.support.door import HAS_TORCH
 from tests.support.sampled import Sampled
 

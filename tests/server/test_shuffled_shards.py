@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from outrider.core.samplers import at_once
-from outrider.core.shardshuffle import Shuffle, order_of
+from outrider.core.ahead.order.torch_sampler import at_once
+from outrider.core.ahead.order.webdataset_shuffle import Shuffle, order_of
 from tests.support.door import HAS_TORCH
 from tests.support.sampled import Sampled
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.core.model import ObjectRef
-    from outrider.core.tellings import Telling
+    from outrider.core.ahead.hints import Telling
     from tests.support.bucket import Bucket
     from tests.support.certificate import Certificate
 

@@ -20,7 +20,7 @@ from outrider.core.cache.freshness import Freshness
 from outrider.core.origin.hedging import Hedging
 from outrider.core.model import ObjectRef, version_id
 from outrider.core.cache.pins import Pins, disk_bytes_of
-from outrider.core.planner import Planner
+from outrider.core.ahead.planner import Planner
 from outrider.engine.asking import Asking, Patience
 from outrider.engine.catalog import Catalog
 from outrider.engine.flights import Flights

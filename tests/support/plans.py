@@ -6,13 +6,13 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.core.plans import PlanProgress
+from outrider.core.ahead.hint_messages import PlanProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from outrider.core.model import ObjectRef
-    from outrider.core.tellings import Telling
+    from outrider.core.ahead.hints import Telling
 
 DEADLINE_S = 60.0
 

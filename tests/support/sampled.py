@@ -7,7 +7,7 @@ from itertools import islice
 from random import Random
 
 from outrider.core.model import Extent, ObjectRef
-from outrider.core.planner import Planner
+from outrider.core.ahead.planner import Planner
 
 SIZE = 110_000
 

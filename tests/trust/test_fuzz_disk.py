@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from outrider.adapters import snapshot
 from outrider.adapters.snapshot import BadSnapshot
 from outrider.core.cache import block_file
-from outrider.core import memory
+from outrider.core.ahead.dataset import learned_state
 from outrider.core.cache.block_file import BadBlock, PAGE_BYTES
 from tests.support.fuzzing import fuzzing
 from tests.support.trials import Trials
@@ -202,7 +202,7 @@ def test_a_snapshot_that_was_damaged_is_a_bad_one(trials: Trials, data: bytes, a
 @fuzzing(120)
 def test_learned_orders_are_some_or_none(trials: Trials, value: Any) -> None:
     try:
-        memory.unpacked(zlib.compress(json.dumps(value).encode()))
+        learned_state.unpacked(zlib.compress(json.dumps(value).encode()))
     except ValueError:
         trials.record("fuzz", "learned orders, nonsense under a right checksum", "ignored")
 
@@ -222,13 +222,13 @@ ODD_DATASETS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("change", ODD_DATASETS)
 def test_learned_orders_with_one_odd_field_are_none(change: dict[str, Any]) -> None:
     dataset = {"bucket": "b", "keys": ["a"], "sizes": [1], "listed": [], "orders": []}
-    wholes = {"format": memory._FORMAT, "datasets": [dataset]}
-    assert memory.unpacked(zlib.compress(json.dumps(wholes).encode()))
+    wholes = {"format": learned_state._FORMAT, "datasets": [dataset]}
+    assert learned_state.unpacked(zlib.compress(json.dumps(wholes).encode()))
     with pytest.raises(ValueError, match=r"."):
-        memory.unpacked(zlib.compress(json.dumps({**wholes, "datasets": [dataset | change]}).encode()))
+        learned_state.unpacked(zlib.compress(json.dumps({**wholes, "datasets": [dataset | change]}).encode()))
 
 
 @pytest.mark.parametrize("raw", [b"[" * 50_000, b'{"format":' * 9000])
 def test_learned_orders_of_any_depth_are_none(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):  # too deep to read for one Python, and not JSON for another
-        memory.unpacked(zlib.compress(raw))
+        learned_state.unpacked(zlib.compress(raw))

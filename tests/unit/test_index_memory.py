@@ -18,7 +18,7 @@ from outrider.adapters.recovery import Recovery
 from outrider.core.cache import block_file
 from outrider.core.s3 import operation
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.datasets import template_of
+from outrider.core.ahead.dataset.templates import template_of
 from outrider.core.cache.policies import policy_of
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef, ObjectVersion

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.numbering import Found, Numbering, numbering_of
+from outrider.core.ahead.numbered_names import Found, Numbering, numbering_of
 
 
 def searched(

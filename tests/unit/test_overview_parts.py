@@ -6,7 +6,7 @@ import logging
 
 from outrider.adapters.troubles import kept_troubles
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.core.planner import Planner
+from outrider.core.ahead.planner import Planner
 from outrider.core.insight.dataset_map import CELLS_MAX, data_bytes, shard_map
 from outrider.core.insight.rates import Timeline
 from outrider.core.insight.recent_errors import Troubles

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.cache.pins import Pins
-from outrider.core.planner import Planner
+from outrider.core.ahead.planner import Planner
 from tests.unit.test_ahead_properties import calls_of
 
 SIZE = 10

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from outrider.core.errors import InvalidArgument
 from outrider.core.model import ObjectRef
-from outrider.core.planner import Planner
-from outrider.core.plans import Plan, Stall, parse_plan, parse_stall
-from outrider.core.tellings import Telling
+from outrider.core.ahead.planner import Planner
+from outrider.core.ahead.hint_messages import Plan, Stall, parse_plan, parse_stall
+from outrider.core.ahead.hints import Telling
 from outrider.http.notes import Note, Notes
 
 FIELDS = ["reads", "start", "total", "steps", "wait_s", "x"]

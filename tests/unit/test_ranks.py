@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core import ranks
-from outrider.core.ranks import Ranks
+from outrider.core.ahead.dataset import rank_index
+from outrider.core.ahead.dataset.rank_index import Ranks
 
 # Many are equal: of what is to be read once in an epoch, each is as likely the next.
 RANKS = st.sampled_from([-1.0, 0.0, 0.5, 0.5 + 2**-53, 1.0, 1e300]) | st.floats(0, 3)
@@ -17,7 +17,7 @@ RANKS = st.sampled_from([-1.0, 0.0, 0.5, 0.5 + 2**-53, 1.0, 1e300]) | st.floats(
 
 @pytest.fixture(autouse=True, params=[1, 2, 5, 256], ids=lambda count: f"runs of {count}")
 def runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_RUN_MAX", request.param)
+    monkeypatch.setattr(rank_index, "_RUN_MAX", request.param)
 
 
 def farthest_first(rank_of: dict[int, float]) -> list[int]:

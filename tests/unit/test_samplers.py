@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.samplers import (
+from outrider.core.ahead.order.torch_sampler import (
     Draw,
     Seeds,
     at_once,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core import shardshuffle
-from outrider.core.samplers import at_once
-from outrider.core.shardshuffle import ALL_SEEDS, Found, Shuffle, drawn, next_shuffles, order_of
+from outrider.core.ahead.order import webdataset_shuffle
+from outrider.core.ahead.order.torch_sampler import at_once
+from outrider.core.ahead.order.webdataset_shuffle import ALL_SEEDS, Found, Shuffle, drawn, next_shuffles, order_of
 from outrider.simulator.run import Epoch, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Order, Shards
 from tests.support.sampled import Sampled
@@ -63,8 +63,8 @@ def first_reads(order: Order, rounds: int, epoch: int = 0, chance: int = 1) -> l
 
 
 def found(reads: list[int], count: int = COUNT, tried: int = 0) -> Found:
-    workers = at_once(shardshuffle.workers_of(reads, count))
-    return at_once(shardshuffle.found(reads, count, workers, tried))
+    workers = at_once(webdataset_shuffle.workers_of(reads, count))
+    return at_once(webdataset_shuffle.found(reads, count, workers, tried))
 
 
 def steps_of(work: Generator[None, None, T]) -> tuple[T, int]:
@@ -119,7 +119,7 @@ def test_a_small_seed_is_found_by_a_few_shards_of_each_worker(
 
 def test_webdatasets_own_seed_is_found_among_a_million() -> None:
     reads = first_reads(shuffled(seed=600_123), 6)
-    (search, steps), last = steps_of(shardshuffle.found(reads, COUNT, WORKERS)), 600_123
+    (search, steps), last = steps_of(webdataset_shuffle.found(reads, COUNT, WORKERS)), 600_123
     assert search.shuffle is not None
     assert set(dict(search.shuffle.seeds).values()) == {last}
     # In steps of 0.1 ms.
@@ -167,7 +167,7 @@ def test_a_buffer_that_shows_later_is_seen_then() -> None:
     order = shuffled(4000, 4, buffer=100)
     search = found(first_reads(order, 6), 4000)
     assert search.shuffle is not None
-    better = at_once(shardshuffle.as_read(search.shuffle, first_reads(order, 60), 4000))
+    better = at_once(webdataset_shuffle.as_read(search.shuffle, first_reads(order, 60), 4000))
     assert better == search.shuffle._replace(buffer=100)
 
 
@@ -187,7 +187,7 @@ def test_of_several_ranks_all_seeds_or_none_are_known() -> None:
 @given(st.integers(2**32, 2**64), st.sampled_from([100, 1000, 5000]), st.integers(16, 96))
 def test_chance_has_neither_workers_nor_a_seed(chance: int, count: int, reads: int) -> None:
     read = Random(chance).sample(range(count), min(reads, count - 1))
-    assert at_once(shardshuffle.workers_of(read, count)) == 1
+    assert at_once(webdataset_shuffle.workers_of(read, count)) == 1
     search = found(read, count)
     assert search.shuffle is None
     # And a million seeds are not tried for it.
@@ -198,14 +198,14 @@ def test_chance_has_neither_workers_nor_a_seed(chance: int, count: int, reads: i
 def test_shards_that_are_read_in_their_order_are_no_workers(reads: int) -> None:
     about = beside_each_other([list(range(worker, COUNT, WORKERS)) for worker in range(WORKERS)], Random(1))
     for order in (range(COUNT), about):
-        assert at_once(shardshuffle.workers_of(order[:reads], COUNT)) == 1
+        assert at_once(webdataset_shuffle.workers_of(order[:reads], COUNT)) == 1
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8, 16, 48])
 @pytest.mark.parametrize("rounds", [3, 6, 30])
 def test_workers_are_neither_halved_nor_doubled(workers: int, rounds: int) -> None:
     reads = first_reads(shuffled(6000, workers, seed=99_999), max(rounds, 16 // workers))
-    assert at_once(shardshuffle.workers_of(reads, 6000)) == workers
+    assert at_once(webdataset_shuffle.workers_of(reads, 6000)) == workers
 
 
 def test_the_next_epoch_is_the_same_or_the_next_seeds() -> None:
@@ -213,8 +213,8 @@ def test_the_next_epoch_is_the_same_or_the_next_seeds() -> None:
     same, other = next_shuffles(shuffle)
     for expected, seed in ((same, 7), (other, 8)):
         reads = first_reads(shuffled(COUNT, 2, seed=seed), 2)
-        assert at_once(shardshuffle.next_of((same, other), reads, COUNT)) == expected
-    none = at_once(shardshuffle.next_of((same, other), first_reads(shuffled(COUNT, 2, seed=9), 2), COUNT))
+        assert at_once(webdataset_shuffle.next_of((same, other), reads, COUNT)) == expected
+    none = at_once(webdataset_shuffle.next_of((same, other), first_reads(shuffled(COUNT, 2, seed=9), 2), COUNT))
     assert none is None
 
 
@@ -334,7 +334,7 @@ def test_chance_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated(order)]
 
     with_it = fresh()
-    monkeypatch.setattr(shardshuffle, "_SMALL_SEEDS", 0)
+    monkeypatch.setattr(webdataset_shuffle, "_SMALL_SEEDS", 0)
     assert fresh() == with_it
 
 
@@ -353,13 +353,13 @@ def test_a_seed_that_is_found_when_its_epoch_is_over_tells_that_of_the_next_one(
 
 def test_a_search_goes_on_while_more_is_read_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
-    search = shardshuffle.found
+    search = webdataset_shuffle.found
 
     def counted(*args: Any) -> Generator[None, None, Found]:
         begun.append(len(args[0]))
         return (yield from search(*args))
 
-    monkeypatch.setattr(shardshuffle, "found", counted)
+    monkeypatch.setattr(webdataset_shuffle, "found", counted)
     proxy = Sampled(COUNT)
     [*reads] = beside_each_other(shuffled(seed=2**40)(0), Random(1))
     steps = proxy.steps()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from outrider.core.model import Extent
-from outrider.core.streams import READERS_MAX, Shape, Streams
+from outrider.core.ahead.readers import READERS_MAX, Shape, Streams
 
 MIB = 2**20
 SIZE = 100 * MIB

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.model import BlockKey, ObjectRef
-from outrider.core.offers import Want
-from outrider.core.tellings import Telling, Told
+from outrider.core.ahead.candidates import Want
+from outrider.core.ahead.hints import Telling, Told
 from tests.unit.test_ahead_properties import BLOCK, Store
 
 COUNT = 40

@@ -9,7 +9,7 @@ import xxhash
 
 from outrider.adapters import blockdir
 from outrider.adapters.blockdir import BlockDir
-from outrider.core.library import Library
+from outrider.core.ahead.dataset.registry import Library
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from itertools import islice
 
 from outrider.core.errors import S3Error, Signal
-from outrider.core.numbering import Numbering
-from outrider.core.planner import Planner
+from outrider.core.ahead.numbered_names import Numbering
+from outrider.core.ahead.planner import Planner
 from outrider.engine.asking import OriginRefused
 from outrider.engine.flights import Spawn
 from outrider.engine.survey import Survey

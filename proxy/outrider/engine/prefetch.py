@@ -21,11 +21,11 @@ from outrider.core.origin.token_bucket import Allowance
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
-from outrider.core.offers import Want
-from outrider.core.planner import Planner
-from outrider.core.plans import PlanProgress
-from outrider.core.streams import Streams
-from outrider.core.tellings import Telling
+from outrider.core.ahead.candidates import Want
+from outrider.core.ahead.planner import Planner
+from outrider.core.ahead.hint_messages import PlanProgress
+from outrider.core.ahead.readers import Streams
+from outrider.core.ahead.hints import Telling
 from outrider.core.cache.readahead import Run
 from outrider.engine.asking import OriginRefused
 from outrider.engine.catalog import Catalog

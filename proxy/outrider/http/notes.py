@@ -13,7 +13,7 @@ from outrider.core.errors import EntityTooLarge, MethodNotAllowed, NoSuchKey
 from outrider.core.model import Headers
 from outrider.core.s3.body_integrity import decoded_length_of
 from outrider.core.s3.operation import Operation
-from outrider.core.tellings import Telling
+from outrider.core.ahead.hints import Telling
 from outrider.http.access import Who
 
 

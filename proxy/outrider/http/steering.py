@@ -23,8 +23,8 @@ from outrider.core.s3 import operation
 from outrider.core.s3.encoding import encode_path
 from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
 from outrider.core.model import ObjectRef
-from outrider.core.plans import Plan, PlanProgress, Stall, parse_plan, parse_stall
-from outrider.core.tellings import Telling
+from outrider.core.ahead.hint_messages import Plan, PlanProgress, Stall, parse_plan, parse_stall
+from outrider.core.ahead.hints import Telling
 from outrider.http.access import Access, Who
 from outrider.http.notes import Answer, Asked, Note, Notes, etag_of, note_of, object_of
 from outrider.http.orders import FOLDERS, Orders

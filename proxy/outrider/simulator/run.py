@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from outrider.core.cache.policies import Policy, policy_of
 from outrider.core.model import Extent, ObjectRef
-from outrider.core.numbering import Found, Numbering
-from outrider.core.planner import Planner
+from outrider.core.ahead.numbered_names import Found, Numbering
+from outrider.core.ahead.planner import Planner
 from outrider.core.cache.readahead import window_blocks
 from outrider.simulator.world import (
     AWAITED,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, get_args
 
-from outrider.core.samplers import Draw, order_at_once
-from outrider.core.shardshuffle import ALL_SEEDS, drawn
+from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
+from outrider.core.ahead.order.webdataset_shuffle import ALL_SEEDS, drawn
 
 OrderKind = Literal["repeated", "fresh", "seeded", "sequential", "replacement", "zipf"]
 ORDERS: tuple[OrderKind, ...] = get_args(OrderKind)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from outrider.core.model import BlockKey, ObjectVersion
-from outrider.core.planner import Planner
+from outrider.core.ahead.planner import Planner
 
 
 class Policy(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.core.kept import Dataset
+from outrider.core.ahead.dataset.dataset import Dataset
 
 CELLS_MAX = 512
 # More names than this are not put in the order of their names, but in the order in which a LIST or a reader told them.

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from hashlib import blake2b
 from math import log
 
-from outrider.core.library import Outlook
+from outrider.core.ahead.dataset.registry import Outlook
 from outrider.core.model import ObjectRef
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from outrider.core.datasets import template_of
+from outrider.core.ahead.dataset.templates import template_of
 
 Attributes = Mapping[str, str | int | float]
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from outrider.core.datasets import Templates
+from outrider.core.ahead.dataset.templates import Templates
 
 DatasetName = tuple[str, str]
 """A bucket and a key template (see `datasets.Templates`)."""

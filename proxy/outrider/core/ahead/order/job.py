@@ -13,9 +13,9 @@ from itertools import chain, pairwise
 from math import gcd
 from typing import Protocol
 
-from outrider.core.datasets import Names
-from outrider.core.epochs import LOOK_FIRST, ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Pass
-from outrider.core.shardshuffle import Shuffle
+from outrider.core.ahead.dataset.templates import Names
+from outrider.core.ahead.order.epoch import LOOK_FIRST, ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Pass
+from outrider.core.ahead.order.webdataset_shuffle import Shuffle
 
 # Passes of one client beside each other: a job, those that follow it, and the tail of an epoch that is ending. Each has
 # tables of eight bytes a key, so there are fewer where keys are many.

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from itertools import pairwise
 
-from outrider.core import shardshuffle
-from outrider.core.datasets import Names
-from outrider.core.epochs import LOOK_AGAIN, LOOK_FIRST, SHUFFLE_SEEDS_MAX, Drawn, Pass, Seeded, blanks
-from outrider.core.kept import Dataset
-from outrider.core.samplers import (
+from outrider.core.ahead.order import webdataset_shuffle
+from outrider.core.ahead.dataset.templates import Names
+from outrider.core.ahead.order.epoch import Drawn, LOOK_AGAIN, LOOK_FIRST, Pass, SHUFFLE_SEEDS_MAX, Seeded, blanks
+from outrider.core.ahead.dataset.dataset import Dataset
+from outrider.core.ahead.order.torch_sampler import (
     Draw,
     Seeds,
     as_read,
@@ -25,7 +25,7 @@ from outrider.core.samplers import (
     out_of_batches,
     turn_of,
 )
-from outrider.core.shardshuffle import Shuffle
+from outrider.core.ahead.order.webdataset_shuffle import Shuffle
 
 # It is looked again after so many times the reads; sooner once there are many, which may prove a rank's share: the more
 # is read, the less of an order's beginning is to be seen.
@@ -122,7 +122,7 @@ class _Thought:
         one, (_, _, before) = self.one, self._known
         epochs = one.round.number - before.number
         if epochs > 0 and not one.told and one.draw is None and not one.order_known and self._is_there:
-            one.last_draw, one.way, one.drawn_of = shardshuffle.later(shuffle, epochs - 1), -1, self._count
+            one.last_draw, one.way, one.drawn_of = webdataset_shuffle.later(shuffle, epochs - 1), -1, self._count
             one.look_at = len(one.log) + 1
 
     def _drawn_by(self, draw: Seeded) -> Generator[None, None, None]:
@@ -185,7 +185,7 @@ class _Thought:
         one, count = self.one, self._count
         shuffles = [draw for draw in likely if isinstance(draw, Shuffle)]
         if shuffles:
-            return (yield from shardshuffle.next_of(shuffles, self._first_reads, count))
+            return (yield from webdataset_shuffle.next_of(shuffles, self._first_reads, count))
         draws = [draw for draw in likely if isinstance(draw, Draw)]
         return (yield from following(draws, reads, count, one.batch, one.workers))
 
@@ -193,11 +193,11 @@ class _Thought:
         one, reads = self.one, self._first_reads
         if not LOOK_FIRST <= len(reads) < self._count or sum(one.shuffles_tried.values()) >= SHUFFLE_SEEDS_MAX:
             return None
-        workers = yield from shardshuffle.workers_of(reads, self._count)
+        workers = yield from webdataset_shuffle.workers_of(reads, self._count)
         yield from self._leave_others(workers, reads)
         # More reads would tell no more, and to begin anew with them would take too long.
         self.is_searching = True
-        found = yield from shardshuffle.found(reads, self._count, workers, one.shuffles_tried.get(workers, 0))
+        found = yield from webdataset_shuffle.found(reads, self._count, workers, one.shuffles_tried.get(workers, 0))
         self.is_searching = False
         one.shuffles_tried[workers] = found.tried
         if found.look_at:
@@ -226,8 +226,8 @@ class _Thought:
         one = self.one
         one.look_at = _soon(one)
         reads = yield from self._reads()
-        better = yield from shardshuffle.as_read(shuffle, reads, self._count)
-        paces = shardshuffle.paces_of(better, (yield from shardshuffle.read_of(better, reads)))
+        better = yield from webdataset_shuffle.as_read(shuffle, reads, self._count)
+        paces = webdataset_shuffle.paces_of(better, (yield from webdataset_shuffle.read_of(better, reads)))
         changed = any(abs(pace - one.paces.get(first, 1.0)) > _CHANGED for first, pace in paces.items())
         if better != shuffle or changed:
             yield from self._drawn_by(better)
@@ -300,9 +300,9 @@ class _Thought:
 
     def _order_of(self, shuffle: Shuffle, *, later: bool) -> Generator[None, None, array[int]]:
         """As its workers read it that are as fast as they were; `later`: from its beginning on."""
-        read = yield from shardshuffle.read_of(shuffle, (yield from self._reads()))
-        self.one.paces = shardshuffle.paces_of(shuffle, read)
-        return (yield from shardshuffle.order_of(shuffle, self._count, self.one.paces, {} if later else read))
+        read = yield from webdataset_shuffle.read_of(shuffle, (yield from self._reads()))
+        self.one.paces = webdataset_shuffle.paces_of(shuffle, read)
+        return (yield from webdataset_shuffle.order_of(shuffle, self._count, self.one.paces, {} if later else read))
 
     def _drawn(self, draw: Seeded, agenda: array[int], batch: int, workers: int) -> Generator[None, None, Drawn]:
         agenda = yield from in_batches(agenda, batch, workers)
@@ -316,7 +316,7 @@ def _is_as_read(places: Sequence[int], batch: int, workers: int) -> bool:
 
 
 def _next_of(draw: Seeded, count: int) -> Sequence[Seeded]:
-    return shardshuffle.next_shuffles(draw) if isinstance(draw, Shuffle) else next_draws(draw, count)
+    return webdataset_shuffle.next_shuffles(draw) if isinstance(draw, Shuffle) else next_draws(draw, count)
 
 
 def _soon(one: Pass) -> int:

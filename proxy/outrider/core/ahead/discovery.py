@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from outrider.core.kept import Dataset
-from outrider.core.library import Library
+from outrider.core.ahead.dataset.dataset import Dataset
+from outrider.core.ahead.dataset.registry import Library
 from outrider.core.model import ObjectRef
-from outrider.core.numbering import Numbering, numbering_of
+from outrider.core.ahead.numbered_names import Numbering, numbering_of
 
 # Keys of a template after which its set is looked for.
 _KEYS_MIN = 3

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from outrider.core.datasets import Names
-from outrider.core.epochs import Pass
-from outrider.core.jobs import Job
+from outrider.core.ahead.dataset.templates import Names
+from outrider.core.ahead.order.epoch import Pass
+from outrider.core.ahead.order.job import Job
 
 # So many reads of what another client has read, which chance would have brought, and none came: e**-7 is no chance.
 _NO_CHANCE = 7.0

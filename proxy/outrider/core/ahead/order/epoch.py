@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence, Set
 from operator import itemgetter
 from typing import NamedTuple
 
-from outrider.core.samplers import Draw, at_once, out_of_batches, turn_of
-from outrider.core.shardshuffle import ALL_SEEDS, Shuffle
+from outrider.core.ahead.order.torch_sampler import Draw, at_once, out_of_batches, turn_of
+from outrider.core.ahead.order.webdataset_shuffle import ALL_SEEDS, Shuffle
 
 # How many of the last reads tell where a pass is: odd, for the median.
 _RECENT = 9

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from outrider.core.kept import Dataset
-from outrider.core.library import Item
-from outrider.core.streams import ABANDONED_S
+from outrider.core.ahead.dataset.dataset import Dataset
+from outrider.core.ahead.dataset.registry import Item
+from outrider.core.ahead.readers import ABANDONED_S
 
 # Of the readers that there were, so many are still believed in after each object that is opened.
 _READERS_KEPT = 0.99

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outrider.core.kept import Dataset
-from outrider.core.library import Item
+from outrider.core.ahead.dataset.dataset import Dataset
+from outrider.core.ahead.dataset.registry import Item
 from outrider.core.model import ObjectRef
 
 
