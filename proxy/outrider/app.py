@@ -15,11 +15,12 @@ from aiohttp.abc import AbstractResolver
 from aiohttp.web_server import Server
 
 from outrider import __version__
-from outrider.adapters import blockdir, orders, warmfile
-from outrider.adapters.blockdir import BlockDir
+from outrider.adapters.disk import block_dir
+from outrider.adapters import orders, warmfile
+from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.origin import HttpOrigin
-from outrider.adapters.recovery import Recovery
+from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.system import new_event_loop, raise_open_files_limit
 from outrider.adapters.troubles import kept_troubles
 from outrider.core.cache.memory_budget import Shares
@@ -225,10 +226,10 @@ async def _drain(outrider: Outrider, hurry: asyncio.Event) -> None:
 def _directory(setting: Path) -> Iterator[BlockDir]:
     """The cache directory, locked; one on the tmpfs is removed at the end."""
     memory = str(setting) == "memory"
-    directory = BlockDir.open(blockdir.make_memory_dir() if memory else setting.expanduser())
+    directory = BlockDir.open(block_dir.make_memory_dir() if memory else setting.expanduser())
     try:
         yield directory
     finally:
         directory.close()
         if memory:
-            blockdir.remove_memory_dir(directory.root)
+            block_dir.remove_memory_dir(directory.root)

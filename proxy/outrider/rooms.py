@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from outrider import __version__
 from outrider.adapters import orders, pinfile
-from outrider.adapters.blockdir import BlockDir
+from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.credentials import AwsCredentials
-from outrider.adapters.disk import DiskStore, Limits
-from outrider.adapters.recovery import Recovery
-from outrider.adapters.touchfile import TouchFile
+from outrider.adapters.disk.block_store import DiskStore, Limits
+from outrider.adapters.disk.recovery import Recovery
+from outrider.adapters.disk.written_names import TouchFile
 from outrider.core.cache import block_file
 from outrider.core.cache.memory_budget import Buffers, Shares
 from outrider.core.origin.aimd import Concurrency

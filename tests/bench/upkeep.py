@@ -7,8 +7,8 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from outrider.adapters import snapshot
-from outrider.adapters.blockdir import BlockDir
+from outrider.adapters.disk import index_snapshot
+from outrider.adapters.disk.block_dir import BlockDir
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import ObjectRef, ObjectVersion
@@ -123,7 +123,7 @@ def fill(root: Path, origin: str, count: int) -> None:
             finally:
                 os.close(fd)
         with directory.snapshot.open("wb") as file:
-            file.writelines(snapshot.encode(_metas(origin, count)))
+            file.writelines(index_snapshot.encode(_metas(origin, count)))
     finally:
         directory.close()
 

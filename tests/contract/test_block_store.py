@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 from outrider import pagecache
-from outrider.adapters import blockdir, snapshot
-from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
-from outrider.adapters.disk import DiskStore, Limits
-from outrider.adapters.diskwork import _THREADS, DiskWork
-from outrider.adapters.diskwriter import DiskBlockWriter
-from outrider.adapters.leases import FileLease, OpenFile
-from outrider.adapters.recovery import Recovery
-from outrider.adapters.touchfile import TouchFile
+from outrider.adapters.disk import block_dir, index_snapshot
+from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
+from outrider.adapters.disk.block_store import DiskStore, Limits
+from outrider.adapters.disk.disk_threads import DiskWork, _THREADS
+from outrider.adapters.disk.block_writer import DiskBlockWriter
+from outrider.adapters.disk.leases import FileLease, OpenFile
+from outrider.adapters.disk.recovery import Recovery
+from outrider.adapters.disk.written_names import TouchFile
 from outrider.core.cache.block_file import BlockMeta, Header, PAGE_BYTES
 from outrider.core.errors import StoreUnavailable
 from outrider.core.cache.policies import Lru, POLICIES
@@ -1194,7 +1194,7 @@ async def test_one_file_that_cannot_be_read_does_not_stop_the_scan(root: Path, m
     await disk.write(*(meta_of(index) for index in range(5)))
     sick_path = disk.path(meta_of(2))
     disk.close()
-    real = blockdir.read_meta
+    real = block_dir.read_meta
 
     def read_meta(path: Path) -> BlockMeta:
         if path == sick_path:
@@ -1203,7 +1203,7 @@ async def test_one_file_that_cannot_be_read_does_not_stop_the_scan(root: Path, m
 
     disk = Disk(root)
     with monkeypatch.context() as patch:
-        patch.setattr(blockdir, "read_meta", read_meta)
+        patch.setattr(block_dir, "read_meta", read_meta)
         await disk.recovery.index()
     assert sorted(meta.index for meta in disk.store.blocks()) == [0, 1, 3, 4]
     assert disk.store.used_bytes == 5 * FILE  # it is still there
@@ -1296,15 +1296,15 @@ def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path: Path) -> None
 
 
 def test_memory_directories_of_the_dead_are_removed_and_those_of_the_living_stay() -> None:
-    dead, alive = blockdir.make_memory_dir(), blockdir.make_memory_dir()
+    dead, alive = block_dir.make_memory_dir(), block_dir.make_memory_dir()
     BlockDir.open(dead).close()
     held = BlockDir.open(alive)
-    third = blockdir.make_memory_dir()
+    third = block_dir.make_memory_dir()
     assert not dead.exists()
     assert alive.exists()
     held.close()
     for path in (alive, third):
-        blockdir.remove_memory_dir(path)
+        block_dir.remove_memory_dir(path)
 
 
 async def test_free_space_is_looked_at_once_a_second_and_whenever_it_may_be_short(
@@ -1383,13 +1383,13 @@ async def test_a_snapshot_that_a_write_overtakes_is_left_out(root: Path, monkeyp
     touched, recovery = noting(disk)
     await recovery.index()
     await disk.write(meta := meta_of())
-    encode = snapshot.encode
+    encode = index_snapshot.encode
 
     def meanwhile(blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool]) -> Iterator[bytes]:
         yield from encode(blocks, vouches)
         touched._note([meta.version.ref])
 
-    monkeypatch.setattr(snapshot, "encode", meanwhile)
+    monkeypatch.setattr(index_snapshot, "encode", meanwhile)
     await recovery.save()
     assert not disk.store.directory.snapshot.exists()
     monkeypatch.undo()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider import rooms
-from outrider.adapters import blockdir, touchfile
-from outrider.adapters.blockdir import BlockDir
-from outrider.adapters.diskwork import DiskWork
-from outrider.adapters.touchfile import TouchFile
+from outrider.adapters.disk import block_dir, written_names
+from outrider.adapters.disk.block_dir import BlockDir
+from outrider.adapters.disk.disk_threads import DiskWork
+from outrider.adapters.disk.written_names import TouchFile
 from outrider.core.model import ObjectRef
 from outrider.metrics import Metrics
 from tests.support.engine import REF, engine
@@ -84,7 +84,7 @@ async def test_beyond_so_many_names_none_counts(
     settled: bool, directory: BlockDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started(directory, set())
-    monkeypatch.setattr(touchfile, "NAMES_MAX", 2)
+    monkeypatch.setattr(written_names, "NAMES_MAX", 2)
     touched = started(directory, set() if settled else None)
     await touched.note([A])
     await touched.note([B])
@@ -151,12 +151,12 @@ async def test_what_could_not_be_noted_is_made_up_for_as_soon_as_the_disk_is_wel
 
 
 async def test_a_disk_that_hangs_is_waited_for_once(directory: BlockDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockdir, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(block_dir, "PATIENCE_S", 0.05)
     touched = started(directory, set())
     with SickDisk(directory.root) as disk:
         disk.hold("open")
         await touched.note([A])
-        monkeypatch.setattr(blockdir, "PATIENCE_S", 3600.0)
+        monkeypatch.setattr(block_dir, "PATIENCE_S", 3600.0)
         await touched.note([B])
         disk.release()
         assert touched._late is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.adapters.diskwriter import DiskBlockWriter
+from outrider.adapters.disk.block_writer import DiskBlockWriter
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, StoreUnavailable, VersionChanged
 from outrider.core.model import ObjectRef

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from outrider.adapters.recovery import Recovery
+from outrider.adapters.disk.recovery import Recovery
 from outrider.core.errors import InvalidRange, OriginBroke, S3Error, ServiceUnavailable, VersionChanged
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.s3.body_integrity import UNSIGNED

@@ -191,7 +191,7 @@ def test_reads_outlive_the_cache_directory(bucket: Bucket, caplog: pytest.LogCap
             answer = ask(proxy.address, "GET", f"/{NAME}/{key}")
             assert answer.status == 200
             assert answer.body == (RAMP if key == "ramp" else RAMP[: 3 * MIB])
-    warned = [record.getMessage() for record in caplog.records if record.name == "outrider.adapters.diskwork"]
+    warned = [record.getMessage() for record in caplog.records if record.name == "outrider.adapters.disk.disk_threads"]
     assert len(warned) <= 4, f"once for each kind of trouble: {warned}"
 
 

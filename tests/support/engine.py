@@ -9,8 +9,8 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.adapters.blockdir import BlockDir
-from outrider.adapters.disk import DiskStore, Limits
+from outrider.adapters.disk.block_dir import BlockDir
+from outrider.adapters.disk.block_store import DiskStore, Limits
 from outrider.core.cache.block_file import usual_disk_bytes
 from outrider.core.cache.memory_budget import Buffers
 from outrider.core.origin.aimd import Concurrency

@@ -19,8 +19,8 @@ import xxhash
 
 from outrider import app
 from outrider import settings as outrider_settings
-from outrider.adapters import blockdir
-from outrider.adapters.disk import DiskStore
+from outrider.adapters.disk import block_dir
+from outrider.adapters.disk.block_store import DiskStore
 from outrider.app import running
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES
@@ -263,7 +263,7 @@ def test_a_snapshot_that_is_not_true_makes_no_wrong_byte_and_no_orphan(
         there = {path.name for path in block_files(roomy.cache_dir)}
         roomy.start()
         if spoil is not stale_snapshot:
-            assert {blockdir.file_name(block) for block in roomy.outrider.store.present()} == there, (
+            assert {block_dir.file_name(block) for block in roomy.outrider.store.present()} == there, (
                 "the scan found all"
             )
         served_right(roomy, small_shelf)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.adapters import blockdir, diskwork
-from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
+from outrider.adapters.disk import block_dir, disk_threads
+from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.core.cache import block_file, disk_budget
 from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.http import wire
@@ -55,7 +55,7 @@ def shelf(bucket: Bucket) -> Shelf:
 @pytest.fixture(autouse=True)
 def asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure the disk is left alone for a while: tests/contract/test_block_store.py shows that."""
-    monkeypatch.setattr(diskwork, "_SICK_PAUSE_S", 0.0)
+    monkeypatch.setattr(disk_threads, "_SICK_PAUSE_S", 0.0)
     monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", 0.0)
 
 
@@ -274,7 +274,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
             sick.hold(*acts)
             with monkeypatch.context() as hasty:
                 # Far below a client's patience.
-                hasty.setattr(blockdir, "PATIENCE_S", 0.05)
+                hasty.setattr(block_dir, "PATIENCE_S", 0.05)
                 hasty.setattr(wire, "_READ_PATIENCE_S", 0.05)
                 assert shelf.read_all(proxy.address) == RIGHT
                 assert other.read_all(proxy.address) == RIGHT
@@ -287,14 +287,14 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
 async def test_while_the_disk_does_not_answer_others_do_not_wait_to_find_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diskwork, "_SICK_PAUSE_S", 5.0)
+    monkeypatch.setattr(disk_threads, "_SICK_PAUSE_S", 5.0)
     store = Disk(tmp_path / "cache", open_files=1)
     await store.write(*(meta_of(index) for index in range(3)))
     with SickDisk(store.root) as sick:
         sick.hold("open")
-        monkeypatch.setattr(blockdir, "PATIENCE_S", 0.05)
+        monkeypatch.setattr(block_dir, "PATIENCE_S", 0.05)
         assert await store.read(meta_of(0)) is None
-        monkeypatch.setattr(blockdir, "PATIENCE_S", 60.0)
+        monkeypatch.setattr(block_dir, "PATIENCE_S", 60.0)
         # The disk would be waited for as long.
         async with asyncio.timeout(60):
             assert await store.read(meta_of(1)) is None
@@ -311,7 +311,7 @@ def test_fills_that_a_dead_disk_holds_give_their_turn_to_others(
         for act in ("write", "rename"):
             sick.hold(act)
             with monkeypatch.context() as hasty:
-                hasty.setattr(blockdir, "PATIENCE_S", 0.05)
+                hasty.setattr(block_dir, "PATIENCE_S", 0.05)
                 assert shelf.read_all(proxy.address) == RIGHT
             sick.release()
             trials.record("disk", f"no answer to {act}, with one fill at a time", RIGHT, times=5)

@@ -11,8 +11,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.adapters import snapshot
-from outrider.adapters.snapshot import BadSnapshot
+from outrider.adapters.disk import index_snapshot
+from outrider.adapters.disk.index_snapshot import BadSnapshot
 from outrider.core.cache import block_file
 from outrider.core.ahead.dataset import learned_state
 from outrider.core.cache.block_file import BadBlock, PAGE_BYTES
@@ -114,7 +114,7 @@ def sealed_snapshot(lines: list[bytes]) -> bytes:
 def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, lines: list[bytes]) -> None:
     saw = "a bad snapshot"
     try:
-        found = snapshot.decode(sealed_snapshot(lines))
+        found = index_snapshot.decode(sealed_snapshot(lines))
     except BadSnapshot:
         pass
     else:
@@ -122,7 +122,7 @@ def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, li
         for meta, _ in found:
             assert meta.key
             assert block_file.Header(meta).disk_bytes >= PAGE_BYTES
-            assert b"".join(snapshot.encode([meta]))
+            assert b"".join(index_snapshot.encode([meta]))
     trials.record("fuzz", "index snapshots, nonsense under a right checksum", saw)
 
 
@@ -144,9 +144,9 @@ ODD = [
 @pytest.mark.parametrize("line", ODD)
 def test_a_snapshot_with_one_odd_line_is_a_bad_one(line: bytes) -> None:
     version = json.dumps(VERSION).encode()
-    assert list(snapshot.decode(sealed_snapshot([version, b"[0,0]"])))
+    assert list(index_snapshot.decode(sealed_snapshot([version, b"[0,0]"])))
     with pytest.raises(BadSnapshot):
-        snapshot.decode(sealed_snapshot([version, line]))
+        index_snapshot.decode(sealed_snapshot([version, line]))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_snapshot_with_one_odd_line_is_a_bad_one(line: bytes) -> None:
 def test_a_snapshot_of_an_odd_version_is_a_bad_one(place: int, value: object) -> None:
     version = [*VERSION[:place], value, *VERSION[place + 1 :]]
     with pytest.raises(BadSnapshot):
-        snapshot.decode(sealed_snapshot([json.dumps(version).encode(), b"[0,0]"]))
+        index_snapshot.decode(sealed_snapshot([json.dumps(version).encode(), b"[0,0]"]))
 
 
 @given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 400))
@@ -178,7 +178,7 @@ def test_a_snapshot_that_was_damaged_is_a_bad_one(trials: Trials, data: bytes, a
     damaged = whole[:at] + data + whole[at + gone :]
     if damaged.rstrip(b"\n") != whole.rstrip(b"\n"):
         with pytest.raises(BadSnapshot):
-            snapshot.decode(damaged)
+            index_snapshot.decode(damaged)
     trials.record("fuzz", "index snapshots, damaged", "a bad snapshot")
 
 

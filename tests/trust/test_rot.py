@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outrider import app, pagecache
-from outrider.adapters.recovery import Recovery
+from outrider.adapters.disk.recovery import Recovery
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.core.cache.scrub_pace import Pace

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from outrider import settings
-from outrider.adapters.blockdir import UnusableCacheDir
+from outrider.adapters.disk.block_dir import UnusableCacheDir
 from outrider.settings import SettingsError
 from tests.support.awschunked import SIGNED_TRAILER, Chunked, checksum, chunk_signing, signed_head
 from tests.support.proxy import Proxy, ServedProxy, s3_client, serving_environment

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from outrider.adapters import snapshot
+from outrider.adapters.disk import index_snapshot
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask, request
@@ -185,7 +185,7 @@ def test_what_is_cut_before_its_answer_began_is_in_the_log(
 def test_the_snapshot_tells_of_all_that_lies_there_whoever_still_reads(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:
-    saving, over, encode = threading.Event(), threading.Event(), snapshot.encode
+    saving, over, encode = threading.Event(), threading.Event(), index_snapshot.encode
 
     def while_somebody_reads(blocks: Iterable[BlockMeta], *_: object) -> Iterator[bytes]:
         known = list(blocks)
@@ -199,7 +199,7 @@ def test_the_snapshot_tells_of_all_that_lies_there_whoever_still_reads(
             reader.send(request("GET", TARGET))
             answer = reader.read_head()
             assert answer.read(MIB) == DATA[:MIB]
-            monkeypatch.setattr(snapshot, "encode", while_somebody_reads)
+            monkeypatch.setattr(index_snapshot, "encode", while_somebody_reads)
             with ThreadPoolExecutor(1) as elsewhere:
                 stopped = elsewhere.submit(proxy.stop)
                 try:

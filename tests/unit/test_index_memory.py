@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.adapters import snapshot
-from outrider.adapters.blockdir import BlockDir
-from outrider.adapters.disk import DiskStore, Limits
-from outrider.adapters.leases import OpenFile
-from outrider.adapters.recovery import Recovery
+from outrider.adapters.disk import index_snapshot
+from outrider.adapters.disk.block_dir import BlockDir
+from outrider.adapters.disk.block_store import DiskStore, Limits
+from outrider.adapters.disk.leases import OpenFile
+from outrider.adapters.disk.recovery import Recovery
 from outrider.core.cache import block_file
 from outrider.core.s3 import operation
 from outrider.core.cache.block_file import BlockMeta
@@ -46,7 +46,7 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
     directory = BlockDir.open(tmp_path / "cache")
     metas = (meta_of(number, index) for number in range(OBJECTS) for index in range(BLOCKS_EACH))
     if by == "snapshot":
-        directory.snapshot.write_bytes(b"".join(snapshot.encode(metas)))
+        directory.snapshot.write_bytes(b"".join(index_snapshot.encode(metas)))
     policy = policy_of("epoch", 10**15, BLOCK_BYTES)
     store = DiskStore(directory, policy, Limits(10**15), metrics, time.monotonic)
     catalog = Catalog("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
@@ -92,7 +92,7 @@ def small(number: int) -> BlockMeta:
 async def test_what_the_headers_of_small_objects_have_in_common_is_held_once(by: str, tmp_path: Path) -> None:
     directory, count = BlockDir.open(tmp_path / "cache"), 2000
     if by == "snapshot":
-        directory.snapshot.write_bytes(b"".join(snapshot.encode(map(small, range(count)))))
+        directory.snapshot.write_bytes(b"".join(index_snapshot.encode(map(small, range(count)))))
     store = DiskStore(directory, policy_of("epoch", 10**15, BLOCK_BYTES), Limits(10**15), Metrics(), time.monotonic)
     catalog = Catalog("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
     recovery = Recovery(store, catalog)

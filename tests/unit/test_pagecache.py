@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outrider import pagecache
-from outrider.adapters.blockdir import BlockDir
+from outrider.adapters.disk.block_dir import BlockDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

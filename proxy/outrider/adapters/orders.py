@@ -7,8 +7,8 @@ from pathlib import Path
 
 import xxhash
 
-from outrider.adapters import blockdir
-from outrider.adapters.blockdir import BlockDir
+from outrider.adapters.disk import block_dir
+from outrider.adapters.disk.block_dir import BlockDir
 from outrider.core.ahead.dataset.registry import Library
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def save(directory: BlockDir, library: Library) -> None:
     try:
         directory.hold()
         data = library.export()
-        with open(part, "wb", opener=blockdir.private) as file:
+        with open(part, "wb", opener=block_dir.private) as file:
             file.write(xxhash.xxh3_128_digest(data) + data)
         part.replace(path)
     except OSError as error:

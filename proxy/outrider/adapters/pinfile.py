@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from outrider.adapters import blockdir
+from outrider.adapters.disk import block_dir
 from outrider.core.model import ObjectRef
 from outrider.core.cache.pins import SavedPin
 
@@ -61,7 +61,7 @@ def save(path: Path, pins: Sequence[SavedPin]) -> None:
     part = Path(f"{path}.part")
     # ASCII: what of a key is no UTF-8 stays an escape.
     data = json.dumps({"format": _FORMAT, "pins": [asdict(pin) for pin in pins]}).encode("ascii")
-    with open(part, "wb", opener=blockdir.private) as file:
+    with open(part, "wb", opener=block_dir.private) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from math import inf
 from pathlib import Path
 
-from outrider.adapters import blockdir
+from outrider.adapters.disk import block_dir
 from outrider.core.maintenance.object_list import SavedWarmup
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def save(path: Path, warmups: Sequence[SavedWarmup]) -> None:
     try:
         # ASCII: what of a key is no UTF-8 stays an escape.
         data = json.dumps({"format": _FORMAT, "warmups": [asdict(one) for one in warmups]}).encode("ascii")
-        with open(part, "wb", opener=blockdir.private) as file:
+        with open(part, "wb", opener=block_dir.private) as file:
             file.write(data)
         part.replace(path)
     except OSError as error:

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
+from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.cli import environment
 from outrider.cli.findings import Finding, fail, ok, warn
 from outrider.core.insight.bottleneck import in_words

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from outrider.adapters.blockdir import UnusableCacheDir
+from outrider.adapters.disk.block_dir import UnusableCacheDir
 from outrider.adapters.credentials import AwsCredentials
 from outrider.adapters.system import (
     end_within,

@@ -9,7 +9,7 @@ import signal
 
 import typer
 
-from outrider.adapters.blockdir import UnusableCacheDir
+from outrider.adapters.disk.block_dir import UnusableCacheDir
 from outrider.adapters.system import (
     end_within,
     keep_collections_short,

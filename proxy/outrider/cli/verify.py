@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from outrider.adapters import blockdir
-from outrider.adapters.blockdir import BlockDir, UnusableCacheDir
+from outrider.adapters.disk import block_dir
+from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.cli import environment, options, steering
 from outrider.core.cache.block_file import BadBlock
 from outrider.core.insight.bottleneck import counted, in_words
@@ -101,8 +101,8 @@ def _verified(directory: BlockDir, quiet: bool) -> dict[str, Any]:
 
 def _payload_bytes(path: Path) -> int:
     """How many there are, all of them good. Raises BadBlock, OSError."""
-    meta = blockdir.read_meta(path)
-    fd, _ = blockdir.open_block(path, meta.key, True, keep_pages=False)
+    meta = block_dir.read_meta(path)
+    fd, _ = block_dir.open_block(path, meta.key, True, keep_pages=False)
     os.close(fd)
     return meta.extent.length
 
@@ -110,7 +110,7 @@ def _payload_bytes(path: Path) -> int:
 def _name_of(path: Path) -> dict[str, object]:
     """Which block it was to be, if its header still tells."""
     try:
-        meta = blockdir.read_meta(path)
+        meta = block_dir.read_meta(path)
     except (BadBlock, OSError):
         return {"object": str(path), "block": "?"}
     return {"object": str(meta.version.ref), "block": meta.index}

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar, get_args
 
-from outrider.adapters import blockdir
-from outrider.adapters.leases import OpenFile, doom_result
+from outrider.adapters.disk import block_dir
+from outrider.adapters.disk.leases import OpenFile, doom_result
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey
 from outrider.metrics import Metrics
@@ -77,7 +77,7 @@ class DiskWork:
         task = asyncio.create_task(cleaning, name="clean up")
         self._cleaning[task] = block
         task.add_done_callback(self._cleaning.pop)
-        await asyncio.wait([task], timeout=blockdir.PATIENCE_S)
+        await asyncio.wait([task], timeout=block_dir.PATIENCE_S)
 
     async def cleaned(self, block: BlockKey) -> None:
         """Wait until nothing is taken away any more that stood where `block` is to stand."""

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outrider.adapters import blockdir
-from outrider.adapters.diskwork import Act
-from outrider.adapters.leases import FileLease, OpenFile
+from outrider.adapters.disk import block_dir
+from outrider.adapters.disk.disk_threads import Act
+from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import Header
 from outrider.ports import Buffer
 
 if TYPE_CHECKING:
-    from outrider.adapters.disk import DiskStore
+    from outrider.adapters.disk.block_store import DiskStore
 
 T = TypeVar("T")
 
@@ -74,9 +74,9 @@ class DiskBlockWriter:
             began = self._store.clock()
             if whole:
                 header = self._header.sealed(self._digest.digest())
-                blockdir.write_all(self._file.fd, [header, *pieces], 0)
+                block_dir.write_all(self._file.fd, [header, *pieces], 0)
             else:
-                blockdir.write_all(self._file.fd, pieces, self._header.length + offset)
+                block_dir.write_all(self._file.fd, pieces, self._header.length + offset)
             took_s = self._store.clock() - began
             if last:
                 act = "commit"
@@ -95,11 +95,11 @@ class DiskBlockWriter:
         assert self._file is not None
         if not sealed:
             # What came before what lies before it is read back, from the page cache as a rule.
-            self._digested += blockdir.digest_payload(
+            self._digested += block_dir.digest_payload(
                 self._digest, self._file.fd, self._header.length + self._digested,
                 self._meta.extent.length - self._digested,
             )  # fmt: skip
-            blockdir.write_all(self._file.fd, [self._header.sealed(self._digest.digest())], 0)
+            block_dir.write_all(self._file.fd, [self._header.sealed(self._digest.digest())], 0)
         self._store.directory.put(self._path, self._store.directory.path_of(self._meta.key))
         self._renamed = True
 
@@ -112,7 +112,7 @@ class DiskBlockWriter:
             future.add_done_callback(lambda _: lease.release())
         self._working.add(future)
         future.add_done_callback(self._working.discard)
-        async with asyncio.timeout(blockdir.PATIENCE_S):
+        async with asyncio.timeout(block_dir.PATIENCE_S):
             return await asyncio.shield(future)
 
     async def commit(self) -> None:

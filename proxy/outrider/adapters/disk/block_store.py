@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from outrider.adapters import blockdir
-from outrider.adapters.blockdir import BlockDir
-from outrider.adapters.blockindex import BlockIndex
-from outrider.adapters.diskwork import DiskWork
-from outrider.adapters.diskwriter import DiskBlockWriter
-from outrider.adapters.leases import FileLease, OpenFile, Slot
+from outrider.adapters.disk import block_dir
+from outrider.adapters.disk.block_dir import BlockDir
+from outrider.adapters.disk.block_index import BlockIndex
+from outrider.adapters.disk.disk_threads import DiskWork
+from outrider.adapters.disk.block_writer import DiskBlockWriter
+from outrider.adapters.disk.leases import FileLease, OpenFile, Slot
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.cache.disk_budget import Budget
@@ -127,14 +127,14 @@ class DiskStore(BlockIndex):
         # Where the kernel never tells what it knows, it would be asked for nothing.
         if slot is None or not self.directory.is_told or not self._is_trusted(slot):
             return None
-        return partial(blockdir.page_in, self.directory.raw_path_of(block), start, count)
+        return partial(block_dir.page_in, self.directory.raw_path_of(block), start, count)
 
     def _opened_at_once(self, block: BlockKey, slot: Slot) -> OpenFile | None:
         """The file of a verified block, if the disk need not be asked for it; from any thread. More small blocks are
         read in turn than files may stay open, and a hit that has to wait for a thread takes six times as long."""
         if not self.directory.is_told or not self._is_trusted(slot):
             return None
-        opened = blockdir.open_known_block(self.directory.raw_path_of(block), slot.meta(block))
+        opened = block_dir.open_known_block(self.directory.raw_path_of(block), slot.meta(block))
         return None if opened is None else OpenFile(*opened)
 
     def _is_trusted(self, slot: Slot) -> bool:
@@ -173,11 +173,11 @@ class DiskStore(BlockIndex):
             return None
         slot.busy += 1
         path = self.directory.path_of(block)
-        patience_s = None if scrub else blockdir.PATIENCE_S + slot.disk_bytes / _SLOWEST_BYTES_PER_S
+        patience_s = None if scrub else block_dir.PATIENCE_S + slot.disk_bytes / _SLOWEST_BYTES_PER_S
         try:
             async with asyncio.timeout(patience_s):
                 opened = await self.work.run_opening(
-                    lambda: OpenFile(*blockdir.open_block(path, block, verify, keep_pages=not scrub))
+                    lambda: OpenFile(*block_dir.open_block(path, block, verify, keep_pages=not scrub))
                 )
         except FileNotFoundError as error:
             self.work.trouble("open", error)
@@ -344,7 +344,7 @@ class DiskStore(BlockIndex):
 
         # Shielded: a client that leaves must not make the budget forget bytes that are still there.
         try:
-            async with asyncio.timeout(blockdir.PATIENCE_S):
+            async with asyncio.timeout(block_dir.PATIENCE_S):
                 results = await asyncio.shield(self._counted_unlink(unlink))
         except TimeoutError as error:
             raise self.work.write_failed("unlink", error) from error
@@ -373,13 +373,13 @@ class DiskStore(BlockIndex):
         # Before the wait: where a disk hangs, whoever reads is not to find that out anew.
         self._check_admits()
         try:
-            async with asyncio.timeout(blockdir.PATIENCE_S):
+            async with asyncio.timeout(block_dir.PATIENCE_S):
                 # A thread of one that was given up may just be putting its file in place, and takes it away again.
                 await self.work.cleaned(meta.key)
                 await self.reserve(need, meta)
         except TimeoutError as error:
             raise self.work.write_failed("create", error) from error
-        path = self.directory.tmp / f"{blockdir.file_name(meta.key)}.{next(self._tmp_numbers)}"
+        path = self.directory.tmp / f"{block_dir.file_name(meta.key)}.{next(self._tmp_numbers)}"
         return DiskBlockWriter(self, header, path, need)
 
     def landed(self, meta: BlockMeta, disk_bytes: int, file: OpenFile) -> None:

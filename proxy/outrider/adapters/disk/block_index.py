@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from itertools import islice
 
-from outrider.adapters.leases import Edition, OpenFile, Slot
+from outrider.adapters.disk.leases import Edition, OpenFile, Slot
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.policies import Policy
 from outrider.core.model import BlockKey, ObjectRef

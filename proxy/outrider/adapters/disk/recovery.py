@@ -11,11 +11,11 @@ from pathlib import Path
 
 import aiofiles
 
-from outrider.adapters import blockdir, snapshot
-from outrider.adapters.blockdir import FoundFile
-from outrider.adapters.disk import DiskStore
-from outrider.adapters.snapshot import BadSnapshot, Snapshot
-from outrider.adapters.touchfile import NAMES_MAX, TouchFile
+from outrider.adapters.disk import block_dir, index_snapshot
+from outrider.adapters.disk.block_dir import FoundFile
+from outrider.adapters.disk.block_store import DiskStore
+from outrider.adapters.disk.index_snapshot import BadSnapshot, Snapshot
+from outrider.adapters.disk.written_names import NAMES_MAX, TouchFile
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.cache.freshness import was_settled
@@ -77,7 +77,7 @@ class Recovery:
             raw = path.read_bytes()
             # Used once: after a crash the directory has moved on, and only a scan knows it.
             self._store.directory.drop_snapshot()
-            return snapshot.decode(raw)
+            return index_snapshot.decode(raw)
         except FileNotFoundError:
             return None
         except BadSnapshot as error:
@@ -148,8 +148,8 @@ class Recovery:
             self._touched.end()
         try:
             await self._store.work.run(self._store.directory.hold)
-            async with aiofiles.open(part, "wb", executor=self._store.work.threads, opener=blockdir.private) as file:
-                await file.writelines(snapshot.encode(self._store.blocks(), self._versions.vouches))
+            async with aiofiles.open(part, "wb", executor=self._store.work.threads, opener=block_dir.private) as file:
+                await file.writelines(index_snapshot.encode(self._store.blocks(), self._versions.vouches))
             if self._touched is None:
                 await self._store.work.run(part.replace, path)
             else:
@@ -171,7 +171,7 @@ def _read_batch(files: Sequence[FoundFile]) -> list[BlockMeta | OSError | None]:
 
 def _read_or_remove(path: Path) -> BlockMeta | None:
     try:
-        return blockdir.read_meta(path)
+        return block_dir.read_meta(path)
     except (BadBlock, FileNotFoundError):
         path.unlink(missing_ok=True)
         return None

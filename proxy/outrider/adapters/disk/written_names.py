@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from outrider.adapters import blockdir
-from outrider.adapters.blockdir import BlockDir
-from outrider.adapters.diskwork import DiskWork
+from outrider.adapters.disk import block_dir
+from outrider.adapters.disk.block_dir import BlockDir
+from outrider.adapters.disk.disk_threads import DiskWork
 from outrider.core.model import ObjectRef
 from outrider.ports import Name
 
@@ -65,7 +65,7 @@ class TouchFile:
         job = self._work.begin(self._note, names)
         error: OSError | None
         try:
-            async with asyncio.timeout(blockdir.PATIENCE_S):
+            async with asyncio.timeout(block_dir.PATIENCE_S):
                 error = await asyncio.shield(job)
         except TimeoutError as late:
             self._late, error = job, late
@@ -103,7 +103,7 @@ class TouchFile:
         if self._file is None:
             return
         # Never made here: in a directory that was made anew it would lack those noted before.
-        with open(self._directory.touched, "r+b", opener=blockdir.private) as file:
+        with open(self._directory.touched, "r+b", opener=block_dir.private) as file:
             if _identity(file) != self._file:
                 raise OSError(errno.ESTALE, "another file is in its place")
             file.seek(0, os.SEEK_END)
@@ -112,7 +112,7 @@ class TouchFile:
     def _write_anew(self, names: Iterable[Name]) -> None:
         path = self._directory.touched
         part = Path(f"{path}.part")
-        with open(part, "wb", opener=blockdir.private) as file:
+        with open(part, "wb", opener=block_dir.private) as file:
             file.write(_line(_head()) + _lines(self._names.union(names)))
             identity = _identity(file)
         part.replace(path)
