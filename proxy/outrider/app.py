@@ -18,8 +18,8 @@ from outrider import __version__
 from outrider.adapters.disk import block_dir
 from outrider.adapters import orders, warmfile
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.credentials import AwsCredentials
-from outrider.adapters.origin import HttpOrigin
+from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.system import new_event_loop, raise_open_files_limit
 from outrider.adapters.troubles import kept_troubles

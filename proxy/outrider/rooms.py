@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from outrider import __version__
 from outrider.adapters import orders, pinfile
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.credentials import AwsCredentials
+from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.disk.block_store import DiskStore, Limits
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import TouchFile
@@ -56,7 +56,7 @@ from outrider.ports import Name, Origin
 from outrider.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
-    from outrider.adapters.tracing import Traces
+    from outrider.adapters.origin.traced_origin import Traces
     from outrider.http.tracing import ServerSpans
 
 # Settings that the status tells.
@@ -233,7 +233,7 @@ async def make_traces(settings: Settings, stack: AsyncExitStack) -> Traces | Non
     if not settings.traces:
         return None
     try:
-        from outrider.adapters.tracing import Traces
+        from outrider.adapters.origin.traced_origin import Traces
     except ImportError as error:
         raise SettingsError(
             f"--traces needs a package that is not installed ({error.name}): pip install 'outrider[tracing]'"
@@ -246,7 +246,7 @@ async def make_traces(settings: Settings, stack: AsyncExitStack) -> Traces | Non
 def traced(origin: Origin, traces: Traces | None) -> Origin:
     if traces is None:
         return origin
-    from outrider.adapters.tracing import TracedOrigin
+    from outrider.adapters.origin.traced_origin import TracedOrigin
 
     return TracedOrigin(origin, traces.tracer)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from yarl import URL
 
-from outrider.adapters.forward_proxy import ForwardProxy, forward_proxy_to
-from outrider.adapters.origin import HttpOrigin
+from outrider.adapters.origin.forward_proxy import ForwardProxy, forward_proxy_to
+from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.errors import OriginBroke
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest

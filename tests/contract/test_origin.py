@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from outrider.adapters.origin import HttpOrigin
+from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.s3.ranges import parse_content_range

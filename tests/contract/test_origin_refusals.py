@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 from aiohttp import web
 
-from outrider.adapters.origin import HttpOrigin
+from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest

@@ -12,7 +12,7 @@ from tests.support.proxy import serving_environment
 # The AWS chain; aiohttp's applications; what only other commands need, and what they draw and print with.
 HEAVY = {
     "aiobotocore", "aiohttp.web", "aiohttp.web_app", "aiohttp.web_urldispatcher", "boto3", "botocore",
-    "matplotlib", "numpy", "opentelemetry", "requests", "rich", "urllib3", "outrider.adapters.tracing",
+    "matplotlib", "numpy", "opentelemetry", "requests", "rich", "urllib3", "outrider.adapters.origin.traced_origin",
     "outrider.cli.bench", "outrider.cli.doctor", "outrider.cli.run", "outrider.cli.simulate",
     "outrider.http.tracing", "outrider.simulator",
 }  # fmt: skip

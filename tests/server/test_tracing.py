@@ -55,7 +55,7 @@ def objects(bucket: Bucket) -> None:
 @pytest.fixture(autouse=True)
 def last_words_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector that shares a busy machine with the proxy answers late."""
-    monkeypatch.setattr("outrider.adapters.tracing._FLUSH_S", 60.0)
+    monkeypatch.setattr("outrider.adapters.origin.traced_origin._FLUSH_S", 60.0)
 
 
 @pytest.fixture
@@ -261,7 +261,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_harms_nothing(bucket: Buck
 
 
 def test_a_collector_that_does_not_answer_holds_up_no_request_and_no_stop(bucket: Bucket) -> None:
-    with Collector(hold=True) as collector, patch("outrider.adapters.tracing._FLUSH_S", 0.01):
+    with Collector(hold=True) as collector, patch("outrider.adapters.origin.traced_origin._FLUSH_S", 0.01):
         with traced(bucket, collector, OTEL_EXPORTER_OTLP_TIMEOUT="60", OTEL_BSP_SCHEDULE_DELAY="1") as proxy:
             ask(proxy.address, "GET", f"/{NAME}/small")
             assert collector.asked.wait(60)
@@ -278,7 +278,7 @@ def test_a_collector_that_does_not_answer_holds_up_no_request_and_no_stop(bucket
 def test_without_the_extra_the_start_names_it(bucket: Bucket, collector: Collector) -> None:
     without = {"opentelemetry.exporter.otlp.proto.http.trace_exporter": None}
     with patch.dict(sys.modules, without):
-        sys.modules.pop("outrider.adapters.tracing", None)
+        sys.modules.pop("outrider.adapters.origin.traced_origin", None)
         with pytest.raises(SettingsError, match=r"--traces .*pip install 'outrider\[tracing\]'"):
             traced(bucket, collector).start()
 

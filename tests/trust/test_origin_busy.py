@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.adapters.origin import HttpOrigin
+from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.errors import OriginBusy
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest

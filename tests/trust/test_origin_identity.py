@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.adapters import credentials as adapters_credentials
+from outrider.adapters.origin import credentials as adapters_credentials
 from tests.support.bucket import ADMIN, READER, REGION, Identity
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask

@@ -9,7 +9,7 @@ import pytest
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError
 
-from outrider.adapters.credentials import AwsCredentials, _make_session
+from outrider.adapters.origin.credentials import AwsCredentials, _make_session
 from outrider.core.errors import OriginBroke
 from outrider.core.auth.sigv4 import Credentials
 

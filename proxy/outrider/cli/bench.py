@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from outrider.adapters.credentials import AwsCredentials
-from outrider.adapters.origin import HttpOrigin
+from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.system import new_event_loop
 from outrider.app import DEFAULT_REGION, running
 from outrider.cli import environment, options

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, urlsplit
 
-from outrider.adapters.credentials import AwsCredentials
-from outrider.adapters.forward_proxy import forward_proxy_to
-from outrider.adapters.origin import HttpOrigin
+from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.origin.forward_proxy import forward_proxy_to
+from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.cli.findings import Finding, fail, ok, warn
 from outrider.core.errors import OriginBroke
 from outrider.core.auth.sigv4 import Credentials

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from outrider.adapters.disk.block_dir import UnusableCacheDir
-from outrider.adapters.credentials import AwsCredentials
+from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.system import (
     end_within,
     keep_collections_short,

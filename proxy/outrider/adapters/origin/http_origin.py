@@ -22,7 +22,7 @@ from aiohttp.abc import AbstractResolver
 from cachetools import LRUCache
 from yarl import URL
 
-from outrider.adapters.forward_proxy import ForwardProxy, forward_proxy_to
+from outrider.adapters.origin.forward_proxy import ForwardProxy, forward_proxy_to
 from outrider.core.origin import error_causes
 from outrider.core.s3.encoding import encode_path, encode_url_query
 from outrider.core.errors import OriginBroke, OriginBusy
