@@ -16,7 +16,7 @@ from aiohttp.web_server import Server
 
 from outrider import __version__
 from outrider.adapters.disk import block_dir
-from outrider.adapters import orders, warmfile
+from outrider.adapters.state import learned_file, warmup_file
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.http_origin import HttpOrigin
@@ -125,8 +125,8 @@ async def running(
             outrider.store.stopping = True
             await tasks.stop()
             await recovery.save()
-            orders.save(directory, outrider.planner.library)
-            warmfile.save(directory.warmups, under_way)
+            learned_file.save(directory, outrider.planner.library)
+            warmup_file.save(directory.warmups, under_way)
 
 
 async def _recover(outrider: Outrider, recovery: Recovery) -> None:
@@ -134,7 +134,7 @@ async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     outrider.indexed.set()
     outrider.steering.orders.pinning.resume()
     await outrider.steering.orders.resume(
-        await outrider.store.work.run(warmfile.take, outrider.store.directory.warmups)
+        await outrider.store.work.run(warmup_file.take, outrider.store.directory.warmups)
     )
     if outrider.settings.scrub_bandwidth:
         await recovery.scrub(Pace(outrider.settings.scrub_bandwidth, ROUND_S))

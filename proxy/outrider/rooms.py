@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider import __version__
-from outrider.adapters import orders, pinfile
+from outrider.adapters.state import learned_file, pin_file
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.disk.block_store import DiskStore, Limits
@@ -162,7 +162,7 @@ def make_rooms(
         pins=pins,
         templates=metrics.ledger.templates,
     )
-    orders.load(directory.orders, planner.library)
+    learned_file.load(directory.orders, planner.library)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
     always = settings.verify == "always"
     store = DiskStore(directory, policy, limits, metrics, time.monotonic, verify_always=always, pins=pins)
@@ -192,7 +192,7 @@ def make_rooms(
         block_bytes=settings.block_size, blocks_at_once=budget.blocks, disk_bytes=block_file.usual_disk_bytes,
     )  # fmt: skip
     pinning = Pinning(warming, prefetch, openings, lambda saved: _save_pins(store, saved))
-    pinning.restore(pinfile.load(directory.pins), limits.capacity_bytes)
+    pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
     # What is kept in memory ends with us.
     touched = None if str(settings.cache_dir) == "memory" else TouchFile(directory, store.work)
     forwards = Forwards(origin, asking, catalog, listings, partial(_note, touched, catalog, openings))
@@ -284,4 +284,4 @@ async def _note(touched: TouchFile | None, catalog: Catalog, openings: Openings,
 
 
 async def _save_pins(store: DiskStore, saved: Sequence[SavedPin]) -> None:
-    await store.work.run(pinfile.save, store.directory.pins, saved)
+    await store.work.run(pin_file.save, store.directory.pins, saved)
