@@ -21,8 +21,8 @@ from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.disk.recovery import Recovery
-from outrider.adapters.system import new_event_loop, raise_open_files_limit
-from outrider.adapters.troubles import kept_troubles
+from outrider.adapters.process.system import new_event_loop, raise_open_files_limit
+from outrider.adapters.process.recent_errors import kept_troubles
 from outrider.core.cache.memory_budget import Shares
 from outrider.core.cache.scrub_pace import Pace, ROUND_S
 from outrider.engine.background import background

@@ -20,7 +20,7 @@ from botocore.config import Config
 
 import outrider
 from outrider import settings as outrider_settings
-from outrider.adapters.system import new_event_loop
+from outrider.adapters.process.system import new_event_loop
 from outrider.app import running
 from outrider.rooms import Outrider
 from tests.support.bucket import REGION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from outrider.adapters.troubles import kept_troubles
+from outrider.adapters.process.recent_errors import kept_troubles
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.ahead.planner import Planner
 from outrider.core.insight.dataset_map import CELLS_MAX, data_bytes, shard_map

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.adapters.system import freezing_after_long_ones
+from outrider.adapters.process.system import freezing_after_long_ones
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

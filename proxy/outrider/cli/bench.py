@@ -19,7 +19,7 @@ import typer
 
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.adapters.system import new_event_loop
+from outrider.adapters.process.system import new_event_loop
 from outrider.app import DEFAULT_REGION, running
 from outrider.cli import environment, options
 from outrider.core.cache.memory_budget import Buffers

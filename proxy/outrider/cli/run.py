@@ -14,7 +14,7 @@ import typer
 
 from outrider.adapters.disk.block_dir import UnusableCacheDir
 from outrider.adapters.origin.credentials import AwsCredentials
-from outrider.adapters.system import (
+from outrider.adapters.process.system import (
     end_within,
     keep_collections_short,
     keep_memory_small,

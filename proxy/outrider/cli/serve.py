@@ -10,7 +10,7 @@ import signal
 import typer
 
 from outrider.adapters.disk.block_dir import UnusableCacheDir
-from outrider.adapters.system import (
+from outrider.adapters.process.system import (
     end_within,
     keep_collections_short,
     keep_memory_small,
