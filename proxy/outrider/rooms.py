@@ -29,10 +29,10 @@ from outrider.core.insight.usage import Prices
 from outrider.core.model import version_id
 from outrider.core.cache.pins import Pins, SavedPin, disk_bytes_of
 from outrider.core.ahead.planner import Planner
-from outrider.engine.asking import Asking, Patience
+from outrider.engine.fill.origin_reader import Asking, Patience
 from outrider.engine.background import Background
 from outrider.engine.catalog import Catalog
-from outrider.engine.flights import Flights
+from outrider.engine.fill.flight_table import Flights
 from outrider.engine.forwards import Forwards
 from outrider.engine.hits import Hits
 from outrider.engine.listings import Listings
@@ -42,7 +42,7 @@ from outrider.engine.pinning import Pinning
 from outrider.engine.prefetch import Budget, Mode, Prefetch
 from outrider.engine.reads import Reads
 from outrider.engine.survey import Survey
-from outrider.engine.turns import Turns
+from outrider.engine.fill.fill_scheduler import Turns
 from outrider.engine.verifying import Verifying
 from outrider.engine.warming import Warming
 from outrider.http.access import Access, Loopback, SigV4, reader_shown

@@ -20,9 +20,9 @@ from outrider.core.cache.block_file import BlockMeta
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
 from outrider.core.cache.readahead import Run
-from outrider.engine import pouring
-from outrider.engine.flight import Flight
-from outrider.engine.turns import READS_ON_S
+from outrider.engine.fill import fill as pouring
+from outrider.engine.fill.flight import Flight
+from outrider.engine.fill.fill_scheduler import READS_ON_S
 from outrider.ports import BlockWriter
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault

@@ -17,7 +17,7 @@ from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
 from outrider.core.ahead.hints import Telling
 from outrider.engine.prefetch import Budget, Mode
-from outrider.engine.turns import READS_ON_S
+from outrider.engine.fill.fill_scheduler import READS_ON_S
 from tests.support.engine import BLOCK, Engine, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
 

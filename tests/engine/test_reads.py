@@ -17,11 +17,11 @@ from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavai
 from outrider.core.model import ObjectRef
 from outrider.core.cache.readahead import FIRST_BLOCKS, Run, runs_ahead
 from outrider.engine import reads
-from outrider.engine.asking import OriginRefused
-from outrider.engine.flight import Flight
+from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.flight import Flight
 from outrider.engine.openings import NotCacheable
 from outrider.engine.reads import Body, CacheStatus, EarlyPiece
-from outrider.engine.turns import Turn
+from outrider.engine.fill.fill_scheduler import Turn
 from outrider.ports import BlockWriter, Buffer
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, pieces_of, taken
 from tests.support.fakes import RAMP, FakeOrigin, Fault, ramp

@@ -22,7 +22,7 @@ from outrider.core.errors import InvalidRange, OriginBroke, S3Error, ServiceUnav
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.operation import classify
-from outrider.engine.asking import OriginRefused
+from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.hits import Hits
 from outrider.engine.openings import NotCacheable
 from outrider.engine.prefetch import Mode

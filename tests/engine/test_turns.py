@@ -8,7 +8,7 @@ import pytest
 
 from outrider.core.origin.aimd import Concurrency, FIRST_FILLS
 from outrider.core.origin.background_limit import Courtesy
-from outrider.engine.turns import Turn, Turns
+from outrider.engine.fill.fill_scheduler import Turn, Turns
 from tests.support.fakes import FakeClock
 
 

@@ -21,16 +21,16 @@ from outrider.core.origin.hedging import Hedging
 from outrider.core.model import ObjectRef, version_id
 from outrider.core.cache.pins import Pins, disk_bytes_of
 from outrider.core.ahead.planner import Planner
-from outrider.engine.asking import Asking, Patience
+from outrider.engine.fill.origin_reader import Asking, Patience
 from outrider.engine.catalog import Catalog
-from outrider.engine.flights import Flights
+from outrider.engine.fill.flight_table import Flights
 from outrider.engine.forwards import Forwards
 from outrider.engine.listings import Listings
 from outrider.engine.openings import Openings
 from outrider.engine.prefetch import Budget, Later, Mode, Prefetch
 from outrider.engine.reads import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
 from outrider.engine.survey import Survey
-from outrider.engine.turns import Turns
+from outrider.engine.fill.fill_scheduler import Turns
 from outrider.engine.warming import Warming
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock, FakeOrigin, FakeTasks, no_wait_patience

@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers, ObjectRef
-from outrider.engine.asking import Patience
+from outrider.engine.fill.origin_reader import Patience
 from outrider.ports import Chunks, OriginRequest
 
 

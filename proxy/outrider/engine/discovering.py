@@ -11,10 +11,10 @@ from itertools import islice
 from outrider.core.errors import S3Error, Signal
 from outrider.core.ahead.numbered_names import Numbering
 from outrider.core.ahead.planner import Planner
-from outrider.engine.asking import OriginRefused
-from outrider.engine.flights import Spawn
+from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.flight_table import Spawn
 from outrider.engine.survey import Survey
-from outrider.engine.turns import Turns
+from outrider.engine.fill.fill_scheduler import Turns
 from outrider.ports import Clock
 
 log = logging.getLogger(__name__)

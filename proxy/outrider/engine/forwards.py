@@ -12,7 +12,7 @@ from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.operation import Forgets, Operation
-from outrider.engine.asking import Asking
+from outrider.engine.fill.origin_reader import Asking
 from outrider.engine.catalog import Catalog
 from outrider.engine.listings import Listings
 from outrider.engine.reads import CacheStatus

@@ -18,10 +18,10 @@ from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signa
 from outrider.core.cache.freshness import is_settled
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
 from outrider.core.cache.readahead import FIRST_BLOCKS, Run, fill_start
-from outrider.engine.asking import Asking, OriginRefused
+from outrider.engine.fill.origin_reader import Asking, OriginRefused
 from outrider.engine.catalog import Catalog, Mark
-from outrider.engine.flight import Flight
-from outrider.engine.flights import Flights, Spawn
+from outrider.engine.fill.flight import Flight
+from outrider.engine.fill.flight_table import Flights, Spawn
 from outrider.ports import Clock, OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)

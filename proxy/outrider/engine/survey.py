@@ -9,7 +9,7 @@ from outrider.core.cache.memory_budget import Buffers
 from outrider.core.errors import OriginBroke
 from outrider.core.s3.list_page import Listed, PAGE_BYTES_MAX, Page, parse_page
 from outrider.core.ahead.numbered_names import Found, Numbering
-from outrider.engine.asking import Asking, OriginRefused
+from outrider.engine.fill.origin_reader import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.group import TaskGroup
 from outrider.ports import OriginRequest

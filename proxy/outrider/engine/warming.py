@@ -18,9 +18,9 @@ from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
 from outrider.core.cache.pins import Pins, disk_bytes_of
 from outrider.core.maintenance.progress import State
 from outrider.core.maintenance.object_list import OBJECTS_MAX
-from outrider.engine.asking import OriginRefused
+from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.catalog import Catalog
-from outrider.engine.flights import Spawn
+from outrider.engine.fill.flight_table import Spawn
 from outrider.engine.group import TaskGroup
 from outrider.engine.openings import NotCacheable
 from outrider.engine.prefetch import Prefetch

@@ -32,7 +32,7 @@ from outrider.core.s3.form_fields import is_form
 from outrider.core.s3.operation import Forgets, Kind, Operation
 from outrider.core.auth.sigv4 import SignedRequest
 from outrider.core.s3.user_agent import app_of
-from outrider.engine.asking import OriginRefused
+from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.forms import incoming_form
 from outrider.engine.forwards import Forwards
 from outrider.engine.openings import NotCacheable

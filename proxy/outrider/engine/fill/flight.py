@@ -10,7 +10,7 @@ import asyncio
 from outrider.core.cache.partial_block import Arrival
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.errors import like
-from outrider.engine.turns import Turn
+from outrider.engine.fill.fill_scheduler import Turn
 from outrider.ports import BlockWriter, Buffer, Lease
 
 

@@ -21,7 +21,7 @@ from outrider.core.errors import OriginBroke, OriginBusy, Signal, VersionChanged
 from outrider.core.origin.hedging import Hedging
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.s3.ranges import parse_content_range
-from outrider.engine.turns import Turn, Turns
+from outrider.engine.fill.fill_scheduler import Turn, Turns
 from outrider.metrics import Metrics
 from outrider.ports import Chunks, Clock, Origin, OriginReply, OriginRequest
 

@@ -13,11 +13,11 @@ from outrider.core.cache.disk_pressure import DiskLag
 from outrider.core.errors import Signal, StoreUnavailable
 from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.core.cache.readahead import Run, fill_start
-from outrider.engine.asking import Asking
-from outrider.engine.flight import Flight
+from outrider.engine.fill.origin_reader import Asking
+from outrider.engine.fill.flight import Flight
 from outrider.engine.group import TaskGroup
-from outrider.engine.pouring import Pouring, hold_bytes
-from outrider.engine.turns import Turn, Turns
+from outrider.engine.fill.fill import Pouring, hold_bytes
+from outrider.engine.fill.fill_scheduler import Turn, Turns
 from outrider.ports import BlockStore, Clock, OriginReply
 
 log = logging.getLogger(__name__)
