@@ -25,7 +25,7 @@ from outrider.adapters.process.system import new_event_loop, raise_open_files_li
 from outrider.adapters.process.recent_errors import kept_troubles
 from outrider.core.cache.memory_budget import Shares
 from outrider.core.cache.scrub_pace import Pace, ROUND_S
-from outrider.engine.background import background
+from outrider.engine.tasks.background import background
 from outrider.engine.overview import Overview
 from outrider.engine.prefetch import Prefetch
 from outrider.http.admin import AdminServer

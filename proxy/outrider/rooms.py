@@ -30,7 +30,7 @@ from outrider.core.model import version_id
 from outrider.core.cache.pins import Pins, SavedPin, disk_bytes_of
 from outrider.core.ahead.planner import Planner
 from outrider.engine.fill.origin_reader import Asking, Patience
-from outrider.engine.background import Background
+from outrider.engine.tasks.background import Background
 from outrider.engine.catalog import Catalog
 from outrider.engine.fill.flight_table import Flights
 from outrider.engine.forwards import Forwards

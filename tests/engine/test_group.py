@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.group import TaskGroup
+from outrider.engine.tasks.task_group import TaskGroup
 
 
 class FailedError(Exception):

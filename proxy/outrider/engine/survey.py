@@ -11,7 +11,7 @@ from outrider.core.s3.list_page import Listed, PAGE_BYTES_MAX, Page, parse_page
 from outrider.core.ahead.numbered_names import Found, Numbering
 from outrider.engine.fill.origin_reader import Asking, OriginRefused
 from outrider.engine.catalog import Catalog
-from outrider.engine.group import TaskGroup
+from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import OriginRequest
 
 # A million keys: what is larger is no dataset that one cache rides ahead of.

@@ -11,7 +11,7 @@ from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import BlockKey, ObjectRef
 from outrider.core.maintenance.progress import State
 from outrider.engine.fill.flight_table import Spawn
-from outrider.engine.group import TaskGroup
+from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import Clock, SteeredStore
 
 # Of one owner; the oldest is given up for a new one.

@@ -21,7 +21,7 @@ from outrider.core.maintenance.object_list import OBJECTS_MAX
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.catalog import Catalog
 from outrider.engine.fill.flight_table import Spawn
-from outrider.engine.group import TaskGroup
+from outrider.engine.tasks.task_group import TaskGroup
 from outrider.engine.openings import NotCacheable
 from outrider.engine.prefetch import Prefetch
 from outrider.engine.survey import Survey

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from outrider.core.model import Extent
 from outrider.engine.fill.origin_reader import Asking
 from outrider.engine.fill.flight import Flight
-from outrider.engine.group import TaskGroup
+from outrider.engine.tasks.task_group import TaskGroup
 from outrider.engine.fill.fill_scheduler import READS_ON_S, Turn
 from outrider.ports import BlockStore, BlockWriter, Buffer, Clock, OriginReply
 

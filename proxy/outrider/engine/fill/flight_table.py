@@ -15,7 +15,7 @@ from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.core.cache.readahead import Run, fill_start
 from outrider.engine.fill.origin_reader import Asking
 from outrider.engine.fill.flight import Flight
-from outrider.engine.group import TaskGroup
+from outrider.engine.tasks.task_group import TaskGroup
 from outrider.engine.fill.fill import Pouring, hold_bytes
 from outrider.engine.fill.fill_scheduler import Turn, Turns
 from outrider.ports import BlockStore, Clock, OriginReply
