@@ -31,16 +31,16 @@ from outrider.core.cache.pins import Pins, SavedPin, disk_bytes_of
 from outrider.core.ahead.planner import Planner
 from outrider.engine.fill.origin_reader import Asking, Patience
 from outrider.engine.tasks.background import Background
-from outrider.engine.catalog import Catalog
+from outrider.engine.read.version_cache import Catalog
 from outrider.engine.fill.flight_table import Flights
 from outrider.engine.forwards import Forwards
-from outrider.engine.hits import Hits
+from outrider.engine.read.hit_lookup import Hits
 from outrider.engine.listings import Listings
-from outrider.engine.openings import Openings
+from outrider.engine.read.version_lookup import Openings
 from outrider.engine.overview import Overview
 from outrider.engine.pinning import Pinning
 from outrider.engine.prefetch import Budget, Mode, Prefetch
-from outrider.engine.reads import Reads
+from outrider.engine.read.object_read import Reads
 from outrider.engine.survey import Survey
 from outrider.engine.fill.fill_scheduler import Turns
 from outrider.engine.verifying import Verifying

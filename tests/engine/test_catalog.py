@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outrider.core.cache.freshness import Freshness
 from outrider.core.s3.list_page import Listed
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.engine.catalog import Catalog
+from outrider.engine.read.version_cache import Catalog
 from tests.support.fakes import FakeClock
 
 A, B, ELSEWHERE = ObjectRef("bkt", "a"), ObjectRef("bkt", "b"), ObjectRef("other", "a")

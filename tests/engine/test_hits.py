@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.core.model import Extent, ObjectRef
-from outrider.engine.hits import Hits, Known
+from outrider.engine.read.hit_lookup import Hits, Known
 from tests.support.engine import BLOCK, REF, Engine, engine
 from tests.support.fakes import RAMP
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from outrider.engine.reads import ReadAnswer
+    from outrider.engine.read.object_read import ReadAnswer
 
 MODE = {"x-amz-checksum-mode": "ENABLED"}
 CHECKSUM = ("x-amz-checksum-crc32", "AAAAAA==")

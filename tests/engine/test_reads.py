@@ -16,11 +16,11 @@ from outrider.core.cache.block_file import BlockMeta
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, StoreUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
 from outrider.core.cache.readahead import FIRST_BLOCKS, Run, runs_ahead
-from outrider.engine import reads
+from outrider.engine.read import object_read
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.fill.flight import Flight
-from outrider.engine.openings import NotCacheable
-from outrider.engine.reads import Body, CacheStatus, EarlyPiece
+from outrider.engine.read.version_lookup import NotCacheable
+from outrider.engine.read.object_read import Body, CacheStatus, EarlyPiece
 from outrider.engine.fill.fill_scheduler import Turn
 from outrider.ports import BlockWriter, Buffer
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, pieces_of, taken
@@ -548,7 +548,7 @@ async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeyp
             most = max(most, len(room.flights))
         fill(flights, ahead=ahead)
 
-    monkeypatch.setattr(reads, "runs_ahead", planned)
+    monkeypatch.setattr(object_read, "runs_ahead", planned)
     monkeypatch.setattr(room.flights, "admits", lambda: len(room.flights) < 2)
     monkeypatch.setattr(room.flights, "fill", counted)
     assert await room.get() == DATA
@@ -779,11 +779,11 @@ async def test_an_answer_that_nobody_reads_gives_its_file_back(room: Engine) -> 
 
 async def test_the_proxy_stopping_ends_every_wait_with_an_answer(room: Engine) -> None:
     room.origin.faults = [Fault(times=None, gate=asyncio.Event())]
-    reads = [asyncio.create_task(room.get()) for _ in range(3)]
+    object_read = [asyncio.create_task(room.get()) for _ in range(3)]
     while not room.origin.log:
         await asyncio.sleep(0)
     await room.tasks.cancel()
-    for read in reads:
+    for read in object_read:
         with pytest.raises(ServiceUnavailable):
             await read
 

@@ -22,13 +22,13 @@ from outrider.core.model import ObjectRef, version_id
 from outrider.core.cache.pins import Pins, disk_bytes_of
 from outrider.core.ahead.planner import Planner
 from outrider.engine.fill.origin_reader import Asking, Patience
-from outrider.engine.catalog import Catalog
+from outrider.engine.read.version_cache import Catalog
 from outrider.engine.fill.flight_table import Flights
 from outrider.engine.forwards import Forwards
 from outrider.engine.listings import Listings
-from outrider.engine.openings import Openings
+from outrider.engine.read.version_lookup import Openings
 from outrider.engine.prefetch import Budget, Later, Mode, Prefetch
-from outrider.engine.reads import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
+from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
 from outrider.engine.survey import Survey
 from outrider.engine.fill.fill_scheduler import Turns
 from outrider.engine.warming import Warming

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.engine.reads import EarlyPiece, FilePiece, Reads
+from outrider.engine.read.object_read import EarlyPiece, FilePiece, Reads
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
     from outrider.core.model import Extent, ObjectVersion
-    from outrider.engine.reads import Piece
+    from outrider.engine.read.object_read import Piece
     from tests.support.bucket import Bucket
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/xml\r\n"

@@ -22,7 +22,7 @@ from outrider.core.ahead.dataset.templates import template_of
 from outrider.core.cache.policies import policy_of
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.engine.catalog import Catalog
+from outrider.engine.read.version_cache import Catalog
 from outrider.metrics import Metrics
 
 BLOCK_BYTES = 8 * 2**20

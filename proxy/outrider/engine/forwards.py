@@ -13,9 +13,9 @@ from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.operation import Forgets, Operation
 from outrider.engine.fill.origin_reader import Asking
-from outrider.engine.catalog import Catalog
+from outrider.engine.read.version_cache import Catalog
 from outrider.engine.listings import Listings
-from outrider.engine.reads import CacheStatus
+from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.uploads import Upload
 from outrider.ports import Chunks, Name, Origin, OriginRequest
 

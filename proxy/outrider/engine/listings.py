@@ -15,7 +15,7 @@ from cachetools import LRUCache
 from outrider.core.cache.memory_budget import Buffers
 from outrider.core.model import Headers
 from outrider.core.s3.operation import Operation, Query, is_plain_list
-from outrider.engine.catalog import ForgetLog, Mark
+from outrider.engine.read.version_cache import ForgetLog, Mark
 from outrider.ports import Chunks, Clock
 
 # A page of 1,000 keys is some 300 KB of XML; one of 1,000 keys of 1,024 escaped bytes each is under 4 MiB.

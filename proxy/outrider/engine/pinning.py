@@ -14,7 +14,7 @@ from outrider.core.cache.pins import SavedPin
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
 from outrider.core.maintenance.object_list import parse_list
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.openings import NotCacheable, Openings
+from outrider.engine.read.version_lookup import NotCacheable, Openings
 from outrider.engine.prefetch import Prefetch
 from outrider.engine.warming import Warming, reason_of
 from outrider.engine.warmup import Book, Item, Warmup

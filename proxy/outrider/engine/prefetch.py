@@ -28,11 +28,11 @@ from outrider.core.ahead.readers import Streams
 from outrider.core.ahead.hints import Telling
 from outrider.core.cache.readahead import Run
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.catalog import Catalog
+from outrider.engine.read.version_cache import Catalog
 from outrider.engine.discovering import NOT_TO_BE_HAD, Discovering
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import Flights, Spawn
-from outrider.engine.openings import NotCacheable, Openings
+from outrider.engine.read.version_lookup import NotCacheable, Openings
 from outrider.engine.survey import Survey
 from outrider.engine.fill.fill_scheduler import READS_ON_S, Turns
 from outrider.metrics import Metrics

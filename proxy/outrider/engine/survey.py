@@ -10,7 +10,7 @@ from outrider.core.errors import OriginBroke
 from outrider.core.s3.list_page import Listed, PAGE_BYTES_MAX, Page, parse_page
 from outrider.core.ahead.numbered_names import Found, Numbering
 from outrider.engine.fill.origin_reader import Asking, OriginRefused
-from outrider.engine.catalog import Catalog
+from outrider.engine.read.version_cache import Catalog
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import OriginRequest
 

@@ -19,10 +19,10 @@ from outrider.core.cache.pins import Pins, disk_bytes_of
 from outrider.core.maintenance.progress import State
 from outrider.core.maintenance.object_list import OBJECTS_MAX
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.catalog import Catalog
+from outrider.engine.read.version_cache import Catalog
 from outrider.engine.fill.flight_table import Spawn
 from outrider.engine.tasks.task_group import TaskGroup
-from outrider.engine.openings import NotCacheable
+from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.prefetch import Prefetch
 from outrider.engine.survey import Survey
 from outrider.engine.warmup import Item, Warmup, blocks_of

@@ -24,7 +24,7 @@ from outrider.core.s3.body_integrity import payload_rule
 from outrider.core.s3.plain_request import PlainRead, recognise
 from outrider.core.s3.operation import Kind, Operation
 from outrider.core.auth.sigv4 import SignedRequest
-from outrider.engine.hits import Hits, Known, Piece
+from outrider.engine.read.hit_lookup import Hits, Known, Piece
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog, new_request_id, subject_of
 from outrider.http.leftover import Begun, PageCold

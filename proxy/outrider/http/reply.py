@@ -18,7 +18,7 @@ from aiohttp.web_response import StreamResponse
 
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
-from outrider.engine.reads import Body, EarlyPiece, FilePiece
+from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece
 from outrider.http.tally import Sent
 from outrider.http.wire import Buffer, Wire
 

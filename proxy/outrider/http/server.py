@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from aiohttp.web_server import Server
 
-from outrider.engine.reads import Body
+from outrider.engine.read.object_read import Body
 from outrider.http.accesslog import AccessLog
 from outrider.http.connection import Connection
 from outrider.http.fastlane import FastLane

@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar, cast
 
 from outrider.core.errors import S3Error, Signal
-from outrider.engine.reads import Body, EarlyPiece, FilePiece, Piece
+from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece
 from outrider.http.fastlane import FastLane
 from outrider.http.leftover import Begun, PageCold
 from outrider.http.tally import Sent

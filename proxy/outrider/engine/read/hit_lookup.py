@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
-from outrider.engine.catalog import Catalog
+from outrider.engine.read.version_cache import Catalog
 from outrider.ports import BlockStore, Clock, Lease
 
 # A read over more blocks than this is long enough for the longer way not to matter.

@@ -19,7 +19,7 @@ from outrider.core.cache.freshness import is_settled
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
 from outrider.core.cache.readahead import FIRST_BLOCKS, Run, fill_start
 from outrider.engine.fill.origin_reader import Asking, OriginRefused
-from outrider.engine.catalog import Catalog, Mark
+from outrider.engine.read.version_cache import Catalog, Mark
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import Flights, Spawn
 from outrider.ports import Clock, OriginReply, OriginRequest

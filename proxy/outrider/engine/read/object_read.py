@@ -29,10 +29,10 @@ from outrider.core.model import (
 )
 from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
 from outrider.engine.fill.origin_reader import Asking, OriginRefused
-from outrider.engine.catalog import Catalog
+from outrider.engine.read.version_cache import Catalog
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import Flights
-from outrider.engine.openings import NotCacheable, Openings
+from outrider.engine.read.version_lookup import NotCacheable, Openings
 from outrider.engine.fill.fill_scheduler import Turn
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Buffer, Lease
