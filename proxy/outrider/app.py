@@ -27,7 +27,7 @@ from outrider.core.cache.memory_budget import Shares
 from outrider.core.cache.scrub_pace import Pace, ROUND_S
 from outrider.engine.tasks.background import background
 from outrider.engine.overview import Overview
-from outrider.engine.prefetch import Prefetch
+from outrider.engine.ahead.prefetch import Prefetch
 from outrider.http.admin import AdminServer
 from outrider.metrics import Metrics
 from outrider.ports import Clock

@@ -39,7 +39,7 @@ from outrider.engine.listings import Listings
 from outrider.engine.read.version_lookup import Openings
 from outrider.engine.overview import Overview
 from outrider.engine.pinning import Pinning
-from outrider.engine.prefetch import Budget, Mode, Prefetch
+from outrider.engine.ahead.prefetch import Budget, Mode, Prefetch
 from outrider.engine.read.object_read import Reads
 from outrider.engine.survey import Survey
 from outrider.engine.fill.fill_scheduler import Turns

@@ -19,7 +19,7 @@ from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.maintenance.progress import Progress, State
 from outrider.core.s3.operation import classify
 from outrider.core.maintenance.object_list import WarmList
-from outrider.engine.prefetch import Mode
+from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.uploads import upload_of
 from outrider.engine.warmup import Warmup
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, taken

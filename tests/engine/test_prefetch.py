@@ -16,7 +16,7 @@ from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
 from outrider.core.ahead.hints import Telling
-from outrider.engine.prefetch import Budget, Mode
+from outrider.engine.ahead.prefetch import Budget, Mode
 from outrider.engine.fill.fill_scheduler import READS_ON_S
 from tests.support.engine import BLOCK, Engine, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
@@ -513,7 +513,7 @@ async def test_an_order_that_a_sampler_has_drawn_is_fetched_ahead_once_its_first
         monkeypatch.undo()
         # Each look at the clock takes a millisecond: each step is followed by a pause of ten times as long.
         monkeypatch.setattr(room.prefetch, "_clock", later)
-        monkeypatch.setattr("outrider.engine.prefetch.asyncio.sleep", sleep)
+        monkeypatch.setattr("outrider.engine.ahead.prefetch.asyncio.sleep", sleep)
         await room.tasks.settle()
         monkeypatch.undo()
         brought = [request.key for request in room.origin.log if request.key]

@@ -25,7 +25,7 @@ from outrider.core.s3.operation import classify
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.read.hit_lookup import Hits
 from outrider.engine.read.version_lookup import NotCacheable
-from outrider.engine.prefetch import Mode
+from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.read.object_read import ReadAnswer
 from outrider.engine.uploads import Upload, upload_of
 from tests.support.engine import BLOCK, Engine, as_large, as_small, engine, pieces_of

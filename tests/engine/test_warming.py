@@ -15,7 +15,7 @@ from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.maintenance.progress import Progress, State
 from outrider.core.maintenance.object_list import WarmList
 from outrider.engine.pinning import Pinning
-from outrider.engine.prefetch import Budget
+from outrider.engine.ahead.prefetch import Budget
 from outrider.engine.warmup import Warmup
 from tests.support.engine import BLOCK, Engine, engine
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp

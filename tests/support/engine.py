@@ -27,7 +27,7 @@ from outrider.engine.fill.flight_table import Flights
 from outrider.engine.forwards import Forwards
 from outrider.engine.listings import Listings
 from outrider.engine.read.version_lookup import Openings
-from outrider.engine.prefetch import Budget, Later, Mode, Prefetch
+from outrider.engine.ahead.prefetch import Budget, Later, Mode, Prefetch
 from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
 from outrider.engine.survey import Survey
 from outrider.engine.fill.fill_scheduler import Turns

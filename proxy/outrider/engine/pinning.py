@@ -15,7 +15,7 @@ from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, Stat
 from outrider.core.maintenance.object_list import parse_list
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.read.version_lookup import NotCacheable, Openings
-from outrider.engine.prefetch import Prefetch
+from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.warming import Warming, reason_of
 from outrider.engine.warmup import Book, Item, Warmup
 

@@ -36,7 +36,7 @@ from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.forms import incoming_form
 from outrider.engine.forwards import Forwards
 from outrider.engine.read.version_lookup import NotCacheable
-from outrider.engine.prefetch import Prefetch
+from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.read.object_read import Body, CacheStatus, OnAsked, ReadAnswer, Reads
 from outrider.engine.uploads import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name

@@ -29,7 +29,7 @@ from outrider.core.ahead.hints import Telling
 from outrider.core.cache.readahead import Run
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.read.version_cache import Catalog
-from outrider.engine.discovering import NOT_TO_BE_HAD, Discovering
+from outrider.engine.ahead.discovery_runner import Discovering, NOT_TO_BE_HAD
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import Flights, Spawn
 from outrider.engine.read.version_lookup import NotCacheable, Openings
