@@ -33,7 +33,7 @@ from outrider.engine.fill.origin_reader import Asking, Patience
 from outrider.engine.tasks.background import Background
 from outrider.engine.read.version_cache import Catalog
 from outrider.engine.fill.flight_table import Flights
-from outrider.engine.forwards import Forwards
+from outrider.engine.write.passthrough import Forwards
 from outrider.engine.read.hit_lookup import Hits
 from outrider.engine.listings import Listings
 from outrider.engine.read.version_lookup import Openings

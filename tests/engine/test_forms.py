@@ -18,7 +18,7 @@ from outrider.core.errors import (
 )
 from outrider.core.auth.form_policy import SizeRange
 from outrider.core.s3.operation import Forgets, Kind, Operation
-from outrider.engine.forms import IncomingForm, incoming_form
+from outrider.engine.write.form_upload import IncomingForm, incoming_form
 from tests.support.engine import REF, Engine, engine
 from tests.support.forms import BOUNDARY, encoded
 

@@ -14,8 +14,8 @@ from outrider.core.errors import ContentSha256Mismatch, ServiceUnavailable
 from outrider.core.model import ObjectRef
 from outrider.core.s3.body_integrity import Payload, PayloadForm, UNSIGNED
 from outrider.core.s3.operation import classify
-from outrider.engine.forwards import ForwardAnswer
-from outrider.engine.uploads import Upload, upload_of
+from outrider.engine.write.passthrough import ForwardAnswer
+from outrider.engine.write.upload import Upload, upload_of
 from tests.support.engine import REF, Engine, engine
 from tests.support.fakes import Fault
 

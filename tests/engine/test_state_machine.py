@@ -27,7 +27,7 @@ from outrider.engine.read.hit_lookup import Hits
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.read.object_read import ReadAnswer
-from outrider.engine.uploads import Upload, upload_of
+from outrider.engine.write.upload import Upload, upload_of
 from tests.support.engine import BLOCK, Engine, as_large, as_small, engine, pieces_of
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
 from tests.support.scheduler import SeededLoop, SeededThreads, leave_after

@@ -22,7 +22,7 @@ from outrider.core.errors import (
 from outrider.core.model import Headers
 from outrider.core.s3.body_integrity import Payload, PayloadForm, UNSIGNED
 from outrider.core.auth.sigv4 import Identity
-from outrider.engine.uploads import Upload, upload_of, whole_body
+from outrider.engine.write.upload import Upload, upload_of, whole_body
 from tests.support.fakes import RAMP
 
 SIGNING = ChunkSigning(b"k" * 32, "20260101/us-east-1/s3/aws4_request", "20260101T000000Z", "0" * 64)

@@ -24,7 +24,7 @@ from outrider.core.ahead.planner import Planner
 from outrider.engine.fill.origin_reader import Asking, Patience
 from outrider.engine.read.version_cache import Catalog
 from outrider.engine.fill.flight_table import Flights
-from outrider.engine.forwards import Forwards
+from outrider.engine.write.passthrough import Forwards
 from outrider.engine.listings import Listings
 from outrider.engine.read.version_lookup import Openings
 from outrider.engine.ahead.prefetch import Budget, Later, Mode, Prefetch

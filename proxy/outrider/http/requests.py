@@ -33,12 +33,12 @@ from outrider.core.s3.operation import Forgets, Kind, Operation
 from outrider.core.auth.sigv4 import SignedRequest
 from outrider.core.s3.user_agent import app_of
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.forms import incoming_form
-from outrider.engine.forwards import Forwards
+from outrider.engine.write.form_upload import incoming_form
+from outrider.engine.write.passthrough import Forwards
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.read.object_read import Body, CacheStatus, OnAsked, ReadAnswer, Reads
-from outrider.engine.uploads import Upload, upload_of, whole_body
+from outrider.engine.write.upload import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.accesslog import AccessLog, new_request_id
 from outrider.http.clientbody import client_body, send_leave

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outrider.core.errors import IncompleteBody, MalformedPOSTRequest, MissingContentLength
 from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm, boundary_of
 from outrider.core.auth.form_policy import SizeRange
-from outrider.engine.uploads import Upload, noting
+from outrider.engine.write.upload import Upload, noting
 from outrider.ports import Buffer
 
 

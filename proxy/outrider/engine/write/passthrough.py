@@ -16,7 +16,7 @@ from outrider.engine.fill.origin_reader import Asking
 from outrider.engine.read.version_cache import Catalog
 from outrider.engine.listings import Listings
 from outrider.engine.read.object_read import CacheStatus
-from outrider.engine.uploads import Upload
+from outrider.engine.write.upload import Upload
 from outrider.ports import Chunks, Name, Origin, OriginRequest
 
 
