@@ -35,13 +35,13 @@ from outrider.engine.read.version_cache import Catalog
 from outrider.engine.fill.flight_table import Flights
 from outrider.engine.write.passthrough import Forwards
 from outrider.engine.read.hit_lookup import Hits
-from outrider.engine.listings import Listings
+from outrider.engine.listing.list_cache import Listings
 from outrider.engine.read.version_lookup import Openings
 from outrider.engine.overview import Overview
 from outrider.engine.pinning import Pinning
 from outrider.engine.ahead.prefetch import Budget, Mode, Prefetch
 from outrider.engine.read.object_read import Reads
-from outrider.engine.survey import Survey
+from outrider.engine.listing.enumerate import Survey
 from outrider.engine.fill.fill_scheduler import Turns
 from outrider.engine.verifying import Verifying
 from outrider.engine.warming import Warming

@@ -9,7 +9,7 @@ import pytest
 from outrider.core.cache.memory_budget import Buffers
 from outrider.core.model import Headers
 from outrider.core.s3.operation import Forgets, Kind, Operation, classify
-from outrider.engine.listings import Listings
+from outrider.engine.listing.list_cache import Listings
 from outrider.ports import Chunks
 from tests.support.fakes import FakeClock
 

@@ -25,11 +25,11 @@ from outrider.engine.fill.origin_reader import Asking, Patience
 from outrider.engine.read.version_cache import Catalog
 from outrider.engine.fill.flight_table import Flights
 from outrider.engine.write.passthrough import Forwards
-from outrider.engine.listings import Listings
+from outrider.engine.listing.list_cache import Listings
 from outrider.engine.read.version_lookup import Openings
 from outrider.engine.ahead.prefetch import Budget, Later, Mode, Prefetch
 from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
-from outrider.engine.survey import Survey
+from outrider.engine.listing.enumerate import Survey
 from outrider.engine.fill.fill_scheduler import Turns
 from outrider.engine.warming import Warming
 from outrider.metrics import Metrics

@@ -29,7 +29,7 @@ from outrider.core.errors import Signal
 from outrider.core.origin.hedging import Hedging
 from outrider.core.s3.list_page import Listed, PAGE_BYTES_MAX
 from outrider.engine.fill.origin_reader import Asking, Patience
-from outrider.engine.survey import Survey
+from outrider.engine.listing.enumerate import Survey
 from outrider.engine.fill.fill_scheduler import Turns
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest

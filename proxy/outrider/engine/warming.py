@@ -24,7 +24,7 @@ from outrider.engine.fill.flight_table import Spawn
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.ahead.prefetch import Prefetch
-from outrider.engine.survey import Survey
+from outrider.engine.listing.enumerate import Survey
 from outrider.engine.warmup import Item, Warmup, blocks_of
 from outrider.ports import Clock, SteeredStore
 

@@ -13,7 +13,7 @@ from outrider.core.ahead.numbered_names import Numbering
 from outrider.core.ahead.planner import Planner
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.fill.flight_table import Spawn
-from outrider.engine.survey import Survey
+from outrider.engine.listing.enumerate import Survey
 from outrider.engine.fill.fill_scheduler import Turns
 from outrider.ports import Clock
 

@@ -33,7 +33,7 @@ from outrider.engine.ahead.discovery_runner import Discovering, NOT_TO_BE_HAD
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import Flights, Spawn
 from outrider.engine.read.version_lookup import NotCacheable, Openings
-from outrider.engine.survey import Survey
+from outrider.engine.listing.enumerate import Survey
 from outrider.engine.fill.fill_scheduler import READS_ON_S, Turns
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Clock

@@ -14,7 +14,7 @@ from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.operation import Forgets, Operation
 from outrider.engine.fill.origin_reader import Asking
 from outrider.engine.read.version_cache import Catalog
-from outrider.engine.listings import Listings
+from outrider.engine.listing.list_cache import Listings
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.write.upload import Upload
 from outrider.ports import Chunks, Name, Origin, OriginRequest
