@@ -26,7 +26,7 @@ from outrider.adapters.process.recent_errors import kept_troubles
 from outrider.core.cache.memory_budget import Shares
 from outrider.core.cache.scrub_pace import Pace, ROUND_S
 from outrider.engine.tasks.background import background
-from outrider.engine.overview import Overview
+from outrider.engine.status.overview import Overview
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.http.admin import AdminServer
 from outrider.metrics import Metrics

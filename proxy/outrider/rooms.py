@@ -37,7 +37,7 @@ from outrider.engine.write.passthrough import Forwards
 from outrider.engine.read.hit_lookup import Hits
 from outrider.engine.listing.list_cache import Listings
 from outrider.engine.read.version_lookup import Openings
-from outrider.engine.overview import Overview
+from outrider.engine.status.overview import Overview
 from outrider.engine.pinning import Pinning
 from outrider.engine.ahead.prefetch import Budget, Mode, Prefetch
 from outrider.engine.read.object_read import Reads
