@@ -38,13 +38,13 @@ from outrider.engine.read.hit_lookup import Hits
 from outrider.engine.listing.list_cache import Listings
 from outrider.engine.read.version_lookup import Openings
 from outrider.engine.status.overview import Overview
-from outrider.engine.pinning import Pinning
+from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.ahead.prefetch import Budget, Mode, Prefetch
 from outrider.engine.read.object_read import Reads
 from outrider.engine.listing.enumerate import Survey
 from outrider.engine.fill.fill_scheduler import Turns
-from outrider.engine.verifying import Verifying
-from outrider.engine.warming import Warming
+from outrider.engine.maintenance.verification import Verifying
+from outrider.engine.maintenance.warmup_runner import Warming
 from outrider.http.access import Access, Loopback, SigV4, reader_shown
 from outrider.http.fastlane import FastLane
 from outrider.http.orders import Orders

@@ -21,7 +21,7 @@ from outrider.core.s3.operation import classify
 from outrider.core.maintenance.object_list import WarmList
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.write.upload import upload_of
-from outrider.engine.warmup import Warmup
+from outrider.engine.maintenance.warmup import Warmup
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
 from tests.support.scheduler import SeededLoop, SeededThreads

@@ -14,9 +14,9 @@ from outrider.core.origin.token_bucket import Allowance
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.maintenance.progress import Progress, State
 from outrider.core.maintenance.object_list import WarmList
-from outrider.engine.pinning import Pinning
+from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.ahead.prefetch import Budget
-from outrider.engine.warmup import Warmup
+from outrider.engine.maintenance.warmup import Warmup
 from tests.support.engine import BLOCK, Engine, engine
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
 

@@ -31,7 +31,7 @@ from outrider.engine.ahead.prefetch import Budget, Later, Mode, Prefetch
 from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
 from outrider.engine.listing.enumerate import Survey
 from outrider.engine.fill.fill_scheduler import Turns
-from outrider.engine.warming import Warming
+from outrider.engine.maintenance.warmup_runner import Warming
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock, FakeOrigin, FakeTasks, no_wait_patience
 

@@ -31,10 +31,10 @@ from outrider.core.auth.grants import may_read
 from outrider.core.model import ObjectRef
 from outrider.core.maintenance.progress import Progress
 from outrider.core.maintenance.object_list import BODY_BYTES_MAX, SavedWarmup, WarmList, parse_list
-from outrider.engine.pinning import Pinning
-from outrider.engine.verifying import Verifying
-from outrider.engine.warming import Warming
-from outrider.engine.warmup import Book, May, Warmup
+from outrider.engine.maintenance.pinning import Pinning
+from outrider.engine.maintenance.verification import Verifying
+from outrider.engine.maintenance.warmup_runner import Warming
+from outrider.engine.maintenance.warmup import Book, May, Warmup
 from outrider.http.access import Access, Who
 from outrider.http.notes import Answer, Asked, Note, Notes, etag_of, note_of, object_of
 from outrider.ports import Clock

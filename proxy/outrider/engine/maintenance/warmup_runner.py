@@ -25,7 +25,7 @@ from outrider.engine.tasks.task_group import TaskGroup
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.listing.enumerate import Survey
-from outrider.engine.warmup import Item, Warmup, blocks_of
+from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
 from outrider.ports import Clock, SteeredStore
 
 log = logging.getLogger(__name__)

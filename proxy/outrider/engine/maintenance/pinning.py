@@ -16,8 +16,8 @@ from outrider.core.maintenance.object_list import parse_list
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.read.version_lookup import NotCacheable, Openings
 from outrider.engine.ahead.prefetch import Prefetch
-from outrider.engine.warming import Warming, reason_of
-from outrider.engine.warmup import Book, Item, Warmup
+from outrider.engine.maintenance.warmup_runner import Warming, reason_of
+from outrider.engine.maintenance.warmup import Book, Item, Warmup
 
 log = logging.getLogger(__name__)
 
