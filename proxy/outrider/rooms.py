@@ -57,7 +57,7 @@ from outrider.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     from outrider.adapters.origin.traced_origin import Traces
-    from outrider.http.tracing import ServerSpans
+    from outrider.http.record.server_spans import ServerSpans
 
 # Settings that the status tells.
 _TOLD = ("auth", "policy", "prefetch", "freshness", "verify", "block_size", "workers", "cache_dir")
@@ -254,7 +254,7 @@ def traced(origin: Origin, traces: Traces | None) -> Origin:
 def _spans(settings: Settings, traces: Traces | None) -> ServerSpans | None:
     if traces is None:
         return None
-    from outrider.http.tracing import ServerSpans
+    from outrider.http.record.server_spans import ServerSpans
 
     return ServerSpans(traces.tracer, partial(reader_shown, _names_of_keys(settings)))
 

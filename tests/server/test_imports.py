@@ -14,7 +14,7 @@ HEAVY = {
     "aiobotocore", "aiohttp.web", "aiohttp.web_app", "aiohttp.web_urldispatcher", "boto3", "botocore",
     "matplotlib", "numpy", "opentelemetry", "requests", "rich", "urllib3", "outrider.adapters.origin.traced_origin",
     "outrider.cli.bench", "outrider.cli.doctor", "outrider.cli.run", "outrider.cli.simulate",
-    "outrider.http.tracing", "outrider.simulator",
+    "outrider.http.record.server_spans", "outrider.simulator",
 }  # fmt: skip
 
 # Ends with the names of all that is imported when the proxy is ready and has looked for its credentials.

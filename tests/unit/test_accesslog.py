@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from outrider.adapters.process.system import LineHandler
 from outrider.adapters.process.recent_errors import kept_troubles
 from outrider.core.insight.recent_errors import Troubles
-from outrider.http.accesslog import AccessLog, subject_of
+from outrider.http.record.access_log import AccessLog, subject_of
 
 if TYPE_CHECKING:
     import pytest

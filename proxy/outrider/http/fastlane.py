@@ -26,15 +26,15 @@ from outrider.core.s3.operation import Kind, Operation
 from outrider.core.auth.sigv4 import SignedRequest
 from outrider.engine.read.hit_lookup import Hits, Known, Piece
 from outrider.http.access import Access, Who, reader_name
-from outrider.http.accesslog import AccessLog, new_request_id, subject_of
+from outrider.http.record.access_log import AccessLog, new_request_id, subject_of
 from outrider.http.leftover import Begun, PageCold
-from outrider.http.tally import Ended
+from outrider.http.record.request_end import Ended
 from outrider.http.wire import SocketWire
 from outrider.metrics import Metrics
 from outrider.pagecache import in_memory, read_in_memory
 
 if TYPE_CHECKING:
-    from outrider.http.tracing import ServerSpans
+    from outrider.http.record.server_spans import ServerSpans
 
 _QUERIES_MAX = 1024
 # What a subject takes beside its heads.

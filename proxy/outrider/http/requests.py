@@ -40,7 +40,7 @@ from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.read.object_read import Body, CacheStatus, OnAsked, ReadAnswer, Reads
 from outrider.engine.write.upload import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name
-from outrider.http.accesslog import AccessLog, new_request_id
+from outrider.http.record.access_log import AccessLog, new_request_id
 from outrider.http.clientbody import client_body, send_leave
 from outrider.http.connection import Connection
 from outrider.http.framing import well_framed
@@ -48,14 +48,14 @@ from outrider.http.leftover import Begun
 from outrider.http.notes import Asked as Steered
 from outrider.http.reply import OnEnd, Reply
 from outrider.http.steering import Steering
-from outrider.http.tally import Ended, Sent, Tally
+from outrider.http.record.request_end import Ended, Sent, Tally
 from outrider.http.wire import Wire
 from outrider.metrics import Metrics, method_label
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from outrider.http.tracing import ServerSpans
+    from outrider.http.record.server_spans import ServerSpans
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from contextlib import suppress
 from aiohttp.web_server import Server
 
 from outrider.engine.read.object_read import Body
-from outrider.http.accesslog import AccessLog
+from outrider.http.record.access_log import AccessLog
 from outrider.http.connection import Connection
 from outrider.http.fastlane import FastLane
 from outrider.http.leftover import Begun
 from outrider.http.requests import Requests
-from outrider.http.tally import Sent
+from outrider.http.record.request_end import Sent
 from outrider.http.workers import NewLoop, Workers
 
 log = logging.getLogger(__name__)

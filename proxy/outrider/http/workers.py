@@ -23,7 +23,7 @@ from outrider.core.errors import S3Error, Signal
 from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece
 from outrider.http.fastlane import FastLane
 from outrider.http.leftover import Begun, PageCold
-from outrider.http.tally import Sent
+from outrider.http.record.request_end import Sent
 from outrider.http.wire import SocketWire
 
 log = logging.getLogger(__name__)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from outrider.core.insight.usage import Sums
 from outrider.core.s3.operation import Kind, Operation
-from outrider.http.accesslog import AccessLog, app_said
+from outrider.http.record.access_log import AccessLog, app_said
 from outrider.metrics import Metrics
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from outrider.http.tracing import ServerSpans
+    from outrider.http.record.server_spans import ServerSpans
 
 Sent = Counter[str]
 """Body bytes sent, by source."""
