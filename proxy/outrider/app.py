@@ -28,7 +28,7 @@ from outrider.core.cache.scrub_pace import Pace, ROUND_S
 from outrider.engine.tasks.background import background
 from outrider.engine.status.overview import Overview
 from outrider.engine.ahead.prefetch import Prefetch
-from outrider.http.admin import AdminServer
+from outrider.http.admin.server import AdminServer
 from outrider.metrics import Metrics
 from outrider.ports import Clock
 from outrider.rooms import Outrider, make_rooms, make_traces, traced

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.http import admin
+from outrider.http.admin import server
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask
 
@@ -97,7 +97,7 @@ def test_a_head_that_comes_a_line_at_a_time_is_cut_off(patient: Address) -> None
 
 
 def test_beyond_the_limit_the_oldest_goes(patient: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "_CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(server, "_CONNECTIONS_MAX", 2)
     with RawConnection(patient) as first, RawConnection(patient) as second:
         first.send(b"G")
         second.send(b"G")

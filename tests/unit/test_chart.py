@@ -11,7 +11,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
 from outrider import __version__
-from outrider.http.admin import AdminServer
+from outrider.http.admin.server import AdminServer
 from outrider.metrics import Metrics
 from outrider.settings import SettingsError, load
 from tests.support.chart import (

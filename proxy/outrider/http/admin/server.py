@@ -12,8 +12,8 @@ from aiohttp.web_server import Server
 
 from outrider.core.auth import browser_guard
 from outrider.core.errors import AccessDenied
-from outrider.http import page
-from outrider.http.adminconnection import AdminConnection
+from outrider.http.admin import dashboard
+from outrider.http.admin.connection import AdminConnection
 from outrider.metrics import Metrics
 
 Status = dict[str, object]
@@ -50,7 +50,7 @@ class AdminServer(Server):
             return json_response(status(), headers={"Cache-Control": "no-store"})
 
         self.replies: Mapping[str, Callable[[], Response]] = {
-            "/healthz": healthz, "/readyz": readyz, "/metrics": show_metrics, "/status": show_status, **page.replies(),
+            "/healthz": healthz, "/readyz": readyz, "/metrics": show_metrics, "/status": show_status, **dashboard.replies(),
         }  # fmt: skip
 
     def __call__(self) -> AdminConnection:
@@ -71,7 +71,7 @@ class AdminServer(Server):
     def _guard(self, request: BaseRequest) -> None:
         """`/healthz` and `/readyz` never ask: the kubelet has no token; nor does the dashboard's page, which asks its
         reader for it."""
-        if request.path in _OPEN_TO_ALL or (self._token is not None and request.path in page.PATHS):
+        if request.path in _OPEN_TO_ALL or (self._token is not None and request.path in dashboard.PATHS):
             return
         if self._token is None:
             # It is loopback then, and what a browser on this machine shows must not read along.

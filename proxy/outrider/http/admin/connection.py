@@ -17,7 +17,7 @@ from aiohttp.web_response import Response, StreamResponse
 from outrider.http.parsing import guarded
 
 if TYPE_CHECKING:
-    from outrider.http.admin import AdminServer
+    from outrider.http.admin.server import AdminServer
 
 log = logging.getLogger(__name__)
 
