@@ -29,7 +29,7 @@ from outrider.http import fastlane
 from outrider.http import server as server_module
 from outrider.http.connection import Connection
 from outrider.http.leftover import Begun, PageCold
-from outrider.http.wire import SocketWire
+from outrider.http.wire.sender import SocketWire
 from tests.support.proxy import ANY_KEYS, Keys, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request
 

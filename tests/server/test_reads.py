@@ -15,8 +15,8 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
-from outrider.http import wire
-from outrider.http.wire import SocketWire
+from outrider.http.wire import sender
+from outrider.http.wire.sender import SocketWire
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask
 from tests.support.weather import Fault, FaultKind, Request
@@ -485,7 +485,7 @@ def test_an_error_of_the_origin_is_not_remembered(proxy: Proxy, direct: Any) -> 
 def test_what_a_socket_holds_for_a_client_is_bounded_where_it_is_near(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch, near_s: float, bounded: bool
 ) -> None:
-    monkeypatch.setattr(wire, "_NEAR_S", near_s)
+    monkeypatch.setattr(sender, "_NEAR_S", near_s)
     held: list[int] = []
     lost = SocketWire.lost
 
@@ -499,7 +499,7 @@ def test_what_a_socket_holds_for_a_client_is_bounded_where_it_is_near(
         assert ask(proxy.address, "GET", f"/{NAME}/five-blocks").body == RAMP
         proxy.settle()
     assert held
-    assert all((one <= 2 * wire._NEAR_BUFFER_BYTES) == bounded for one in held), held
+    assert all((one <= 2 * sender._NEAR_BUFFER_BYTES) == bounded for one in held), held
 
 
 def test_a_hit_goes_from_the_block_file_to_the_socket_by_the_kernel(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.http.wire import SocketWire
+from outrider.http.wire.sender import SocketWire
 from outrider.metrics import SOURCES
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request

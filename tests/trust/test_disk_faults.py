@@ -25,7 +25,7 @@ from outrider.adapters.disk import block_dir, disk_threads
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.core.cache import block_file, disk_budget
 from outrider.core.cache.block_file import PAGE_BYTES
-from outrider.http import wire
+from outrider.http.wire import sender
 from tests.contract.test_block_store import FILE, Disk, flip, meta_of, on_disk, payload_of
 from tests.support.damage import block_files
 from tests.support.proxy import Proxy, s3_client
@@ -275,7 +275,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
             with monkeypatch.context() as hasty:
                 # Far below a client's patience.
                 hasty.setattr(block_dir, "PATIENCE_S", 0.05)
-                hasty.setattr(wire, "_READ_PATIENCE_S", 0.05)
+                hasty.setattr(sender, "_READ_PATIENCE_S", 0.05)
                 assert shelf.read_all(proxy.address) == RIGHT
                 assert other.read_all(proxy.address) == RIGHT
             sick.release()

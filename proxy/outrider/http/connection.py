@@ -12,8 +12,8 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
 from outrider.http.leftover import PAGES_WAIT_S, Begun, PageCold
-from outrider.http.parsing import guarded
-from outrider.http.wire import SocketWire, TlsWire, wire_of
+from outrider.http.wire.parser_guard import guarded
+from outrider.http.wire.sender import SocketWire, TlsWire, wire_of
 
 if TYPE_CHECKING:
     from outrider.http.server import S3Server

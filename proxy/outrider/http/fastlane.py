@@ -29,7 +29,7 @@ from outrider.http.access import Access, Who, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_id, subject_of
 from outrider.http.leftover import Begun, PageCold
 from outrider.http.record.request_end import Ended
-from outrider.http.wire import SocketWire
+from outrider.http.wire.sender import SocketWire
 from outrider.metrics import Metrics
 from outrider.pagecache import in_memory, read_in_memory
 

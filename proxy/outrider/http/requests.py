@@ -41,15 +41,15 @@ from outrider.engine.read.object_read import Body, CacheStatus, OnAsked, ReadAns
 from outrider.engine.write.upload import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_id
-from outrider.http.clientbody import client_body, send_leave
+from outrider.http.wire.request_body import client_body, send_leave
 from outrider.http.connection import Connection
-from outrider.http.framing import well_framed
+from outrider.http.wire.smuggling_guard import well_framed
 from outrider.http.leftover import Begun
 from outrider.http.notes import Asked as Steered
-from outrider.http.reply import OnEnd, Reply
+from outrider.http.wire.reply import OnEnd, Reply
 from outrider.http.steering import Steering
 from outrider.http.record.request_end import Ended, Sent, Tally
-from outrider.http.wire import Wire
+from outrider.http.wire.sender import Wire
 from outrider.metrics import Metrics, method_label
 
 if TYPE_CHECKING:

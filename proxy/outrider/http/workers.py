@@ -24,7 +24,7 @@ from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece
 from outrider.http.fastlane import FastLane
 from outrider.http.leftover import Begun, PageCold
 from outrider.http.record.request_end import Sent
-from outrider.http.wire import SocketWire
+from outrider.http.wire.sender import SocketWire
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response, StreamResponse
 
-from outrider.http.parsing import guarded
+from outrider.http.wire.parser_guard import guarded
 
 if TYPE_CHECKING:
     from outrider.http.admin.server import AdminServer

@@ -20,7 +20,7 @@ from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
 from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece
 from outrider.http.record.request_end import Sent
-from outrider.http.wire import Buffer, Wire
+from outrider.http.wire.sender import Buffer, Wire
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_request import BaseRequest
 
 from outrider.core.errors import IncompleteBody, RequestTimeout
-from outrider.http.wire import Wire
+from outrider.http.wire.sender import Wire
 
 # What a client has brought of a body must be worth this much for each second that it was waited for, beyond its
 # `client_timeout_s`: less is no upload, but a connection to the origin held for nothing.
