@@ -45,11 +45,11 @@ from outrider.engine.listing.enumerate import Survey
 from outrider.engine.fill.fill_scheduler import Turns
 from outrider.engine.maintenance.verification import Verifying
 from outrider.engine.maintenance.warmup_runner import Warming
-from outrider.http.access import Access, Loopback, SigV4, reader_shown
-from outrider.http.fastlane import FastLane
+from outrider.http.s3.access import Access, Loopback, SigV4, reader_shown
+from outrider.http.s3.fast_path import FastLane
 from outrider.http.orders import Orders
-from outrider.http.requests import Requests
-from outrider.http.server import S3Server
+from outrider.http.s3.handler import Requests
+from outrider.http.s3.server import S3Server
 from outrider.http.steering import Steering
 from outrider.metrics import Metrics
 from outrider.ports import Name, Origin

@@ -24,11 +24,11 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from outrider.http import connection as connection_module
-from outrider.http import fastlane
-from outrider.http import server as server_module
-from outrider.http.connection import Connection
-from outrider.http.leftover import Begun, PageCold
+from outrider.http.s3 import connection as connection_module
+from outrider.http.s3 import fast_path
+from outrider.http.s3 import server as server_module
+from outrider.http.s3.connection import Connection
+from outrider.http.s3.handoff import Begun, PageCold
 from outrider.http.wire.sender import SocketWire
 from tests.support.proxy import ANY_KEYS, Keys, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request
@@ -971,7 +971,7 @@ def test_what_is_no_quicker_once_the_disk_was_asked_goes_the_longer_way_at_once(
         if why == "the kernel does not tell":
             lane.proxy.outrider.store.directory.is_told = False
         else:
-            monkeypatch.setattr(fastlane, "_PAGED_IN_BYTES", len(OBJECTS["a"]) - 1)
+            monkeypatch.setattr(fast_path, "_PAGED_IN_BYTES", len(OBJECTS["a"]) - 1)
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
         assert lane.seen == [False]

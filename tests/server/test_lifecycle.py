@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.http.connection import Connection
+from outrider.http.s3.connection import Connection
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask
 from tests.support.weather import Fault, FaultKind

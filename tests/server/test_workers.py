@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.http.connection import _HITS_TO_LEND_OUT
+from outrider.http.s3.connection import _HITS_TO_LEND_OUT
 from outrider.settings import SettingsError, load
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import RawConnection, ask, request

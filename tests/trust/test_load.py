@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.http.connection import Connection
+from outrider.http.s3.connection import Connection
 from tests.support.crowd import Client
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy, ServedProxy

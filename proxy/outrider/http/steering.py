@@ -25,7 +25,7 @@ from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
 from outrider.core.model import ObjectRef
 from outrider.core.ahead.hint_messages import Plan, PlanProgress, Stall, parse_plan, parse_stall
 from outrider.core.ahead.hints import Telling
-from outrider.http.access import Access, Who
+from outrider.http.s3.access import Access, Who
 from outrider.http.notes import Answer, Asked, Note, Notes, etag_of, note_of, object_of
 from outrider.http.orders import FOLDERS, Orders
 from outrider.metrics import Metrics

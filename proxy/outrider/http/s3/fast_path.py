@@ -25,9 +25,9 @@ from outrider.core.s3.plain_request import PlainRead, recognise
 from outrider.core.s3.operation import Kind, Operation
 from outrider.core.auth.sigv4 import SignedRequest
 from outrider.engine.read.hit_lookup import Hits, Known, Piece
-from outrider.http.access import Access, Who, reader_name
+from outrider.http.s3.access import Access, Who, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_id, subject_of
-from outrider.http.leftover import Begun, PageCold
+from outrider.http.s3.handoff import Begun, PageCold
 from outrider.http.record.request_end import Ended
 from outrider.http.wire.sender import SocketWire
 from outrider.metrics import Metrics

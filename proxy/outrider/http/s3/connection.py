@@ -11,12 +11,12 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
-from outrider.http.leftover import PAGES_WAIT_S, Begun, PageCold
+from outrider.http.s3.handoff import Begun, PAGES_WAIT_S, PageCold
 from outrider.http.wire.parser_guard import guarded
 from outrider.http.wire.sender import SocketWire, TlsWire, wire_of
 
 if TYPE_CHECKING:
-    from outrider.http.server import S3Server
+    from outrider.http.s3.server import S3Server
 
 # A connection with so many hits in a row asks for little else: a worker may have it.
 _HITS_TO_LEND_OUT = 8

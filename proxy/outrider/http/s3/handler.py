@@ -39,12 +39,12 @@ from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.read.object_read import Body, CacheStatus, OnAsked, ReadAnswer, Reads
 from outrider.engine.write.upload import Upload, upload_of, whole_body
-from outrider.http.access import Access, Who, reader_name
+from outrider.http.s3.access import Access, Who, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_id
 from outrider.http.wire.request_body import client_body, send_leave
-from outrider.http.connection import Connection
+from outrider.http.s3.connection import Connection
 from outrider.http.wire.smuggling_guard import well_framed
-from outrider.http.leftover import Begun
+from outrider.http.s3.handoff import Begun
 from outrider.http.notes import Asked as Steered
 from outrider.http.wire.reply import OnEnd, Reply
 from outrider.http.steering import Steering
