@@ -47,10 +47,10 @@ from outrider.engine.maintenance.verification import Verifying
 from outrider.engine.maintenance.warmup_runner import Warming
 from outrider.http.s3.access import Access, Loopback, SigV4, reader_shown
 from outrider.http.s3.fast_path import FastLane
-from outrider.http.orders import Orders
+from outrider.http.control.maintenance import Orders
 from outrider.http.s3.handler import Requests
 from outrider.http.s3.server import S3Server
-from outrider.http.steering import Steering
+from outrider.http.control.control_bucket import Steering
 from outrider.metrics import Metrics
 from outrider.ports import Name, Origin
 from outrider.settings import Settings, SettingsError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from botocore.exceptions import ClientError
 
-from outrider.http.steering import BODY_BYTES_MAX, NAMES_MAX
+from outrider.http.control.control_bucket import BODY_BYTES_MAX, NAMES_MAX
 from tests.support.child import program
 from tests.support.door import Door, run
 from tests.support.plans import Piece, ToldPlans

@@ -15,7 +15,7 @@ from outrider.core.model import ObjectRef
 from outrider.core.ahead.planner import Planner
 from outrider.core.ahead.hint_messages import Plan, Stall, parse_plan, parse_stall
 from outrider.core.ahead.hints import Telling
-from outrider.http.notes import Note, Notes
+from outrider.http.control.objects import Note, Notes
 
 FIELDS = ["reads", "start", "total", "steps", "wait_s", "x"]
 keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)

@@ -45,9 +45,9 @@ from outrider.http.wire.request_body import client_body, send_leave
 from outrider.http.s3.connection import Connection
 from outrider.http.wire.smuggling_guard import well_framed
 from outrider.http.s3.handoff import Begun
-from outrider.http.notes import Asked as Steered
+from outrider.http.control.objects import Asked as Steered
 from outrider.http.wire.reply import OnEnd, Reply
-from outrider.http.steering import Steering
+from outrider.http.control.control_bucket import Steering
 from outrider.http.record.request_end import Ended, Sent, Tally
 from outrider.http.wire.sender import Wire
 from outrider.metrics import Metrics, method_label

@@ -36,7 +36,7 @@ from outrider.engine.maintenance.verification import Verifying
 from outrider.engine.maintenance.warmup_runner import Warming
 from outrider.engine.maintenance.warmup import Book, May, Warmup
 from outrider.http.s3.access import Access, Who
-from outrider.http.notes import Answer, Asked, Note, Notes, etag_of, note_of, object_of
+from outrider.http.control.objects import Answer, Asked, Note, Notes, etag_of, note_of, object_of
 from outrider.ports import Clock
 from outrider.settings import parse_bytes
 

@@ -26,8 +26,8 @@ from outrider.core.model import ObjectRef
 from outrider.core.ahead.hint_messages import Plan, PlanProgress, Stall, parse_plan, parse_stall
 from outrider.core.ahead.hints import Telling
 from outrider.http.s3.access import Access, Who
-from outrider.http.notes import Answer, Asked, Note, Notes, etag_of, note_of, object_of
-from outrider.http.orders import FOLDERS, Orders
+from outrider.http.control.objects import Answer, Asked, Note, Notes, etag_of, note_of, object_of
+from outrider.http.control.maintenance import FOLDERS, Orders
 from outrider.metrics import Metrics
 from outrider.ports import Clock
 
