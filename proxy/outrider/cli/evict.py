@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from outrider.cli import options, steering
+from outrider.cli import control_client, options
 from outrider.core.insight.bottleneck import counted, in_words
 
 
 def evict(
-    urls: steering.Urls = None,
-    from_file: steering.FromFile = None,
-    endpoint: steering.Endpoint = None,
-    as_json: steering.AsJson = False,
+    urls: control_client.Urls = None,
+    from_file: control_client.FromFile = None,
+    endpoint: control_client.Endpoint = None,
+    as_json: control_client.AsJson = False,
     config: options.Config = None,
 ) -> None:
     """Drop what the cache has of these objects. What is being read goes when it is released, what is pinned stays.
@@ -20,13 +20,13 @@ def evict(
     \b
     outrider evict s3://bucket/old-run/
     """
-    body = steering.list_of(urls, from_file)
-    proxy = steering.Proxy(endpoint, config)
-    key = f"evict/{steering.name_of(None, body)}"
+    body = control_client.list_of(urls, from_file)
+    proxy = control_client.Proxy(endpoint, config)
+    key = f"evict/{control_client.name_of(None, body)}"
     proxy.put(key, body)
     told = proxy.get(key)
     if as_json:
-        steering.show_json(told)
+        control_client.show_json(told)
         return
     typer.echo(f"evicted {counted(told['blocks'], 'block')}, {in_words(told['bytes'])}")
     if told["in_use_blocks"]:

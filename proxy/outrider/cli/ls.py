@@ -9,14 +9,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli import look, options
+from outrider.cli import options, status_client
 from outrider.core.insight.bottleneck import in_words
 
 
 def ls(
     admin: options.Admin = None,
     config: options.Config = None,
-    as_json: look.AsJson = False,
+    as_json: status_client.AsJson = False,
     words: Annotated[str, typer.Argument(help="Only datasets whose bucket and name have this in them.")] = "",
 ) -> None:
     """List the datasets of the proxy at --admin, the one that was read last first.
@@ -25,8 +25,8 @@ def ls(
     outrider ls
     outrider ls train --json
     """
-    url, settings = look.place_of(admin, config)
-    status = look.status_or_exit(url, settings)
+    url, settings = status_client.place_of(admin, config)
+    status = status_client.status_or_exit(url, settings)
     datasets = [one for one in status["datasets"] if words in f"{one['bucket']}/{one['name']}"]
     if as_json:
         typer.echo(json.dumps({"datasets": datasets, "pins": status.get("pins", [])}, indent=2))
@@ -34,16 +34,16 @@ def ls(
     if not datasets:
         typer.echo("No dataset was read yet." if not words else f"No dataset that was read has {words!r} in its name.")
     else:
-        look.console().print(_table(datasets))
+        status_client.console().print(_table(datasets))
     hidden = status["datasets_known"] - len(status["datasets"])
     if hidden > 0:
         typer.echo(f"And {hidden:,} more that were read longer ago.")
     for pin in status.get("pins", []):
         here, reserved = in_words(pin["bytes"]["on_disk"]), in_words(pin["reserved_bytes"])
-        typer.echo(f"pin {look.shown(pin['name'])}: {here} here of {reserved} reserved")
+        typer.echo(f"pin {status_client.shown(pin['name'])}: {here} here of {reserved} reserved")
 
 
-def _table(datasets: list[look.Status]) -> Table:
+def _table(datasets: list[status_client.Status]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("dataset", overflow="fold")
     for name in ("objects", "size", "cached", "read", "hits", "saved", "last read"):
@@ -53,13 +53,13 @@ def _table(datasets: list[look.Status]) -> Table:
         epoch = one.get("read_this_epoch")
         hits = f"{100 * one['hits'] / one['requests']:.0f} %" if one["requests"] else "-"
         table.add_row(
-            Text(look.shown(f"s3://{one['bucket']}/{one['name']}" if one["bucket"] else one["name"])),
+            Text(status_client.shown(f"s3://{one['bucket']}/{one['name']}" if one["bucket"] else one["name"])),
             f"{one['objects']:,}" if known else "-",
             in_words(one["bytes"]) if known else "-",
             f"{100 * one['cached']:.0f} %" if known else "-",
             f"{epoch:,} of {one['epoch_objects']:,}" if epoch is not None else "-",
             hits,
             in_words(one["saved"]["egress_bytes"]),
-            look.ago(one.get("silent_s")),
+            status_client.ago(one.get("silent_s")),
         )
     return table

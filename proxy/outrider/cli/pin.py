@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from outrider.cli import options, steering
+from outrider.cli import control_client, options
 
 
 def pin(
-    urls: steering.Urls = None,
-    from_file: steering.FromFile = None,
-    wait: steering.Wait = True,
-    name: steering.Name = None,
-    endpoint: steering.Endpoint = None,
-    as_json: steering.AsJson = False,
+    urls: control_client.Urls = None,
+    from_file: control_client.FromFile = None,
+    wait: control_client.Wait = True,
+    name: control_client.Name = None,
+    endpoint: control_client.Endpoint = None,
+    as_json: control_client.AsJson = False,
     config: options.Config = None,
 ) -> None:
     """Reserve room in the cache for objects, bring them, and never let them go; without a list, show the pins.
@@ -26,21 +26,21 @@ def pin(
     outrider pin s3://bucket/eval/
     outrider pin 's3://bucket/train-{000000..000099}.tar' --name hot
     """
-    body = steering.list_of(urls, from_file)
-    proxy = steering.Proxy(endpoint, config)
+    body = control_client.list_of(urls, from_file)
+    proxy = control_client.Proxy(endpoint, config)
     if not body and not name:
-        steering.show_all(proxy.get("status.json")["pins"], as_json)
+        control_client.show_all(proxy.get("status.json")["pins"], as_json)
         return
-    key = f"pin/{(name := steering.name_of(name, body))}"
+    key = f"pin/{(name := control_client.name_of(name, body))}"
     try:
         if body:
             proxy.put(key, body)
         if not wait:
-            steering.show(proxy.get(key), as_json)
+            control_client.show(proxy.get(key), as_json)
             return
-        told = steering.follow(proxy, key, quiet=as_json)
+        told = control_client.follow(proxy, key, quiet=as_json)
     except KeyboardInterrupt:
         typer.echo(f"outrider: the room is reserved, and filled in the proxy; `outrider unpin --name {name}` ends it",
                    err=True)  # fmt: skip
         raise typer.Exit(130) from None
-    steering.conclude(told, as_json)
+    control_client.conclude(told, as_json)

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli import look, options
+from outrider.cli import options, status_client
 from outrider.core.insight.bottleneck import in_words
 
 _SOURCES = (("disk", "disk: hits"), ("flight", "still arriving"), ("origin", "past the cache"))
@@ -26,7 +26,7 @@ def stats(
     admin: options.Admin = None,
     config: options.Config = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once, and exit.")] = False,
-    as_json: look.AsJson = False,
+    as_json: status_client.AsJson = False,
     every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Show what the proxy at --admin does: live on a terminal, until Ctrl-C; else once.
@@ -36,12 +36,12 @@ def stats(
     outrider stats --once
     outrider stats --json | jq .verdict.text
     """
-    url, settings = look.place_of(admin, config)
-    status = look.status_or_exit(url, settings)
+    url, settings = status_client.place_of(admin, config)
+    status = status_client.status_or_exit(url, settings)
     if as_json:
         typer.echo(json.dumps(status, indent=2))
         return
-    console = look.console()
+    console = status_client.console()
     if once or not sys.stdout.isatty():
         console.print(view(status))
         return
@@ -50,19 +50,19 @@ def stats(
             while True:
                 time.sleep(every)
                 try:
-                    live.update(view(look.status_at(url, settings)), refresh=True)
-                except look.NoStatus as error:
+                    live.update(view(status_client.status_at(url, settings)), refresh=True)
+                except status_client.NoStatus as error:
                     live.update(Text(str(error)), refresh=True)
     except KeyboardInterrupt:
         pass
 
 
-def view(status: look.Status) -> RenderableType:
+def view(status: status_client.Status) -> RenderableType:
     colour = _COLOURS.get(status["verdict"]["slow"])
     parts: list[RenderableType] = [
-        Text(f"outrider {status['version']} in front of {look.shown(status['origin'] or 'AWS S3')}, "
-             f"up {look.ago(status['uptime_s'])}", style="dim"),
-        Text(look.shown(status["verdict"]["text"]), style=f"bold {colour}" if colour else "dim"),
+        Text(f"outrider {status['version']} in front of {status_client.shown(status['origin'] or 'AWS S3')}, "
+             f"up {status_client.ago(status['uptime_s'])}", style="dim"),
+        Text(status_client.shown(status["verdict"]["text"]), style=f"bold {colour}" if colour else "dim"),
         Text(),
         _bandwidth(status),
         Text(),
@@ -75,12 +75,12 @@ def view(status: look.Status) -> RenderableType:
         times = f" ({last['times']} times)" if last["times"] > 1 else ""
         parts += [
             Text(),
-            Text(f"last error: {look.shown(last['what'])}{times} {look.shown(last['detail'])}", style="red"),
+            Text(f"last error: {status_client.shown(last['what'])}{times} {status_client.shown(last['detail'])}", style="red"),
         ]
     return Group(*parts)
 
 
-def _bandwidth(status: look.Status) -> Table:
+def _bandwidth(status: status_client.Status) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, justify in (("source", "left"), ("now", "right"), ("since start", "right")):
         table.add_column(name, justify=justify, min_width=14)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def _bandwidth(status: look.Status) -> Table:
     return table
 
 
-def _facts(status: look.Status) -> Table:
+def _facts(status: status_client.Status) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -116,7 +116,7 @@ def _facts(status: look.Status) -> Table:
     return table
 
 
-def _readers(readers: list[look.Status]) -> RenderableType:
+def _readers(readers: list[status_client.Status]) -> RenderableType:
     active = [one for one in readers if one["silent_s"] <= _SILENT_S]
     if not active:
         return Text("nobody reads", style="dim")
@@ -127,9 +127,9 @@ def _readers(readers: list[look.Status]) -> RenderableType:
     table.add_column("verdict", overflow="fold")
     for one in active[:_READERS_MAX]:
         table.add_row(
-            Text(look.shown(f"{one['name']} s3://{one['bucket']}/{one['dataset']}")),
+            Text(status_client.shown(f"{one['name']} s3://{one['bucket']}/{one['dataset']}")),
             f"{in_words(one['bytes_s'])}/s",
             "-" if one["stall"] is None else f"{100 * one['stall']:.0f} %",
-            Text(look.shown(one["verdict"])),
+            Text(status_client.shown(one["verdict"])),
         )
     return table

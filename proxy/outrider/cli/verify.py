@@ -12,17 +12,17 @@ from rich.progress import track
 
 from outrider.adapters.disk import block_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
-from outrider.cli import environment, options, steering
+from outrider.cli import control_client, environment, options
 from outrider.core.cache.block_file import BadBlock
 from outrider.core.insight.bottleneck import counted, in_words
 
 
 def verify(
-    urls: steering.Urls = None,
-    from_file: steering.FromFile = None,
+    urls: control_client.Urls = None,
+    from_file: control_client.FromFile = None,
     cache_dir: options.CacheDir = None,
-    endpoint: steering.Endpoint = None,
-    as_json: steering.AsJson = False,
+    endpoint: control_client.Endpoint = None,
+    as_json: control_client.AsJson = False,
     config: options.Config = None,
 ) -> None:
     """Verify all blocks of the cache, or those of these objects; where no proxy runs, those of the cache directory.
@@ -34,10 +34,10 @@ def verify(
     outrider verify s3://bucket/train/
     outrider verify --cache-dir /data/cache
     """
-    body = steering.list_of(urls, from_file)
+    body = control_client.list_of(urls, from_file)
     told: dict[str, Any] | None = None
     if cache_dir is None:
-        proxy = steering.Proxy(endpoint, config)
+        proxy = control_client.Proxy(endpoint, config)
         if endpoint is not None or body or proxy.is_there():
             told = _asked(proxy, body)
     elif body:
@@ -47,7 +47,7 @@ def verify(
         settings = environment.load({"cache_dir": cache_dir}, config, {})
         told = _offline(settings.cache_dir.expanduser(), quiet=as_json)
     if as_json:
-        steering.show_json(told)
+        control_client.show_json(told)
     else:
         typer.echo(f"verified {counted(told['blocks']['verified'], 'block')}, {in_words(told['bytes']['verified'])}: "
                    f"{told['blocks']['bad']} bad")  # fmt: skip
@@ -56,20 +56,20 @@ def verify(
     raise typer.Exit(0 if told["state"] == "done" else 1)
 
 
-def _asked(proxy: steering.Proxy, body: bytes) -> dict[str, Any]:
-    key = f"verify/{steering.name_of('cli' if not body else None, body)}"
+def _asked(proxy: control_client.Proxy, body: bytes) -> dict[str, Any]:
+    key = f"verify/{control_client.name_of('cli' if not body else None, body)}"
     proxy.put(key, body)
-    return steering.followed(proxy, key)
+    return control_client.followed(proxy, key)
 
 
 def _offline(directory: Path, *, quiet: bool) -> dict[str, Any]:
     """No proxy may use it meanwhile."""
     if not (directory / "outrider-cache").exists():
-        steering.failed(f"no Outrider answers, and there is no cache in {directory}: give --endpoint or --cache-dir.")
+        control_client.failed(f"no Outrider answers, and there is no cache in {directory}: give --endpoint or --cache-dir.")
     try:
         opened = BlockDir.open(directory)
     except UnusableCacheDir as error:
-        steering.failed(f"{error} Its proxy verifies it: give --endpoint.")
+        control_client.failed(f"{error} Its proxy verifies it: give --endpoint.")
     try:
         return _verified(opened, quiet)
     finally:

@@ -6,20 +6,20 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import options, steering
+from outrider.cli import control_client, options
 
 
 def warm(
-    urls: steering.Urls = None,
-    from_file: steering.FromFile = None,
-    wait: steering.Wait = True,
+    urls: control_client.Urls = None,
+    from_file: control_client.FromFile = None,
+    wait: control_client.Wait = True,
     rate: Annotated[
         str | None, typer.Option(help="Bytes a second from the bucket at most, like 200MB.", metavar="BYTES")
     ] = None,
-    name: steering.Name = None,
+    name: control_client.Name = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="End the warm-up of this list, or of --name.")] = False,
-    endpoint: steering.Endpoint = None,
-    as_json: steering.AsJson = False,
+    endpoint: control_client.Endpoint = None,
+    as_json: control_client.AsJson = False,
     config: options.Config = None,
 ) -> None:
     """Bring objects into the cache of the running proxy; without a list, show the warm-ups.
@@ -35,14 +35,14 @@ def warm(
     outrider warm 's3://bucket/train-{000000..001281}.tar' --rate 200MB --no-wait
     outrider warm --from-file shards.txt
     """
-    body = steering.list_of(urls, from_file)
-    proxy = steering.Proxy(endpoint, config)
+    body = control_client.list_of(urls, from_file)
+    proxy = control_client.Proxy(endpoint, config)
     if not body and not name and not cancel:
-        steering.show_all(proxy.get("status.json")["warmups"], as_json)
+        control_client.show_all(proxy.get("status.json")["warmups"], as_json)
         return
     # A name that was made up from a list means nothing to whoever gave the list.
     which = f"called {name}" if name else "of this list"
-    key = f"warm/{(name := steering.name_of(name, body))}"
+    key = f"warm/{(name := control_client.name_of(name, body))}"
     if cancel:
         proxy.get(key, missing=f"there is no warm-up {which}; `outrider warm` shows the warm-ups")
         proxy.delete(key)
@@ -51,12 +51,12 @@ def warm(
         if body:
             proxy.put(key, body, rate=rate)
         if not wait:
-            steering.show(proxy.get(key), as_json)
+            control_client.show(proxy.get(key), as_json)
             return
-        told = steering.follow(proxy, key, quiet=as_json)
+        told = control_client.follow(proxy, key, quiet=as_json)
     except KeyboardInterrupt:
         typer.echo(
             f"outrider: the warm-up goes on in the proxy; `outrider warm --cancel --name {name}` ends it", err=True
         )
         raise typer.Exit(130) from None
-    steering.conclude(told, as_json)
+    control_client.conclude(told, as_json)
