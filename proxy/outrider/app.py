@@ -16,22 +16,22 @@ from aiohttp.web_server import Server
 
 from outrider import __version__
 from outrider.adapters.disk import block_dir
-from outrider.adapters.state import learned_file, warmup_file
 from outrider.adapters.disk.block_dir import BlockDir
+from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.adapters.disk.recovery import Recovery
-from outrider.adapters.process.system import new_event_loop, raise_open_files_limit
 from outrider.adapters.process.recent_errors import kept_troubles
+from outrider.adapters.process.system import new_event_loop, raise_open_files_limit
+from outrider.adapters.state import learned_file, warmup_file
+from outrider.composition import Outrider, make_rooms, make_traces, traced
 from outrider.core.cache.memory_budget import Shares
-from outrider.core.cache.scrub_pace import Pace, ROUND_S
-from outrider.engine.tasks.background import background
-from outrider.engine.status.overview import Overview
+from outrider.core.cache.scrub_pace import ROUND_S, Pace
 from outrider.engine.ahead.prefetch import Prefetch
+from outrider.engine.status.overview import Overview
+from outrider.engine.tasks.background import background
 from outrider.http.admin.server import AdminServer
 from outrider.metrics import Metrics
 from outrider.ports import Clock
-from outrider.rooms import Outrider, make_rooms, make_traces, traced
 from outrider.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)

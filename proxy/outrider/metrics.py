@@ -10,8 +10,8 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from outrider.core.ahead.dataset.templates import Templates
-from outrider.core.insight.usage import DatasetAccount, DatasetName, Ledger, OTHERS, Sums
 from outrider.core.insight.recent_errors import Troubles
+from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Ledger, Sums
 
 SOURCES = ("disk", "flight", "origin")
 """Where a served byte came from: a block on disk, a block still arriving, or relayed past the cache."""

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_core import PydanticCustomError
 
-from outrider.core.cache.freshness import Freshness
 from outrider.core.auth.grants import Access, Client, Grant
+from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef
 
 _ENV_PREFIX = "OUTRIDER_"

@@ -14,9 +14,9 @@ from random import Random
 from statistics import median
 from typing import TypeVar
 
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.core.ahead.planner import Planner
 from outrider.core.ahead.order.webdataset_shuffle import drawn
+from outrider.core.ahead.planner import Planner
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
 T = TypeVar("T")
 OBJECTS, BYTES, GOAL_US, GOAL_MB = 100_000, 2**20, 50, 200

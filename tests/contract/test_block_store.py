@@ -22,16 +22,16 @@ from outrider import pagecache
 from outrider.adapters.disk import block_dir, index_snapshot
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk.block_store import DiskStore, Limits
-from outrider.adapters.disk.disk_threads import DiskWork, _THREADS
 from outrider.adapters.disk.block_writer import DiskBlockWriter
+from outrider.adapters.disk.disk_threads import _THREADS, DiskWork
 from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import TouchFile
-from outrider.core.cache.block_file import BlockMeta, Header, PAGE_BYTES
-from outrider.core.errors import StoreUnavailable
-from outrider.core.cache.policies import Lru, POLICIES
-from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
+from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, Header
+from outrider.core.cache.policies import POLICIES, Lru
 from outrider.core.cache.scrub_pace import Pace
+from outrider.core.errors import StoreUnavailable
+from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore
 from tests.support.fakes import AtOnce, FakeClock, ramp
@@ -1265,9 +1265,7 @@ async def test_the_scrubber_finds_the_bad_and_changes_no_order(root: Path) -> No
 
 def test_one_process_per_directory(root: Path) -> None:
     directory = BlockDir.open(root)
-    code = (
-        f"from outrider.adapters.blockdir import BlockDir; from pathlib import Path; BlockDir.open(Path({str(root)!r}))"
-    )
+    code = f"from outrider.adapters.disk.block_dir import BlockDir; from pathlib import Path; BlockDir.open(Path({str(root)!r}))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
                            env={**os.environ, "PYTHONPATH": "proxy"}, cwd=Path(__file__).parents[2])  # fmt: skip
     assert "another process uses it" in other.stderr

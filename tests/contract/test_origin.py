@@ -12,10 +12,10 @@ from itertools import count
 import pytest
 
 from outrider.adapters.origin.http_origin import HttpOrigin
+from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.s3.ranges import parse_content_range
-from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import Origin, OriginRequest
 from tests.support.bucket import REGION, Bucket

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider import rooms
+from outrider import composition
 from outrider.adapters.disk import block_dir, written_names
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.disk_threads import DiskWork
@@ -188,7 +188,7 @@ async def test_only_what_may_have_blocks_is_noted(tmp_path: Path) -> None:
         names: list[object] = []
 
         async def noted(*asked: ObjectRef | str) -> list[object]:
-            await rooms._note(touched, room.catalog, room.openings, asked)
+            await composition._note(touched, room.catalog, room.openings, asked)
             names[:] = touched._names
             return sorted(names, key=str)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from outrider.core.errors import OriginBroke, OriginBusy, VersionChanged
+from outrider.core.model import Extent, ObjectVersion
 from outrider.core.origin.aimd import Concurrency
 from outrider.core.origin.background_limit import Courtesy
-from outrider.core.errors import OriginBroke, OriginBusy, VersionChanged
 from outrider.core.origin.hedging import Hedging
-from outrider.core.model import Extent, ObjectVersion
-from outrider.engine.fill.origin_reader import Asking, Patience
 from outrider.engine.fill.fill_scheduler import Turns
+from outrider.engine.fill.origin_reader import Asking, Patience
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from tests.support.engine import REF

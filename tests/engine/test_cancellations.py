@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.core.origin.token_bucket import Allowance
 from outrider.core.errors import S3Error, Signal
-from outrider.core.model import ObjectRef
-from outrider.core.s3.body_integrity import UNSIGNED
-from outrider.core.maintenance.progress import Progress, State
-from outrider.core.s3.operation import classify
 from outrider.core.maintenance.object_list import WarmList
+from outrider.core.maintenance.progress import Progress, State
+from outrider.core.model import ObjectRef
+from outrider.core.origin.token_bucket import Allowance
+from outrider.core.s3.body_integrity import UNSIGNED
+from outrider.core.s3.operation import classify
 from outrider.engine.ahead.prefetch import Mode
-from outrider.engine.write.upload import upload_of
 from outrider.engine.maintenance.warmup import Warmup
+from outrider.engine.write.upload import upload_of
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
 from tests.support.scheduler import SeededLoop, SeededThreads

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.cache.freshness import Freshness
-from outrider.core.s3.list_page import Listed
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.s3.list_page import Listed
 from outrider.engine.read.version_cache import Catalog
 from tests.support.fakes import FakeClock
 

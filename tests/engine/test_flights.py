@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from outrider.adapters.disk import block_dir
 from outrider.core.cache.block_file import BlockMeta
+from outrider.core.cache.readahead import Run
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
-from outrider.core.cache.readahead import Run
 from outrider.engine.fill import fill as pouring
-from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.fill_scheduler import READS_ON_S
+from outrider.engine.fill.flight import Flight
 from outrider.ports import BlockWriter
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault

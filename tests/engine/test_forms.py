@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.core.auth.form_policy import SizeRange
 from outrider.core.errors import (
     EntityTooLarge,
     EntityTooSmall,
@@ -16,7 +17,6 @@ from outrider.core.errors import (
     MissingContentLength,
     S3Error,
 )
-from outrider.core.auth.form_policy import SizeRange
 from outrider.core.s3.operation import Forgets, Kind, Operation
 from outrider.engine.write.form_upload import IncomingForm, incoming_form
 from tests.support.engine import REF, Engine, engine

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.core.errors import ContentSha256Mismatch, ServiceUnavailable
 from outrider.core.model import ObjectRef
-from outrider.core.s3.body_integrity import Payload, PayloadForm, UNSIGNED
+from outrider.core.s3.body_integrity import UNSIGNED, Payload, PayloadForm
 from outrider.core.s3.operation import classify
 from outrider.engine.write.passthrough import ForwardAnswer
 from outrider.engine.write.upload import Upload, upload_of

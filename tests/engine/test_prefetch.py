@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.ahead.hint_messages import PlanProgress
-from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
 from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.ahead.prefetch import Budget, Mode
 from outrider.engine.fill.fill_scheduler import READS_ON_S
 from tests.support.engine import BLOCK, Engine, engine, taken

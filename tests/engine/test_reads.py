@@ -13,15 +13,15 @@ import pytest
 
 from outrider.adapters.disk.block_writer import DiskBlockWriter
 from outrider.core.cache.block_file import BlockMeta
+from outrider.core.cache.readahead import FIRST_BLOCKS, Run, runs_ahead
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, StoreUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
-from outrider.core.cache.readahead import FIRST_BLOCKS, Run, runs_ahead
-from outrider.engine.read import object_read
-from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.fill.flight import Flight
-from outrider.engine.read.version_lookup import NotCacheable
-from outrider.engine.read.object_read import Body, CacheStatus, EarlyPiece
 from outrider.engine.fill.fill_scheduler import Turn
+from outrider.engine.fill.flight import Flight
+from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.read import object_read
+from outrider.engine.read.object_read import Body, CacheStatus, EarlyPiece
+from outrider.engine.read.version_lookup import NotCacheable
 from outrider.ports import BlockWriter, Buffer
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, pieces_of, taken
 from tests.support.fakes import RAMP, FakeOrigin, Fault, ramp

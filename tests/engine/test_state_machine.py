@@ -22,11 +22,11 @@ from outrider.core.errors import InvalidRange, OriginBroke, S3Error, ServiceUnav
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.operation import classify
+from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.read.hit_lookup import Hits
-from outrider.engine.read.version_lookup import NotCacheable
-from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.read.object_read import ReadAnswer
+from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.write.upload import Upload, upload_of
 from tests.support.engine import BLOCK, Engine, as_large, as_small, engine, pieces_of
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from outrider.core.origin.aimd import Concurrency, FIRST_FILLS
+from outrider.core.origin.aimd import FIRST_FILLS, Concurrency
 from outrider.core.origin.background_limit import Courtesy
 from outrider.engine.fill.fill_scheduler import Turn, Turns
 from tests.support.fakes import FakeClock

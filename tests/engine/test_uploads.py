@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.s3.aws_chunked import ChunkSigning
+from outrider.core.auth.sigv4 import Identity
 from outrider.core.errors import (
     BadDigest,
     ContentSha256Mismatch,
@@ -20,8 +20,8 @@ from outrider.core.errors import (
     SignatureDoesNotMatch,
 )
 from outrider.core.model import Headers
-from outrider.core.s3.body_integrity import Payload, PayloadForm, UNSIGNED
-from outrider.core.auth.sigv4 import Identity
+from outrider.core.s3.aws_chunked import ChunkSigning
+from outrider.core.s3.body_integrity import UNSIGNED, Payload, PayloadForm
 from outrider.engine.write.upload import Upload, upload_of, whole_body
 from tests.support.fakes import RAMP
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from outrider.core.origin.token_bucket import Allowance
-from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.maintenance.progress import Progress, State
 from outrider.core.maintenance.object_list import WarmList
-from outrider.engine.maintenance.pinning import Pinning
+from outrider.core.maintenance.progress import Progress, State
+from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.origin.token_bucket import Allowance
 from outrider.engine.ahead.prefetch import Budget
+from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
 from tests.support.engine import BLOCK, Engine, engine
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from outrider.core.model import ObjectRef
     from outrider.core.ahead.hints import Telling
+    from outrider.core.model import ObjectRef
     from tests.support.bucket import Bucket
     from tests.support.certificate import Certificate
 

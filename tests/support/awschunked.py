@@ -12,8 +12,8 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from outrider.core.s3.aws_chunked import ChunkSigning
 from outrider.core.auth.sigv4 import SigningKeys
+from outrider.core.s3.aws_chunked import ChunkSigning
 from tests.support.bucket import REGION
 
 if TYPE_CHECKING:

@@ -11,27 +11,27 @@ from pathlib import Path
 
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_store import DiskStore, Limits
+from outrider.core.ahead.planner import Planner
 from outrider.core.cache.block_file import usual_disk_bytes
+from outrider.core.cache.freshness import Freshness
 from outrider.core.cache.memory_budget import Buffers
+from outrider.core.cache.pins import Pins, disk_bytes_of
+from outrider.core.cache.policies import POLICIES
+from outrider.core.model import ObjectRef, version_id
 from outrider.core.origin.aimd import Concurrency
 from outrider.core.origin.background_limit import Courtesy
-from outrider.core.cache.policies import POLICIES
-from outrider.core.cache.freshness import Freshness
 from outrider.core.origin.hedging import Hedging
-from outrider.core.model import ObjectRef, version_id
-from outrider.core.cache.pins import Pins, disk_bytes_of
-from outrider.core.ahead.planner import Planner
-from outrider.engine.fill.origin_reader import Asking, Patience
-from outrider.engine.read.version_cache import Catalog
-from outrider.engine.fill.flight_table import Flights
-from outrider.engine.write.passthrough import Forwards
-from outrider.engine.listing.list_cache import Listings
-from outrider.engine.read.version_lookup import Openings
 from outrider.engine.ahead.prefetch import Budget, Later, Mode, Prefetch
-from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
-from outrider.engine.listing.enumerate import Survey
 from outrider.engine.fill.fill_scheduler import Turns
+from outrider.engine.fill.flight_table import Flights
+from outrider.engine.fill.origin_reader import Asking, Patience
+from outrider.engine.listing.enumerate import Survey
+from outrider.engine.listing.list_cache import Listings
 from outrider.engine.maintenance.warmup_runner import Warming
+from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
+from outrider.engine.read.version_cache import Catalog
+from outrider.engine.read.version_lookup import Openings
+from outrider.engine.write.passthrough import Forwards
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock, FakeOrigin, FakeTasks, no_wait_patience
 

@@ -13,8 +13,8 @@ import time
 from typing import TYPE_CHECKING, Protocol
 from xml.sax.saxutils import escape
 
-from outrider.core.s3.encoding import parse_query
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
+from outrider.core.s3.encoding import parse_query
 from tests.support.pacing import SLICE_BYTES_MAX, Line, slice_bytes
 from tests.support.weather import Fault, FaultKind, Request
 from tests.support.wire import Head, Stream

@@ -11,8 +11,8 @@ from outrider.core.ahead.hint_messages import PlanProgress
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from outrider.core.model import ObjectRef
     from outrider.core.ahead.hints import Telling
+    from outrider.core.model import ObjectRef
 
 DEADLINE_S = 60.0
 

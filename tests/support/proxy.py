@@ -22,7 +22,7 @@ import outrider
 from outrider import settings as outrider_settings
 from outrider.adapters.process.system import new_event_loop
 from outrider.app import running
-from outrider.rooms import Outrider
+from outrider.composition import Outrider
 from tests.support.bucket import REGION
 from tests.support.child import Child
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from random import Random
 
-from outrider.core.model import Extent, ObjectRef
 from outrider.core.ahead.planner import Planner
+from outrider.core.model import Extent, ObjectRef
 
 SIZE = 110_000
 

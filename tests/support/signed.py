@@ -13,7 +13,6 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotoCredentials
 from hypothesis import strategies as st
 
-from outrider.core.s3.encoding import epoch_of
 from outrider.core.auth.sigv4 import (
     Credentials,
     Identity,
@@ -23,6 +22,7 @@ from outrider.core.auth.sigv4 import (
     parse_query,
     verify,
 )
+from outrider.core.s3.encoding import epoch_of
 
 AWS = Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 KEYS = SigningKeys()

@@ -22,9 +22,9 @@ from outrider import settings as outrider_settings
 from outrider.adapters.disk import block_dir
 from outrider.adapters.disk.block_store import DiskStore
 from outrider.app import running
+from outrider.composition import Outrider
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES
-from outrider.rooms import Outrider
 from tests.support.damage import AFTER_POWER_LOSS, block_files
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import RawConnection

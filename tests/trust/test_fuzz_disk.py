@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from outrider.adapters.disk import index_snapshot
 from outrider.adapters.disk.index_snapshot import BadSnapshot
-from outrider.core.cache import block_file
 from outrider.core.ahead.dataset import learned_state
-from outrider.core.cache.block_file import BadBlock, PAGE_BYTES
+from outrider.core.cache import block_file
+from outrider.core.cache.block_file import PAGE_BYTES, BadBlock
 from tests.support.fuzzing import fuzzing
 from tests.support.trials import Trials
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.s3.aws_chunked import ChunkedDecoder
-from outrider.core.errors import S3Error
 from outrider.core.auth.grants import Access, Client, Grant, allowed
-from outrider.core.s3.list_page import parse_page
-from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm
-from outrider.core.s3.operation import Kind, classify, keys_to_delete
 from outrider.core.auth.sigv4 import SignedRequest
+from outrider.core.errors import S3Error
+from outrider.core.s3.aws_chunked import ChunkedDecoder
+from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm
+from outrider.core.s3.list_page import parse_page
+from outrider.core.s3.operation import Kind, classify, keys_to_delete
 from tests.support.awschunked import SIGNED, SIGNED_TRAILER, Chunked, checksum
 from tests.support.awschunked import chunk_signing as signing_of
 from tests.support.fuzzing import fuzzing

@@ -11,10 +11,10 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from outrider.core.s3.encoding import epoch_of
-from outrider.core.errors import AccessDenied, S3Error
 from outrider.core.auth.grants import Client
 from outrider.core.auth.sigv4 import SignedRequest, verify
+from outrider.core.errors import AccessDenied, S3Error
+from outrider.core.s3.encoding import epoch_of
 from outrider.http.s3 import access
 from outrider.http.s3.access import SigV4
 from tests.support.fakes import FakeClock

@@ -7,8 +7,8 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from outrider.adapters.process.system import LineHandler
 from outrider.adapters.process.recent_errors import kept_troubles
+from outrider.adapters.process.system import LineHandler
 from outrider.core.insight.recent_errors import Troubles
 from outrider.http.record.access_log import AccessLog, subject_of
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.ahead.dataset import templates
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.ahead.candidates import Want
-from outrider.core.ahead.planner import Planner
+from outrider.core.ahead.dataset import templates
 from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.planner import Planner
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import Simulation
 from tests.support.mixtures import hit_ratio, mixture
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.origin.backoff import Backoff, RETRYABLE_STATUSES
+from outrider.core.origin.backoff import RETRYABLE_STATUSES, Backoff
 
 
 @given(st.integers(1, 40), st.floats(0, 1, exclude_max=True), st.integers(1, 30))

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.cache.block_file import (
-    BadBlock,
-    BlockMeta,
     FORMAT,
     HEADER_BYTES_MAX,
+    PAGE_BYTES,
+    BadBlock,
+    BlockMeta,
     Header,
     OtherFormat,
-    PAGE_BYTES,
     PayloadChecksum,
     decode_header,
     header_length,

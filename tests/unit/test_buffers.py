@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cache.memory_budget import Buffers, EXCHANGE_BYTES, Shares
+from outrider.core.cache.memory_budget import EXCHANGE_BYTES, Buffers, Shares
 from outrider.core.errors import SlowDown
 
 MIB = 2**20

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.s3.aws_chunked import ChunkSigning, ChunkedDecoder, LINE_BYTES_MAX, Piece, TRAILER_BYTES_MAX
-from outrider.core.s3.body_integrity import decoded_length_of, trailer_names_of
 from outrider.core.auth.sigv4 import SignedRequest, SigningKeys, verify
+from outrider.core.s3.aws_chunked import LINE_BYTES_MAX, TRAILER_BYTES_MAX, ChunkedDecoder, ChunkSigning, Piece
+from outrider.core.s3.body_integrity import decoded_length_of, trailer_names_of
 
 RAMP = bytes(i % 251 for i in range(200_000))
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.origin.aimd import Concurrency, FIRST_FILLS
+from outrider.core.origin.aimd import FIRST_FILLS, Concurrency
 
 
 class Line:

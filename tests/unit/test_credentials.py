@@ -10,8 +10,8 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError
 
 from outrider.adapters.origin.credentials import AwsCredentials, _make_session
-from outrider.core.errors import OriginBroke
 from outrider.core.auth.sigv4 import Credentials
+from outrider.core.errors import OriginBroke
 
 NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_PROFILE",
          "AWS_DEFAULT_PROFILE", "AWS_CREDENTIAL_EXPIRATION")  # fmt: skip

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from outrider.core.model import Extent, ObjectRef
 from outrider.core.ahead.numbered_names import Numbering
 from outrider.core.ahead.planner import Planner
+from outrider.core.model import Extent, ObjectRef
 from outrider.simulator.run import Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Shards, order_of
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.templates import Names, prefix_of, template_of
 from outrider.core.ahead.order.job import Job
-from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.ahead.planner import Planner
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
 MIB = 2**20
 COUNT = 200

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from outrider.core.ahead.order.order_search import Foresight
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.core.ahead.planner import Planner
-from outrider.core.ahead.order.torch_sampler import Draw, at_once, in_batches, order_at_once
 from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.order.order_search import Foresight
+from outrider.core.ahead.order.torch_sampler import Draw, at_once, in_batches, order_at_once
+from outrider.core.ahead.planner import Planner
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import Epoch, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Order, Shards
 from tests.support.sampled import SIZE, Sampled, beside_each_other, drifting

@@ -15,13 +15,13 @@ from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_store import DiskStore, Limits
 from outrider.adapters.disk.leases import OpenFile
 from outrider.adapters.disk.recovery import Recovery
-from outrider.core.cache import block_file
-from outrider.core.s3 import operation
-from outrider.core.cache.block_file import BlockMeta
 from outrider.core.ahead.dataset.templates import template_of
-from outrider.core.cache.policies import policy_of
+from outrider.core.cache import block_file
+from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.freshness import Freshness
+from outrider.core.cache.policies import policy_of
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.s3 import operation
 from outrider.engine.read.version_cache import Catalog
 from outrider.metrics import Metrics
 

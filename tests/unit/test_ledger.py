@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from outrider.core.insight.usage import DatasetAccount, HitTally, Ledger, OTHERS, Prices, Saved, Sums
+from outrider.core.insight.usage import OTHERS, DatasetAccount, HitTally, Ledger, Prices, Saved, Sums
 from outrider.metrics import LedgerMetrics
 
 TRAIN = ("bucket", "train-{}.tar")

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.ahead.dataset.dataset import Dataset, Kept
 from outrider.core.ahead.dataset.registry import Library
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.ahead.planner import Planner
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from tests.unit.test_ahead_properties import calls_of
 
 MIB = 2**20

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 from outrider.adapters.process.recent_errors import kept_troubles
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.ahead.planner import Planner
 from outrider.core.insight.dataset_map import CELLS_MAX, data_bytes, shard_map
 from outrider.core.insight.rates import Timeline
 from outrider.core.insight.recent_errors import Troubles
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
 BLOCK, SIZE = 100, 200
 

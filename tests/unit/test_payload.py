@@ -9,6 +9,7 @@ from hashlib import md5, sha1, sha256, sha512
 import pytest
 
 from outrider.core import errors
+from outrider.core.auth.sigv4 import UNSIGNED, Payload, PayloadForm, payload_rule
 from outrider.core.s3.body_integrity import (
     CHECKSUM_CHARS,
     check_checksum_form,
@@ -16,7 +17,6 @@ from outrider.core.s3.body_integrity import (
     decoded_length_of,
     trailer_names_of,
 )
-from outrider.core.auth.sigv4 import Payload, PayloadForm, UNSIGNED, payload_rule
 from tests.support.signed import (
     EMPTY,
     HOST,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.core.cache.pins import Pins, disk_bytes_of
 from outrider.core.errors import NoRoom
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.cache.pins import Pins, disk_bytes_of
 
 ROOM = 100
 

@@ -13,12 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider.core.cache import freshness
-from outrider.core.s3 import operation, plain_request, ranges
-from outrider.core.s3.encoding import parse_query
 from outrider.core.errors import S3Error
+from outrider.core.s3 import operation, plain_request, ranges
 from outrider.core.s3.body_integrity import payload_rule
-from outrider.core.s3.plain_request import HEAD_BYTES_MAX, recognise
+from outrider.core.s3.encoding import parse_query
 from outrider.core.s3.operation import Kind
+from outrider.core.s3.plain_request import HEAD_BYTES_MAX, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.core.cache.pins import Pins
 from outrider.core.ahead.planner import Planner
+from outrider.core.cache.pins import Pins
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from tests.unit.test_ahead_properties import calls_of
 
 SIZE = 10

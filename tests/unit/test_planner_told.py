@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, Pass
-from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.ahead.planner import Planner
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from tests.unit.test_ahead_properties import BLOCK, Store, calls_of
 
 

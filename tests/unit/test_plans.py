@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.errors import InvalidArgument
-from outrider.core.model import ObjectRef
-from outrider.core.ahead.planner import Planner
 from outrider.core.ahead.hint_messages import Plan, Stall, parse_plan, parse_stall
 from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.planner import Planner
+from outrider.core.errors import InvalidArgument
+from outrider.core.model import ObjectRef
 from outrider.http.control.objects import Note, Notes
 
 FIELDS = ["reads", "start", "total", "steps", "wait_s", "x"]

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.s3.form_fields import PostForm
 from outrider.core.auth.form_policy import Condition, Policy, SizeRange, parse_policy, signed_anew, signer_of
 from outrider.core.auth.sigv4 import Credentials, SigningKeys
+from outrider.core.s3.form_fields import PostForm
 from tests.support.forms import LATER, Fields, policy, signed, signed_as_it_stands
 
 KEYS = ("FORMKEY", "form/secret+")

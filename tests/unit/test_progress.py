@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.origin.token_bucket import Allowance
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.origin.token_bucket import Allowance
 
 
 def test_the_rest_takes_as_long_as_the_rate_of_late_says() -> None:

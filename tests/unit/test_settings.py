@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from outrider.cli import environment, options
-from outrider.core.cache.freshness import Freshness
 from outrider.core.auth.grants import Access
+from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef
 from outrider.settings import Settings, SettingsError, load
 

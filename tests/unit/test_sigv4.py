@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.s3.encoding import encode_url_query
 from outrider.core.auth.sigv4 import (
+    UNSIGNED,
     Credentials,
     Payload,
     PayloadForm,
     SignedRequest,
     SigningKeys,
-    UNSIGNED,
     encode_path,
     encode_query,
     parse_query,
     sign_headers,
 )
+from outrider.core.s3.encoding import encode_url_query
 from tests.support.signed import (
     AT,
     AWS,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from outrider.cli import with_commands
-from outrider.core.insight.miss_ratio import Ghost
 from outrider.core.ahead.dataset.registry import Outlook
+from outrider.core.insight.miss_ratio import Ghost
 from outrider.core.model import ObjectRef
 from outrider.simulator.logs import requests_of
 from outrider.simulator.optimal import optimal_hits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from outrider.core.model import Extent
 from outrider.core.ahead.readers import READERS_MAX, Shape, Streams
+from outrider.core.model import Extent
 
 MIB = 2**20
 SIZE = 100 * MIB

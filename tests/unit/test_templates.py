@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from outrider.core.ahead.dataset import templates as datasets
 from outrider.core.ahead.dataset.templates import Templates, template_of
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.core.ahead.planner import Planner
 from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.planner import Planner
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import Epoch, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, OrderKind, Shards, order_of
 

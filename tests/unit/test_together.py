@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
+from outrider.core.ahead.candidates import Offers, Want
 from outrider.core.ahead.dataset import dataset as kept
 from outrider.core.ahead.order.epoch import Pass
 from outrider.core.model import ObjectRef
-from outrider.core.ahead.candidates import Offers, Want
 from tests.unit.test_ahead_properties import Store
 from tests.unit.test_planner_told import drive, ratio, shuffled
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.insight.usage import Sums
 from outrider.core.insight.bottleneck import Larger, larger_cache, verdict_of
+from outrider.core.insight.usage import Sums
 
 GB = 10**9
 

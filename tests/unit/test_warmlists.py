@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.errors import InvalidArgument
-from outrider.core.model import ObjectRef
 from outrider.core.maintenance.object_list import PREFIXES_MAX, WarmList, parse_list
+from outrider.core.model import ObjectRef
 from outrider_sdk import expand
 
 KEYS = st.text(

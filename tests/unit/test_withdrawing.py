@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.model import BlockKey, ObjectRef
 from outrider.core.ahead.candidates import Want
 from outrider.core.ahead.hints import Telling, Told
+from outrider.core.model import BlockKey, ObjectRef
 from tests.unit.test_ahead_properties import BLOCK, Store
 
 COUNT = 40

@@ -22,18 +22,18 @@ from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.process.system import new_event_loop
 from outrider.app import DEFAULT_REGION, running
 from outrider.cli import environment, options
+from outrider.composition import Outrider
 from outrider.core.cache.memory_budget import Buffers
+from outrider.core.errors import Signal
 from outrider.core.origin.aimd import Concurrency
 from outrider.core.origin.background_limit import Courtesy
-from outrider.core.errors import Signal
 from outrider.core.origin.hedging import Hedging
-from outrider.core.s3.list_page import Listed, PAGE_BYTES_MAX
+from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed
+from outrider.engine.fill.fill_scheduler import Turns
 from outrider.engine.fill.origin_reader import Asking, Patience
 from outrider.engine.listing.enumerate import Survey
-from outrider.engine.fill.fill_scheduler import Turns
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
-from outrider.rooms import Outrider
 from outrider.settings import Settings, SettingsError
 
 _WAYS = ("direct", "cold", "warm")

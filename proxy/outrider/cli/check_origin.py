@@ -15,8 +15,8 @@ from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.forward_proxy import forward_proxy_to
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.cli.findings import Finding, fail, ok, warn
-from outrider.core.errors import OriginBroke
 from outrider.core.auth.sigv4 import Credentials
+from outrider.core.errors import OriginBroke
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from outrider.settings import Settings, SettingsError

@@ -24,8 +24,8 @@ from outrider.adapters.process.system import (
 from outrider.app import last_acts_s, running
 from outrider.cli import child, environment, options
 from outrider.cli.summary import Summary
+from outrider.composition import Outrider
 from outrider.core.errors import OriginBroke
-from outrider.rooms import Outrider
 from outrider.settings import Settings, SettingsError
 
 SummaryForm = Literal["text", "json", "none"]

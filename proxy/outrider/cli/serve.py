@@ -19,7 +19,7 @@ from outrider.adapters.process.system import (
 )
 from outrider.app import last_acts_s, running
 from outrider.cli import environment, options
-from outrider.rooms import Outrider
+from outrider.composition import Outrider
 from outrider.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)

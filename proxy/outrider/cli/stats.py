@@ -75,7 +75,10 @@ def view(status: status_client.Status) -> RenderableType:
         times = f" ({last['times']} times)" if last["times"] > 1 else ""
         parts += [
             Text(),
-            Text(f"last error: {status_client.shown(last['what'])}{times} {status_client.shown(last['detail'])}", style="red"),
+            Text(
+                f"last error: {status_client.shown(last['what'])}{times} {status_client.shown(last['detail'])}",
+                style="red",
+            ),
         ]
     return Group(*parts)
 

@@ -65,7 +65,9 @@ def _asked(proxy: control_client.Proxy, body: bytes) -> dict[str, Any]:
 def _offline(directory: Path, *, quiet: bool) -> dict[str, Any]:
     """No proxy may use it meanwhile."""
     if not (directory / "outrider-cache").exists():
-        control_client.failed(f"no Outrider answers, and there is no cache in {directory}: give --endpoint or --cache-dir.")
+        control_client.failed(
+            f"no Outrider answers, and there is no cache in {directory}: give --endpoint or --cache-dir."
+        )
     try:
         opened = BlockDir.open(directory)
     except UnusableCacheDir as error:

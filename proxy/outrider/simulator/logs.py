@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from outrider.core.s3 import ranges
 from outrider.core.model import Extent
+from outrider.core.s3 import ranges
 from outrider.simulator.worlds import Request
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from outrider.core.cache.policies import Policy, policy_of
-from outrider.core.model import Extent, ObjectRef
 from outrider.core.ahead.numbered_names import Found, Numbering
 from outrider.core.ahead.planner import Planner
+from outrider.core.cache.policies import Policy, policy_of
 from outrider.core.cache.readahead import window_blocks
+from outrider.core.model import Extent, ObjectRef
 from outrider.simulator.world import (
     AWAITED,
     PREFETCHED,

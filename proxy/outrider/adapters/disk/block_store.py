@@ -19,16 +19,16 @@ from itertools import count
 from outrider.adapters.disk import block_dir
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_index import BlockIndex
-from outrider.adapters.disk.disk_threads import DiskWork
 from outrider.adapters.disk.block_writer import DiskBlockWriter
+from outrider.adapters.disk.disk_threads import DiskWork
 from outrider.adapters.disk.leases import FileLease, OpenFile, Slot
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.cache.disk_budget import Budget
-from outrider.core.errors import StoreUnavailable
-from outrider.core.cache.policies import Policy
-from outrider.core.model import BlockKey
 from outrider.core.cache.pins import Pins
+from outrider.core.cache.policies import Policy
+from outrider.core.errors import StoreUnavailable
+from outrider.core.model import BlockKey
 from outrider.metrics import Metrics
 from outrider.ports import Clock, Evicted
 

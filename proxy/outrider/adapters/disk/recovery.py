@@ -19,8 +19,8 @@ from outrider.adapters.disk.written_names import NAMES_MAX, TouchFile
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.cache.freshness import was_settled
-from outrider.core.model import BlockKey, ObjectRef
 from outrider.core.cache.scrub_pace import Pace
+from outrider.core.model import BlockKey, ObjectRef
 from outrider.ports import Versions
 
 log = logging.getLogger(__name__)

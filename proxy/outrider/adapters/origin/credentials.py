@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from outrider.core.errors import OriginBroke
 from outrider.core.auth.sigv4 import Credentials
+from outrider.core.errors import OriginBroke
 from outrider.settings import SettingsError
 
 if TYPE_CHECKING:

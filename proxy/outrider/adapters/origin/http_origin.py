@@ -23,13 +23,13 @@ from cachetools import LRUCache
 from yarl import URL
 
 from outrider.adapters.origin.forward_proxy import ForwardProxy, forward_proxy_to
-from outrider.core.origin import error_causes
-from outrider.core.s3.encoding import encode_path, encode_url_query
-from outrider.core.errors import OriginBroke, OriginBusy
-from outrider.core.model import Headers
-from outrider.core.s3.form_fields import PostForm
 from outrider.core.auth.form_policy import signed_anew
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
+from outrider.core.errors import OriginBroke, OriginBusy
+from outrider.core.model import Headers
+from outrider.core.origin import error_causes
+from outrider.core.s3.encoding import encode_path, encode_url_query
+from outrider.core.s3.form_fields import PostForm
 from outrider.metrics import Metrics, method_label
 from outrider.ports import Buffer, Chunks, Clock, OriginRequest
 from outrider.settings import SettingsError

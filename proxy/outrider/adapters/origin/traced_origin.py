@@ -23,8 +23,8 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 
 from outrider import __version__
 from outrider.core.errors import OriginBroke
-from outrider.core.model import Headers
 from outrider.core.insight.trace_attributes import subject, unicode_of
+from outrider.core.model import Headers
 from outrider.metrics import method_label
 from outrider.ports import Chunks, Origin, OriginReply, OriginRequest
 from outrider.settings import SettingsError

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.adapters.disk import block_dir
-from outrider.core.model import ObjectRef
 from outrider.core.cache.pins import SavedPin
+from outrider.core.model import ObjectRef
 
 log = logging.getLogger(__name__)
 

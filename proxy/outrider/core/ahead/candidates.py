@@ -8,12 +8,12 @@ from heapq import heappop
 from itertools import islice
 from typing import NamedTuple
 
-from outrider.core.ahead.outstanding import Coming
-from outrider.core.ahead.order.epoch import Pass
 from outrider.core.ahead.dataset.dataset import Dataset, Kept, may_go
 from outrider.core.ahead.dataset.registry import Library
-from outrider.core.model import ObjectRef
 from outrider.core.ahead.open_objects import Opens
+from outrider.core.ahead.order.epoch import Pass
+from outrider.core.ahead.outstanding import Coming
+from outrider.core.model import ObjectRef
 
 # A block goes for one that is needed sooner by this part of its dataset's pass; less would only trade places.
 SOONER = 0.01

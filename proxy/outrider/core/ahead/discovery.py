@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.registry import Library
-from outrider.core.model import ObjectRef
 from outrider.core.ahead.numbered_names import Numbering, numbering_of
+from outrider.core.model import ObjectRef
 
 # Keys of a template after which its set is looked for.
 _KEYS_MIN = 3

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from outrider.core.ahead.order.epoch import Pass, Round
 from outrider.core.ahead.dataset.dataset import Dataset
+from outrider.core.ahead.order.epoch import Pass, Round
 from outrider.core.model import ObjectRef
 
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappush
 
-from outrider.core.ahead.outstanding import Coming
-from outrider.core.ahead.dataset.templates import Templates
-from outrider.core.ahead.discovery import Discovery, FAREST, NAMES_PER_PAGE
-from outrider.core.ahead.order.order_search import Foresight
+from outrider.core.ahead.candidates import SOONER, Offers, Want
 from outrider.core.ahead.dataset.dataset import Dataset, Kept, blocks_of
 from outrider.core.ahead.dataset.registry import Item, Library
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.core.ahead.numbered_names import Numbering
-from outrider.core.ahead.candidates import Offers, SOONER, Want
-from outrider.core.ahead.open_objects import Opens
-from outrider.core.cache.pins import Pins
+from outrider.core.ahead.dataset.templates import Templates
+from outrider.core.ahead.discovery import FAREST, NAMES_PER_PAGE, Discovery
 from outrider.core.ahead.hint_messages import COUNT_MAX
-from outrider.core.ahead.readers import Streams
 from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.numbered_names import Numbering
+from outrider.core.ahead.open_objects import Opens
+from outrider.core.ahead.order.order_search import Foresight
+from outrider.core.ahead.outstanding import Coming
+from outrider.core.ahead.readers import Streams
+from outrider.core.cache.pins import Pins
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
 # Of the cache, how much may have been fetched in vain lately before fetching pauses.
 _WASTE = 0.02

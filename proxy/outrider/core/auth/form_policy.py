@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from outrider.core.s3.encoding import epoch_of, raw_bytes
+from outrider.core.auth.sigv4 import ALGORITHM, Credentials, SigningKeys, scope_of
 from outrider.core.errors import (
     AccessDenied,
     EntityTooLarge,
@@ -25,8 +25,8 @@ from outrider.core.errors import (
     InvalidPolicyDocument,
     SignatureDoesNotMatch,
 )
+from outrider.core.s3.encoding import epoch_of, raw_bytes
 from outrider.core.s3.form_fields import Fields, PostForm, lacking
-from outrider.core.auth.sigv4 import ALGORITHM, Credentials, SigningKeys, scope_of
 
 _V2 = ("awsaccesskeyid", "signature")
 _V4 = ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature")

@@ -9,7 +9,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 
 from outrider.core.model import ObjectRef
-from outrider.core.s3.operation import Forgets, LIST_QUERY, Operation, is_bucket_name
+from outrider.core.s3.operation import LIST_QUERY, Forgets, Operation, is_bucket_name
 
 _SLASHES = re.compile("/+")
 _DOTS = frozenset((".", ".."))

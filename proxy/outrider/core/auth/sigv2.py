@@ -10,8 +10,8 @@ import re
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
-from outrider.core.s3.encoding import OTHER_STORES, raw_bytes
 from outrider.core.errors import AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch
+from outrider.core.s3.encoding import OTHER_STORES, raw_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,6 +14,18 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.core.auth import sigv2
+from outrider.core.errors import (
+    AccessDenied,
+    AuthorizationHeaderMalformed,
+    AuthorizationQueryParametersError,
+    InvalidAccessKeyId,
+    InvalidArgument,
+    InvalidRequest,
+    RequestTimeTooSkewed,
+    S3Error,
+    SignatureDoesNotMatch,
+)
+from outrider.core.s3.body_integrity import UNSIGNED, Payload, PayloadForm, payload_of, payload_rule
 from outrider.core.s3.encoding import (
     OF_STORES,
     amz_date_of,
@@ -26,18 +38,6 @@ from outrider.core.s3.encoding import (
     reencode_path,
     trimmed,
 )
-from outrider.core.errors import (
-    AccessDenied,
-    AuthorizationHeaderMalformed,
-    AuthorizationQueryParametersError,
-    InvalidAccessKeyId,
-    InvalidArgument,
-    InvalidRequest,
-    RequestTimeTooSkewed,
-    S3Error,
-    SignatureDoesNotMatch,
-)
-from outrider.core.s3.body_integrity import Payload, PayloadForm, UNSIGNED, payload_of, payload_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

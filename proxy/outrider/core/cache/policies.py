@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
-from outrider.core.model import BlockKey, ObjectVersion
 from outrider.core.ahead.planner import Planner
+from outrider.core.model import BlockKey, ObjectVersion
 
 
 class Policy(Protocol):

@@ -16,8 +16,8 @@ from enum import Enum
 from hashlib import md5, sha1, sha256, sha512
 from typing import TYPE_CHECKING, Protocol
 
-from outrider.core.s3.encoding import joined
 from outrider.core.errors import BadDigest, InvalidArgument, InvalidRequest
+from outrider.core.s3.encoding import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

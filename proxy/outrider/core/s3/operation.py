@@ -14,11 +14,11 @@ from urllib.parse import unquote, unquote_to_bytes
 from xml.parsers import expat
 
 from outrider.core.cache import freshness
+from outrider.core.cache.freshness import CONDITIONALS
+from outrider.core.errors import BadRequest, InvalidBucketName, InvalidRequest, S3Error
+from outrider.core.model import Headers, ObjectRef, shared_headers, shared_text
 from outrider.core.s3 import ranges
 from outrider.core.s3.encoding import OF_STORES, OTHER_STORES, parse_query
-from outrider.core.errors import BadRequest, InvalidBucketName, InvalidRequest, S3Error
-from outrider.core.cache.freshness import CONDITIONALS
-from outrider.core.model import Headers, ObjectRef, shared_headers, shared_text
 
 Query = tuple[tuple[str, str], ...]
 

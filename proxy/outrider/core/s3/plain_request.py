@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outrider.core.s3 import ranges
 from outrider.core.model import Headers
+from outrider.core.s3 import ranges
 from outrider.core.s3.ranges import RangeSpec
 from outrider.core.s3.user_agent import app_of
 

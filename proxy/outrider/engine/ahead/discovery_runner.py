@@ -8,13 +8,13 @@ from collections.abc import Callable
 from contextlib import aclosing
 from itertools import islice
 
-from outrider.core.errors import S3Error, Signal
 from outrider.core.ahead.numbered_names import Numbering
 from outrider.core.ahead.planner import Planner
-from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.fill.flight_table import Spawn
-from outrider.engine.listing.enumerate import Survey
+from outrider.core.errors import S3Error, Signal
 from outrider.engine.fill.fill_scheduler import Turns
+from outrider.engine.fill.flight_table import Spawn
+from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.listing.enumerate import Survey
 from outrider.ports import Clock
 
 log = logging.getLogger(__name__)

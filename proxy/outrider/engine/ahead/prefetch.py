@@ -17,24 +17,24 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 
-from outrider.core.origin.token_bucket import Allowance
-from outrider.core.origin.backoff import RETRYABLE_STATUSES
+from outrider.core.ahead.candidates import Want
+from outrider.core.ahead.hint_messages import PlanProgress
+from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.planner import Planner
+from outrider.core.ahead.readers import Streams
+from outrider.core.cache.readahead import Run
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
-from outrider.core.ahead.candidates import Want
-from outrider.core.ahead.planner import Planner
-from outrider.core.ahead.hint_messages import PlanProgress
-from outrider.core.ahead.readers import Streams
-from outrider.core.ahead.hints import Telling
-from outrider.core.cache.readahead import Run
-from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.read.version_cache import Catalog
-from outrider.engine.ahead.discovery_runner import Discovering, NOT_TO_BE_HAD
+from outrider.core.origin.backoff import RETRYABLE_STATUSES
+from outrider.core.origin.token_bucket import Allowance
+from outrider.engine.ahead.discovery_runner import NOT_TO_BE_HAD, Discovering
+from outrider.engine.fill.fill_scheduler import READS_ON_S, Turns
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import Flights, Spawn
-from outrider.engine.read.version_lookup import NotCacheable, Openings
+from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.enumerate import Survey
-from outrider.engine.fill.fill_scheduler import READS_ON_S, Turns
+from outrider.engine.read.version_cache import Catalog
+from outrider.engine.read.version_lookup import NotCacheable, Openings
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Clock
 

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from outrider.core.model import Extent
-from outrider.engine.fill.origin_reader import Asking
-from outrider.engine.fill.flight import Flight
-from outrider.engine.tasks.task_group import TaskGroup
 from outrider.engine.fill.fill_scheduler import READS_ON_S, Turn
+from outrider.engine.fill.flight import Flight
+from outrider.engine.fill.origin_reader import Asking
+from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import BlockStore, BlockWriter, Buffer, Clock, OriginReply
 
 # Written by so much at once: a write costs a hop to a thread and back, with the GIL handed over at each of its system

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
-from outrider.core.cache.partial_block import Arrival
 from outrider.core.cache.block_file import BlockMeta
+from outrider.core.cache.partial_block import Arrival
 from outrider.core.errors import like
 from outrider.engine.fill.fill_scheduler import Turn
 from outrider.ports import BlockWriter, Buffer, Lease

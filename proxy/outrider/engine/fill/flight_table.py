@@ -10,14 +10,14 @@ from typing import Any
 
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.disk_pressure import DiskLag
+from outrider.core.cache.readahead import Run, fill_start
 from outrider.core.errors import Signal, StoreUnavailable
 from outrider.core.model import BlockKey, Extent, ObjectVersion
-from outrider.core.cache.readahead import Run, fill_start
-from outrider.engine.fill.origin_reader import Asking
-from outrider.engine.fill.flight import Flight
-from outrider.engine.tasks.task_group import TaskGroup
 from outrider.engine.fill.fill import Pouring, hold_bytes
 from outrider.engine.fill.fill_scheduler import Turn, Turns
+from outrider.engine.fill.flight import Flight
+from outrider.engine.fill.origin_reader import Asking
+from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import BlockStore, Clock, OriginReply
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from contextlib import (
     suppress,
 )
 
-from outrider.core.origin.backoff import Backoff, RETRYABLE_STATUSES, SLOW_DOWN_STATUSES
 from outrider.core.errors import OriginBroke, OriginBusy, Signal, VersionChanged
-from outrider.core.origin.hedging import Hedging
 from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.origin.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, Backoff
+from outrider.core.origin.hedging import Hedging
 from outrider.core.s3.ranges import parse_content_range
 from outrider.engine.fill.fill_scheduler import Turn, Turns
 from outrider.metrics import Metrics

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from outrider.core.ahead.numbered_names import Found, Numbering
 from outrider.core.cache.memory_budget import Buffers
 from outrider.core.errors import OriginBroke
-from outrider.core.s3.list_page import Listed, PAGE_BYTES_MAX, Page, parse_page
-from outrider.core.ahead.numbered_names import Found, Numbering
+from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed, Page, parse_page
 from outrider.engine.fill.origin_reader import Asking, OriginRefused
 from outrider.engine.read.version_cache import Catalog
 from outrider.engine.tasks.task_group import TaskGroup

@@ -7,17 +7,17 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from outrider.core.origin.token_bucket import Allowance
-from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
-from outrider.core.model import ObjectVersion
 from outrider.core.cache.pins import SavedPin
-from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
 from outrider.core.maintenance.object_list import parse_list
-from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.read.version_lookup import NotCacheable, Openings
+from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.model import ObjectVersion
+from outrider.core.origin.token_bucket import Allowance
 from outrider.engine.ahead.prefetch import Prefetch
-from outrider.engine.maintenance.warmup_runner import Warming, reason_of
+from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.maintenance.warmup import Book, Item, Warmup
+from outrider.engine.maintenance.warmup_runner import Warming, reason_of
+from outrider.engine.read.version_lookup import NotCacheable, Openings
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.model import BlockKey, ObjectRef
 from outrider.core.maintenance.progress import State
+from outrider.core.model import BlockKey, ObjectRef
 from outrider.engine.fill.flight_table import Spawn
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import Clock, SteeredStore

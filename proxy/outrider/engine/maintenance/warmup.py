@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.core.origin.token_bucket import Allowance
 from outrider.core.errors import InvalidRequest
-from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, block_extent
-from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
 from outrider.core.maintenance.object_list import WarmList
+from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, block_extent
+from outrider.core.origin.token_bucket import Allowance
 
 May = Callable[[ObjectRef], bool]
 """Whether the one who wants it may read it."""

@@ -12,20 +12,20 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from itertools import chain, takewhile
 
-from outrider.core.origin.token_bucket import Allowance
-from outrider.core.errors import S3Error, ServiceUnavailable, Signal, StoreUnavailable, VersionChanged
-from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
 from outrider.core.cache.pins import Pins, disk_bytes_of
-from outrider.core.maintenance.progress import State
+from outrider.core.errors import S3Error, ServiceUnavailable, Signal, StoreUnavailable, VersionChanged
 from outrider.core.maintenance.object_list import OBJECTS_MAX
-from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.read.version_cache import Catalog
-from outrider.engine.fill.flight_table import Spawn
-from outrider.engine.tasks.task_group import TaskGroup
-from outrider.engine.read.version_lookup import NotCacheable
+from outrider.core.maintenance.progress import State
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
+from outrider.core.origin.token_bucket import Allowance
 from outrider.engine.ahead.prefetch import Prefetch
+from outrider.engine.fill.flight_table import Spawn
+from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.enumerate import Survey
 from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
+from outrider.engine.read.version_cache import Catalog
+from outrider.engine.read.version_lookup import NotCacheable
+from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import Clock, SteeredStore
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from outrider.core.s3 import operation, ranges
+from outrider.core.cache.freshness import CONDITIONALS, Verdict, evaluate
+from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
 from outrider.core.errors import (
     OriginBroke,
     PreconditionFailed,
@@ -17,7 +18,6 @@ from outrider.core.errors import (
     VersionChanged,
     unanswered,
 )
-from outrider.core.cache.freshness import CONDITIONALS, Verdict, evaluate
 from outrider.core.model import (
     BlockKey,
     Extent,
@@ -27,13 +27,13 @@ from outrider.core.model import (
     block_extent,
     version_id,
 )
-from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
-from outrider.engine.fill.origin_reader import Asking, OriginRefused
-from outrider.engine.read.version_cache import Catalog
+from outrider.core.s3 import operation, ranges
+from outrider.engine.fill.fill_scheduler import Turn
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import Flights
+from outrider.engine.fill.origin_reader import Asking, OriginRefused
+from outrider.engine.read.version_cache import Catalog
 from outrider.engine.read.version_lookup import NotCacheable, Openings
-from outrider.engine.fill.fill_scheduler import Turn
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Buffer, Lease
 

@@ -9,8 +9,8 @@ from math import inf
 from typing import NamedTuple
 
 from outrider.core.cache.freshness import Freshness, is_fresh
-from outrider.core.s3.list_page import Listed
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.s3.list_page import Listed
 from outrider.ports import Clock
 
 # As long as a write may keep its connection quiet.

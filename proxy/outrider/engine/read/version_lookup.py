@@ -12,16 +12,16 @@ from typing import Any
 
 from cachetools import LRUCache, TTLCache
 
-from outrider.core.s3 import operation, ranges
-from outrider.core.origin.backoff import RETRYABLE_STATUSES
-from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, like, unanswered
 from outrider.core.cache.freshness import is_settled
-from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
 from outrider.core.cache.readahead import FIRST_BLOCKS, Run, fill_start
-from outrider.engine.fill.origin_reader import Asking, OriginRefused
-from outrider.engine.read.version_cache import Catalog, Mark
+from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, like, unanswered
+from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
+from outrider.core.origin.backoff import RETRYABLE_STATUSES
+from outrider.core.s3 import operation, ranges
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import Flights, Spawn
+from outrider.engine.fill.origin_reader import Asking, OriginRefused
+from outrider.engine.read.version_cache import Catalog, Mark
 from outrider.ports import Clock, OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)

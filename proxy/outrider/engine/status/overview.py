@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from outrider.core.insight.miss_ratio import FACTORS, Ghost
 from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.insight.usage import DatasetAccount, DatasetName, Ledger, OTHERS, Prices, Saved, Sums
 from outrider.core.ahead.planner import Planner
+from outrider.core.insight.bottleneck import Larger, larger_cache, verdict_of
 from outrider.core.insight.dataset_map import data_bytes, shard_map
+from outrider.core.insight.miss_ratio import FACTORS, Ghost
 from outrider.core.insight.rates import STEP_S, Timeline
 from outrider.core.insight.recent_errors import Troubles
-from outrider.core.insight.bottleneck import Larger, larger_cache, verdict_of
+from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Ledger, Prices, Saved, Sums
 from outrider.metrics import Metrics
 from outrider.ports import Clock
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from outrider.core.auth.form_policy import SizeRange
 from outrider.core.errors import IncompleteBody, MalformedPOSTRequest, MissingContentLength
 from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm, boundary_of
-from outrider.core.auth.form_policy import SizeRange
 from outrider.engine.write.upload import Upload, noting
 from outrider.ports import Buffer
 

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
-from outrider.core.s3 import operation as s3wire
-from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
+from outrider.core.origin.backoff import RETRYABLE_STATUSES
+from outrider.core.s3 import operation as s3wire
 from outrider.core.s3.operation import Forgets, Operation
 from outrider.engine.fill.origin_reader import Asking
-from outrider.engine.read.version_cache import Catalog
 from outrider.engine.listing.list_cache import Listings
 from outrider.engine.read.object_read import CacheStatus
+from outrider.engine.read.version_cache import Catalog
 from outrider.engine.write.upload import Upload
 from outrider.ports import Chunks, Name, Origin, OriginRequest
 

@@ -11,12 +11,12 @@ import hmac
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from outrider.core.s3.aws_chunked import ChunkSigning, ChunkedDecoder, TrailerEncoder
+from outrider.core.auth.sigv4 import Identity
 from outrider.core.errors import ContentSha256Mismatch, IncompleteBody, InvalidRequest, MissingContentLength
 from outrider.core.model import Headers
+from outrider.core.s3.aws_chunked import ChunkedDecoder, ChunkSigning, TrailerEncoder
 from outrider.core.s3.body_integrity import CHECKSUM_CHARS, Payload, PayloadForm, decoded_length_of, trailer_names_of
 from outrider.core.s3.form_fields import PostForm
-from outrider.core.auth.sigv4 import Identity
 from outrider.ports import Buffer
 
 

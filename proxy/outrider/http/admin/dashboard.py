@@ -26,7 +26,7 @@ _HEADERS = {
 
 def replies() -> dict[str, Callable[[], Response]]:
     """By path."""
-    folder = files("outrider.http") / "dashboard"
+    folder = files("outrider.http.admin") / "page"
     bodies = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
 
     def show(path: str) -> Response:

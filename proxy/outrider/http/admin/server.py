@@ -50,7 +50,8 @@ class AdminServer(Server):
             return json_response(status(), headers={"Cache-Control": "no-store"})
 
         self.replies: Mapping[str, Callable[[], Response]] = {
-            "/healthz": healthz, "/readyz": readyz, "/metrics": show_metrics, "/status": show_status, **dashboard.replies(),
+            "/healthz": healthz, "/readyz": readyz, "/metrics": show_metrics, "/status": show_status,
+            **dashboard.replies(),
         }  # fmt: skip
 
     def __call__(self) -> AdminConnection:

@@ -19,15 +19,15 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
-from outrider.core.s3 import operation
-from outrider.core.s3.encoding import encode_path
-from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
-from outrider.core.model import ObjectRef
 from outrider.core.ahead.hint_messages import Plan, PlanProgress, Stall, parse_plan, parse_stall
 from outrider.core.ahead.hints import Telling
-from outrider.http.s3.access import Access, Who
-from outrider.http.control.objects import Answer, Asked, Note, Notes, etag_of, note_of, object_of
+from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
+from outrider.core.model import ObjectRef
+from outrider.core.s3 import operation
+from outrider.core.s3.encoding import encode_path
 from outrider.http.control.maintenance import FOLDERS, Orders
+from outrider.http.control.objects import Answer, Asked, Note, Notes, etag_of, note_of, object_of
+from outrider.http.s3.access import Access, Who
 from outrider.metrics import Metrics
 from outrider.ports import Clock
 

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from outrider.core.origin.token_bucket import Allowance
+from outrider.core.auth.grants import may_read
 from outrider.core.errors import (
     InvalidArgument,
     MethodNotAllowed,
@@ -27,16 +27,16 @@ from outrider.core.errors import (
     ServiceUnavailable,
     StoreUnavailable,
 )
-from outrider.core.auth.grants import may_read
-from outrider.core.model import ObjectRef
-from outrider.core.maintenance.progress import Progress
 from outrider.core.maintenance.object_list import BODY_BYTES_MAX, SavedWarmup, WarmList, parse_list
+from outrider.core.maintenance.progress import Progress
+from outrider.core.model import ObjectRef
+from outrider.core.origin.token_bucket import Allowance
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.verification import Verifying
-from outrider.engine.maintenance.warmup_runner import Warming
 from outrider.engine.maintenance.warmup import Book, May, Warmup
-from outrider.http.s3.access import Access, Who
+from outrider.engine.maintenance.warmup_runner import Warming
 from outrider.http.control.objects import Answer, Asked, Note, Notes, etag_of, note_of, object_of
+from outrider.http.s3.access import Access, Who
 from outrider.ports import Clock
 from outrider.settings import parse_bytes
 

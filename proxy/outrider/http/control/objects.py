@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from hashlib import md5
 
-from outrider.core.s3 import ranges
+from outrider.core.ahead.hints import Telling
 from outrider.core.errors import EntityTooLarge, MethodNotAllowed, NoSuchKey
 from outrider.core.model import Headers
+from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import decoded_length_of
 from outrider.core.s3.operation import Operation
-from outrider.core.ahead.hints import Telling
 from outrider.http.s3.access import Who
 
 

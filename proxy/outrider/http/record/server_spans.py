@@ -15,8 +15,8 @@ from opentelemetry.context import Context, attach
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from outrider.core.model import Headers
 from outrider.core.insight.trace_attributes import subject, unicode_of
+from outrider.core.model import Headers
 from outrider.metrics import method_label
 
 if TYPE_CHECKING:

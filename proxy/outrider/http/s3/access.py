@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.auth import browser_guard
-from outrider.core.s3.encoding import OF_STORES
-from outrider.core.errors import AccessDenied
-from outrider.core.auth.grants import Client, allowed, may_read
-from outrider.core.model import Headers, ObjectRef
-from outrider.core.s3.body_integrity import Payload, UNSIGNED, payload_rule
-from outrider.core.s3.form_fields import PostForm
 from outrider.core.auth.form_policy import SizeRange, parse_policy, signer_of
-from outrider.core.s3.operation import Operation
+from outrider.core.auth.grants import Client, allowed, may_read
 from outrider.core.auth.sigv4 import Identity, SignedRequest, SigningKeys, verify
+from outrider.core.errors import AccessDenied
+from outrider.core.model import Headers, ObjectRef
+from outrider.core.s3.body_integrity import UNSIGNED, Payload, payload_rule
+from outrider.core.s3.encoding import OF_STORES
+from outrider.core.s3.form_fields import PostForm
+from outrider.core.s3.operation import Operation
 from outrider.ports import Clock
 
 # Presigned URLs of which one look was enough: some 2 KiB each.

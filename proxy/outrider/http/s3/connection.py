@@ -11,7 +11,7 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
-from outrider.http.s3.handoff import Begun, PAGES_WAIT_S, PageCold
+from outrider.http.s3.handoff import PAGES_WAIT_S, Begun, PageCold
 from outrider.http.wire.parser_guard import guarded
 from outrider.http.wire.sender import SocketWire, TlsWire, wire_of
 

@@ -14,21 +14,22 @@ from dataclasses import dataclass, replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
-from outrider.core.s3 import operation as s3wire, ranges
+from outrider.core.auth.sigv4 import SignedRequest
 from outrider.core.cache.block_file import PAGE_BYTES
-from outrider.core.s3.encoding import parse_query
 from outrider.core.errors import InvalidRange, S3Error
 from outrider.core.insight.usage import AWAY_S_MAX, DatasetName, HitTally
 from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.s3 import operation as s3wire
+from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import payload_rule
-from outrider.core.s3.plain_request import PlainRead, recognise
+from outrider.core.s3.encoding import parse_query
 from outrider.core.s3.operation import Kind, Operation
-from outrider.core.auth.sigv4 import SignedRequest
+from outrider.core.s3.plain_request import PlainRead, recognise
 from outrider.engine.read.hit_lookup import Hits, Known, Piece
-from outrider.http.s3.access import Access, Who, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_id, subject_of
-from outrider.http.s3.handoff import Begun, PageCold
 from outrider.http.record.request_end import Ended
+from outrider.http.s3.access import Access, Who, reader_name
+from outrider.http.s3.handoff import Begun, PageCold
 from outrider.http.wire.sender import SocketWire
 from outrider.metrics import Metrics
 from outrider.pagecache import in_memory, read_in_memory

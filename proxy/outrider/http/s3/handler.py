@@ -14,7 +14,7 @@ from aiohttp import hdrs
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
-from outrider.core.s3 import operation as s3wire
+from outrider.core.auth.sigv4 import SignedRequest
 from outrider.core.cache.memory_budget import Buffers
 from outrider.core.errors import (
     BadRequest,
@@ -28,28 +28,28 @@ from outrider.core.errors import (
 )
 from outrider.core.insight.usage import AWAY_S_MAX
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
+from outrider.core.s3 import operation as s3wire
 from outrider.core.s3.form_fields import is_form
 from outrider.core.s3.operation import Forgets, Kind, Operation
-from outrider.core.auth.sigv4 import SignedRequest
 from outrider.core.s3.user_agent import app_of
+from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.read.object_read import Body, CacheStatus, OnAsked, ReadAnswer, Reads
+from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.write.form_upload import incoming_form
 from outrider.engine.write.passthrough import Forwards
-from outrider.engine.read.version_lookup import NotCacheable
-from outrider.engine.ahead.prefetch import Prefetch
-from outrider.engine.read.object_read import Body, CacheStatus, OnAsked, ReadAnswer, Reads
 from outrider.engine.write.upload import Upload, upload_of, whole_body
-from outrider.http.s3.access import Access, Who, reader_name
-from outrider.http.record.access_log import AccessLog, new_request_id
-from outrider.http.wire.request_body import client_body, send_leave
-from outrider.http.s3.connection import Connection
-from outrider.http.wire.smuggling_guard import well_framed
-from outrider.http.s3.handoff import Begun
-from outrider.http.control.objects import Asked as Steered
-from outrider.http.wire.reply import OnEnd, Reply
 from outrider.http.control.control_bucket import Steering
+from outrider.http.control.objects import Asked as Steered
+from outrider.http.record.access_log import AccessLog, new_request_id
 from outrider.http.record.request_end import Ended, Sent, Tally
+from outrider.http.s3.access import Access, Who, reader_name
+from outrider.http.s3.connection import Connection
+from outrider.http.s3.handoff import Begun
+from outrider.http.wire.reply import OnEnd, Reply
+from outrider.http.wire.request_body import client_body, send_leave
 from outrider.http.wire.sender import Wire
+from outrider.http.wire.smuggling_guard import well_framed
 from outrider.metrics import Metrics, method_label
 
 if TYPE_CHECKING:

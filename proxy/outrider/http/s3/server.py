@@ -16,11 +16,11 @@ from aiohttp.web_server import Server
 
 from outrider.engine.read.object_read import Body
 from outrider.http.record.access_log import AccessLog
+from outrider.http.record.request_end import Sent
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.fast_path import FastLane
-from outrider.http.s3.handoff import Begun
 from outrider.http.s3.handler import Requests
-from outrider.http.record.request_end import Sent
+from outrider.http.s3.handoff import Begun
 from outrider.http.s3.workers import NewLoop, Workers
 
 log = logging.getLogger(__name__)

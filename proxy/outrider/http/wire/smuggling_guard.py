@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 
-from outrider.core.s3 import operation
-from outrider.core.s3.encoding import OF_STORES
 from outrider.core.errors import BadRequest
 from outrider.core.model import Headers
+from outrider.core.s3 import operation
+from outrider.core.s3.encoding import OF_STORES
 
 # Their second value would be another request to somebody.
 _ONCE = ("host", "content-length", "transfer-encoding", "range", "x-amz-content-sha256", "x-amz-copy-source",

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain, islice
 
+from outrider.core.ahead.dataset.rank_index import Ranks
 from outrider.core.ahead.dataset.templates import Names, Search, prefix_of
 from outrider.core.ahead.order.epoch import Learned, Pass, Round
 from outrider.core.ahead.order.job import Job, Order
-from outrider.core.model import BlockKey
-from outrider.core.ahead.dataset.rank_index import Ranks
 from outrider.core.ahead.order.shared_epoch import Together
+from outrider.core.model import BlockKey
 
 # A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
 _FADE = 4.0

@@ -7,9 +7,9 @@ import zlib
 from array import array
 from typing import Any
 
+from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.templates import template_of
 from outrider.core.ahead.order.epoch import Learned
-from outrider.core.ahead.dataset.dataset import Dataset
 
 _FORMAT = 1
 # What a file of ours unpacks to at most: a million keys of 200 bytes.

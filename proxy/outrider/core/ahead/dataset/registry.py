@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace, merge, nsmallest
 from operator import itemgetter
 
-from outrider.core.ahead.dataset.templates import Templates, template_of
 from outrider.core.ahead.dataset.dataset import Dataset, Kept
 from outrider.core.ahead.dataset.learned_state import packed, unpacked
+from outrider.core.ahead.dataset.templates import Templates, template_of
 from outrider.core.model import ObjectRef
 
 Item = tuple[Dataset, int]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from outrider.core.model import shared_text
 from outrider.core.ahead.numbered_names import Numbering
+from outrider.core.model import shared_text
 
 # The long hexadecimal names that tools give to parts, and numbers that count: short ones (`v2/`, `train2-`) name a set,
 # but for the last in a name, and for one of so many (`3-of-8`).

@@ -12,45 +12,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider import __version__
-from outrider.adapters.state import learned_file, pin_file
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.disk.block_store import DiskStore, Limits
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import TouchFile
+from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.state import learned_file, pin_file
+from outrider.core.ahead.planner import Planner
 from outrider.core.cache import block_file
 from outrider.core.cache.memory_budget import Buffers, Shares
-from outrider.core.origin.aimd import Concurrency
-from outrider.core.origin.background_limit import Courtesy
+from outrider.core.cache.pins import Pins, SavedPin, disk_bytes_of
 from outrider.core.cache.policies import POLICIES
 from outrider.core.insight.miss_ratio import Ghost
-from outrider.core.origin.hedging import Hedging
 from outrider.core.insight.usage import Prices
 from outrider.core.model import version_id
-from outrider.core.cache.pins import Pins, SavedPin, disk_bytes_of
-from outrider.core.ahead.planner import Planner
-from outrider.engine.fill.origin_reader import Asking, Patience
-from outrider.engine.tasks.background import Background
-from outrider.engine.read.version_cache import Catalog
-from outrider.engine.fill.flight_table import Flights
-from outrider.engine.write.passthrough import Forwards
-from outrider.engine.read.hit_lookup import Hits
-from outrider.engine.listing.list_cache import Listings
-from outrider.engine.read.version_lookup import Openings
-from outrider.engine.status.overview import Overview
-from outrider.engine.maintenance.pinning import Pinning
+from outrider.core.origin.aimd import Concurrency
+from outrider.core.origin.background_limit import Courtesy
+from outrider.core.origin.hedging import Hedging
 from outrider.engine.ahead.prefetch import Budget, Mode, Prefetch
-from outrider.engine.read.object_read import Reads
-from outrider.engine.listing.enumerate import Survey
 from outrider.engine.fill.fill_scheduler import Turns
+from outrider.engine.fill.flight_table import Flights
+from outrider.engine.fill.origin_reader import Asking, Patience
+from outrider.engine.listing.enumerate import Survey
+from outrider.engine.listing.list_cache import Listings
+from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.verification import Verifying
 from outrider.engine.maintenance.warmup_runner import Warming
+from outrider.engine.read.hit_lookup import Hits
+from outrider.engine.read.object_read import Reads
+from outrider.engine.read.version_cache import Catalog
+from outrider.engine.read.version_lookup import Openings
+from outrider.engine.status.overview import Overview
+from outrider.engine.tasks.background import Background
+from outrider.engine.write.passthrough import Forwards
+from outrider.http.control.control_bucket import Steering
+from outrider.http.control.maintenance import Orders
 from outrider.http.s3.access import Access, Loopback, SigV4, reader_shown
 from outrider.http.s3.fast_path import FastLane
-from outrider.http.control.maintenance import Orders
 from outrider.http.s3.handler import Requests
 from outrider.http.s3.server import S3Server
-from outrider.http.control.control_bucket import Steering
 from outrider.metrics import Metrics
 from outrider.ports import Name, Origin
 from outrider.settings import Settings, SettingsError
