@@ -45,6 +45,7 @@ from outrider.engine.read.version_lookup import Openings
 from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import Background
 from outrider.engine.write.passthrough import Forwards
+from outrider.engine.write.touched import note_written
 from outrider.http.control.control_bucket import Steering
 from outrider.http.control.maintenance import Orders
 from outrider.http.s3.access import Access, Loopback, SigV4, reader_shown
@@ -52,7 +53,7 @@ from outrider.http.s3.fast_path import FastLane
 from outrider.http.s3.handler import Requests
 from outrider.http.s3.server import S3Server
 from outrider.metrics import Metrics
-from outrider.ports import Name, Origin
+from outrider.ports import Origin
 from outrider.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def make_rooms(
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
     # What is kept in memory ends with us.
     touched = None if str(settings.cache_dir) == "memory" else TouchFile(directory, store.work)
-    forwards = Forwards(origin, asking, catalog, listings, partial(_note, touched, catalog, openings))
+    forwards = Forwards(origin, asking, catalog, listings, partial(note_written, touched, catalog, openings))
     steering = Steering(
         lambda: outrider.status(), prefetch,
         Orders(warming, pinning, Verifying(store, tasks.spawn, time.time), access, time.time), access, metrics,
@@ -273,14 +274,6 @@ def _access(settings: Settings) -> Access:
 def _names_of_keys(settings: Settings) -> dict[str, str]:
     known = settings.known_clients if settings.auth == "sigv4" else ()
     return {client.access_key: client.name for client, _ in known}
-
-
-async def _note(touched: TouchFile | None, catalog: Catalog, openings: Openings, names: Sequence[Name]) -> None:
-    """Only what may have blocks: to write new names costs nothing."""
-    if touched is not None and touched.is_whole:
-        names = [n for n in names if isinstance(n, str) or catalog.may_have(n) or openings.is_asking(n)]
-    if touched is not None and names:
-        await touched.note(names)
 
 
 async def _save_pins(store: DiskStore, saved: Sequence[SavedPin]) -> None:

@@ -1265,7 +1265,8 @@ async def test_the_scrubber_finds_the_bad_and_changes_no_order(root: Path) -> No
 
 def test_one_process_per_directory(root: Path) -> None:
     directory = BlockDir.open(root)
-    code = f"from outrider.adapters.disk.block_dir import BlockDir; from pathlib import Path; BlockDir.open(Path({str(root)!r}))"
+    code = "from pathlib import Path; from outrider.adapters.disk.block_dir import BlockDir; "
+    code += f"BlockDir.open(Path({str(root)!r}))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
                            env={**os.environ, "PYTHONPATH": "proxy"}, cwd=Path(__file__).parents[2])  # fmt: skip
     assert "another process uses it" in other.stderr

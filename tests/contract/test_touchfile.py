@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider import composition
 from outrider.adapters.disk import block_dir, written_names
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.disk_threads import DiskWork
 from outrider.adapters.disk.written_names import TouchFile
 from outrider.core.model import ObjectRef
+from outrider.engine.write.touched import note_written
 from outrider.metrics import Metrics
 from tests.support.engine import REF, engine
 from tests.support.fakes import FakeClock
@@ -188,7 +188,7 @@ async def test_only_what_may_have_blocks_is_noted(tmp_path: Path) -> None:
         names: list[object] = []
 
         async def noted(*asked: ObjectRef | str) -> list[object]:
-            await composition._note(touched, room.catalog, room.openings, asked)
+            await note_written(touched, room.catalog, room.openings, asked)
             names[:] = touched._names
             return sorted(names, key=str)
 

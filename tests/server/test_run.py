@@ -18,7 +18,7 @@ import pytest
 from outrider.cli.child import Signals, ended, start, status_of
 from outrider.cli.environment import endpoint_in, for_child, leads_to
 from outrider.cli.summary import Summary
-from outrider.core.insight.bottleneck import in_words
+from outrider.core.text import in_words
 from tests.support.bucket import REGION
 from tests.support.child import free_ports
 from tests.support.command import DEADLINE_S, Command, Process, python

@@ -17,7 +17,8 @@ from outrider.core.errors import S3Error
 from outrider.core.s3.aws_chunked import ChunkedDecoder
 from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm
 from outrider.core.s3.list_page import parse_page
-from outrider.core.s3.operation import Kind, classify, keys_to_delete
+from outrider.core.s3.operation import Kind, classify
+from outrider.core.s3.xml import keys_to_delete
 from tests.support.awschunked import SIGNED, SIGNED_TRAILER, Chunked, checksum
 from tests.support.awschunked import chunk_signing as signing_of
 from tests.support.fuzzing import fuzzing

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cache.freshness import Freshness, Verdict, are_plain, evaluate, is_fresh, is_settled, was_settled
+from outrider.core.cache.freshness import Freshness, is_fresh, is_settled, was_settled
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.s3.conditions import Verdict, are_plain, evaluate
 
 MODIFIED = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 OLDER, SAME, NEWER = (

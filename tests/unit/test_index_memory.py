@@ -19,11 +19,11 @@ from outrider.core.ahead.dataset.templates import template_of
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.freshness import Freshness
-from outrider.core.cache.policies import policy_of
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.s3 import operation
+from outrider.core.s3.headers import replayable
 from outrider.engine.read.version_cache import Catalog
 from outrider.metrics import Metrics
+from outrider.simulator.policies import policy_of
 
 BLOCK_BYTES = 8 * 2**20
 OBJECTS, BLOCKS_EACH = 200, 100
@@ -84,7 +84,7 @@ def small(number: int) -> BlockMeta:
     }  # fmt: skip
     came = [(name.encode().decode(), value.encode().decode()) for name, value in told.items()]
     ref = ObjectRef(b"imagenet".decode(), f"train/{number:07d}.jpg")
-    version = ObjectVersion(ref, dict(came)["etag"], BLOCK_BYTES, operation.replayable(tuple(came)))
+    version = ObjectVersion(ref, dict(came)["etag"], BLOCK_BYTES, replayable(tuple(came)))
     return BlockMeta(b"http://origin".decode(), version, BLOCK_BYTES, 0)
 
 

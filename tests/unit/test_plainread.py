@@ -12,9 +12,8 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.core.cache import freshness
 from outrider.core.errors import S3Error
-from outrider.core.s3 import operation, plain_request, ranges
+from outrider.core.s3 import conditions, operation, plain_request, ranges
 from outrider.core.s3.body_integrity import payload_rule
 from outrider.core.s3.encoding import parse_query
 from outrider.core.s3.operation import Kind
@@ -144,7 +143,7 @@ def test_what_is_recognised_is_parsed_and_classified_the_same(data: bytes) -> No
     if narrowed and operation.classify("GET", path, ()).key.endswith("/"):
         return  # told from the object's name, which the lane does
     odd = (read.range is not None and ranges.parse(read.range) is None) or (
-        read.if_match is not None and not freshness.are_plain((("if-match", read.if_match),))
+        read.if_match is not None and not conditions.are_plain((("if-match", read.if_match),))
     )
     if not odd:
         assert _kind(parsed.method, parsed.target, parsed.headers) is Kind(read.method.lower())

@@ -10,22 +10,17 @@ from hypothesis import strategies as st
 
 from outrider.core.errors import BadRequest, InvalidBucketName, InvalidRequest, S3Error
 from outrider.core.model import Headers, ObjectRef
+from outrider.core.s3.headers import passed_down, passed_up, replayable, without_aws_chunked, without_checksums
 from outrider.core.s3.operation import (
     Forgets,
     Kind,
     bucket_of_host,
     classify,
-    error_xml,
     is_plain_list,
     is_preflight,
-    keys_to_delete,
-    passed_down,
-    passed_up,
-    replayable,
-    without_aws_chunked,
-    without_checksums,
     without_signature,
 )
+from outrider.core.s3.xml import error_xml, keys_to_delete
 
 SIGNED = (("authorization", "AWS4-HMAC-SHA256 ..."), ("x-amz-date", "x"), ("x-amz-content-sha256", "x"),
           ("x-amz-security-token", "x"), ("range", "bytes=0-1"), ("user-agent", "u"), ("if-match", "e"),

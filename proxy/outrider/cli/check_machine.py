@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.cli import environment
 from outrider.cli.findings import Finding, fail, ok, warn
-from outrider.core.insight.bottleneck import in_words
+from outrider.core.text import in_words
 from outrider.settings import Settings
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - where `--cache-dir memory` lives

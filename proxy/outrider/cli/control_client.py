@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from outrider.cli import environment
-from outrider.core.insight.bottleneck import counted, in_words
 from outrider.core.s3.operation import STEERING_BUCKET
+from outrider.core.text import counted, in_words
 
 # A pin is answered once all of its objects were asked about.
 _ANSWER_TIMEOUT_S = 600

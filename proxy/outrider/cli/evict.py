@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from outrider.cli import control_client, options
-from outrider.core.insight.bottleneck import counted, in_words
+from outrider.core.text import counted, in_words
 
 
 def evict(

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli import options, status_client
-from outrider.core.insight.bottleneck import in_words
+from outrider.core.text import in_words
 
 
 def ls(

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli import options, status_client
-from outrider.core.insight.bottleneck import in_words
+from outrider.core.text import in_words
 
 _SOURCES = (("disk", "disk: hits"), ("flight", "still arriving"), ("origin", "past the cache"))
 _COLOURS = {"readers": "green", "cache": "yellow", "bucket": "yellow", "machine": "cyan"}

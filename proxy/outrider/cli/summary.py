@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from outrider.core.insight.bottleneck import in_words
+from outrider.core.text import in_words
 from outrider.metrics import SOURCES, Metrics
 
 

@@ -14,7 +14,7 @@ from outrider.adapters.disk import block_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.cli import control_client, environment, options
 from outrider.core.cache.block_file import BadBlock
-from outrider.core.insight.bottleneck import counted, in_words
+from outrider.core.text import counted, in_words
 
 
 def verify(

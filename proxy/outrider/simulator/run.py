@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from outrider.core.ahead.numbered_names import Found, Numbering
 from outrider.core.ahead.planner import Planner
-from outrider.core.cache.policies import Policy, policy_of
+from outrider.core.cache.policies import Policy
 from outrider.core.cache.readahead import window_blocks
 from outrider.core.model import Extent, ObjectRef
+from outrider.simulator.policies import policy_of
 from outrider.simulator.world import (
     AWAITED,
     PREFETCHED,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from outrider.core.errors import NoRoom
-from outrider.core.insight.bottleneck import counted
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.text import counted
 
 PinKey = tuple[str, str]
 """Whose pin it is, and its name."""

@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
-from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, ObjectVersion
 
 
@@ -74,8 +73,3 @@ class KeepAll:
 
 
 POLICIES: dict[str, type[Policy]] = {"lru": Lru, "fifo": Fifo, "none": KeepAll}
-
-
-def policy_of(name: str, capacity_bytes: int, block_bytes: int) -> Policy:
-    """The policy of that name for a store of `capacity_bytes`; `epoch` is the planner, which sees more than blocks."""
-    return Planner(capacity_bytes, block_bytes) if name == "epoch" else POLICIES[name]()

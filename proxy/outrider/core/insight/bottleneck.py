@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.core.insight.usage import Sums
+from outrider.core.text import in_words
 
 # Less time, all connections together, tells nothing yet.
 _TIME_S_MIN = 1.0
@@ -16,7 +17,6 @@ _STALL_LITTLE = 0.1
 _MOSTLY_DISK = 0.95
 # A larger cache that saves less than this part of the GETs is not worth a word.
 _GAIN_MIN = 0.1
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +65,3 @@ def verdict_of(sums: Sums, larger: Larger | None) -> Verdict:
         more = f"{in_words(larger.more_bytes)} more would save {100 * larger.saves:.0f} % of GETs"
         return Verdict("cache", f"cache too small: {more} ({waited})")
     return Verdict("bucket", f"bucket-bound: {100 * (1 - here):.0f} % of the bytes came from the bucket ({waited})")
-
-
-def counted(count: int, noun: str) -> str:
-    """For people: 1 object, 2 objects."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def in_words(count_bytes: float) -> str:
-    """For people: 1.9 GB, by powers of 1,000."""
-    if count_bytes < 0:
-        return f"-{in_words(-count_bytes)}"
-    amount = float(count_bytes)
-    for unit in _UNITS:
-        if amount < 999.5 or unit == _UNITS[-1]:
-            break
-        amount /= 1000
-    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 99.5 else f"{amount:.1f} {unit}"

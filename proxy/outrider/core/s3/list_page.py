@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.parsers import expat
 
-from outrider.core.s3.operation import DEPTH_MAX
+from outrider.core.s3.xml import DEPTH_MAX
 
 PAGE_BYTES_MAX = 16 * 1024 * 1024
 """1,000 keys of 1,024 bytes, each byte escaped, and what stands around them, fit well."""

@@ -6,18 +6,15 @@ Unknown means forward: a call invented tomorrow reaches the origin untouched. So
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
-from html import escape
 from urllib.parse import unquote, unquote_to_bytes
-from xml.parsers import expat
 
-from outrider.core.cache import freshness
-from outrider.core.cache.freshness import CONDITIONALS
-from outrider.core.errors import BadRequest, InvalidBucketName, InvalidRequest, S3Error
-from outrider.core.model import Headers, ObjectRef, shared_headers, shared_text
-from outrider.core.s3 import ranges
+from outrider.core.errors import BadRequest, InvalidBucketName
+from outrider.core.model import Headers, ObjectRef, shared_text
+from outrider.core.s3 import conditions, ranges
+from outrider.core.s3.conditions import CONDITIONALS
 from outrider.core.s3.encoding import OF_STORES, OTHER_STORES, parse_query
 
 Query = tuple[tuple[str, str], ...]
@@ -179,10 +176,10 @@ def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
     if any(name not in MEANINGLESS_QUERY for name, _ in query):
         return Kind.FORWARD
     # What stores read differently, the origin reads itself.
-    if not freshness.are_plain(headers):
+    if not conditions.are_plain(headers):
         return Kind.FORWARD
     # A folder's own key is served whole by some, whatever the conditions say.
-    if key.endswith("/") and any(name in freshness.CONDITIONALS or name == "range" for name, _ in headers):
+    if key.endswith("/") and any(name in conditions.CONDITIONALS or name == "range" for name, _ in headers):
         return Kind.FORWARD
     for name, value in headers:
         # A HEAD's Range is ignored by some.
@@ -268,14 +265,6 @@ def _source(value: str, bucket: str) -> ObjectRef:
     return ObjectRef(name, key) if slash else ObjectRef(bucket, path)
 
 
-DELETE_BODY_BYTES_MAX = 4 * 1024 * 1024
-"""1,000 keys (S3's limit) of 1,024 bytes, each byte escaped as `&#xNN;`, fit; what is longer is not parsed."""
-
-
-DEPTH_MAX = 16
-"""Of the XML that is read here, no element lies deeper; expat's own stack would take any depth."""
-
-
 def ref_of(url: str) -> ObjectRef | None:
     """The object of s3://BUCKET/KEY, where KEY stands as it is, without escapes; None: it is no such URL."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
@@ -286,143 +275,3 @@ def ref_of(url: str) -> ObjectRef | None:
     except UnicodeEncodeError:  # a surrogate that escapes nothing
         return None
     return ObjectRef(bucket, key) if whole else None
-
-
-def keys_to_delete(body: bytes) -> list[str] | None:
-    """The keys of a DeleteObjects body; None when it does not parse (the origin says what is wrong with it).
-
-    No DTD is accepted, so no entity can expand.
-    """
-    keys: list[str] = []
-    path: list[str] = []
-    text: list[str] = []
-
-    def text_alone(*_: object) -> None:
-        if path[-2:] == ["Object", "Key"]:
-            # Parsers differ in what the key then is, and a grant must hold for the one that the origin reads.
-            raise ValueError("a key holds text alone")
-
-    def start(name: str, _: object) -> None:
-        text_alone()
-        if len(path) >= DEPTH_MAX:
-            raise ValueError("nested too deep")
-        path.append(name.rpartition(":")[2])
-        text.clear()
-
-    def end(_: str) -> None:
-        if path[-2:] == ["Object", "Key"]:
-            keys.append("".join(text))
-        path.pop()
-
-    def refuse(*_: object) -> None:
-        raise ValueError("a DTD has no place here")
-
-    parser = expat.ParserCreate()
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = text.append
-    parser.CommentHandler = text_alone
-    parser.ProcessingInstructionHandler = text_alone
-    parser.StartDoctypeDeclHandler = refuse
-    try:
-        parser.Parse(body, True)
-    except (expat.ExpatError, ValueError):
-        return None
-    return keys
-
-
-def error_xml(error: S3Error, *, resource: str, request_id: str) -> bytes:
-    """The body of an error reply. Source: S3 API reference, "Error responses"."""
-    return (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f"<Error><Code>{xml_text(error.code)}</Code><Message>{xml_text(error.text)}</Message>"
-        f"<Resource>{xml_text(resource)}</Resource><RequestId>{xml_text(request_id)}</RequestId></Error>"
-    ).encode()
-
-
-def xml_text(text: str) -> str:
-    # Control characters and surrogates have no place in XML, escaped or not.
-    return escape("".join(char if char.isprintable() else "\ufffd" for char in text))
-
-
-HOP_BY_HOP = frozenset(
-    ("close", "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
-     "trailer", "transfer-encoding", "upgrade")
-)  # fmt: skip
-"""RFC 9110 section 7.6.1, framing that each side does for itself among them."""
-# With names that each server gives anew.
-_NOT_PASSED_DOWN = HOP_BY_HOP | {"date", "server"}
-# Of one reply only, not of the version.
-_NOT_REPLAYED = _NOT_PASSED_DOWN | frozenset(
-    ("content-length", "content-range", "x-amz-request-id", "x-amz-id-2", "age", "set-cookie", "alt-svc", "via",
-     "access-control-allow-origin", "access-control-allow-methods", "access-control-allow-headers",
-     "access-control-expose-headers", "access-control-max-age", "access-control-allow-credentials", "vary",
-     "x-amz-mp-parts-count", "x-amz-request-charged")
-)  # fmt: skip
-
-CHECKSUM_PREFIX = "x-amz-checksum-"
-
-
-def replayable(headers: Headers) -> Headers:
-    """What of an origin's reply belongs to the version, and is sent again with each later answer."""
-    return shared_headers((name, value) for name, value in headers if name not in _NOT_REPLAYED)
-
-
-def passed_down(headers: Headers) -> Headers:
-    """What of an origin's reply goes to the client of a forwarded request."""
-    return tuple((name, value) for name, value in headers if name not in _NOT_PASSED_DOWN)
-
-
-def asks_checksums(headers: Mapping[str, str]) -> bool:
-    """Whether the reply shall tell the checksums of the whole object: asked for, and not a part."""
-    return "range" not in headers and headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
-
-
-def without_checksums(headers: Headers) -> Headers:
-    """A checksum of the whole object must not stand on a part of it, nor where nobody asked: SDKs would check it."""
-    return tuple((name, value) for name, value in headers if not name.startswith(CHECKSUM_PREFIX))
-
-
-# Signed anew, framed anew, or spoken to this hop alone.
-_NOT_PASSED_UP = HOP_BY_HOP | frozenset(
-    ("authorization", "content-length", "expect", "host", "x-amz-content-sha256", "x-amz-date", "date",
-     "x-amz-decoded-content-length", "x-amz-security-token", "x-amz-trailer",
-     # What an origin, or a proxy before it, may believe of a proxy: who asks, which host, path or method he meant.
-     "forwarded", "x-real-ip", "x-original-url", "x-rewrite-url", "x-http-method", "x-http-method-override",
-     "x-method-override")
-)  # fmt: skip
-# As bytes of the wire stand that are no UTF-8.
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_USER_METADATA = "x-amz-meta-"
-
-
-def passed_up(headers: Headers) -> Headers:
-    """What of a client's request goes to the origin of a forwarded one; `aws-chunked` is undone, so not named.
-
-    Raises InvalidRequest: a value holds bytes that are no UTF-8. Our HTTP library sends none such, so what would be
-    signed is not what would arrive.
-    """
-    kept: list[tuple[str, str]] = []
-    for name, value in headers:
-        if name in _NOT_PASSED_UP or name.startswith("x-forwarded-"):
-            continue
-        # CGI, and Ceph's gateway, take `_` for `-`: neither signature nor grant saw an `x_amz_copy_source`.
-        if "_" in name and not name.startswith(_USER_METADATA):
-            continue
-        if name == "content-encoding":
-            value = without_aws_chunked(value)
-            if not value:
-                continue
-        # Nobody stores, or signs, what a client calls itself.
-        if name != "user-agent" and not value.isascii() and _SURROGATE.search(value):
-            raise InvalidRequest(f"The header {name} holds bytes that are no UTF-8: encode it, as RFC 2047 has it.")
-        kept.append((name, value))
-    return tuple(kept)
-
-
-def without_aws_chunked(content_encoding: str) -> str:
-    """The encoding that the object itself has: `aws-chunked,gzip` is stored as `gzip`. Any other is stored as it is."""
-    if "aws-chunked" not in content_encoding.lower():
-        return content_encoding
-    parts: Sequence[str] = [part.strip() for part in content_encoding.split(",")]
-    return ",".join(part for part in parts if part and part.lower() != "aws-chunked")

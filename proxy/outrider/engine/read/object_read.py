@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from outrider.core.cache.freshness import CONDITIONALS, Verdict, evaluate
 from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
 from outrider.core.errors import (
     OriginBroke,
@@ -27,7 +26,9 @@ from outrider.core.model import (
     block_extent,
     version_id,
 )
-from outrider.core.s3 import operation, ranges
+from outrider.core.s3 import ranges
+from outrider.core.s3.conditions import CONDITIONALS, Verdict, evaluate
+from outrider.core.s3.headers import asks_checksums, without_checksums
 from outrider.engine.fill.fill_scheduler import Turn
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import Flights
@@ -183,7 +184,7 @@ class Reads:
             try:
                 version = await self._known(ref, headers)
                 if version is None:
-                    asks = operation.asks_checksums(headers)
+                    asks = asks_checksums(headers)
                     self._beginning += 1
                     try:
                         with self._asking.question():
@@ -238,7 +239,7 @@ class Reads:
     async def _known(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion | None:
         """The same, with its checksums where they are wanted and the origin tells them."""
         version = self._fresh(ref, headers)
-        if version is None or version.whole_headers or not operation.asks_checksums(headers):
+        if version is None or version.whole_headers or not asks_checksums(headers):
             return version
         await self._openings.ask_checksums(ref)
         return self._fresh(ref, headers)
@@ -445,8 +446,8 @@ def _answer(
     body: Body | None,
 ) -> ReadAnswer:
     headers = version.headers
-    if extent is not None or not operation.asks_checksums(asked):
-        headers = operation.without_checksums(headers)
+    if extent is not None or not asks_checksums(asked):
+        headers = without_checksums(headers)
     if extent is None:
         return ReadAnswer(200, headers, version.size, cache, body)
     headers += (("content-range", ranges.content_range(extent, version.size)),)

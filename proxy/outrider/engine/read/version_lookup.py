@@ -17,7 +17,8 @@ from outrider.core.cache.readahead import FIRST_BLOCKS, Run, fill_start
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, like, unanswered
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
-from outrider.core.s3 import operation, ranges
+from outrider.core.s3 import ranges
+from outrider.core.s3.headers import replayable, without_checksums
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import Flights, Spawn
 from outrider.engine.fill.origin_reader import Asking, OriginRefused
@@ -276,12 +277,12 @@ class Openings:
         headers = dict(reply.headers)
         opening.settled &= is_settled(headers)
         size = reply.content_length
-        kept = operation.replayable(reply.headers)
+        kept = replayable(reply.headers)
         if reply.status == 206:
             got = ranges.parse_content_range(headers.get("content-range", ""))
             size = None if got is None else got[1]
             if got is None or got[0].length != got[1]:
-                kept = operation.without_checksums(kept)
+                kept = without_checksums(kept)
         etag = headers.get("etag")
         if size is None or not is_strong_etag(etag):
             raise NotCacheable(f"{ref} has no strong ETag or no size")

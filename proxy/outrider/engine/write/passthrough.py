@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
-from outrider.core.s3 import operation as s3wire
+from outrider.core.s3.headers import passed_down, passed_up
 from outrider.core.s3.operation import Forgets, Operation
 from outrider.engine.fill.origin_reader import Asking
 from outrider.engine.listing.list_cache import Listings
@@ -112,7 +112,7 @@ class Forwards:
         key = operation.key if upload.form is None else ""
         request = OriginRequest(
             operation.method, operation.bucket, key, operation.query,
-            s3wire.passed_up(headers) + upload.headers,
+            passed_up(headers) + upload.headers,
             upload.body, upload.body_bytes, upload.payload_hash, upload.form, operation.bare,
         )  # fmt: skip
         touched = _touched(operation, deleted_keys)
@@ -131,7 +131,7 @@ class Forwards:
                 raise unanswered(error) from error
             self._forget(touched)
             await self._note(touched)
-            told = s3wire.passed_down(reply.headers)
+            told = passed_down(reply.headers)
             chunks = reply.chunks()
             if operation.forgets is not Forgets.NOTHING:
                 outcome.in_doubt = reply.status in RETRYABLE_STATUSES

@@ -23,7 +23,7 @@ from outrider.core.ahead.hint_messages import Plan, PlanProgress, Stall, parse_p
 from outrider.core.ahead.hints import Telling
 from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
 from outrider.core.model import ObjectRef
-from outrider.core.s3 import operation
+from outrider.core.s3 import operation, xml
 from outrider.core.s3.encoding import encode_path
 from outrider.http.control.maintenance import FOLDERS, Orders
 from outrider.http.control.objects import Answer, Asked, Note, Notes, etag_of, note_of, object_of
@@ -218,7 +218,7 @@ def _with_progress(plan: bytes, progress: PlanProgress) -> bytes:
 def _list_xml(asked_for: Mapping[str, str], entries: Mapping[str, Note]) -> bytes:
     """All entries on one page, whatever was asked: there are fewer than the thousand that S3 gives."""
     prefix, delimiter = asked_for.get("prefix", ""), asked_for.get("delimiter", "")
-    name_of = encode_path if asked_for.get("encoding-type") == "url" else operation.xml_text
+    name_of = encode_path if asked_for.get("encoding-type") == "url" else xml.xml_text
     lines: list[str] = []
     folders: dict[str, None] = {}
     for key, note in sorted(entries.items()):
@@ -231,7 +231,7 @@ def _list_xml(asked_for: Mapping[str, str], entries: Mapping[str, Note]) -> byte
         at = datetime.fromtimestamp(note.at, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
         lines.append(
             f"<Contents><Key>{name_of(key)}</Key><LastModified>{at}</LastModified>"
-            f"<ETag>{operation.xml_text(etag_of(note.body))}</ETag><Size>{len(note.body)}</Size>"
+            f"<ETag>{xml.xml_text(etag_of(note.body))}</ETag><Size>{len(note.body)}</Size>"
             "<StorageClass>STANDARD</StorageClass></Contents>"
         )
     commons = [f"<CommonPrefixes><Prefix>{name_of(folder)}</Prefix></CommonPrefixes>" for folder in folders]

@@ -22,7 +22,7 @@ from outrider.metrics import method_label
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-    from outrider.http.record.request_end import Ended
+    from outrider.http.record.record import Ended
 
 _OF_TRACES = ("traceparent", "tracestate")
 _W3C = TraceContextTextMapPropagator()

@@ -23,11 +23,12 @@ from outrider.core.s3 import operation as s3wire
 from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import payload_rule
 from outrider.core.s3.encoding import parse_query
+from outrider.core.s3.headers import without_checksums
 from outrider.core.s3.operation import Kind, Operation
 from outrider.core.s3.plain_request import PlainRead, recognise
 from outrider.engine.read.hit_lookup import Hits, Known, Piece
 from outrider.http.record.access_log import AccessLog, new_request_id, subject_of
-from outrider.http.record.request_end import Ended
+from outrider.http.record.record import Ended
 from outrider.http.s3.access import Access, Who, reader_name
 from outrider.http.s3.handoff import Begun, PageCold
 from outrider.http.wire.sender import SocketWire
@@ -78,7 +79,7 @@ class _Subject:
     part: bytes = b""
 
     def prepare(self, version: ObjectVersion) -> None:
-        plain = s3wire.without_checksums(version.headers)
+        plain = without_checksums(version.headers)
         tail = b"content-length: %d\r\n" % version.size
         self.whole = _head(200, plain) + tail
         # Most objects have none, and are read whole or in parts: what is not asked for is not made.
@@ -87,7 +88,7 @@ class _Subject:
             self.whole_with_checksums = _head(200, version.headers) + tail
 
     def prepare_part(self) -> None:
-        self.part = _head(206, s3wire.without_checksums(self.known.version.headers))
+        self.part = _head(206, without_checksums(self.known.version.headers))
 
     @property
     def size_bytes(self) -> int:

@@ -29,7 +29,9 @@ from outrider.core.errors import (
 from outrider.core.insight.usage import AWAY_S_MAX
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3 import operation as s3wire
+from outrider.core.s3 import xml
 from outrider.core.s3.form_fields import is_form
+from outrider.core.s3.headers import asks_checksums, passed_down
 from outrider.core.s3.operation import Forgets, Kind, Operation
 from outrider.core.s3.user_agent import app_of
 from outrider.engine.ahead.prefetch import Prefetch
@@ -42,7 +44,8 @@ from outrider.engine.write.upload import Upload, upload_of, whole_body
 from outrider.http.control.control_bucket import Steering
 from outrider.http.control.objects import Asked as Steered
 from outrider.http.record.access_log import AccessLog, new_request_id
-from outrider.http.record.request_end import Ended, Sent, Tally
+from outrider.http.record.record import Ended, Sent
+from outrider.http.record.request_end import Tally
 from outrider.http.s3.access import Access, Who, reader_name
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.handoff import Begun
@@ -176,7 +179,7 @@ class Requests:
             # A HEAD's refusal has no body, but tells how long the one to a GET would be.
             length = dict(refused.headers).get("content-length", "") if request.method == "HEAD" else ""
             body, length_bytes = (None, int(length)) if length.isdecimal() else (refused.body, None)
-            return self._reply(asked, refused.status, s3wire.passed_down(refused.headers), body, length_bytes)
+            return self._reply(asked, refused.status, passed_down(refused.headers), body, length_bytes)
         except ConnectionError:
             self._ended(asked, None, Sent(), "client left")
             raise
@@ -253,7 +256,7 @@ class Requests:
 
         def tell(version: ObjectVersion, extent: Extent) -> None:
             asked.reader = reader
-            self._prefetch.asked(reader, version, extent, checksums=s3wire.asks_checksums(headers))
+            self._prefetch.asked(reader, version, extent, checksums=asks_checksums(headers))
 
         return tell
 
@@ -304,11 +307,11 @@ class Requests:
 
     async def _delete_objects(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
         """Its keys stand in its body: read that first, for the grants and for the catalog."""
-        length, limit = asked.request.content_length, s3wire.DELETE_BODY_BYTES_MAX
+        length, limit = asked.request.content_length, xml.DELETE_BODY_BYTES_MAX
         with self._buffers.held(_most(length, limit)):
             coming = client_body(asked.request, asked.wire, self._client_timeout_s)
             body, trailers = await whole_body(asked.headers, who.payload, who.identity, coming, length, limit=limit)
-            keys = s3wire.keys_to_delete(body)
+            keys = xml.keys_to_delete(body)
             self._access.check(who, operation, keys)
             upload = Upload(_once(body), len(body), headers=trailers) if body else Upload()
             return await self._send_up(asked, operation, upload, keys)
@@ -398,7 +401,7 @@ def _has(headers: Headers, name: str) -> bool:
 
 
 def _error_reply(asked: _Asked, error: S3Error, resource: str, *, close: bool, on_end: OnEnd) -> Reply:
-    body = s3wire.error_xml(error, resource=resource, request_id=asked.id)
+    body = xml.error_xml(error, resource=resource, request_id=asked.id)
     headers = (
         ("content-type", "application/xml"), ("x-amz-request-id", asked.id), *error.headers,
         ("x-cache", asked.cache.value),

@@ -16,7 +16,7 @@ from aiohttp.web_server import Server
 
 from outrider.engine.read.object_read import Body
 from outrider.http.record.access_log import AccessLog
-from outrider.http.record.request_end import Sent
+from outrider.http.record.record import Sent
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.fast_path import FastLane
 from outrider.http.s3.handler import Requests

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from outrider.core.errors import S3Error, Signal
 from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece
-from outrider.http.record.request_end import Sent
+from outrider.http.record.record import Sent
 from outrider.http.s3.fast_path import FastLane
 from outrider.http.s3.handoff import Begun, PageCold
 from outrider.http.wire.sender import SocketWire

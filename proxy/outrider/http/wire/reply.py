@@ -19,7 +19,7 @@ from aiohttp.web_response import StreamResponse
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
 from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece
-from outrider.http.record.request_end import Sent
+from outrider.http.record.record import Sent
 from outrider.http.wire.sender import Buffer, Wire
 
 log = logging.getLogger(__name__)

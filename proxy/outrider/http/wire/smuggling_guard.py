@@ -6,8 +6,8 @@ from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 
 from outrider.core.errors import BadRequest
 from outrider.core.model import Headers
-from outrider.core.s3 import operation
 from outrider.core.s3.encoding import OF_STORES
+from outrider.core.s3.headers import HOP_BY_HOP
 
 # Their second value would be another request to somebody.
 _ONCE = ("host", "content-length", "transfer-encoding", "range", "x-amz-content-sha256", "x-amz-copy-source",
@@ -45,7 +45,7 @@ def _without_connection(headers: Headers) -> Headers:
     URL cannot undo the headers that it signs. Raises BadRequest."""
     named = {
         part.strip().lower() for name, value in headers if name == "connection" for part in value.split(",")
-    } - operation.HOP_BY_HOP  # fmt: skip
+    } - HOP_BY_HOP  # fmt: skip
     if any(name.startswith(OF_STORES) or name in _END_TO_END for name in named):
         raise BadRequest("Connection names a header that is not for this connection alone.")
     return tuple(pair for pair in headers if pair[0] not in named) if named else headers

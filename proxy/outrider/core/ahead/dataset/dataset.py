@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain, islice
 
+from outrider.core.ahead.dataset.names import Names, Search
 from outrider.core.ahead.dataset.rank_index import Ranks
-from outrider.core.ahead.dataset.templates import Names, Search, prefix_of
+from outrider.core.ahead.dataset.templates import prefix_of
 from outrider.core.ahead.order.epoch import Learned, Pass, Round
 from outrider.core.ahead.order.job import Job, Order
 from outrider.core.ahead.order.shared_epoch import Together

@@ -13,7 +13,7 @@ from itertools import chain, pairwise
 from math import gcd
 from typing import Protocol
 
-from outrider.core.ahead.dataset.templates import Names
+from outrider.core.ahead.dataset.names import Names
 from outrider.core.ahead.order.epoch import LOOK_FIRST, ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Pass
 from outrider.core.ahead.order.webdataset_shuffle import Shuffle
 

@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from itertools import pairwise
 
 from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.ahead.dataset.templates import Names
+from outrider.core.ahead.dataset.names import Names
 from outrider.core.ahead.order import webdataset_shuffle
 from outrider.core.ahead.order.epoch import LOOK_AGAIN, LOOK_FIRST, SHUFFLE_SEEDS_MAX, Drawn, Pass, Seeded, blanks
 from outrider.core.ahead.order.torch_sampler import (

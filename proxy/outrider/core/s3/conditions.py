@@ -1,0 +1,85 @@
+"""Conditional requests: which conditions every store reads alike, and what they make of a known version.
+
+Source: RFC 9110 section 13; S3 API reference, GetObject.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import Enum
+
+from outrider.core.model import Headers, ObjectVersion
+
+
+class Verdict(Enum):
+    """What the conditional headers of a read ask for."""
+
+    SERVE = 200
+    NOT_MODIFIED = 304
+    FAILED = 412
+
+
+CONDITIONALS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+
+
+# One strong ETag, also without its quotes, as some clients send it; `*`, lists and weak tags are read otherwise from
+# store to store.
+_PLAIN_ETAG = re.compile(r'"[A-Za-z0-9-]+"|[A-Za-z0-9-]+', re.ASCII)
+
+
+# The one form of a date that RFC 9110 lets a client send; stores refuse or ignore the older ones.
+_PLAIN_DATE = re.compile(r"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT", re.ASCII)
+
+
+def are_plain(headers: Headers) -> bool:
+    """Whether all stores read the conditions of a request alike, so that the cache may weigh them (`evaluate`)."""
+    seen: set[str] = set()
+    for name, value in headers:
+        if name not in CONDITIONALS:
+            continue
+        form = _PLAIN_ETAG if name.endswith("-match") else _PLAIN_DATE
+        if name in seen or form.fullmatch(value) is None or (form is _PLAIN_DATE and _date(value) is None):
+            return False
+        seen.add(name)
+    return True
+
+
+def evaluate(headers: Mapping[str, str], version: ObjectVersion) -> Verdict:
+    """Weigh the conditional headers (names in lower case) in RFC 9110's order of precedence (section 13.2.2).
+
+    If-Match that holds makes If-Unmodified-Since moot, and If-None-Match makes If-Modified-Since moot (S3's own
+    rule, GetObject). A date that does not parse is ignored.
+    """
+    if not any(name in headers for name in CONDITIONALS):
+        return Verdict.SERVE
+    modified = _date(dict(version.headers).get("last-modified"))
+    if (wanted := headers.get("if-match")) is not None:
+        if not _names(wanted, version.etag):
+            return Verdict.FAILED
+    elif (since := _date(headers.get("if-unmodified-since"))) and modified and modified > since:
+        return Verdict.FAILED
+    if (unwanted := headers.get("if-none-match")) is not None:
+        if _names(unwanted, version.etag):
+            return Verdict.NOT_MODIFIED
+    elif (since := _date(headers.get("if-modified-since"))) and modified and modified <= since:
+        return Verdict.NOT_MODIFIED
+    return Verdict.SERVE
+
+
+def _names(header: str, etag: str) -> bool:
+    # S3 clients send ETags bare as well as quoted; a weak tag never names a version here.
+    bare = etag.strip('"')
+    return any(part.strip() == "*" or part.strip().strip('"') == bare for part in header.split(","))
+
+
+def _date(header: str | None) -> datetime | None:
+    if header is None:
+        return None
+    try:
+        parsed = parsedate_to_datetime(header)
+    except (ValueError, OverflowError):
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)

@@ -1,0 +1,22 @@
+"""Counts and sizes in words, for people."""
+
+from __future__ import annotations
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def counted(count: int, noun: str) -> str:
+    """For people: 1 object, 2 objects."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def in_words(count_bytes: float) -> str:
+    """For people: 1.9 GB, by powers of 1,000."""
+    if count_bytes < 0:
+        return f"-{in_words(-count_bytes)}"
+    amount = float(count_bytes)
+    for unit in _UNITS:
+        if amount < 999.5 or unit == _UNITS[-1]:
+            break
+        amount /= 1000
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 99.5 else f"{amount:.1f} {unit}"

@@ -1,0 +1,34 @@
+"""Which written names are noted on disk, so that a restart does not believe what it knew of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from outrider.engine.read.version_cache import Catalog
+from outrider.engine.read.version_lookup import Openings
+from outrider.ports import Name
+
+
+class WrittenNames(Protocol):
+    """A file of names that were written through this proxy."""
+
+    @property
+    def is_whole(self) -> bool:
+        """The index of the cache directory is complete, so a name without blocks needs no note."""
+        ...
+
+    async def note(self, names: Sequence[Name]) -> None: ...
+
+
+async def note_written(
+    written: WrittenNames | None, catalog: Catalog, openings: Openings, names: Sequence[Name]
+) -> None:
+    """Note those of `names` that may have blocks; `written` None: the cache ends with the process, nothing is noted.
+
+    A write of a new name therefore costs no disk access.
+    """
+    if written is not None and written.is_whole:
+        names = [n for n in names if isinstance(n, str) or catalog.may_have(n) or openings.is_asking(n)]
+    if written is not None and names:
+        await written.note(names)
