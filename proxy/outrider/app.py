@@ -25,7 +25,7 @@ from outrider.adapters.process.system import new_event_loop, raise_open_files_li
 from outrider.adapters.state import learned_file, warmup_file
 from outrider.composition import Outrider, make_rooms, make_traces, traced
 from outrider.core.cache.memory_budget import Shares
-from outrider.core.cache.scrub_pace import ROUND_S, Pace
+from outrider.core.cache.scrub_pace import ROUND_S, ScrubPace
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import background
@@ -137,7 +137,7 @@ async def _recover(outrider: Outrider, recovery: Recovery) -> None:
         await outrider.store.work.run(warmup_file.take, outrider.store.directory.warmups)
     )
     if outrider.settings.scrub_bandwidth:
-        await recovery.scrub(Pace(outrider.settings.scrub_bandwidth, ROUND_S))
+        await recovery.scrub(ScrubPace(outrider.settings.scrub_bandwidth, ROUND_S))
 
 
 async def _tick(prefetch: Prefetch, overview: Overview) -> None:

@@ -13,44 +13,44 @@ from typing import TYPE_CHECKING
 
 from outrider import __version__
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.disk.block_store import DiskStore, Limits
+from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.adapters.disk.recovery import Recovery
-from outrider.adapters.disk.written_names import TouchFile
+from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.state import learned_file, pin_file
 from outrider.core.ahead.planner import Planner
 from outrider.core.cache import block_file
-from outrider.core.cache.memory_budget import Buffers, Shares
+from outrider.core.cache.memory_budget import MemoryBudget, Shares
 from outrider.core.cache.pins import Pins, SavedPin, disk_bytes_of
 from outrider.core.cache.policies import POLICIES
-from outrider.core.insight.miss_ratio import Ghost
+from outrider.core.insight.miss_ratio import MissRatioCurve
 from outrider.core.insight.usage import Prices
 from outrider.core.model import version_id
-from outrider.core.origin.aimd import Concurrency
-from outrider.core.origin.background_limit import Courtesy
+from outrider.core.origin.aimd import AimdLimit
+from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
-from outrider.engine.ahead.prefetch import Budget, Mode, Prefetch
-from outrider.engine.fill.fill_scheduler import Turns
-from outrider.engine.fill.flight_table import Flights
-from outrider.engine.fill.origin_reader import Asking, Patience
-from outrider.engine.listing.enumerate import Survey
-from outrider.engine.listing.list_cache import Listings
+from outrider.engine.ahead.prefetch import Mode, Prefetch, PrefetchLimits
+from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.flight_table import FlightTable
+from outrider.engine.fill.origin_reader import OriginReader, Patience
+from outrider.engine.listing.enumerate import Enumerator
+from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.maintenance.pinning import Pinning
-from outrider.engine.maintenance.verification import Verifying
-from outrider.engine.maintenance.warmup_runner import Warming
-from outrider.engine.read.hit_lookup import Hits
-from outrider.engine.read.object_read import Reads
-from outrider.engine.read.version_cache import Catalog
-from outrider.engine.read.version_lookup import Openings
+from outrider.engine.maintenance.verification import Verification
+from outrider.engine.maintenance.warmup_runner import WarmupRunner
+from outrider.engine.read.hit_lookup import HitLookup
+from outrider.engine.read.object_read import ObjectReads
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.read.version_lookup import VersionLookup
 from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import Background
-from outrider.engine.write.passthrough import Forwards
+from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.touched import note_written
-from outrider.http.control.control_bucket import Steering
-from outrider.http.control.maintenance import Orders
+from outrider.http.control.control_bucket import ControlBucket
+from outrider.http.control.maintenance import MaintenanceCommands
 from outrider.http.s3.access import Access, Loopback, SigV4, reader_shown
-from outrider.http.s3.fast_path import FastLane
-from outrider.http.s3.handler import Requests
+from outrider.http.s3.fast_path import FastPath
+from outrider.http.s3.handler import S3Handler
 from outrider.http.s3.server import S3Server
 from outrider.metrics import Metrics
 from outrider.ports import Origin
@@ -70,14 +70,14 @@ class Outrider:
 
     settings: Settings
     metrics: Metrics
-    store: DiskStore
-    catalog: Catalog
-    flights: Flights
+    store: DiskBlockStore
+    catalog: VersionCache
+    flights: FlightTable
     planner: Planner
-    ghost: Ghost
+    ghost: MissRatioCurve
     prefetch: Prefetch
     server: S3Server
-    steering: Steering
+    steering: ControlBucket
     credentials: AwsCredentials
     overview: Overview
     listen: str = ""
@@ -149,7 +149,7 @@ def make_rooms(
     `open_files`: how many descriptors the process may have. Raises SettingsError."""
     total = directory.total_bytes()
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
-    ghost = Ghost(limits.capacity_bytes)
+    ghost = MissRatioCurve(limits.capacity_bytes)
     pins = Pins(
         lambda size: disk_bytes_of(size, settings.block_size, block_file.usual_disk_bytes),
         lambda version: version_id(origin.endpoint, version, settings.block_size),
@@ -166,49 +166,51 @@ def make_rooms(
     learned_file.load(directory.orders, planner.library)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
     always = settings.verify == "always"
-    store = DiskStore(directory, policy, limits, metrics, time.monotonic, verify_always=always, pins=pins)
+    store = DiskBlockStore(directory, policy, limits, metrics, time.monotonic, verify_always=always, pins=pins)
     stack.callback(store.close)
-    catalog = Catalog(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
-    turns = Turns(Concurrency(settings.fills), Courtesy(settings.fills), time.monotonic)
-    asking = Asking(origin, Patience(), metrics, turns, Hedging())
-    flights = Flights(asking, store, tasks.spawn, turns, time.monotonic)
-    openings = Openings(
+    catalog = VersionCache(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
+    turns = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), time.monotonic)
+    asking = OriginReader(origin, Patience(), metrics, turns, Hedging())
+    flights = FlightTable(asking, store, tasks.spawn, turns, time.monotonic)
+    openings = VersionLookup(
         asking, origin.endpoint, catalog, flights, tasks.spawn, time.monotonic,
         block_bytes=settings.block_size, stale_if_error=settings.stale_if_error,
     )  # fmt: skip
-    reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=settings.block_size)
-    buffers = Buffers(shares.clients_bytes)
-    listings = Listings(settings.list_ttl_of, time.monotonic, shares.listings_bytes, buffers)
-    hits = Hits(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
+    reads = ObjectReads(
+        asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=settings.block_size
+    )
+    buffers = MemoryBudget(shares.clients_bytes)
+    listings = ListCache(settings.list_ttl_of, time.monotonic, shares.listings_bytes, buffers)
+    hits = HitLookup(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
     access = _access(settings)
-    survey = Survey(asking, buffers, catalog)
-    budget = Budget(settings.prefetch_blocks, settings.prefetch_bandwidth)
+    survey = Enumerator(asking, buffers, catalog)
+    budget = PrefetchLimits(settings.prefetch_blocks, settings.prefetch_bandwidth)
     prefetch = Prefetch(
         planner, origin.endpoint, catalog, store, flights, openings, survey, turns,
         tasks.spawn_apart, time.monotonic, metrics, block_bytes=settings.block_size,
         mode_of=lambda ref: Mode(settings.prefetch_of(ref)), budget=budget,
     )  # fmt: skip
-    warming = Warming(
+    warming = WarmupRunner(
         origin.endpoint, catalog, store, prefetch, survey, pins, tasks.spawn_apart, time.monotonic,
         block_bytes=settings.block_size, blocks_at_once=budget.blocks, disk_bytes=block_file.usual_disk_bytes,
     )  # fmt: skip
     pinning = Pinning(warming, prefetch, openings, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
     # What is kept in memory ends with us.
-    touched = None if str(settings.cache_dir) == "memory" else TouchFile(directory, store.work)
-    forwards = Forwards(origin, asking, catalog, listings, partial(note_written, touched, catalog, openings))
-    steering = Steering(
+    touched = None if str(settings.cache_dir) == "memory" else WrittenNamesFile(directory, store.work)
+    forwards = Passthrough(origin, asking, catalog, listings, partial(note_written, touched, catalog, openings))
+    steering = ControlBucket(
         lambda: outrider.status(), prefetch,
-        Orders(warming, pinning, Verifying(store, tasks.spawn, time.time), access, time.time), access, metrics,
+        MaintenanceCommands(warming, pinning, Verification(store, tasks.spawn, time.time), access, time.time), access, metrics,
         time.time,
     )  # fmt: skip
     spans = _spans(settings, traces)
-    requests = Requests(
+    requests = S3Handler(
         reads, forwards, prefetch, access, steering, metrics, buffers, warming.hint,
         domains=settings.domain, most=settings.requests, client_timeout_s=settings.client_timeout_s, spans=spans,
     )  # fmt: skip
     new_lane = partial(
-        FastLane, hits, access, prefetch.note, metrics,
+        FastPath, hits, access, prefetch.note, metrics,
         domains=settings.domain, heads_bytes=shares.heads_bytes // settings.workers, spans=spans,
     )  # fmt: skip
     server = S3Server(
@@ -276,5 +278,5 @@ def _names_of_keys(settings: Settings) -> dict[str, str]:
     return {client.access_key: client.name for client, _ in known}
 
 
-async def _save_pins(store: DiskStore, saved: Sequence[SavedPin]) -> None:
+async def _save_pins(store: DiskBlockStore, saved: Sequence[SavedPin]) -> None:
     await store.work.run(pin_file.save, store.directory.pins, saved)

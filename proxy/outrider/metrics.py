@@ -1,5 +1,5 @@
 """The numbers: Prometheus names, units and labels, all in one place. No label is an object's key; a key template may be
-one (see `LedgerMetrics`)."""
+one (see `UsageMetrics`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from outrider.core.ahead.dataset.templates import Templates
-from outrider.core.insight.recent_errors import Troubles
-from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Ledger, Sums
+from outrider.core.insight.recent_errors import RecentErrors
+from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Sums, Usage
 
 SOURCES = ("disk", "flight", "origin")
 """Where a served byte came from: a block on disk, a block still arriving, or relayed past the cache."""
@@ -40,10 +40,10 @@ class _Told:
     came_bytes: int = 0
 
 
-class LedgerMetrics:
+class UsageMetrics:
     """What the ledger says, as counters by dataset; small ones, and those beyond the first twenty, are `other`."""
 
-    def __init__(self, ledger: Ledger, registry: CollectorRegistry, *, from_bytes: int = _LABEL_FROM_BYTES) -> None:
+    def __init__(self, ledger: Usage, registry: CollectorRegistry, *, from_bytes: int = _LABEL_FROM_BYTES) -> None:
         self._ledger = ledger
         self._from_bytes = from_bytes
         self._labels: dict[DatasetName, str] = {}
@@ -186,11 +186,11 @@ class Metrics:
         self.started_at = Gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.", registry=r)
         self._traffic = {source: self.served_bytes.labels(source) for source in SOURCES}
         self._traffic["bucket"] = self.origin_bytes
-        self.ledger = Ledger(Templates(Lock()))
-        self.ledger_metrics = LedgerMetrics(self.ledger, r)
+        self.ledger = Usage(Templates(Lock()))
+        self.ledger_metrics = UsageMetrics(self.ledger, r)
         self.before_telling: list[Callable[[], None]] = [self.ledger_metrics.tell]
         """Called, after these, before a scrape is answered: gauges that are looked up."""
-        self.troubles = Troubles()
+        self.troubles = RecentErrors()
         self.before_reading: list[Callable[[], None]] = []
         """Called before the numbers are read: a hit is counted in plain integers, which are added up here."""
 

@@ -176,7 +176,7 @@ class Evicted:
     pinned: int
 
 
-class SteeredStore(BlockStore, Protocol):
+class ControlledStore(BlockStore, Protocol):
     """What those need of the store who are asked to warm, pin, evict and verify."""
 
     removals: int

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_core import PydanticCustomError
 
-from outrider.core.auth.grants import Access, Client, Grant
+from outrider.core.auth.grants import AccessLevel, Client, Grant
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef
 
@@ -447,5 +447,5 @@ def _read_clients(path: Path) -> tuple[tuple[Client, SecretStr], ...]:
 
 
 def _client(entry: _ClientEntry) -> Client:
-    grants = tuple(Grant(grant.bucket, grant.prefix, Access(grant.access)) for grant in entry.grants)
+    grants = tuple(Grant(grant.bucket, grant.prefix, AccessLevel(grant.access)) for grant in entry.grants)
     return Client(entry.name or entry.access_key, entry.access_key, grants)

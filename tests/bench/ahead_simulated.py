@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
-from outrider.simulator.run import Epoch, Machine, Simulation
+from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, OrderKind, Shards, order_of
 
 MIB = 2**20
@@ -50,36 +50,36 @@ def job(
 
 
 def run(jobs: list[JobSpec], share: float, policy: str = "epoch", *, bandwidth: float = BANDWIDTH,
-        consumers: int = 1, of_bytes: int = DATASET_BYTES) -> list[Epoch]:  # fmt: skip
+        consumers: int = 1, of_bytes: int = DATASET_BYTES) -> list[EpochResult]:  # fmt: skip
     rate = bandwidth * consumers * READERS * READER_BYTES_S
     return Simulation(Machine(int(share * of_bytes), rate), policy, jobs).run()
 
 
 @cache
 def alone(kind: OrderKind, share: float, seed: int, policy: str = "epoch", told: bool = False,
-          bandwidth: float = BANDWIDTH) -> tuple[Epoch, ...]:  # fmt: skip
+          bandwidth: float = BANDWIDTH) -> tuple[EpochResult, ...]:  # fmt: skip
     return tuple(run([job(kind, seed, told=told)], share, policy, bandwidth=bandwidth))
 
 
 @cache
-def two_jobs(seed: int, one_client: bool) -> tuple[Epoch, ...]:
+def two_jobs(seed: int, one_client: bool) -> tuple[EpochResult, ...]:
     clients = ("10.0.0.1", "10.0.0.1" if one_client else "10.0.0.2")
     jobs = [job("repeated", seed, client=client, start_shards=50 * i) for i, client in enumerate(clients)]
     return tuple(run(jobs, 0.25, consumers=2))
 
 
 @cache
-def switched(seed: int) -> tuple[Epoch, ...]:
+def switched(seed: int) -> tuple[EpochResult, ...]:
     first, second = job("repeated", seed, name="one"), job("repeated", seed, name="two", start_shards=3.2 * SHARDS)
     return tuple(run([first, second], 0.25))
 
 
-def hits(epochs: tuple[Epoch, ...], begin: int = 1) -> float:
+def hits(epochs: tuple[EpochResult, ...], begin: int = 1) -> float:
     """The worst epoch from number `begin` on, from 0."""
     return min(epoch.hit_ratio for epoch in epochs[begin:])
 
 
-def traffic(epochs: tuple[Epoch, ...], begin: int = 1) -> float:
+def traffic(epochs: tuple[EpochResult, ...], begin: int = 1) -> float:
     return max(epoch.traffic for epoch in epochs[begin:])
 
 

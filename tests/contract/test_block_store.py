@@ -21,15 +21,15 @@ import pytest
 from outrider import pagecache
 from outrider.adapters.disk import block_dir, index_snapshot
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
-from outrider.adapters.disk.block_store import DiskStore, Limits
+from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.adapters.disk.block_writer import DiskBlockWriter
-from outrider.adapters.disk.disk_threads import _THREADS, DiskWork
+from outrider.adapters.disk.disk_threads import _THREADS, DiskThreads
 from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.adapters.disk.recovery import Recovery
-from outrider.adapters.disk.written_names import TouchFile
+from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, Header
 from outrider.core.cache.policies import POLICIES, Lru
-from outrider.core.cache.scrub_pace import Pace
+from outrider.core.cache.scrub_pace import ScrubPace
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
 from outrider.metrics import Metrics
@@ -90,7 +90,7 @@ class Disk:
         self.clock = FakeClock()
         self.believed = Believed()
         self.capacity = capacity
-        self.store = DiskStore(
+        self.store = DiskBlockStore(
             directory.open(root), POLICIES[policy](), Limits(capacity, min_free, open_files), self.metrics, self.clock,
             verify_always=verify_always,
         )  # fmt: skip
@@ -1051,7 +1051,7 @@ async def test_room_that_is_still_being_made_is_waited_for(root: Path) -> None:
     disk.close()
 
 
-async def all_done(work: DiskWork) -> None:
+async def all_done(work: DiskThreads) -> None:
     """Until its threads have done all that was asked of them, and what was asked when that was heard of."""
     for _ in range(3):
         together = threading.Barrier(_THREADS)
@@ -1243,7 +1243,7 @@ async def scrub_rounds(disk: Disk, rounds: int) -> None:
             raise asyncio.CancelledError
 
     with suppress(asyncio.CancelledError):
-        await Recovery(disk.store, disk.believed, sleep).scrub(Pace(1e6, 3600))
+        await Recovery(disk.store, disk.believed, sleep).scrub(ScrubPace(1e6, 3600))
 
 
 async def test_the_scrubber_finds_the_bad_and_changes_no_order(root: Path) -> None:
@@ -1329,8 +1329,8 @@ async def test_free_space_is_looked_at_once_a_second_and_whenever_it_may_be_shor
     assert len(looks) == seen + 1
 
 
-def noting(disk: Disk) -> tuple[TouchFile, Recovery]:
-    touched = TouchFile(disk.store.directory, disk.store.work)
+def noting(disk: Disk) -> tuple[WrittenNamesFile, Recovery]:
+    touched = WrittenNamesFile(disk.store.directory, disk.store.work)
     return touched, Recovery(disk.store, disk.believed, touched=touched)
 
 

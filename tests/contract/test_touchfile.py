@@ -10,8 +10,8 @@ import pytest
 
 from outrider.adapters.disk import block_dir, written_names
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.disk.disk_threads import DiskWork
-from outrider.adapters.disk.written_names import TouchFile
+from outrider.adapters.disk.disk_threads import DiskThreads
+from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.core.model import ObjectRef
 from outrider.engine.write.touched import note_written
 from outrider.metrics import Metrics
@@ -32,9 +32,9 @@ def directory(tmp_path: Path) -> Iterator[BlockDir]:
     directory.close()
 
 
-def started(directory: BlockDir, names: set[ObjectRef] | None = None) -> TouchFile:
+def started(directory: BlockDir, names: set[ObjectRef] | None = None) -> WrittenNamesFile:
     """One that knows what was found; `names` None: nothing is settled yet."""
-    touched = TouchFile(directory, DiskWork(Metrics(), FakeClock()))
+    touched = WrittenNamesFile(directory, DiskThreads(Metrics(), FakeClock()))
     if names is not None:
         assert touched.settle(names) is None
     return touched

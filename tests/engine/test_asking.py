@@ -12,11 +12,11 @@ import pytest
 
 from outrider.core.errors import OriginBroke, OriginBusy, VersionChanged
 from outrider.core.model import Extent, ObjectVersion
-from outrider.core.origin.aimd import Concurrency
-from outrider.core.origin.background_limit import Courtesy
+from outrider.core.origin.aimd import AimdLimit
+from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
-from outrider.engine.fill.fill_scheduler import Turns
-from outrider.engine.fill.origin_reader import Asking, Patience
+from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.origin_reader import OriginReader, Patience
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from tests.support.engine import REF
@@ -39,11 +39,11 @@ class Room:
         self.waits: list[asyncio.Future[None]] = []
         self.alarms: list[asyncio.Future[None]] = []
         self.metrics = Metrics()
-        self.concurrency = Concurrency(2)
-        self.turns = Turns(self.concurrency, Courtesy(64), self.clock)
+        self.concurrency = AimdLimit(2)
+        self.turns = FillScheduler(self.concurrency, BackgroundLimit(64), self.clock)
         self.hedging = Hedging()
         patience = Patience(sleep=self.sleep, chance=lambda: 0.5, clock=self.clock, alarm=self.alarm)
-        self.asking = Asking(self.origin, patience, self.metrics, self.turns, self.hedging)
+        self.asking = OriginReader(self.origin, patience, self.metrics, self.turns, self.hedging)
 
     async def sleep(self, _: float) -> None:
         self.waits.append(asyncio.get_running_loop().create_future())

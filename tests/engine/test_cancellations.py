@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outrider.core.errors import S3Error, Signal
-from outrider.core.maintenance.object_list import WarmList
+from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import Progress, State
 from outrider.core.model import ObjectRef
-from outrider.core.origin.token_bucket import Allowance
+from outrider.core.origin.token_bucket import TokenBucket
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.operation import classify
 from outrider.engine.ahead.prefetch import Mode
@@ -216,8 +216,8 @@ def test_a_stop_at_any_wait_of_a_warm_up_ends_it(may_hold: Callable[[int], int],
     async def attempt(root: Path, waits: int) -> bool:
         with room_of(root, 16 * BLOCK, may_hold, ahead=False, sleep=sleep) as room:
             now = room.clock()
-            wanted = WarmList((REF, OTHER), ())
-            one = Warmup("", "", "all", b"", now, wanted, lambda _: True, Progress(now), Allowance(0.0, now))
+            wanted = ObjectList((REF, OTHER), ())
+            one = Warmup("", "", "all", b"", now, wanted, lambda _: True, Progress(now), TokenBucket(0.0, now))
             room.warming.begin(one)
             for _ in range(waits):
                 await asyncio.sleep(0)

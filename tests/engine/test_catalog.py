@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.list_page import Listed
-from outrider.engine.read.version_cache import Catalog
+from outrider.engine.read.version_cache import VersionCache
 from tests.support.fakes import FakeClock
 
 A, B, ELSEWHERE = ObjectRef("bkt", "a"), ObjectRef("bkt", "b"), ObjectRef("other", "a")
@@ -21,9 +21,9 @@ def version(ref: ObjectRef, number: int = 1) -> ObjectVersion:
     return ObjectVersion(ref, f'"{number}"', 10)
 
 
-def catalog_of(mode: str = "ttl:60", capacity: int = 100) -> tuple[Catalog, FakeClock]:
+def catalog_of(mode: str = "ttl:60", capacity: int = 100) -> tuple[VersionCache, FakeClock]:
     clock = FakeClock()
-    return Catalog("http://o", lambda _: Freshness.parse(mode), clock, capacity), clock
+    return VersionCache("http://o", lambda _: Freshness.parse(mode), clock, capacity), clock
 
 
 def test_an_answer_is_fresh_from_when_it_was_asked_for() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.core.model import Extent, ObjectRef
-from outrider.engine.read.hit_lookup import Hits, Known
+from outrider.engine.read.hit_lookup import HitLookup, Known
 from tests.support.engine import BLOCK, REF, Engine, engine
 from tests.support.fakes import RAMP
 
@@ -28,8 +28,8 @@ def room(tmp_path: Path) -> Iterator[Engine]:
         yield made
 
 
-def hits_of(room: Engine) -> Hits:
-    return Hits(room.origin.endpoint, room.catalog, room.store, room.clock, block_bytes=BLOCK)
+def hits_of(room: Engine) -> HitLookup:
+    return HitLookup(room.origin.endpoint, room.catalog, room.store, room.clock, block_bytes=BLOCK)
 
 
 async def known(room: Engine) -> Known:

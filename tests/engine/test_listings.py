@@ -6,10 +6,10 @@ from contextlib import aclosing
 
 import pytest
 
-from outrider.core.cache.memory_budget import Buffers
+from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.model import Headers
 from outrider.core.s3.operation import Forgets, Kind, Operation, classify
-from outrider.engine.listing.list_cache import Listings
+from outrider.engine.listing.list_cache import ListCache
 from outrider.ports import Chunks
 from tests.support.fakes import FakeClock
 
@@ -23,8 +23,8 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def listings(clock: FakeClock) -> Listings:
-    return Listings(lambda prefix: TTL_S if prefix.startswith("train/") else None, clock, 1000, Buffers(1 << 20))
+def listings(clock: FakeClock) -> ListCache:
+    return ListCache(lambda prefix: TTL_S if prefix.startswith("train/") else None, clock, 1000, MemoryBudget(1 << 20))
 
 
 def a_list(target: str = "/train?list-type=2&prefix=a/", headers: Headers = ()) -> Operation:
@@ -37,7 +37,7 @@ async def chunks_of(body: bytes) -> Chunks:
 
 
 async def keep(
-    listings: Listings, operation: Operation, body: bytes = PAGE, headers: Headers = (), *,
+    listings: ListCache, operation: Operation, body: bytes = PAGE, headers: Headers = (), *,
     write_meanwhile: bool = False,
 ) -> None:  # fmt: skip
     key = listings.key_of(operation, ())
@@ -49,14 +49,14 @@ async def keep(
         assert b"".join([chunk async for chunk in chunks]) == body
 
 
-def found(listings: Listings, operation: Operation) -> bytes | None:
+def found(listings: ListCache, operation: Operation) -> bytes | None:
     key = listings.key_of(operation, ())
     assert key is not None
     page = listings.get(key)
     return None if page is None else page.body
 
 
-async def test_a_page_is_kept_until_its_time_is_up(listings: Listings, clock: FakeClock) -> None:
+async def test_a_page_is_kept_until_its_time_is_up(listings: ListCache, clock: FakeClock) -> None:
     await keep(listings, a_list())
     assert found(listings, a_list("/train?prefix=a%2F&list-type=2")) == PAGE, "the order of the query means nothing"
     assert found(listings, a_list("/train?list-type=2&prefix=b/")) is None
@@ -68,7 +68,7 @@ async def test_a_page_is_kept_until_its_time_is_up(listings: Listings, clock: Fa
     assert found(listings, a_list()) is None
 
 
-async def test_a_write_to_the_bucket_forgets_its_pages_and_no_others(listings: Listings) -> None:
+async def test_a_write_to_the_bucket_forgets_its_pages_and_no_others(listings: ListCache) -> None:
     await keep(listings, a_list())
     listings.forget("other")
     assert found(listings, a_list()) == PAGE
@@ -76,17 +76,17 @@ async def test_a_write_to_the_bucket_forgets_its_pages_and_no_others(listings: L
     assert found(listings, a_list()) is None
 
 
-async def test_a_page_that_a_write_overtook_is_not_kept(listings: Listings) -> None:
+async def test_a_page_that_a_write_overtook_is_not_kept(listings: ListCache) -> None:
     await keep(listings, a_list(), write_meanwhile=True)
     assert found(listings, a_list()) is None
 
 
-async def test_a_page_that_came_compressed_is_not_kept_for_those_who_did_not_ask_for_that(listings: Listings) -> None:
+async def test_a_page_that_came_compressed_is_not_kept_for_those_who_did_not_ask_for_that(listings: ListCache) -> None:
     await keep(listings, a_list(), headers=(("content-type", "application/xml"), ("content-encoding", "gzip")))
     assert found(listings, a_list()) is None
 
 
-async def test_a_page_that_did_not_come_whole_is_not_kept(listings: Listings) -> None:
+async def test_a_page_that_did_not_come_whole_is_not_kept(listings: ListCache) -> None:
     key = listings.key_of(a_list(), ())
     assert key is not None
     async with aclosing(listings.keeping(a_list(), key, listings.mark(), (), chunks_of(PAGE))) as chunks:
@@ -94,7 +94,7 @@ async def test_a_page_that_did_not_come_whole_is_not_kept(listings: Listings) ->
     assert listings.get(key) is None
 
 
-async def test_the_pages_have_a_limit_in_bytes(listings: Listings) -> None:
+async def test_the_pages_have_a_limit_in_bytes(listings: ListCache) -> None:
     await keep(listings, a_list(), b"x" * 1001)
     assert found(listings, a_list()) is None
     for number in range(20):
@@ -115,9 +115,9 @@ async def test_the_pages_have_a_limit_in_bytes(listings: Listings) -> None:
         ("/train?list-type=2", (("x-amz-optional-object-attributes", "RestoreStatus"),)),
     ],
 )
-def test_what_is_no_plain_list_of_a_rule_is_not_kept(listings: Listings, target: str, headers: Headers) -> None:
+def test_what_is_no_plain_list_of_a_rule_is_not_kept(listings: ListCache, target: str, headers: Headers) -> None:
     assert listings.key_of(classify("GET", target, headers), headers) is None
 
 
-def test_a_head_of_a_bucket_is_no_list(listings: Listings) -> None:
+def test_a_head_of_a_bucket_is_no_list(listings: ListCache) -> None:
     assert listings.key_of(Operation(Kind.FORWARD, "HEAD", "train", "", (), Forgets.NOTHING), ()) is None

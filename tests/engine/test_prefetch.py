@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from outrider.core.ahead.hint_messages import PlanProgress
-from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.engine.ahead.prefetch import Budget, Mode
+from outrider.engine.ahead.prefetch import Mode, PrefetchLimits
 from outrider.engine.fill.fill_scheduler import READS_ON_S
 from tests.support.engine import BLOCK, Engine, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
@@ -112,8 +112,8 @@ async def test_what_comes_next_is_begun_once_their_readers_may_have_asked_for_mo
 
 
 async def test_of_a_plan_that_is_withdrawn_only_what_is_on_its_way_is_brought(making: Making) -> None:
-    with making(budget=Budget(2)) as room:
-        gate, telling = asyncio.Event(), Telling()
+    with making(budget=PrefetchLimits(2)) as room:
+        gate, telling = asyncio.Event(), Hint()
         room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
         sizes_known(room)
         room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, telling=telling)
@@ -132,7 +132,7 @@ async def test_of_a_plan_that_is_withdrawn_only_what_is_on_its_way_is_brought(ma
 
 async def test_a_plan_counts_what_is_here_as_a_whole(making: Making) -> None:
     with making() as room:
-        telling, gate = Telling(), asyncio.Event()
+        telling, gate = Hint(), asyncio.Event()
         # The first block of one comes, and of the second a part.
         room.origin.faults += [Fault(key=REFS[5].key), Fault(key=REFS[5].key, body_gate=gate, gate_after=10)]
         room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, telling=telling)
@@ -235,7 +235,7 @@ async def test_what_went_stale_and_is_not_here_costs_one_request(room: Engine) -
 
 
 async def test_no_more_blocks_are_on_their_way_than_the_budget_has(making: Making) -> None:
-    with making(budget=Budget(3)) as room:
+    with making(budget=PrefetchLimits(3)) as room:
         most = 0
         bring = room.prefetch._bring
 
@@ -251,7 +251,7 @@ async def test_no_more_blocks_are_on_their_way_than_the_budget_has(making: Makin
 
 
 async def test_the_bandwidth_of_the_budget_holds(making: Making) -> None:
-    with making(budget=Budget(64, bytes_per_s=BLOCK)) as room:
+    with making(budget=PrefetchLimits(64, bytes_per_s=BLOCK)) as room:
         tell(room)
         await room.tasks.settle()
         assert gets(room) == 0
@@ -265,7 +265,7 @@ async def test_the_bandwidth_of_the_budget_holds(making: Making) -> None:
 
 
 async def test_bandwidth_that_was_not_spent_for_a_minute_is_not_saved_up(making: Making) -> None:
-    with making(budget=Budget(64, bytes_per_s=BLOCK)) as room:
+    with making(budget=PrefetchLimits(64, bytes_per_s=BLOCK)) as room:
         room.clock.advance(60.0)
         tell(room)
         assert room.planner.blocks_coming == 1
@@ -297,7 +297,7 @@ async def test_without_prefetch_of_epochs_nothing_is_brought_that_was_not_asked_
 
 
 async def test_prefetching_ends_within_a_second_of_its_readers(making: Making) -> None:
-    with making(budget=Budget(1)) as room:
+    with making(budget=PrefetchLimits(1)) as room:
         tell(room)
         await room.tasks.settle()
         gate = asyncio.Event()
@@ -411,7 +411,7 @@ def rests_of(asked: list[float]) -> list[float]:
 
 
 async def test_the_rest_after_failures_doubles_up_to_five_seconds_and_ends_with_a_success(making: Making) -> None:
-    with making(budget=Budget(1)) as room:
+    with making(budget=PrefetchLimits(1)) as room:
         room.clock.advance(0.05)  # so that no look falls on the very end of a rest
         room.origin.faults.append(Fault(times=None, refuse=True))
         rests = rests_of(await tries(room, 21.0))
@@ -437,7 +437,7 @@ async def test_fills_that_fail_together_are_one_failure(room: Engine) -> None:
 
 
 async def test_an_origin_that_is_busy_is_asked_again_after_a_rest_and_nothing_is_passed_over(making: Making) -> None:
-    with making(budget=Budget(4)) as room:
+    with making(budget=PrefetchLimits(4)) as room:
         sizes_known(room)
         room.origin.faults.append(Fault(times=None, status=503))
         tell(room)
@@ -495,7 +495,7 @@ async def test_an_order_that_a_sampler_has_drawn_is_fetched_ahead_once_its_first
 
     refs = [ObjectRef("train", f"samples/{number:04d}.jpg") for number in range(200)]
     order = order_at_once(Draw(5), len(refs))
-    with making(budget=Budget(4)) as room:
+    with making(budget=PrefetchLimits(4)) as room:
         for number, ref in enumerate(refs):
             room.origin.put(ref, ramp(100, number))
         room.planner.listed("train", [(ref.key, 100) for ref in refs], room.clock())

@@ -16,7 +16,7 @@ from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.readahead import FIRST_BLOCKS, Run, runs_ahead
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, StoreUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
-from outrider.engine.fill.fill_scheduler import Turn
+from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.read import object_read
@@ -640,7 +640,7 @@ async def test_what_a_reader_asks_for_last_comes_before_what_nobody_reads_yet(ro
     overtaken: list[int] = []
     start = room.turns._start
 
-    def started(turn: Turn) -> None:
+    def started(turn: FillSlot) -> None:
         if not turn.demand:
             asked = [one.turn for one in room.flights._flights.values() if one.turn is not None and one.turn.demand]
             overtaken.append(sum(not one.held for one in asked))

@@ -24,7 +24,7 @@ from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.operation import classify
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.read.hit_lookup import Hits
+from outrider.engine.read.hit_lookup import HitLookup
 from outrider.engine.read.object_read import ReadAnswer
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.write.upload import Upload, upload_of
@@ -97,7 +97,7 @@ class OneVersion(RuleBasedStateMachine):
         self.room.store.work.threads.shutdown()
         self.room.store.work.threads = SeededThreads(self.loop)
         self.recovery = Recovery(self.room.store, self.room.catalog)
-        self.hits = Hits(self.origin.endpoint, self.room.catalog, self.room.store, self.clock, block_bytes=BLOCK)
+        self.hits = HitLookup(self.origin.endpoint, self.room.catalog, self.room.store, self.clock, block_bytes=BLOCK)
         self.runner.run(index())
 
     def teardown(self) -> None:

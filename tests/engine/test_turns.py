@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from outrider.core.origin.aimd import FIRST_FILLS, Concurrency
-from outrider.core.origin.background_limit import Courtesy
-from outrider.engine.fill.fill_scheduler import Turn, Turns
+from outrider.core.origin.aimd import FIRST_FILLS, AimdLimit
+from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from tests.support.fakes import FakeClock
 
 
@@ -16,15 +16,15 @@ class Queue:
     """Fills that take their turns and note when they have them."""
 
     def __init__(self, limit: int, courtesy: int = 2) -> None:
-        self.courtesy = Courtesy(64)
+        self.courtesy = BackgroundLimit(64)
         self.courtesy.alone = courtesy
         self.clock = FakeClock()
-        self.concurrency = Concurrency(limit)
-        self.turns = Turns(self.concurrency, self.courtesy, self.clock)
+        self.concurrency = AimdLimit(limit)
+        self.turns = FillScheduler(self.concurrency, self.courtesy, self.clock)
         self.order: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.done: dict[str, asyncio.Event] = {}
-        self.of: dict[str, Turn] = {}
+        self.of: dict[str, FillSlot] = {}
 
     async def add(self, *names: str, ahead: int = 0, left_bytes: int = 0, ordered: bool = False) -> None:
         """A name that begins with `p` is a prefetch."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.core.maintenance.object_list import WarmList
+from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import Progress, State
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.origin.token_bucket import Allowance
-from outrider.engine.ahead.prefetch import Budget
+from outrider.core.origin.token_bucket import TokenBucket
+from outrider.engine.ahead.prefetch import PrefetchLimits
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
 from tests.support.engine import BLOCK, Engine, engine
@@ -42,8 +42,8 @@ async def at_once(_: float) -> None:
 
 def warmup(room: Engine, refs: list[ObjectRef], rate: float = 0.0) -> Warmup:
     now = room.clock()
-    return Warmup("", "", "mine", b"", now, WarmList(tuple(refs), ()), lambda ref: True, Progress(now),
-                  Allowance(rate, now))  # fmt: skip
+    return Warmup("", "", "mine", b"", now, ObjectList(tuple(refs), ()), lambda ref: True, Progress(now),
+                  TokenBucket(rate, now))  # fmt: skip
 
 
 def begun(room: Engine, refs: list[ObjectRef] = REFS, rate: float = 0.0) -> Warmup:
@@ -106,7 +106,7 @@ async def test_all_that_it_asks_for_is_known_as_ordered(making: Making, known: b
 
 
 async def test_no_more_blocks_are_on_their_way_than_the_budget_has(making: Making) -> None:
-    with making(budget=Budget(2)) as room:
+    with making(budget=PrefetchLimits(2)) as room:
         gate = asyncio.Event()
         room.origin.faults.append(Fault(times=None, body_gate=gate))
         begun(room)
@@ -174,7 +174,7 @@ async def test_a_slow_one_does_not_hold_up_another(making: Making) -> None:
     async def sleep(_: float) -> None:
         await never.wait()
 
-    with making(sleep=sleep, budget=Budget(1)) as room:
+    with making(sleep=sleep, budget=PrefetchLimits(1)) as room:
         slow = begun(room, REFS[:3], rate=1.0)
         other = begun(room, REFS[3:])
         async with asyncio.timeout(60):
@@ -210,7 +210,7 @@ async def test_what_fails_is_told_and_the_rest_comes(making: Making) -> None:
 
 
 async def test_a_cancelled_one_stops_and_what_is_on_its_way_comes_yet(making: Making) -> None:
-    with making(budget=Budget(1)) as room:
+    with making(budget=PrefetchLimits(1)) as room:
         gate = asyncio.Event()
         room.origin.faults.append(Fault(times=None, body_gate=gate))
         one = begun(room)

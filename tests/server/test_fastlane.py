@@ -29,7 +29,7 @@ from outrider.http.s3 import fast_path
 from outrider.http.s3 import server as server_module
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.handoff import Begun, PageCold
-from outrider.http.wire.sender import SocketWire
+from outrider.http.wire.sender import SocketSender
 from tests.support.proxy import ANY_KEYS, Keys, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request
 
@@ -89,7 +89,7 @@ class Lane:
         lane = proxy.outrider.server.fast_lane
         answer = lane.answer
 
-        def spied(data: bytes, wire: SocketWire, cold: PageCold | None = None) -> Any:
+        def spied(data: bytes, wire: SocketSender, cold: PageCold | None = None) -> Any:
             answered = answer(data, wire, cold)
             kinds = {Begun: "begun", PageCold: "cold"}
             self._seen.append(answered if isinstance(answered, bool) else kinds[type(answered)])
@@ -1047,7 +1047,7 @@ def test_no_byte_of_a_hit_is_copied_by_python(lane: Lane, monkeypatch: pytest.Mo
     by_python: list[int] = []
     read_into: list[memoryview] = []
     in_one_call: list[memoryview] = []
-    sendfile, preadv, send_now, send_parts = os.sendfile, os.preadv, SocketWire.send_now, SocketWire.send_parts_now
+    sendfile, preadv, send_now, send_parts = os.sendfile, os.preadv, SocketSender.send_now, SocketSender.send_parts_now
 
     def counted_sendfile(*args: Any) -> int:
         by_sendfile.append(sendfile(*args))
@@ -1057,19 +1057,19 @@ def test_no_byte_of_a_hit_is_copied_by_python(lane: Lane, monkeypatch: pytest.Mo
         read_into.extend(one for one in buffers if len(one) > 1)  # one byte: a look whether it is in memory
         return preadv(fd, buffers, *rest)
 
-    def counted_send(self: SocketWire, data: Any, *, more: bool = False) -> int:
+    def counted_send(self: SocketSender, data: Any, *, more: bool = False) -> int:
         by_python.append(len(data))
         return send_now(self, data, more=more)
 
-    def counted_parts(self: SocketWire, head: Any, body: Any) -> int:
+    def counted_parts(self: SocketSender, head: Any, body: Any) -> int:
         by_python.append(len(head))
         in_one_call.append(body)
         return send_parts(self, head, body)
 
     monkeypatch.setattr(os, "sendfile", counted_sendfile)
     monkeypatch.setattr(os, "preadv", counted_preadv)
-    monkeypatch.setattr(SocketWire, "send_now", counted_send)
-    monkeypatch.setattr(SocketWire, "send_parts_now", counted_parts)
+    monkeypatch.setattr(SocketSender, "send_now", counted_send)
+    monkeypatch.setattr(SocketSender, "send_parts_now", counted_parts)
     answer, seen = lane.ask("GET", f"/{NAME}/a", (("range", "bytes=0-65536"),))
     assert (answer.body, seen) == (OBJECTS["a"][:65537], True)
     assert (by_sendfile, read_into, in_one_call) == ([65537], [], [])
@@ -1091,13 +1091,13 @@ def test_a_head_waits_for_a_body_that_fits_beside_it(
     lane: Lane, monkeypatch: pytest.MonkeyPatch, first: int, last: int, waits: bool
 ) -> None:
     told: list[bool] = []
-    send_now = SocketWire.send_now
+    send_now = SocketSender.send_now
 
-    def noted(self: SocketWire, data: Any, *, more: bool = False) -> int:
+    def noted(self: SocketSender, data: Any, *, more: bool = False) -> int:
         told.append(more)
         return send_now(self, data, more=more)
 
-    monkeypatch.setattr(SocketWire, "send_now", noted)
+    monkeypatch.setattr(SocketSender, "send_now", noted)
     answer, seen = lane.ask("GET", f"/{NAME}/large", (("range", f"bytes={first}-{last}"),))
     assert (answer.body, seen) == (LARGE[first : last + 1], True)
     assert told == [waits]

@@ -16,7 +16,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
 from outrider.http.wire import sender
-from outrider.http.wire.sender import SocketWire
+from outrider.http.wire.sender import SocketSender
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask
 from tests.support.weather import Fault, FaultKind, Request
@@ -487,14 +487,14 @@ def test_what_a_socket_holds_for_a_client_is_bounded_where_it_is_near(
 ) -> None:
     monkeypatch.setattr(sender, "_NEAR_S", near_s)
     held: list[int] = []
-    lost = SocketWire.lost
+    lost = SocketSender.lost
 
-    def noted(self: SocketWire) -> None:
+    def noted(self: SocketSender) -> None:
         if self._socket is not None:
             held.append(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
         lost(self)
 
-    monkeypatch.setattr(SocketWire, "lost", noted)
+    monkeypatch.setattr(SocketSender, "lost", noted)
     for _ in range(2):
         assert ask(proxy.address, "GET", f"/{NAME}/five-blocks").body == RAMP
         proxy.settle()
@@ -509,18 +509,18 @@ def test_a_hit_goes_from_the_block_file_to_the_socket_by_the_kernel(
     assert client.get_object(Bucket=NAME, Key="five-blocks")["Body"].read() == RAMP
     by_kernel: list[int] = []
     by_python: list[int] = []
-    sendfile, send = os.sendfile, SocketWire.send
+    sendfile, send = os.sendfile, SocketSender.send
 
     def counted_sendfile(*args: Any) -> int:
         by_kernel.append(sendfile(*args))
         return by_kernel[-1]
 
-    async def counted_send(self: SocketWire, data: Any, *, more: bool = False) -> None:
+    async def counted_send(self: SocketSender, data: Any, *, more: bool = False) -> None:
         by_python.append(len(data))
         await send(self, data, more=more)
 
     monkeypatch.setattr(os, "sendfile", counted_sendfile)
-    monkeypatch.setattr(SocketWire, "send", counted_send)
+    monkeypatch.setattr(SocketSender, "send", counted_send)
     assert client.get_object(Bucket=NAME, Key="five-blocks")["Body"].read() == RAMP
     client.close()
     assert sum(by_kernel) == len(RAMP)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.http.wire.sender import SocketWire
+from outrider.http.wire.sender import SocketSender
 from outrider.metrics import SOURCES
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
@@ -144,14 +144,14 @@ def test_a_hit_that_is_looked_at_while_it_is_counted_is_told_whole(
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when a socket has been found full, and is waited for."""
-    seen, wait = threading.Event(), SocketWire._writable
+    seen, wait = threading.Event(), SocketSender._writable
 
-    async def waited_for(wire: SocketWire) -> None:
+    async def waited_for(wire: SocketSender) -> None:
         # Called once the wait below has begun.
         asyncio.get_running_loop().call_soon(seen.set)
         await wait(wire)
 
-    monkeypatch.setattr(SocketWire, "_writable", waited_for)
+    monkeypatch.setattr(SocketSender, "_writable", waited_for)
     return seen
 
 

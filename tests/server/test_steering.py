@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from outrider.core.ahead.hints import Telling
+    from outrider.core.ahead.hints import Hint
     from outrider.core.model import ObjectRef
     from tests.support.bucket import Bucket
     from tests.support.certificate import Certificate
@@ -136,14 +136,12 @@ def test_a_plan_is_not_withdrawn_before_all_of_it_is_told(proxy: Proxy) -> None:
     steering = proxy.outrider.steering
 
     class Seeing(ToldPlans):
-        def told(
-            self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Telling
-        ) -> None:
+        def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Hint) -> None:
             if not seen:
                 self.withdrawal = asyncio.ensure_future(steering._withdraw("", "w"))
             seen.append("told")
 
-        def withdraw(self, telling: Telling, others: Iterable[Telling]) -> int:
+        def withdraw(self, telling: Hint, others: Iterable[Hint]) -> int:
             seen.append("withdrawn")
             return 7
 

@@ -10,28 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.disk.block_store import DiskStore, Limits
+from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.core.ahead.planner import Planner
 from outrider.core.cache.block_file import usual_disk_bytes
 from outrider.core.cache.freshness import Freshness
-from outrider.core.cache.memory_budget import Buffers
+from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.cache.pins import Pins, disk_bytes_of
 from outrider.core.cache.policies import POLICIES
 from outrider.core.model import ObjectRef, version_id
-from outrider.core.origin.aimd import Concurrency
-from outrider.core.origin.background_limit import Courtesy
+from outrider.core.origin.aimd import AimdLimit
+from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
-from outrider.engine.ahead.prefetch import Budget, Later, Mode, Prefetch
-from outrider.engine.fill.fill_scheduler import Turns
-from outrider.engine.fill.flight_table import Flights
-from outrider.engine.fill.origin_reader import Asking, Patience
-from outrider.engine.listing.enumerate import Survey
-from outrider.engine.listing.list_cache import Listings
-from outrider.engine.maintenance.warmup_runner import Warming
-from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece, ReadAnswer, Reads
-from outrider.engine.read.version_cache import Catalog
-from outrider.engine.read.version_lookup import Openings
-from outrider.engine.write.passthrough import Forwards
+from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchLimits
+from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.flight_table import FlightTable
+from outrider.engine.fill.origin_reader import OriginReader, Patience
+from outrider.engine.listing.enumerate import Enumerator
+from outrider.engine.listing.list_cache import ListCache
+from outrider.engine.maintenance.warmup_runner import WarmupRunner
+from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, ObjectReads, Piece, ReadAnswer
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.read.version_lookup import VersionLookup
+from outrider.engine.write.passthrough import Passthrough
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock, FakeOrigin, FakeTasks, no_wait_patience
 
@@ -66,18 +66,18 @@ class Engine:
     clock: FakeClock
     tasks: FakeTasks
     metrics: Metrics
-    store: DiskStore
-    catalog: Catalog
-    flights: Flights
-    reads: Reads
-    forwards: Forwards
+    store: DiskBlockStore
+    catalog: VersionCache
+    flights: FlightTable
+    reads: ObjectReads
+    forwards: Passthrough
     prefetch: Prefetch
     """Rides ahead of nothing, unless the policy is `epoch` and it is told of reads."""
     planner: Planner
-    turns: Turns
+    turns: FillScheduler
     pins: Pins
-    warming: Warming
-    openings: Openings
+    warming: WarmupRunner
+    openings: VersionLookup
 
     async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
         """The body of a GET; `headers` with `_` for `-`."""
@@ -127,7 +127,7 @@ def engine(
     capacity_bytes: int = 64 * 1024 * 1024, min_free_bytes: int = 0, policy: str = "lru", freshness: str = "ttl:60",
     stale_if_error: bool = False, fills_max: int = 64, verify_always: bool = False, clock: FakeClock | None = None,
     catalog_entries: int = 10_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, budget: Budget | None = None,
+    patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, budget: PrefetchLimits | None = None,
     may_hold: Callable[[int], int] = as_large, reads_on: Callable[[float], Awaitable[object]] = at_once,
     later: Later = called_at_once,
 ) -> Iterator[Engine]:  # fmt: skip
@@ -143,27 +143,27 @@ def engine(
     )
     planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s, pins=pins)
     its_policy = planner if policy == "epoch" else POLICIES[policy]()
-    store = DiskStore(
+    store = DiskBlockStore(
         directory or BlockDir.open(root), its_policy, Limits(capacity_bytes, min_free_bytes), metrics, clock,
         verify_always=verify_always, pins=pins,
     )  # fmt: skip
-    catalog = Catalog(origin.endpoint, lambda _: mode, clock, catalog_entries)
-    turns = Turns(Concurrency(fills_max), Courtesy(fills_max), clock)
-    asking = Asking(origin, patience or no_wait_patience(), metrics, turns, Hedging())
-    flights = Flights(asking, store, tasks.spawn, turns, clock, may_hold=may_hold, sleep=reads_on)
-    openings = Openings(
+    catalog = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries)
+    turns = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
+    asking = OriginReader(origin, patience or no_wait_patience(), metrics, turns, Hedging())
+    flights = FlightTable(asking, store, tasks.spawn, turns, clock, may_hold=may_hold, sleep=reads_on)
+    openings = VersionLookup(
         asking, origin.endpoint, catalog, flights, tasks.spawn, clock, block_bytes=BLOCK,
         stale_if_error=stale_if_error, sleep=sleep,
     )  # fmt: skip
-    reads = Reads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
-    buffers = Buffers(64 * 1024 * 1024)
-    forwards = Forwards(origin, asking, catalog, Listings(lambda prefix: None, clock, 1 << 20, buffers))
-    survey, budget = Survey(asking, buffers, catalog), budget or Budget(64)
+    reads = ObjectReads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
+    buffers = MemoryBudget(64 * 1024 * 1024)
+    forwards = Passthrough(origin, asking, catalog, ListCache(lambda prefix: None, clock, 1 << 20, buffers))
+    survey, budget = Enumerator(asking, buffers, catalog), budget or PrefetchLimits(64)
     ahead = Prefetch(
         planner, origin.endpoint, catalog, store, flights, openings, survey, turns,
         tasks.spawn, clock, metrics, block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget, later=later,
     )  # fmt: skip
-    warming = Warming(
+    warming = WarmupRunner(
         origin.endpoint, catalog, store, ahead, survey, pins, tasks.spawn, clock, block_bytes=BLOCK,
         blocks_at_once=budget.blocks, disk_bytes=usual_disk_bytes, sleep=sleep,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from outrider.metrics import LedgerMetrics, Metrics
+from outrider.metrics import Metrics, UsageMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def all_metrics() -> dict[str, MetricWrapperBase]:
     metrics = Metrics()
     found = {}
     for holder in (metrics, metrics.ledger_metrics):
-        assert isinstance(holder, Metrics | LedgerMetrics)
+        assert isinstance(holder, Metrics | UsageMetrics)
         for metric in vars(holder).values():
             if isinstance(metric, MetricWrapperBase):
                 (family,) = metric.describe()

@@ -11,7 +11,7 @@ from outrider.core.ahead.hint_messages import PlanProgress
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from outrider.core.ahead.hints import Telling
+    from outrider.core.ahead.hints import Hint
     from outrider.core.model import ObjectRef
 
 DEADLINE_S = 60.0
@@ -34,15 +34,15 @@ class ToldPlans:
     pieces: list[Piece] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Telling) -> None:
+    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Hint) -> None:
         with self._changed:
             self.pieces.append(Piece(client, tuple(map(str, refs)), start, total))
             self._changed.notify_all()
 
-    def withdraw(self, telling: Telling, others: Iterable[Telling]) -> int:
+    def withdraw(self, telling: Hint, others: Iterable[Hint]) -> int:
         return 0
 
-    async def progress(self, telling: Telling) -> PlanProgress:
+    async def progress(self, telling: Hint) -> PlanProgress:
         return PlanProgress()
 
     @property

@@ -20,7 +20,7 @@ import xxhash
 from outrider import app
 from outrider import settings as outrider_settings
 from outrider.adapters.disk import block_dir
-from outrider.adapters.disk.block_store import DiskStore
+from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.app import running
 from outrider.composition import Outrider
 from outrider.core.cache import block_file
@@ -284,14 +284,14 @@ def test_a_snapshot_is_gone_for_good_before_it_is_believed(
         fsync(fd)
         synced.append((os.readlink(f"/proc/self/fd/{fd}"), index.exists()))
 
-    adopt = DiskStore.adopt
+    adopt = DiskBlockStore.adopt
 
-    def adopted(self: DiskStore, *args: Any) -> bool:
+    def adopted(self: DiskBlockStore, *args: Any) -> bool:
         assert synced == [(str(roomy.cache_dir), False)], "before the first block"
         return adopt(self, *args)
 
     monkeypatch.setattr(os, "fsync", seen)
-    monkeypatch.setattr(DiskStore, "adopt", adopted)
+    monkeypatch.setattr(DiskBlockStore, "adopt", adopted)
     roomy.start()
     assert len(roomy.outrider.store) == 20
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.engine.read.object_read import EarlyPiece, FilePiece, Reads
+from outrider.engine.read.object_read import EarlyPiece, FilePiece, ObjectReads
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
@@ -143,9 +143,9 @@ def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
     client = bucket.client()
     client.put_object(Bucket="cut", Key="mistaken", Body=data)
     client.close()
-    whole = Reads._pieces
+    whole = ObjectReads._pieces
 
-    async def early(self: Reads, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
+    async def early(self: ObjectReads, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
         left = extent.length - 100
         async with aclosing(whole(self, version, extent)) as pieces:
             async for piece in pieces:
@@ -164,7 +164,7 @@ def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
         if not cold:
             assert ask(proxy.address, "GET", "/cut/mistaken").body == data
             proxy.settle()
-        monkeypatch.setattr(Reads, "_pieces", early)
+        monkeypatch.setattr(ObjectReads, "_pieces", early)
         with contextlib.ExitStack() as stack:
             readers = [stack.enter_context(RawConnection(proxy.address)) for _ in range(2 * workers)]
             for reader in readers:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.auth.grants import Access, Client, Grant, allowed
+from outrider.core.auth.grants import AccessLevel, Client, Grant, allowed
 from outrider.core.auth.sigv4 import SignedRequest
 from outrider.core.errors import S3Error
 from outrider.core.s3.aws_chunked import ChunkedDecoder
@@ -157,7 +157,7 @@ def test_no_entity_expands(trials: Trials, parse: Any, dtd: bytes) -> None:
 SEGMENTS = st.sampled_from(
     ["team", "..", ".", "", "other", "x", "...", "..\\", "\\..", "a\\b", "team\\..", "%2e%2e", "..;"]
 )
-TEAM = Client("team", "AK", (Grant("bkt", "team/", Access.WRITE),))
+TEAM = Client("team", "AK", (Grant("bkt", "team/", AccessLevel.WRITE),))
 
 
 def resolved(key: str, *, backslashes: bool, collapsing: bool, rooted: bool) -> str | None:

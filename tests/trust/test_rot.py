@@ -14,7 +14,7 @@ from outrider import app, pagecache
 from outrider.adapters.disk.recovery import Recovery
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES
-from outrider.core.cache.scrub_pace import Pace
+from outrider.core.cache.scrub_pace import ScrubPace
 from tests.contract.test_block_store import FILE, Believed, Disk, flip, meta_of, payload_of, restarted
 from tests.support.damage import block_files, flip_a_bit
 from tests.support.proxy import START_DEADLINE_S, Proxy
@@ -171,7 +171,7 @@ async def test_the_scrubber_reads_no_faster_than_it_may_and_all_blocks_in_each_r
 
     began = disk.clock()
     with pytest.raises(asyncio.CancelledError):
-        await Recovery(disk.store, Believed(), sleep).scrub(Pace(FILE, round_s=30.0))
+        await Recovery(disk.store, Believed(), sleep).scrub(ScrubPace(FILE, round_s=30.0))
     # At first a block a second; then all blocks once in 30 seconds.
     assert [(at - began, count) for at, count in walked[:10]] == [(1.0 * n, n) for n in range(1, 11)]
     assert [round(at - began) for at, _ in walked[10:40:10]] == [13, 43, 73]
@@ -189,7 +189,7 @@ async def test_the_scrubber_finds_what_rots_after_its_first_use(tmp_path: Path) 
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await Recovery(disk.store, Believed(), sleep).scrub(Pace(1e6, 1.0))
+        await Recovery(disk.store, Believed(), sleep).scrub(ScrubPace(1e6, 1.0))
     assert [meta.index for meta in disk.store.blocks()] == [0]
     assert not disk.path(meta_of(1)).exists()
     disk.close()

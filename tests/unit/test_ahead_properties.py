@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from outrider.core.ahead.candidates import Want
 from outrider.core.ahead.dataset import templates
-from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import Simulation
@@ -116,7 +116,7 @@ def follow_a_trace(chance: Random, store: Store, page: int, in_epochs: bool, wit
     objects, capacity = len(store.refs), store.capacity_blocks
     to_list = [(ref.key, store.size) for ref in store.refs] if page else []
     to_read: dict[str, list[ObjectRef]] = {"a": [], "b": []}
-    tellings: dict[str, Telling] = {}
+    tellings: dict[str, Hint] = {}
     for _ in range(500):
         store.now += 0.01
         act, client = chance.choice("aarrrrrwwwllllPTD" if with_plans else "aarrrrrwwwllllP"), chance.choice("ab")
@@ -136,10 +136,10 @@ def follow_a_trace(chance: Random, store: Store, page: int, in_epochs: bool, wit
             before = objects - len(come) - len(to_list)
             store.planner.listed("bucket", come, store.now, before=before, more=bool(to_list))
         elif act == "T":
-            told = tellings.setdefault(client, Telling())
+            told = tellings.setdefault(client, Hint())
             store.planner.told(client, chance.sample(store.refs, objects // 2), store.now, telling=told)
         elif act == "D":
-            store.planner.withdraw(tellings.pop(client, Telling()), tellings.values(), store.now)
+            store.planner.withdraw(tellings.pop(client, Hint()), tellings.values(), store.now)
         assert len(store.present) <= capacity
 
 

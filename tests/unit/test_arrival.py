@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cache.partial_block import Arrival
+from outrider.core.cache.partial_block import PartialBlock
 
 
 @given(length=st.integers(1, 40), start=st.integers(0, 39), steps=st.lists(st.tuples(st.booleans(), st.integers(1, 9))))
 def test_the_reach_is_the_run_of_bytes_that_came(length: int, start: int, steps: list[tuple[bool, int]]) -> None:
     start %= length
-    arrival, here = Arrival(length, start), [False] * length
+    arrival, here = PartialBlock(length, start), [False] * length
     ends = {True: (0, start), False: (start, length)}  # of the head and the tail: where it goes on, and where it ends
     for head, wanted in steps:
         position, stop = ends[head]
@@ -29,7 +29,7 @@ def test_the_reach_is_the_run_of_bytes_that_came(length: int, start: int, steps:
 
 @pytest.mark.parametrize(("offset", "count"), [(0, 5), (3, 1), (4, 7), (5, 1)])
 def test_a_gap_and_a_byte_that_comes_twice_are_our_own_bugs(offset: int, count: int) -> None:
-    arrival = Arrival(10, 4)
+    arrival = PartialBlock(10, 4)
     with pytest.raises(AssertionError):
         arrival.add(offset, count)
 
@@ -37,4 +37,4 @@ def test_a_gap_and_a_byte_that_comes_twice_are_our_own_bugs(offset: int, count: 
 def test_an_arrival_starts_within_the_block() -> None:
     for start in (-1, 10):
         with pytest.raises(ValueError, match="start"):
-            Arrival(10, start)
+            PartialBlock(10, start)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cache.disk_budget import Budget
+from outrider.core.cache.disk_budget import DiskBudget
 
 
-def known(capacity: int = 1000, floor: int = 100, free: int = 1000) -> Budget:
+def known(capacity: int = 1000, floor: int = 100, free: int = 1000) -> DiskBudget:
     """After a look at the free space, at 0 s."""
-    budget = Budget(capacity, floor)
+    budget = DiskBudget(capacity, floor)
     assert budget.over(0, 0.0) is None
     budget.looked(free, 0, 0, 0.0)
     return budget
@@ -73,7 +73,7 @@ def test_neither_budget_nor_floor_is_broken_however_slowly_the_disk_answers(
     seed: int, capacity: int, floor: int
 ) -> None:
     """Against a file system of 1,500 bytes that only this store writes to."""
-    chance, budget, now = Random(seed), Budget(capacity, floor), 0.0
+    chance, budget, now = Random(seed), DiskBudget(capacity, floor), 0.0
     on_disk = 0
     writing: list[int] = []
     here: list[int] = []

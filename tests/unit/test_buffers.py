@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cache.memory_budget import EXCHANGE_BYTES, Buffers, Shares
+from outrider.core.cache.memory_budget import EXCHANGE_BYTES, MemoryBudget, Shares
 from outrider.core.errors import SlowDown
 
 MIB = 2**20
@@ -28,7 +28,7 @@ def test_the_default_has_room_for_all_connections_to_the_origin() -> None:
 
 @given(st.lists(st.integers(0, 100)))
 def test_no_more_is_taken_than_there_is(counts: list[int]) -> None:
-    buffers, taken = Buffers(200), 0
+    buffers, taken = MemoryBudget(200), 0
     for count in counts:
         if buffers.take(count):
             taken += count
@@ -38,7 +38,7 @@ def test_no_more_is_taken_than_there_is(counts: list[int]) -> None:
 
 
 def test_what_is_held_comes_back_also_after_an_error() -> None:
-    buffers = Buffers(100)
+    buffers = MemoryBudget(100)
 
     def hold_twice() -> None:
         with buffers.held(60):

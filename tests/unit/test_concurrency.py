@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.origin.aimd import FIRST_FILLS, Concurrency
+from outrider.core.origin.aimd import FIRST_FILLS, AimdLimit
 
 
 class Line:
     """An origin that gives each connection 40 MB/s and all of them `total_mb_s`; seconds pass one by one."""
 
-    def __init__(self, concurrency: Concurrency, total_mb_s: float) -> None:
+    def __init__(self, concurrency: AimdLimit, total_mb_s: float) -> None:
         self.concurrency = concurrency
         self.total_mb_s = total_mb_s
         self.connection_mb_s = 40.0
@@ -33,7 +33,7 @@ class Line:
 
 
 def test_it_doubles_while_more_brings_more_and_then_stays() -> None:
-    line = Line(Concurrency(1000), total_mb_s=5000)
+    line = Line(AimdLimit(1000), total_mb_s=5000)
     limits = line.run(10)
     assert max(limits) <= 512  # one doubling too many is how it learns of the end
     assert limits[-1] == limits[-2]
@@ -41,17 +41,17 @@ def test_it_doubles_while_more_brings_more_and_then_stays() -> None:
 
 
 def test_the_ceiling_holds_and_is_reached() -> None:
-    line = Line(Concurrency(64), total_mb_s=10**6)
+    line = Line(AimdLimit(64), total_mb_s=10**6)
     assert max(line.run(20)) == 64
-    assert Concurrency(5).limit == 5
+    assert AimdLimit(5).limit == 5
 
 
 def test_a_limit_that_holds_nobody_up_does_not_grow() -> None:
-    assert set(Line(Concurrency(64), total_mb_s=10**6).run(30, short=False)) == {FIRST_FILLS}
+    assert set(Line(AimdLimit(64), total_mb_s=10**6).run(30, short=False)) == {FIRST_FILLS}
 
 
 def test_on_a_full_line_it_does_not_creep_up() -> None:
-    line = Line(Concurrency(64), total_mb_s=200)
+    line = Line(AimdLimit(64), total_mb_s=200)
     limits = line.run(300)
     assert limits.count(FIRST_FILLS) > 250
     assert max(limits[10:]) <= FIRST_FILLS + 2
@@ -59,7 +59,7 @@ def test_on_a_full_line_it_does_not_creep_up() -> None:
 
 def test_time_in_which_less_was_asked_for_does_not_look_like_a_step_in_vain() -> None:
     """A long burst of readers, then short ones."""
-    line = Line(Concurrency(64), total_mb_s=10**6)
+    line = Line(AimdLimit(64), total_mb_s=10**6)
     line.run(2)
     assert line.concurrency.limit == 2 * FIRST_FILLS
     for _ in range(4):
@@ -70,7 +70,7 @@ def test_time_in_which_less_was_asked_for_does_not_look_like_a_step_in_vain() ->
 
 
 def test_a_step_is_judged_by_what_came_after_the_first_bytes_of_what_it_let_begin() -> None:
-    concurrency, now = Concurrency(64), 0.0
+    concurrency, now = AimdLimit(64), 0.0
     under_way = [FIRST_FILLS] * 2
     for _ in range(45):
         under_way.append(concurrency.limit)
@@ -81,7 +81,7 @@ def test_a_step_is_judged_by_what_came_after_the_first_bytes_of_what_it_let_begi
 
 
 def test_a_burst_of_slow_downs_halves_it_once() -> None:
-    concurrency = Concurrency(64)
+    concurrency = AimdLimit(64)
     for at in (10.0, 10.1, 10.9):
         concurrency.slow_down(at)
     assert concurrency.limit == FIRST_FILLS // 2
@@ -90,14 +90,14 @@ def test_a_burst_of_slow_downs_halves_it_once() -> None:
 
 
 def test_the_floor_holds() -> None:
-    concurrency = Concurrency(64, floor=3)
+    concurrency = AimdLimit(64, floor=3)
     for second in range(20):
         concurrency.slow_down(second * 2.0)
     assert concurrency.limit == 3
 
 
 def test_after_a_slow_down_it_grows_in_small_steps_and_not_by_doubling() -> None:
-    line = Line(Concurrency(64), total_mb_s=10**6)
+    line = Line(AimdLimit(64), total_mb_s=10**6)
     line.concurrency.slow_down(0.0)
     limits = line.run(5)
     assert all(later - earlier <= 2 for earlier, later in pairwise(limits))
@@ -105,14 +105,14 @@ def test_after_a_slow_down_it_grows_in_small_steps_and_not_by_doubling() -> None
 
 
 def test_a_line_that_became_wider_is_found_out() -> None:
-    line = Line(Concurrency(64), total_mb_s=200)
+    line = Line(AimdLimit(64), total_mb_s=200)
     stuck = line.run(15)[-1]
     line.total_mb_s = 10**6
     assert line.run(40)[-1] > stuck + 10
 
 
 def test_what_was_had_in_better_days_does_not_stop_it_for_ever() -> None:
-    line = Line(Concurrency(1000), total_mb_s=10**6)
+    line = Line(AimdLimit(1000), total_mb_s=10**6)
     line.run(3)
     line.connection_mb_s = 5.0
     before = line.run(3)[-1]
@@ -121,7 +121,7 @@ def test_what_was_had_in_better_days_does_not_stop_it_for_ever() -> None:
 
 @given(st.integers(1, 9), st.integers(0, 90), st.lists(st.tuples(st.sampled_from("fas"), st.floats(0, 3)), max_size=60))
 def test_the_limit_never_leaves_its_bounds(floor: int, more: int, acts: list[tuple[str, float]]) -> None:
-    concurrency, now = Concurrency(floor + more, floor), 0.0
+    concurrency, now = AimdLimit(floor + more, floor), 0.0
     for act, later in acts:
         now += later
         if act in "fa":
@@ -134,4 +134,4 @@ def test_the_limit_never_leaves_its_bounds(floor: int, more: int, acts: list[tup
 def test_nonsense_is_refused() -> None:
     for ceiling, floor in ((0, 0), (3, 4)):
         with pytest.raises(ValueError, match="no limit"):
-            Concurrency(ceiling, floor)
+            AimdLimit(ceiling, floor)

@@ -8,14 +8,14 @@ import random
 
 import pytest
 
-from outrider.core.origin.background_limit import Courtesy
+from outrider.core.origin.background_limit import BackgroundLimit
 
 
 class Line:
     """Gives each connection 4 MB/s and all of them 32 MB/s."""
 
     def __init__(self) -> None:
-        self.courtesy = Courtesy(64)
+        self.courtesy = BackgroundLimit(64)
         self.now = 0.0
 
     def run(self, seconds: float, demand: int, *, queued: bool = True) -> list[int]:
@@ -66,7 +66,7 @@ def test_after_a_silence_it_begins_anew() -> None:
 
 
 def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
-    courtesy = Courtesy(64)
+    courtesy = BackgroundLimit(64)
     for _ in range(200):
         courtesy.felt()
         courtesy.came_small(0.05)
@@ -106,7 +106,7 @@ class SmallBodies:
     fills beside them as are allowed; `scatter` is that of the logarithm of a bucket's latency."""
 
     def __init__(self, latency_s: float, each_s: float, *, readers: int = 1, scatter: float = 0.0) -> None:
-        self.courtesy = Courtesy(64)
+        self.courtesy = BackgroundLimit(64)
         self.latency_s = latency_s
         self.each_s = each_s
         self.scatter = scatter
@@ -203,7 +203,7 @@ def test_what_was_usual_beside_a_list_is_not_what_is_usual_after_it() -> None:
 
 
 def test_what_was_asked_for_beside_a_list_is_not_learnt_from_after_it() -> None:
-    courtesy = Courtesy(64)
+    courtesy = BackgroundLimit(64)
     courtesy.alone = courtesy.beside = 20
     courtesy.alone_again(20)
     for _ in range(20):
@@ -220,7 +220,7 @@ def test_what_was_asked_for_beside_a_list_is_not_learnt_from_after_it() -> None:
 
 
 def test_until_it_is_known_what_is_usual_there_are_few() -> None:
-    courtesy = Courtesy(64)
+    courtesy = BackgroundLimit(64)
     for _ in range(16):
         courtesy.felt()
         courtesy.came_small(0.05)
@@ -232,7 +232,7 @@ def test_until_it_is_known_what_is_usual_there_are_few() -> None:
 
 def test_the_first_small_bodies_bring_one_more_each() -> None:
     """A told order's first batch waits for them: one more for every two or three took a round trip longer."""
-    courtesy = Courtesy(64)
+    courtesy = BackgroundLimit(64)
     for _ in range(6):
         courtesy.felt()
         courtesy.came_small(0.05)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from outrider.core.ahead.numbered_names import Numbering
+from outrider.core.ahead.numbered_names import NumberedNames
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import Extent, ObjectRef
 from outrider.simulator.run import Machine, Simulation
@@ -32,7 +32,7 @@ class Reader:
             self.planner.asked("a", ObjectRef("b", key), self.size, Extent(0, self.size), self.now)
             self.planner.sent("a", ObjectRef("b", key), self.now)
 
-    def counted(self, numbering: Numbering | None = None, *, stop: int = COUNT, step: int = 50) -> int:
+    def counted(self, numbering: NumberedNames | None = None, *, stop: int = COUNT, step: int = 50) -> int:
         """As it is told, in pages; how many of the names were wanted."""
         if numbering is None:
             [(_, numbering)] = self.planner.please_count()
@@ -73,7 +73,7 @@ def test_small_objects_whose_names_count_are_counted_and_not_listed() -> None:
     reader = Reader()
     reader.read(*READ)
     [(bucket, numbering)] = reader.planner.please_count()
-    assert (bucket, numbering) == ("b", Numbering("s/", 6, ".bin", (17, 130, 200)))
+    assert (bucket, numbering) == ("b", NumberedNames("s/", 6, ".bin", (17, 130, 200)))
     assert reader.planner.please_list() == []
     reader.counted(numbering)
     assert reader.wanted() == set(KEYS) - set(READ)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.core.cache.disk_pressure import DiskLag
+from outrider.core.cache.disk_pressure import DiskPressure
 
 MB = 10**6
 
@@ -11,7 +11,7 @@ class Fills:
     """`count` fills side by side, of which each piece of a MB waits so long for the origin and so long for the disk."""
 
     def __init__(self) -> None:
-        self.lag = DiskLag()
+        self.lag = DiskPressure()
         self.now = 0.0
 
     def run(self, seconds: float, count: int, origin_s: float, disk_s: float) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from outrider.core.ahead.hints import Telling
-from outrider.core.ahead.order.order_search import Foresight
+from outrider.core.ahead.hints import Hint
+from outrider.core.ahead.order.order_search import OrderSearch
 from outrider.core.ahead.order.torch_sampler import Draw, at_once, in_batches, order_at_once
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.simulator.run import Epoch, Machine, Simulation
+from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Order, Shards
 from tests.support.sampled import SIZE, Sampled, beside_each_other, drifting
 
@@ -54,7 +54,7 @@ def a_job(
     return JobSpec(name, Shards(count, SIZE), order, epochs, RATE, client)
 
 
-def simulated(jobs: list[JobSpec], readers: int, cache_part: float = 0.1, ponder_s: float = 0.001) -> list[Epoch]:
+def simulated(jobs: list[JobSpec], readers: int, cache_part: float = 0.1, ponder_s: float = 0.001) -> list[EpochResult]:
     """With 1.3 times the bandwidth that they need."""
     machine = Machine(int(cache_part * jobs[0].shards.count * SIZE), 1.3 * RATE * readers, ponder_s=ponder_s)
     return Simulation(machine, "epoch", jobs).run()
@@ -163,7 +163,7 @@ def test_where_chance_is_at_work_nothing_changes(monkeypatch: pytest.MonkeyPatch
         return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated([a_job(order)], 1)]
 
     with_it = told()
-    monkeypatch.setattr(Foresight, "begin", lambda self, dataset: dataset.puzzles.clear())
+    monkeypatch.setattr(OrderSearch, "begin", lambda self, dataset: dataset.puzzles.clear())
     assert told() == with_it
 
 
@@ -373,7 +373,7 @@ def test_a_plan_that_is_taken_back_for_another_while_workers_are_thought_of_stay
     proxy = Sampled(COUNT)
     told = Random("no seed").sample(range(COUNT), 1200)
     first, rest = told[:800], [number for number in range(COUNT) if number not in set(told)][:300]
-    kept, gone = Telling(), Telling()
+    kept, gone = Hint(), Hint()
     planner = proxy.planner
     planner.told("client", [proxy.refs[number] for number in first], proxy.now, start=0, total=None, telling=kept)
     planner.told("client", [proxy.refs[n] for n in told[800:1100]], proxy.now, start=800, total=None, telling=gone)

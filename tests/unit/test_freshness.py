@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from outrider.core.cache.freshness import Freshness, is_fresh, is_settled, was_settled
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.s3.conditions import Verdict, are_plain, evaluate
+from outrider.core.s3.conditions import Precondition, are_plain, evaluate
 
 MODIFIED = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 OLDER, SAME, NEWER = (
@@ -78,32 +78,32 @@ def test_a_block_filled_a_minute_after_the_date_of_its_version_is_enough_for_two
 @pytest.mark.parametrize(
     ("headers", "verdict"),
     [
-        ({}, Verdict.SERVE),
-        ({"if-match": '"abc"'}, Verdict.SERVE),
-        ({"if-match": "abc"}, Verdict.SERVE),
-        ({"if-match": "*"}, Verdict.SERVE),
-        ({"if-match": '"x", "abc"'}, Verdict.SERVE),
-        ({"if-match": '"x"'}, Verdict.FAILED),
-        ({"if-match": 'W/"abc"'}, Verdict.FAILED),
-        ({"if-none-match": '"abc"'}, Verdict.NOT_MODIFIED),
-        ({"if-none-match": "*"}, Verdict.NOT_MODIFIED),
-        ({"if-none-match": '"x"'}, Verdict.SERVE),
-        ({"if-modified-since": OLDER}, Verdict.SERVE),
-        ({"if-modified-since": SAME}, Verdict.NOT_MODIFIED),
-        ({"if-modified-since": NEWER}, Verdict.NOT_MODIFIED),
-        ({"if-unmodified-since": OLDER}, Verdict.FAILED),
-        ({"if-unmodified-since": SAME}, Verdict.SERVE),
-        ({"if-unmodified-since": NEWER}, Verdict.SERVE),
-        ({"if-match": '"abc"', "if-unmodified-since": OLDER}, Verdict.SERVE),
-        ({"if-none-match": '"x"', "if-modified-since": NEWER}, Verdict.SERVE),
-        ({"if-match": '"x"', "if-none-match": '"abc"'}, Verdict.FAILED),
-        ({"if-match": '"abc"', "if-none-match": '"abc"'}, Verdict.NOT_MODIFIED),
-        ({"if-unmodified-since": OLDER, "if-none-match": '"abc"'}, Verdict.FAILED),
-        ({"if-modified-since": "yesterday"}, Verdict.SERVE),
-        ({"if-unmodified-since": "yesterday"}, Verdict.SERVE),
+        ({}, Precondition.SERVE),
+        ({"if-match": '"abc"'}, Precondition.SERVE),
+        ({"if-match": "abc"}, Precondition.SERVE),
+        ({"if-match": "*"}, Precondition.SERVE),
+        ({"if-match": '"x", "abc"'}, Precondition.SERVE),
+        ({"if-match": '"x"'}, Precondition.FAILED),
+        ({"if-match": 'W/"abc"'}, Precondition.FAILED),
+        ({"if-none-match": '"abc"'}, Precondition.NOT_MODIFIED),
+        ({"if-none-match": "*"}, Precondition.NOT_MODIFIED),
+        ({"if-none-match": '"x"'}, Precondition.SERVE),
+        ({"if-modified-since": OLDER}, Precondition.SERVE),
+        ({"if-modified-since": SAME}, Precondition.NOT_MODIFIED),
+        ({"if-modified-since": NEWER}, Precondition.NOT_MODIFIED),
+        ({"if-unmodified-since": OLDER}, Precondition.FAILED),
+        ({"if-unmodified-since": SAME}, Precondition.SERVE),
+        ({"if-unmodified-since": NEWER}, Precondition.SERVE),
+        ({"if-match": '"abc"', "if-unmodified-since": OLDER}, Precondition.SERVE),
+        ({"if-none-match": '"x"', "if-modified-since": NEWER}, Precondition.SERVE),
+        ({"if-match": '"x"', "if-none-match": '"abc"'}, Precondition.FAILED),
+        ({"if-match": '"abc"', "if-none-match": '"abc"'}, Precondition.NOT_MODIFIED),
+        ({"if-unmodified-since": OLDER, "if-none-match": '"abc"'}, Precondition.FAILED),
+        ({"if-modified-since": "yesterday"}, Precondition.SERVE),
+        ({"if-unmodified-since": "yesterday"}, Precondition.SERVE),
     ],
 )
-def test_conditions_are_weighed_in_the_order_of_rfc_9110(headers: dict[str, str], verdict: Verdict) -> None:
+def test_conditions_are_weighed_in_the_order_of_rfc_9110(headers: dict[str, str], verdict: Precondition) -> None:
     assert evaluate(headers, VERSION) is verdict
 
 
@@ -145,8 +145,8 @@ def test_one_odd_condition_among_plain_ones_is_enough() -> None:
 
 def test_a_version_without_a_date_passes_every_condition_on_dates() -> None:
     undated = ObjectVersion(ObjectRef("b", "k"), '"abc"', 5)
-    assert evaluate({"if-modified-since": NEWER}, undated) is Verdict.SERVE
-    assert evaluate({"if-unmodified-since": OLDER}, undated) is Verdict.SERVE
+    assert evaluate({"if-modified-since": NEWER}, undated) is Precondition.SERVE
+    assert evaluate({"if-unmodified-since": OLDER}, undated) is Precondition.SERVE
 
 
 dates = st.one_of(

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from outrider.core.auth.grants import Access, Client, Grant, allowed
+from outrider.core.auth.grants import AccessLevel, Client, Grant, allowed
 from outrider.core.model import Headers
 from outrider.core.s3.operation import classify
 
@@ -15,11 +15,11 @@ def may(method: str, target: str, *grants: Grant, headers: Headers = (), keys: l
     return allowed(Client("c", "AK", grants), classify(method, target, headers), keys)
 
 
-READ_ALL = Grant("*", "", Access.READ)
-WRITE_ALL = Grant("*", "", Access.WRITE)
-READ_TRAIN = Grant("train-*", "", Access.READ)
-READ_SHARDS = Grant("train", "shards/", Access.READ)
-WRITE_SHARDS = Grant("train", "shards/", Access.WRITE)
+READ_ALL = Grant("*", "", AccessLevel.READ)
+WRITE_ALL = Grant("*", "", AccessLevel.WRITE)
+READ_TRAIN = Grant("train-*", "", AccessLevel.READ)
+READ_SHARDS = Grant("train", "shards/", AccessLevel.READ)
+WRITE_SHARDS = Grant("train", "shards/", AccessLevel.WRITE)
 COPY_FROM = "x-amz-copy-source"
 
 
@@ -85,37 +85,37 @@ def test_a_buckets_own_settings_take_a_grant_without_a_prefix() -> None:
 def test_list_buckets_takes_a_grant_on_all_names() -> None:
     assert may("GET", "/", READ_ALL)
     assert not may("GET", "/", READ_TRAIN)
-    assert not may("GET", "/", Grant("*", "a", Access.WRITE))
+    assert not may("GET", "/", Grant("*", "a", AccessLevel.WRITE))
 
 
 def test_a_copy_needs_the_source_as_well() -> None:
     headers = ((COPY_FROM, "/secret/k"),)
     assert not may("PUT", "/train/shards/1", WRITE_SHARDS, headers=headers)
-    assert may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("secret", "", Access.READ), headers=headers)
-    assert not may("PUT", "/train/shards/1", Grant("secret", "", Access.READ), headers=headers)
+    assert may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("secret", "", AccessLevel.READ), headers=headers)
+    assert not may("PUT", "/train/shards/1", Grant("secret", "", AccessLevel.READ), headers=headers)
 
 
 def test_a_rename_takes_the_source_away_and_so_needs_write_on_it() -> None:
     headers = (("x-amz-rename-source", "old"),)
-    assert not may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("train", "old", Access.READ), headers=headers)
-    assert may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("train", "old", Access.WRITE), headers=headers)
+    assert not may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("train", "old", AccessLevel.READ), headers=headers)
+    assert may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("train", "old", AccessLevel.WRITE), headers=headers)
 
 
 @pytest.mark.parametrize("target", ["/old/k", "old/k"])
 def test_a_rename_is_covered_however_its_source_is_read(target: str) -> None:
     """As a path in the bucket, and as a bucket and a key in it."""
     headers = (("x-amz-rename-source", target),)
-    for one in (Grant("old", "k", Access.WRITE), Grant("train", "old/k", Access.WRITE)):
+    for one in (Grant("old", "k", AccessLevel.WRITE), Grant("train", "old/k", AccessLevel.WRITE)):
         assert not may("PUT", "/train/shards/1", WRITE_SHARDS, one, headers=headers)
-    both = (Grant("old", "k", Access.WRITE), Grant("train", "old/k", Access.WRITE))
+    both = (Grant("old", "k", AccessLevel.WRITE), Grant("train", "old/k", AccessLevel.WRITE))
     assert may("PUT", "/train/shards/1", WRITE_SHARDS, *both, headers=headers)
 
 
 @pytest.mark.parametrize("source", ["//secret/team/a", "arn:aws:s3:r:1:accesspoint/team/object/k", "t:secret/team/a"])
 def test_a_source_in_no_plain_bucket_takes_a_grant_on_everything(source: str) -> None:
     headers = ((COPY_FROM, source),)
-    assert not may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("*", "team/", Access.READ), headers=headers)
-    assert not may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("*", "secret/", Access.READ), headers=headers)
+    assert not may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("*", "team/", AccessLevel.READ), headers=headers)
+    assert not may("PUT", "/train/shards/1", WRITE_SHARDS, Grant("*", "secret/", AccessLevel.READ), headers=headers)
     assert may("PUT", "/train/shards/1", WRITE_SHARDS, READ_ALL, headers=headers)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.adapters.disk import index_snapshot
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.disk.block_store import DiskStore, Limits
+from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.adapters.disk.leases import OpenFile
 from outrider.adapters.disk.recovery import Recovery
 from outrider.core.ahead.dataset.templates import template_of
@@ -21,7 +21,7 @@ from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.headers import replayable
-from outrider.engine.read.version_cache import Catalog
+from outrider.engine.read.version_cache import VersionCache
 from outrider.metrics import Metrics
 from outrider.simulator.policies import policy_of
 
@@ -48,8 +48,8 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
     if by == "snapshot":
         directory.snapshot.write_bytes(b"".join(index_snapshot.encode(metas)))
     policy = policy_of("epoch", 10**15, BLOCK_BYTES)
-    store = DiskStore(directory, policy, Limits(10**15), metrics, time.monotonic)
-    catalog = Catalog("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
+    store = DiskBlockStore(directory, policy, Limits(10**15), metrics, time.monotonic)
+    catalog = VersionCache("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
     recovery = Recovery(store, catalog)
     template_of.cache_clear()  # what earlier tests left there may have it grow just now
     gc.collect()
@@ -93,8 +93,10 @@ async def test_what_the_headers_of_small_objects_have_in_common_is_held_once(by:
     directory, count = BlockDir.open(tmp_path / "cache"), 2000
     if by == "snapshot":
         directory.snapshot.write_bytes(b"".join(index_snapshot.encode(map(small, range(count)))))
-    store = DiskStore(directory, policy_of("epoch", 10**15, BLOCK_BYTES), Limits(10**15), Metrics(), time.monotonic)
-    catalog = Catalog("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
+    store = DiskBlockStore(
+        directory, policy_of("epoch", 10**15, BLOCK_BYTES), Limits(10**15), Metrics(), time.monotonic
+    )
+    catalog = VersionCache("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
     recovery = Recovery(store, catalog)
     template_of.cache_clear()  # what earlier tests left there may have it grow just now
     gc.collect()
@@ -119,7 +121,7 @@ async def test_what_the_headers_of_small_objects_have_in_common_is_held_once(by:
 
 
 async def test_one_more_open_file_costs_the_same_however_many_are_open(tmp_path: Path) -> None:
-    store = DiskStore(
+    store = DiskBlockStore(
         BlockDir.open(tmp_path / "cache"), policy_of("lru", 10**15, BLOCK_BYTES), Limits(10**15, open_files=10**6),
         Metrics(), time.monotonic,
     )  # fmt: skip

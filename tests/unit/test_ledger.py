@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from outrider.core.insight.usage import OTHERS, DatasetAccount, HitTally, Ledger, Prices, Saved, Sums
-from outrider.metrics import LedgerMetrics
+from outrider.core.insight.usage import OTHERS, DatasetAccount, HitTally, Prices, Saved, Sums, Usage
+from outrider.metrics import UsageMetrics
 
 TRAIN = ("bucket", "train-{}.tar")
 
@@ -19,8 +19,8 @@ def sums(requests: int = 1, disk: int = 0, origin: int = 0, wait_s: float = 0.0,
 
 
 def test_a_dataset_is_named_by_its_template_and_never_by_a_key() -> None:
-    assert Ledger().dataset_of("bucket", "train-000123.tar") == TRAIN
-    assert Ledger().dataset_of("bucket", "cats/tom.jpg") == ("bucket", "cats/*.jpg")
+    assert Usage().dataset_of("bucket", "train-000123.tar") == TRAIN
+    assert Usage().dataset_of("bucket", "cats/tom.jpg") == ("bucket", "cats/*.jpg")
 
 
 def test_a_stall_is_the_part_of_the_time_that_a_reader_waited() -> None:
@@ -29,7 +29,7 @@ def test_a_stall_is_the_part_of_the_time_that_a_reader_waited() -> None:
 
 
 def test_reads_are_summed_by_dataset_and_by_reader() -> None:
-    ledger = Ledger()
+    ledger = Usage()
     ledger.served("a", TRAIN, sums(disk=10, wait_s=1.0))
     ledger.served("b", TRAIN, sums(2, origin=5))
     ledger.served("a", ("bucket", "val-{}.tar"), sums(disk=7))
@@ -43,7 +43,7 @@ def test_reads_are_summed_by_dataset_and_by_reader() -> None:
 
 
 def test_what_was_long_ago_does_not_count_for_now() -> None:
-    ledger = Ledger()
+    ledger = Usage()
     ledger.passed(100.0)
     ledger.served("a", TRAIN, sums(10, disk=1000, wait_s=10.0))
     ledger.passed(110.0)
@@ -61,7 +61,7 @@ def test_what_was_long_ago_does_not_count_for_now() -> None:
 
 
 def test_the_reader_that_was_silent_for_longest_is_forgotten_first_and_no_sum_is_lost() -> None:
-    ledger = Ledger(datasets_max=3, readers_max=2)
+    ledger = Usage(datasets_max=3, readers_max=2)
     for number in range(10):
         ledger.served(f"reader-{number}", ("bucket", f"set-{number}"), sums(disk=10))
         ledger.asked("bucket", f"set-{number}")
@@ -92,7 +92,7 @@ def test_money_is_what_the_bucket_was_not_asked_for() -> None:
 
 
 def test_what_is_passed_on_is_wanted_and_none_of_the_caches_reads() -> None:
-    ledger = Ledger(datasets_max=1)
+    ledger = Usage(datasets_max=1)
     ledger.served("ann", ("b", "x-{}.tar"), sums(2, disk=10))
     ledger.passed_on(("b", "x-{}.tar"), 5)
     ledger.passed_on(("b", "y-{}.tar"), 7)
@@ -111,8 +111,8 @@ def totals(registry: CollectorRegistry, name: str) -> dict[str, float]:
 
 
 def test_large_datasets_have_labels_of_their_own_and_the_rest_is_other() -> None:
-    ledger, registry = Ledger(), CollectorRegistry()
-    metrics = LedgerMetrics(ledger, registry, from_bytes=100)
+    ledger, registry = Usage(), CollectorRegistry()
+    metrics = UsageMetrics(ledger, registry, from_bytes=100)
     for _ in range(2):
         for number in range(30):
             ledger.served("a", ("bucket", f"large-{number}"), sums(disk=60))
@@ -126,8 +126,8 @@ def test_large_datasets_have_labels_of_their_own_and_the_rest_is_other() -> None
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 200), st.booleans()), max_size=60))
 def test_no_byte_is_told_twice_or_lost_however_datasets_come_and_go(reads: list[tuple[int, int, bool]]) -> None:
-    ledger, registry = Ledger(datasets_max=2), CollectorRegistry()
-    metrics = LedgerMetrics(ledger, registry, from_bytes=100)
+    ledger, registry = Usage(datasets_max=2), CollectorRegistry()
+    metrics = UsageMetrics(ledger, registry, from_bytes=100)
     last: dict[str, float] = {}
     for number, count, scraped in [*reads, (0, 0, True)]:
         ledger.served("a", ("bucket", f"set-{number}"), sums(disk=count))

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from outrider.core.ahead.dataset.dataset import Dataset, Kept
-from outrider.core.ahead.dataset.registry import Library
+from outrider.core.ahead.dataset.dataset import CachedObject, Dataset
+from outrider.core.ahead.dataset.registry import DatasetRegistry
 from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
@@ -102,7 +102,7 @@ def test_a_list_of_many_sets_does_not_displace_what_is_read() -> None:
 
 
 def test_a_list_of_too_many_names_leaves_no_empty_dataset_behind() -> None:
-    library = Library(100, lambda dataset: None, lambda items: None, Templates())
+    library = DatasetRegistry(100, lambda dataset: None, lambda items: None, Templates())
     assert library.list("b", [(f"huge/{number:06d}", 1) for number in range(101)]) == []
     assert (len(library), len(library.datasets())) == (0, 0)
 
@@ -116,7 +116,7 @@ def test_what_an_earlier_run_remembered_has_the_bounds_of_this_one() -> None:
 
 
 def test_an_earlier_run_may_have_known_more_datasets() -> None:
-    library = Library(10**6, lambda dataset: None, lambda items: None, Templates())
+    library = DatasetRegistry(10**6, lambda dataset: None, lambda items: None, Templates())
     for number in range(2):
         before = Planner(MIB, MIB)
         names = range(number * DATASETS_MAX, (number + 1) * DATASETS_MAX - 10)
@@ -250,7 +250,7 @@ def test_where_one_has_no_room_the_others_that_are_due_later_have_none(monkeypat
     planner, searched = of_folders(16), 0
     search = planner._offers._farthest
 
-    def counted(later_than_s: float) -> Iterator[Kept]:
+    def counted(later_than_s: float) -> Iterator[CachedObject]:
         nonlocal searched
         searched += 1
         return search(later_than_s)

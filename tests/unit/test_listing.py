@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.s3.list_page import Listed, Page, parse_page
+from outrider.core.s3.list_page import Listed, ListPage, parse_page
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
@@ -32,15 +32,15 @@ def page(objects: list[tuple[str, int]], token: str | None = None) -> bytes:
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(0, 2**50)), max_size=5))
 def test_keys_and_sizes_come_back_in_order(objects: list[tuple[str, int]]) -> None:
-    assert parse_page(page(objects)) == Page(tuple(as_listed(*one) for one in objects), None)
+    assert parse_page(page(objects)) == ListPage(tuple(as_listed(*one) for one in objects), None)
 
 
 def test_a_page_that_is_not_the_last_names_the_next() -> None:
-    assert parse_page(page([("a", 1)], "xyz")) == Page((as_listed("a", 1),), "xyz")
+    assert parse_page(page([("a", 1)], "xyz")) == ListPage((as_listed("a", 1),), "xyz")
 
 
 def test_a_page_that_is_cut_short_without_a_token_is_the_last() -> None:
-    assert parse_page(page([("a", 1)], "xyz").replace(b"NextContinuationToken", b"NextMarker")) == Page(
+    assert parse_page(page([("a", 1)], "xyz").replace(b"NextContinuationToken", b"NextMarker")) == ListPage(
         (as_listed("a", 1),), None
     )
 

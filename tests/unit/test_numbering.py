@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.numbered_names import Found, Numbering, numbering_of
+from outrider.core.ahead.numbered_names import Found, NumberedNames, numbering_of
 
 
 def searched(
-    numbering: Numbering, there: Set[int] | range, width: int | None = None
+    numbering: NumberedNames, there: Set[int] | range, width: int | None = None
 ) -> tuple[Found | None, list[list[str]]]:
     """What is found where there are these numbers, and what was asked for it, round by round."""
     true = replace(numbering, width=numbering.width if width is None else width)
@@ -48,8 +48,8 @@ def test_names_that_differ_in_one_number_count(
 ) -> None:
     numbering = numbering_of(keys)
     assert numbering is not None
-    assert replace(numbering, padded=0) == Numbering(head, width, tail, seen)
-    assert [Numbering(head, width, tail, seen).name(number) for number in seen] == sorted(
+    assert replace(numbering, padded=0) == NumberedNames(head, width, tail, seen)
+    assert [NumberedNames(head, width, tail, seen).name(number) for number in seen] == sorted(
         keys, key=lambda key: seen.index(int(key.removeprefix(head).removesuffix(tail)))
     )
 
@@ -78,7 +78,7 @@ def test_others_do_not(keys: list[str]) -> None:
 def test_the_whole_range_is_found_with_few_questions(first: int, count: int, width: int, tail: str, seed: int) -> None:
     there = range(first, first + count)
     seen = tuple(sorted(Random(seed).sample(there, 3)))
-    numbering = Numbering("x-", width, tail, seen)
+    numbering = NumberedNames("x-", width, tail, seen)
     found, rounds = searched(numbering, there)
     assert found == Found(numbering, there)
     assert len(rounds) <= 4 + log2(count) / 2 + log2(first + count) / 2
@@ -95,17 +95,17 @@ def test_names_with_many_gaps_are_not_taken_for_a_range(gaps: float) -> None:
     for _ in range(100):
         there = {number for number in range(5000) if random.random() >= gaps}
         seen = tuple(sorted(random.sample(sorted(there), 3)))
-        taken += searched(Numbering("x", 6, "", seen), there)[0] is not None
+        taken += searched(NumberedNames("x", 6, "", seen), there)[0] is not None
     assert taken <= 3, "16 samples miss a quarter of gaps once in a hundred times"
 
 
 def test_where_all_is_known_already_or_too_much_there_nothing_is_found() -> None:
-    assert searched(Numbering("x", 6, "", (4, 5, 6)), range(4, 7))[0] is None
-    endless, rounds = searched(Numbering("x", 6, "", (4, 5, 6)), range(10**15))
+    assert searched(NumberedNames("x", 6, "", (4, 5, 6)), range(4, 7))[0] is None
+    endless, rounds = searched(NumberedNames("x", 6, "", (4, 5, 6)), range(10**15))
     assert endless is None
     assert len(rounds) < 4
     for seen in ((5, 10**14), (5, 400_000, 900_000)):
-        assert searched(Numbering("x", 1, "", seen), range(1_900_000))[0] is None
+        assert searched(NumberedNames("x", 1, "", seen), range(1_900_000))[0] is None
 
 
 @pytest.mark.parametrize("first", [0, 1, 100])
@@ -119,5 +119,5 @@ def test_zeros_before_numbers_are_found_though_none_was_seen(first: int, width: 
 
 
 def test_a_million_names_come_one_after_the_other() -> None:
-    names = Found(Numbering("x", 1, ".tar", (4, 5)), range(10**15)).names()
+    names = Found(NumberedNames("x", 1, ".tar", (4, 5)), range(10**15)).names()
     assert next(names) == "x0.tar"

@@ -7,8 +7,8 @@ import logging
 from outrider.adapters.process.recent_errors import kept_troubles
 from outrider.core.ahead.planner import Planner
 from outrider.core.insight.dataset_map import CELLS_MAX, data_bytes, shard_map
-from outrider.core.insight.rates import Timeline
-from outrider.core.insight.recent_errors import Troubles
+from outrider.core.insight.rates import Rates
+from outrider.core.insight.recent_errors import RecentErrors
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
 BLOCK, SIZE = 100, 200
@@ -69,7 +69,7 @@ def test_a_map_of_many_objects_is_as_short_as_one_of_some() -> None:
 
 
 def test_a_time_line_has_rates_of_the_last_two_minutes() -> None:
-    line = Timeline()
+    line = Rates()
     assert line.rates() == {}
     for second in range(200):
         line.note(float(second), {"disk": second * 10.0, "origin": 5.0})
@@ -78,7 +78,7 @@ def test_a_time_line_has_rates_of_the_last_two_minutes() -> None:
 
 
 def test_the_same_trouble_again_is_counted() -> None:
-    troubles = Troubles()
+    troubles = RecentErrors()
     for at in range(3):
         troubles.add("disk failed", "x" * 1000, "warning", float(at))
     troubles.add("other", "", "error", 9.0)
@@ -91,7 +91,7 @@ def test_the_same_trouble_again_is_counted() -> None:
 
 
 def test_warnings_of_the_log_are_kept_with_their_facts_and_nothing_less() -> None:
-    troubles, log = Troubles(), logging.getLogger("outrider.test")
+    troubles, log = RecentErrors(), logging.getLogger("outrider.test")
     with kept_troubles(troubles):
         log.info("nothing")
         log.warning("store failed", extra={"act": "write"})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, Pass
+from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, Epoch
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from tests.unit.test_ahead_properties import BLOCK, Store, calls_of
@@ -31,7 +31,7 @@ def test_what_workers_tell_in_pieces_is_one_order_however_they_come(
     order = random.sample(range(60), 60)
     shares = {worker: order[worker::workers] for worker in range(workers)}
     left = {worker: cut(keys, sizes) for worker, keys in shares.items()}
-    one, read = Pass((), 60, 0.0, order=ORDER_UNLIKELY), random.sample(range(60), 9)
+    one, read = Epoch((), 60, 0.0, order=ORDER_UNLIKELY), random.sample(range(60), 9)
     while any(left.values()):
         worker = random.choice([worker for worker, pieces in left.items() if pieces])
         start, piece = left[worker].pop(0)
@@ -48,7 +48,7 @@ def test_what_workers_tell_in_pieces_is_one_order_however_they_come(
 
 @pytest.mark.parametrize("turns", [[(0, 3), (0, 1), (1, 2), (1, 0)], [(0, 1), (0, 3), (1, 0), (1, 2)]])
 def test_workers_that_are_told_to_be_equally_far_stand_in_one_order(turns: list[tuple[int, int]]) -> None:
-    one = Pass((), 4, 0.0, order=ORDER_UNLIKELY)
+    one = Epoch((), 4, 0.0, order=ORDER_UNLIKELY)
     for start, key in turns:
         one.tell([key], start, 2)
     assert list(one.agenda) == [1, 3, 0, 2]
@@ -58,7 +58,7 @@ def test_a_piece_costs_what_it_brings_where_workers_are_about_as_far() -> None:
     """Eight ranks of a node tell theirs in turn: the whole merged each time would hold all readers up."""
     placed = 0
 
-    class Counted(Pass):
+    class Counted(Epoch):
         def _append(self, key: int) -> None:
             nonlocal placed
             placed += 1

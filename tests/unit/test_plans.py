@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.ahead.hint_messages import Plan, Stall, parse_plan, parse_stall
-from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
 from outrider.core.errors import InvalidArgument
 from outrider.core.model import ObjectRef
-from outrider.http.control.objects import Note, Notes
+from outrider.http.control.objects import ControlObject, ControlObjects
 
 FIELDS = ["reads", "start", "total", "steps", "wait_s", "x"]
 keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
@@ -59,17 +59,17 @@ def test_stalls_are_added() -> None:
 
 def test_what_is_remembered_of_a_plan_counts_as_its_text_does() -> None:
     """It grows with each part that is told under the name."""
-    notes, planner, telling = Notes(10, 4950), Planner(1 << 20, 1 << 10), Telling()
-    notes.put("", "short", Note(bytes(100), "a", 0.0))
+    notes, planner, telling = ControlObjects(10, 4950), Planner(1 << 20, 1 << 10), Hint()
+    notes.put("", "short", ControlObject(bytes(100), "a", 0.0))
     for part in range(3):
         refs = [ObjectRef("bkt", f"{part}-{number:04}") for number in range(400)]
         planner.told("a", refs, 0.0, telling=telling)
-        notes.put("", "long", Note(bytes(100), "a", 0.0, telling))
+        notes.put("", "long", ControlObject(bytes(100), "a", 0.0, telling))
         assert [name for name, _ in notes.of("")] == (["short", "long"] if part < 2 else ["long"])
     assert notes.tellings() == [telling]
     notes.pop("", "long")
-    notes.put("", "next", Note(bytes(4850), "a", 0.0))
-    notes.put("", "other", Note(bytes(100), "a", 0.0))
+    notes.put("", "next", ControlObject(bytes(4850), "a", 0.0))
+    notes.put("", "other", ControlObject(bytes(100), "a", 0.0))
     assert [name for name, _ in notes.of("")] == ["next", "other"]
-    notes.put("", "more", Note(b"1", "a", 0.0))
+    notes.put("", "more", ControlObject(b"1", "a", 0.0))
     assert [name for name, _ in notes.of("")] == ["other", "more"]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.auth.form_policy import Condition, Policy, SizeRange, parse_policy, signed_anew, signer_of
+from outrider.core.auth.form_policy import Condition, FormPolicy, SizeRange, parse_policy, signed_anew, signer_of
 from outrider.core.auth.sigv4 import Credentials, SigningKeys
 from outrider.core.s3.form_fields import PostForm
 from tests.support.forms import LATER, Fields, policy, signed, signed_as_it_stands
@@ -196,7 +196,7 @@ def test_a_policy_allows_what_a_simple_model_allows(fields: Fields, stated: list
         else:
             expected = expected and value.startswith(wanted)
     try:
-        Policy(NOW + 1, conditions, SizeRange()).check(form({**BASE, **fields}), "bkt", NOW)
+        FormPolicy(NOW + 1, conditions, SizeRange()).check(form({**BASE, **fields}), "bkt", NOW)
         allowed = True
     except errors.AccessDenied:
         allowed = False

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
-from outrider.core.origin.token_bucket import Allowance
+from outrider.core.origin.token_bucket import TokenBucket
 
 
 def test_the_rest_takes_as_long_as_the_rate_of_late_says() -> None:
@@ -38,7 +38,7 @@ def test_failures_are_told_by_name_up_to_a_limit_and_counted_beyond() -> None:
     st.floats(1, 1e9), st.lists(st.tuples(st.floats(0, 3), st.floats(1, 1e6)), max_size=60),
 )  # fmt: skip
 def test_no_more_is_spent_than_the_rate_gives(rate: float, wishes: list[tuple[float, float]]) -> None:
-    allowance, now, spent = Allowance(rate, 0.0), 0.0, 0.0
+    allowance, now, spent = TokenBucket(rate, 0.0), 0.0, 0.0
     for pause_s, count in wishes:
         now += pause_s
         if allowance.may_spend(now):
@@ -51,6 +51,6 @@ def test_no_more_is_spent_than_the_rate_gives(rate: float, wishes: list[tuple[fl
 
 
 def test_without_a_rate_all_may_go() -> None:
-    allowance = Allowance(0, 0.0)
+    allowance = TokenBucket(0, 0.0)
     allowance.spend(1e12)
     assert (allowance.may_spend(0.0), allowance.wait_s(0.0)) == (True, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.simulator.run import Epoch, Machine, Simulation
+from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Shards, order_of
 from tests.unit.test_ahead_properties import Store
 from tests.unit.test_planner_told import drive, shuffled
@@ -17,7 +17,7 @@ SHARE, BANDWIDTH = 0.25, 1.3
 EPOCHS = 4
 
 
-def swept(jobs: int, apart: int, clients: int) -> list[list[Epoch]]:
+def swept(jobs: int, apart: int, clients: int) -> list[list[EpochResult]]:
     """The epochs of `jobs` jobs, of which each begins when the one before would have read `apart` shards."""
     order = order_of("repeated", list(range(SHARDS.count)), READERS, 1)
     specs = [
@@ -31,7 +31,7 @@ def swept(jobs: int, apart: int, clients: int) -> list[list[Epoch]]:
     return [[epoch for epoch in epochs if epoch.number == number] for number in range(1, EPOCHS + 1)]
 
 
-def hits(epochs: list[Epoch]) -> float:
+def hits(epochs: list[EpochResult]) -> float:
     return sum(epoch.hits for epoch in epochs) / sum(epoch.opened for epoch in epochs)
 
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from outrider.cli import environment, options
-from outrider.core.auth.grants import Access
+from outrider.core.auth.grants import AccessLevel
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef
 from outrider.settings import Settings, SettingsError, load
@@ -231,7 +231,7 @@ def test_clients_are_read_with_their_grants(tmp_path: Path) -> None:
     (one, secret), (two, _) = settings.known_clients
     assert (one.name, one.access_key, secret.get_secret_value()) == ("job", "AK1", SECRET)
     assert [(g.bucket, g.prefix, g.access) for g in one.grants] == [
-        ("train-*", "a/", Access.WRITE), ("open", "", Access.READ),
+        ("train-*", "a/", AccessLevel.WRITE), ("open", "", AccessLevel.READ),
     ]  # fmt: skip
     assert (two.name, two.grants) == ("AK2", ())
     assert SECRET not in repr(settings.known_clients)

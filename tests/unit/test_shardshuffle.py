@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from outrider.core.ahead.order import webdataset_shuffle
 from outrider.core.ahead.order.torch_sampler import at_once
 from outrider.core.ahead.order.webdataset_shuffle import ALL_SEEDS, Found, Shuffle, drawn, next_shuffles, order_of
-from outrider.simulator.run import Epoch, Machine, Simulation
+from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Order, Shards
 from tests.support.sampled import Sampled
 
@@ -221,7 +221,9 @@ def test_the_next_epoch_is_the_same_or_the_next_seeds() -> None:
 # -- what comes of it ----------------------------------------------------------------------------------------------
 
 
-def simulated(order: Order, count: int = COUNT, epochs: int = 3, size: int = 16 * MIB, **machine: Any) -> list[Epoch]:
+def simulated(
+    order: Order, count: int = COUNT, epochs: int = 3, size: int = 16 * MIB, **machine: Any
+) -> list[EpochResult]:
     rate = 50.0 * MIB
     job = JobSpec("train", Shards(count, size), order, epochs, rate)
     readers = len(order(0))

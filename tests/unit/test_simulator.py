@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from outrider.cli import with_commands
 from outrider.core.ahead.dataset.registry import Outlook
-from outrider.core.insight.miss_ratio import Ghost
+from outrider.core.insight.miss_ratio import MissRatioCurve
 from outrider.core.model import ObjectRef
 from outrider.simulator.logs import requests_of
 from outrider.simulator.optimal import optimal_hits
@@ -43,7 +43,7 @@ def test_opt_is_the_best_of_all_choices(reads: list[int], capacity: int) -> None
 def test_the_ghost_tells_what_lru_would_do_at_other_sizes() -> None:
     chance, count = Random(1), 40_000
     refs = [ObjectRef("b", str(i)) for i in range(count)]
-    ghost = Ghost(count // 4, sampled_max=2000)
+    ghost = MissRatioCurve(count // 4, sampled_max=2000)
     for ref in chance.choices(refs, k=6 * count):
         ghost.opened(ref, 1)
     told = ghost.lru()
@@ -55,7 +55,7 @@ def test_the_ghost_tells_what_lru_would_do_at_other_sizes() -> None:
 
 def test_the_ghost_samples_the_fewer_names_the_more_there_are() -> None:
     refs = [ObjectRef("b", str(i)) for i in range(20_000)]
-    ghost = Ghost(10**9, sampled_max=500)
+    ghost = MissRatioCurve(10**9, sampled_max=500)
     tracemalloc.start()
     try:
         for ref in refs:
@@ -68,7 +68,7 @@ def test_the_ghost_samples_the_fewer_names_the_more_there_are() -> None:
 
 
 def test_the_ghost_knows_that_epochs_are_worth_more_than_lru_makes_of_them() -> None:
-    ghost = Ghost(25)
+    ghost = MissRatioCurve(25)
     for _ in range(3):
         for i in range(100):
             ghost.opened(ObjectRef("b", str(i)), 1)

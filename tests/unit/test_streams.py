@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from outrider.core.ahead.readers import READERS_MAX, Shape, Streams
+from outrider.core.ahead.readers import READERS_MAX, Readers, Shape
 from outrider.core.model import Extent
 
 MIB = 2**20
@@ -12,7 +12,7 @@ SIZE = 100 * MIB
 
 
 def ask(
-    streams: Streams, start: int, stop: int, now: float = 0.0, client: str = "a", item: int = 1
+    streams: Readers, start: int, stop: int, now: float = 0.0, client: str = "a", item: int = 1
 ) -> tuple[bool, Shape]:
     asked = streams.asked(client, item, SIZE, Extent(start, stop), now)
     reader = streams.reader(client, item)
@@ -21,14 +21,14 @@ def ask(
 
 
 def test_one_get_of_all_is_a_whole_read_and_the_same_again_another_pass() -> None:
-    streams = Streams()
+    streams = Readers()
     assert ask(streams, 0, SIZE) == (True, Shape.WHOLE)
     assert ask(streams, 0, SIZE, 1.0) == (True, Shape.WHOLE)
 
 
 def test_parallel_ranges_out_of_order_are_one_reader_that_goes_forward() -> None:
     """`aws s3 cp`: ten ranges of 8 MiB at a time, in any order."""
-    streams, parts = Streams(), [(i * 8 * MIB, min(SIZE, (i + 1) * 8 * MIB)) for i in range(13)]
+    streams, parts = Readers(), [(i * 8 * MIB, min(SIZE, (i + 1) * 8 * MIB)) for i in range(13)]
     order = [*Random(1).sample(parts[:10], 10), *parts[10:]]
     opened = [ask(streams, *part, now=i / 10) for i, part in enumerate(order)]
     assert [first for first, _ in opened] == [True] + [False] * 12
@@ -36,7 +36,7 @@ def test_parallel_ranges_out_of_order_are_one_reader_that_goes_forward() -> None
 
 
 def test_the_same_ranges_again_begin_a_new_pass_only_after_the_whole() -> None:
-    streams = Streams()
+    streams = Readers()
     half = [ask(streams, i * 10 * MIB, (i + 1) * 10 * MIB)[0] for i in range(5)]
     assert half == [True, False, False, False, False]
     assert ask(streams, 10 * MIB, 20 * MIB) == (False, Shape.FORWARD), "a part that broke is asked for again"
@@ -45,7 +45,7 @@ def test_the_same_ranges_again_begin_a_new_pass_only_after_the_whole() -> None:
 
 
 def test_small_ranges_all_over_are_random_and_bring_no_read_ahead() -> None:
-    streams, chance = Streams(), Random(2)
+    streams, chance = Readers(), Random(2)
     last = None
     for _ in range(30):
         start = chance.randrange(SIZE - 4096)
@@ -58,7 +58,7 @@ def test_small_ranges_all_over_are_random_and_bring_no_read_ahead() -> None:
 
 
 def test_a_reader_that_goes_on_is_read_ahead_for_further_each_time_up_to_the_end() -> None:
-    streams, widths = Streams(), []
+    streams, widths = Readers(), []
     for i in range(12):
         ahead = streams.asked("a", 1, SIZE, Extent(i * 8 * MIB, (i + 1) * 8 * MIB), i * 0.1).ahead
         widths.append(0 if ahead is None else ahead.length)
@@ -71,14 +71,14 @@ def test_a_reader_that_goes_on_is_read_ahead_for_further_each_time_up_to_the_end
 
 
 def test_two_clients_are_two_readers() -> None:
-    streams = Streams()
+    streams = Readers()
     assert ask(streams, 0, SIZE, client="a")[0]
     assert ask(streams, 0, SIZE, client="b")[0]
     assert not ask(streams, 0, SIZE, client="a")[0] or len(streams) == 2
 
 
 def test_readers_are_remembered_up_to_a_bound() -> None:
-    streams = Streams()
+    streams = Readers()
     for item in range(READERS_MAX + 10):
         ask(streams, 0, 10, item=item)
     assert len(streams) == READERS_MAX

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from outrider.core.ahead.dataset import templates as datasets
 from outrider.core.ahead.dataset.templates import Templates, template_of
-from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.simulator.run import Epoch, Machine, Simulation
+from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, OrderKind, Shards, order_of
 
 MIB = 2**20
@@ -314,7 +314,7 @@ def test_a_plan_that_is_told_in_pieces_is_one_plan() -> None:
         planner, tellings = Planner(10**6 * MIB, MIB), []
         for worker in range(8):
             refs = [ObjectRef("b", key) for key in keys[worker::8]]
-            tellings.append(Telling())
+            tellings.append(Hint())
             planner.told("a", refs, 0.0, total=len(refs), telling=tellings[-1])
         assert sum(len(one.unread) for telling in tellings for one in telling.told(10**6)) == len(keys)
         assert sum(planner.withdraw(one, (), 0.1) for one in tellings) == len(keys)
@@ -341,7 +341,7 @@ def test_sets_that_become_one_while_a_plan_is_told_are_told_as_one(at: int, monk
         return of(self, bucket, key)
 
     monkeypatch.setattr(Templates, "of", merged_then)
-    telling = Telling()
+    telling = Hint()
     planner.told("a", refs, 0.0, telling=telling)
     assert sorted(ref for one in telling.told(10**6) for ref in one.unread) == sorted(refs)
     assert len(planner.library) == 5
@@ -433,7 +433,7 @@ def _odd_names(folder: str, count: int) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["repeated", "fresh"])
 def test_they_are_ridden_ahead_of_as_numbered_names_are(kind: OrderKind) -> None:
-    def epochs(shards: Shards) -> list[Epoch]:
+    def epochs(shards: Shards) -> list[EpochResult]:
         spec = JobSpec("train", shards, order_of(kind, list(range(shards.count)), 4, 1), 3, 50.0 * MIB, "10.0.0.1")
         return Simulation(Machine(shards.count * shards.size // 4, 1.3 * 4 * 50.0 * MIB), "epoch", [spec]).run()
 

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from outrider.core.ahead.candidates import Offers, Want
+from outrider.core.ahead.candidates import Candidates, Want
 from outrider.core.ahead.dataset import dataset as kept
-from outrider.core.ahead.order.epoch import Pass
+from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.model import ObjectRef
 from tests.unit.test_ahead_properties import Store
 from tests.unit.test_planner_told import drive, ratio, shuffled
@@ -138,20 +138,20 @@ def test_many_share_epochs_as_a_few_do(nodes: int) -> None:
 
 def test_of_many_jobs_each_thought_looks_at_some_and_all_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     offered: list[int] = []
-    wants, offer = Offers.wants, Offers._offer
+    wants, offer = Candidates.wants, Candidates._offer
 
-    def counted(self: Offers, dataset: kept.Dataset, one: Pass) -> object:
+    def counted(self: Candidates, dataset: kept.Dataset, one: Epoch) -> object:
         offered[-1] += 1
         return offer(self, dataset, one)
 
-    def thought(self: Offers, now: float, free_bytes: int, blocks: int) -> list[Want]:
+    def thought(self: Candidates, now: float, free_bytes: int, blocks: int) -> list[Want]:
         offered.append(0)
         found = wants(self, now, free_bytes, blocks)
         offered[-1] //= 1 + len(found)
         return found
 
-    monkeypatch.setattr(Offers, "_offer", counted)
-    monkeypatch.setattr(Offers, "wants", thought)
+    monkeypatch.setattr(Candidates, "_offer", counted)
+    monkeypatch.setattr(Candidates, "wants", thought)
     store = listed(160)
     orders = [shuffled(store, job) for job in range(20)]
     by_turns(store, orders)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.insight.bottleneck import Larger, larger_cache, verdict_of
+from outrider.core.insight.bottleneck import LargerCache, bottleneck_of, larger_cache
 from outrider.core.insight.usage import Sums
 
 GB = 10**9
@@ -19,22 +19,27 @@ def reads(*, stall: float, disk: float, time_s: float = 100.0) -> Sums:
     ("sums", "larger", "slow", "words"),
     [
         (reads(stall=0.02, disk=0.1), None, "readers", "GPU-bound: the readers are the slow part (waited 2 % of"),
-        (reads(stall=0.02, disk=0.1), Larger(GB, 0.5), "readers", "GPU-bound"),
+        (reads(stall=0.02, disk=0.1), LargerCache(GB, 0.5), "readers", "GPU-bound"),
         (reads(stall=0.5, disk=0.4), None, "bucket", "bucket-bound: 60 % of the bytes came from the bucket"),
         (
             reads(stall=0.5, disk=0.4),
-            Larger(40 * GB, 0.31),
+            LargerCache(40 * GB, 0.31),
             "cache",
             "cache too small: 40.0 GB more would save 31 % of",
         ),
-        (reads(stall=0.5, disk=1.0), Larger(40 * GB, 0.31), "machine", "served from disk: as fast as this machine"),
+        (
+            reads(stall=0.5, disk=1.0),
+            LargerCache(40 * GB, 0.31),
+            "machine",
+            "served from disk: as fast as this machine",
+        ),
         (reads(stall=0.5, disk=0.4, time_s=0.5), None, "unknown", "too early to say"),
         (Sums(2, 0, 0, 0, 9, 50.0, 0.0), None, "unknown", "too early to say"),
         (Sums(), None, "unknown", "too early to say"),
     ],
 )
-def test_the_verdict_names_the_slow_part(sums: Sums, larger: Larger | None, slow: str, words: str) -> None:
-    verdict = verdict_of(sums, larger)
+def test_the_verdict_names_the_slow_part(sums: Sums, larger: LargerCache | None, slow: str, words: str) -> None:
+    verdict = bottleneck_of(sums, larger)
     assert verdict.slow == slow
     assert verdict.text.startswith(words)
 
@@ -47,7 +52,7 @@ def test_more_cache_is_advised_where_it_would_save_gets() -> None:
     some = larger_cache(ratios, 40 * GB, 60 * GB)
     assert some is not None
     assert some.more_bytes == 20 * GB, "no more than there is"
-    assert larger_cache({1.0: 0.5, 2.0: 0.52, 4.0: 1.0}, 40 * GB, 0) == Larger(120 * GB, 1.0)
+    assert larger_cache({1.0: 0.5, 2.0: 0.52, 4.0: 1.0}, 40 * GB, 0) == LargerCache(120 * GB, 1.0)
 
 
 @pytest.mark.parametrize("ratios", [None, {1.0: 1.0, 2.0: 1.0}, {1.0: 0.5, 2.0: 0.5, 4.0: 0.54}])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.errors import InvalidArgument
-from outrider.core.maintenance.object_list import PREFIXES_MAX, WarmList, parse_list
+from outrider.core.maintenance.object_list import PREFIXES_MAX, ObjectList, parse_list
 from outrider.core.model import ObjectRef
 from outrider_sdk import expand
 
@@ -16,7 +16,7 @@ KEYS = st.text(
 )
 
 
-def urls_of(told: WarmList) -> list[str]:
+def urls_of(told: ObjectList) -> list[str]:
     return [str(ref) for ref in told.refs]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.ahead.candidates import Want
-from outrider.core.ahead.hints import Telling, Told
+from outrider.core.ahead.hints import Hint, Told
 from outrider.core.model import BlockKey, ObjectRef
 from tests.unit.test_ahead_properties import BLOCK, Store
 
@@ -20,13 +20,13 @@ def in_chance_order(store: Store, seed: int) -> list[ObjectRef]:
     return Random(seed).sample(store.refs, len(store.refs))
 
 
-def tell(store: Store, refs: list[ObjectRef], client: str = "a", telling: Telling | None = None) -> Telling:
-    telling = telling or Telling()
+def tell(store: Store, refs: list[ObjectRef], client: str = "a", telling: Hint | None = None) -> Hint:
+    telling = telling or Hint()
     store.planner.told(client, refs, store.now, telling=telling)
     return telling
 
 
-def told_by(telling: Telling, at_once: int = 7) -> Told:
+def told_by(telling: Hint, at_once: int = 7) -> Told:
     pieces = list(telling.told(at_once))
     assert all(each.read + len(each.unread) + each.unknown <= at_once for each in pieces)
     unread = tuple(ref for each in pieces for ref in each.unread)
@@ -221,7 +221,7 @@ def test_an_order_that_was_expected_before_the_plan_is_expected_again(store: Sto
 
 def test_more_may_be_told_under_a_name_and_what_is_over_is_forgotten(store: Store) -> None:
     order = in_chance_order(store, 10)
-    telling = Telling()
+    telling = Hint()
     for first in range(0, COUNT, 10):
         telling.go_on()
         store.planner.told("a", order[first : first + 10], store.now, start=first, total=COUNT, telling=telling)
@@ -233,7 +233,7 @@ def test_more_may_be_told_under_a_name_and_what_is_over_is_forgotten(store: Stor
 
 
 def test_what_is_told_again_and_again_takes_no_more_memory(store: Store) -> None:
-    telling = Telling()
+    telling = Hint()
     for _ in range(50):
         tell(store, store.refs, telling=telling)
     assert telling.bytes <= 3 * 4 * COUNT
@@ -245,7 +245,7 @@ def test_what_is_told_again_and_again_takes_no_more_memory(store: Store) -> None
 def test_only_what_was_read_or_is_told_by_a_plan_that_holds_is_ever_wanted(seed: int, readers: int) -> None:
     """Nothing lists this dataset, and one client reads it: all that is known of it, it has read or told."""
     chance, store = Random(seed), Store(24, 1, 24)
-    tellings: dict[str, tuple[Telling, set[ObjectRef]]] = {}
+    tellings: dict[str, tuple[Hint, set[ObjectRef]]] = {}
     opened: set[ObjectRef] = set()
     to_read: list[ObjectRef] = []
     for _ in range(300):
@@ -267,7 +267,7 @@ def test_only_what_was_read_or_is_told_by_a_plan_that_holds_is_ever_wanted(seed:
                 store.planner.dropped(want.ref)
         elif act == "t":
             name, refs = chance.choice("xy"), chance.sample(store.refs, chance.randint(1, 12))
-            telling, before = tellings.get(name, (Telling(), set()))
+            telling, before = tellings.get(name, (Hint(), set()))
             telling.go_on()
             tell(store, refs, telling=telling)
             tellings[name] = telling, before | set(refs)

@@ -23,15 +23,15 @@ from outrider.adapters.process.system import new_event_loop
 from outrider.app import DEFAULT_REGION, running
 from outrider.cli import environment, options
 from outrider.composition import Outrider
-from outrider.core.cache.memory_budget import Buffers
+from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import Signal
-from outrider.core.origin.aimd import Concurrency
-from outrider.core.origin.background_limit import Courtesy
+from outrider.core.origin.aimd import AimdLimit
+from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed
-from outrider.engine.fill.fill_scheduler import Turns
-from outrider.engine.fill.origin_reader import Asking, Patience
-from outrider.engine.listing.enumerate import Survey
+from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.origin_reader import OriginReader, Patience
+from outrider.engine.listing.enumerate import Enumerator
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from outrider.settings import Settings, SettingsError
@@ -146,10 +146,12 @@ async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -
     if not url.startswith("s3://") or not name:
         raise SettingsError(f"{url}: write s3://BUCKET/PREFIX.")
     prefix = prefix.lstrip("/")
-    asking = Asking(bucket, Patience(), metrics, Turns(Concurrency(1), Courtesy(1), time.monotonic), Hedging())
+    asking = OriginReader(
+        bucket, Patience(), metrics, FillScheduler(AimdLimit(1), BackgroundLimit(1), time.monotonic), Hedging()
+    )
     listed: list[Listed] = []
     with suppress(Signal):
-        async with aclosing(Survey(asking, Buffers(2 * PAGE_BYTES_MAX)).pages(name, prefix)) as pages:
+        async with aclosing(Enumerator(asking, MemoryBudget(2 * PAGE_BYTES_MAX)).pages(name, prefix)) as pages:
             async for page in pages:
                 listed += [one for one in page if one.size > 0]
                 if len(listed) >= count:

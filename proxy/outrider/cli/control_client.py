@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from outrider.cli import environment
-from outrider.core.s3.operation import STEERING_BUCKET
+from outrider.core.s3.operation import CONTROL_BUCKET
 from outrider.core.text import counted, in_words
 
 # A pin is answered once all of its objects were asked about.
@@ -76,21 +76,21 @@ class Proxy:
 
     def put(self, key: str, body: bytes, *, rate: str | None = None) -> None:
         more = {} if rate is None else {"Metadata": {"rate": rate}}
-        self._said(lambda: self._client.put_object(Bucket=STEERING_BUCKET, Key=key, Body=body, **more))
+        self._said(lambda: self._client.put_object(Bucket=CONTROL_BUCKET, Key=key, Body=body, **more))
 
     def get(self, key: str, *, missing: str = "it is gone: was the proxy restarted?") -> dict[str, Any]:
         """`missing`: what to say when there is none."""
-        answer = self._said(lambda: self._client.get_object(Bucket=STEERING_BUCKET, Key=key), missing)
+        answer = self._said(lambda: self._client.get_object(Bucket=CONTROL_BUCKET, Key=key), missing)
         told: dict[str, Any] = json.loads(answer["Body"].read())
         return told
 
     def delete(self, key: str) -> None:
-        self._said(lambda: self._client.delete_object(Bucket=STEERING_BUCKET, Key=key))
+        self._said(lambda: self._client.delete_object(Bucket=CONTROL_BUCKET, Key=key))
 
     def is_there(self) -> bool:
         """False: nothing listens."""
         try:
-            self._call(lambda: self._client.get_object(Bucket=STEERING_BUCKET, Key="status.json"))
+            self._call(lambda: self._client.get_object(Bucket=CONTROL_BUCKET, Key="status.json"))
         except NobodyThereError:
             return False
         return True

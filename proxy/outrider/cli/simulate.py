@@ -14,7 +14,7 @@ from outrider.cli.options import refused
 from outrider.settings import parse_bytes
 from outrider.simulator.logs import requests_of
 from outrider.simulator.optimal import optimal_hits
-from outrider.simulator.run import Epoch, Machine, Simulation
+from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.worlds import ORDERS, JobSpec, OrderKind, Request, Shards, order_of
 
 POLICIES = ("epoch", "lru", "fifo", "none")
@@ -197,7 +197,7 @@ def rows_of(question: Question, cache: float, policy: str) -> list[Row]:
     return [Row(cache, policy, one.job, one.number, one.hit_ratio, one.traffic, one.stall, one.waste) for one in epochs]
 
 
-def _optimal(run: Simulation, epochs: list[Epoch], machine: Machine, cache: float) -> list[Row]:
+def _optimal(run: Simulation, epochs: list[EpochResult], machine: Machine, cache: float) -> list[Row]:
     """Belady over the order of reads, which is taken from a run; in objects, so of their mean size."""
     mean_bytes = sum(of.version.size for of in run.objects.values()) / len(run.objects)
     hits = optimal_hits([ref for ref, _ in run.opened], int(machine.capacity_bytes / mean_bytes))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from outrider.core.ahead.planner import Planner
-from outrider.core.cache.policies import POLICIES, Policy
+from outrider.core.cache.policies import POLICIES, EvictionPolicy
 
 
-def policy_of(name: str, capacity_bytes: int, block_bytes: int) -> Policy:
+def policy_of(name: str, capacity_bytes: int, block_bytes: int) -> EvictionPolicy:
     """The policy of that name for a store of `capacity_bytes`; `epoch` is the planner, which sees more than blocks."""
     return Planner(capacity_bytes, block_bytes) if name == "epoch" else POLICIES[name]()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from outrider.core.ahead.numbered_names import Found, Numbering
+from outrider.core.ahead.numbered_names import Found, NumberedNames
 from outrider.core.ahead.planner import Planner
-from outrider.core.cache.policies import Policy
+from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cache.readahead import window_blocks
 from outrider.core.model import Extent, ObjectRef
 from outrider.simulator.policies import policy_of
@@ -29,7 +29,7 @@ _LIST_S = 0.2
 
 
 @dataclass(slots=True)
-class Epoch:
+class EpochResult:
     """What an epoch of a job came to. A hit: all blocks of the shard were here when its reader asked for it; one that
     was still on its way is none. `origin_bytes` and `wasted_bytes` are the whole cache's while the epoch went on;
     wasted: fetched ahead and evicted unread. `stall_s`: waits, averaged over the readers."""
@@ -81,7 +81,7 @@ class Machine:
 class Simulation:
     """`policy` is a name (`epoch`, `lru`, ...), or an object for tests. `opened`: what was read, in order."""
 
-    def __init__(self, machine: Machine, policy: str | Policy, jobs: Sequence[JobSpec] = (),
+    def __init__(self, machine: Machine, policy: str | EvictionPolicy, jobs: Sequence[JobSpec] = (),
                  requests: Iterable[Request] = ()) -> None:  # fmt: skip
         self.machine = machine
         if isinstance(policy, str):
@@ -93,8 +93,8 @@ class Simulation:
             self.time, self.store, machine.origin_bytes_s, machine.latency_s,
             landed=self._landed, refused=self._refused, idle=self.ride_ahead,
         )  # fmt: skip
-        self.epochs: list[Epoch] = []
-        self.opened: list[tuple[ObjectRef, Epoch]] = []
+        self.epochs: list[EpochResult] = []
+        self.opened: list[tuple[ObjectRef, EpochResult]] = []
         self.objects: dict[ObjectRef, SimObject] = {}
         self.readers = 0
         self._pondering = False
@@ -113,7 +113,7 @@ class Simulation:
         if known is None or known.version.size < size:
             self.objects[ref] = SimObject.of(ref, size, self.machine.block_bytes)
 
-    def run(self) -> list[Epoch]:
+    def run(self) -> list[EpochResult]:
         self.time.run()
         return self.epochs
 
@@ -166,7 +166,7 @@ class Simulation:
         self.planner.listed(bucket, entries, self.time.now, prefix=prefix)
         self.ride_ahead()
 
-    def _count(self, bucket: str, numbering: Numbering) -> None:
+    def _count(self, bucket: str, numbering: NumberedNames) -> None:
         search, rounds = numbering.search(), 0
         try:
             asked = next(search)
@@ -178,7 +178,7 @@ class Simulation:
         after_s = rounds * self.machine.latency_s
         self.time.at(self.time.now + after_s, lambda: self._counted(bucket, numbering, found))
 
-    def _counted(self, bucket: str, numbering: Numbering, found: Found | None) -> None:
+    def _counted(self, bucket: str, numbering: NumberedNames, found: Found | None) -> None:
         assert self.planner is not None
         if found is None:
             self.planner.not_counted(bucket, numbering, self.time.now)
@@ -197,7 +197,7 @@ class Simulation:
 class _Visit:
     """One read of an extent, block by block: at each, what is missing of the window is asked for, as in the engine."""
 
-    def __init__(self, sim: Simulation, client: str, of: SimObject, extent: Extent, bytes_s: float, row: Epoch,
+    def __init__(self, sim: Simulation, client: str, of: SimObject, extent: Extent, bytes_s: float, row: EpochResult,
                  then: Act) -> None:  # fmt: skip
         self._sim = sim
         self._client = client
@@ -277,7 +277,7 @@ class _Job:
         self._number += 1
         distinct = {index for shards in spec.order(0) for index in shards}
         whole = len(distinct) if len(distinct) == sum(map(len, lists)) else spec.shards.count
-        self._row = Epoch(spec.name, self._number, whole * spec.shards.size)
+        self._row = EpochResult(spec.name, self._number, whole * spec.shards.size)
         self._before = (sim.time.now, sim.origin.sent_bytes, sim.wasted_bytes)
         sim.epochs.append(self._row)
         if spec.told and sim.planner is not None:
@@ -327,7 +327,7 @@ class _Replay:
 
     def _begin(self) -> None:
         sim = self._sim
-        self._row = Epoch("log", len(sim.epochs) + 1, self._bytes)
+        self._row = EpochResult("log", len(sim.epochs) + 1, self._bytes)
         self._before = (sim.time.now, sim.origin.sent_bytes, sim.wasted_bytes)
         self._read.clear()
         sim.epochs.append(self._row)

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from outrider.core.cache.policies import Policy
+from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
 
 Act = Callable[[], None]
@@ -55,7 +55,7 @@ class SimObject:
 class SimStore:
     """Blocks within a budget; victims are the policy's choice, and a block that is being read is none."""
 
-    def __init__(self, policy: Policy, capacity_bytes: int) -> None:
+    def __init__(self, policy: EvictionPolicy, capacity_bytes: int) -> None:
         self.policy = policy
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0

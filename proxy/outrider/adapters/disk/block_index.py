@@ -8,7 +8,7 @@ from itertools import islice
 
 from outrider.adapters.disk.leases import Edition, OpenFile, Slot
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.policies import Policy
+from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef
 
 # Reads that the policy hears of late; of more than these it hears of the last.
@@ -18,7 +18,7 @@ _READS_MAX = 4096
 class BlockIndex:
     """Keeps the policy in step with what is here. Knows nothing of room, and touches files only to close them."""
 
-    def __init__(self, policy: Policy, open_files: int, *, verify_always: bool) -> None:
+    def __init__(self, policy: EvictionPolicy, open_files: int, *, verify_always: bool) -> None:
         """`open_files`: how many idle ones stay open. `verify_always`: none of them is used as it is."""
         self._policy = policy
         self._verify_always = verify_always

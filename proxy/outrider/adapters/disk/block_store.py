@@ -20,13 +20,13 @@ from outrider.adapters.disk import block_dir
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_index import BlockIndex
 from outrider.adapters.disk.block_writer import DiskBlockWriter
-from outrider.adapters.disk.disk_threads import DiskWork
+from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.adapters.disk.leases import FileLease, OpenFile, Slot
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
-from outrider.core.cache.disk_budget import Budget
+from outrider.core.cache.disk_budget import DiskBudget
 from outrider.core.cache.pins import Pins
-from outrider.core.cache.policies import Policy
+from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey
 from outrider.metrics import Metrics
@@ -52,19 +52,19 @@ class Limits:
             raise ValueError(f"impossible limits: {self}")
 
 
-class DiskStore(BlockIndex):
+class DiskBlockStore(BlockIndex):
     """`BlockStore` in one directory, locked for this process. Rebuilding the index is `recovery`'s work."""
 
     def __init__(
-        self, directory: BlockDir, policy: Policy, limits: Limits, metrics: Metrics, clock: Clock,
+        self, directory: BlockDir, policy: EvictionPolicy, limits: Limits, metrics: Metrics, clock: Clock,
         *, verify_always: bool = False, pins: Pins | None = None,
     ) -> None:  # fmt: skip
         """`pins` None: nothing is pinned."""
         super().__init__(policy, limits.open_files, verify_always=verify_always)
         self.directory = directory
         self.clock = clock
-        self.budget = Budget(limits.capacity_bytes, limits.min_free_bytes)
-        self.work = DiskWork(metrics, clock)
+        self.budget = DiskBudget(limits.capacity_bytes, limits.min_free_bytes)
+        self.work = DiskThreads(metrics, clock)
         self._pins = Pins(int, lambda version: b"") if pins is None else pins
         self._metrics = metrics
         self._tmp_numbers = count()

@@ -15,7 +15,7 @@ from outrider.core.cache.block_file import Header
 from outrider.ports import Buffer
 
 if TYPE_CHECKING:
-    from outrider.adapters.disk.block_store import DiskStore
+    from outrider.adapters.disk.block_store import DiskBlockStore
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class DiskBlockWriter:
     small block does: so the first write makes the file, and the one that makes the block whole puts it in its place.
     """
 
-    def __init__(self, store: DiskStore, header: Header, path: Path, disk_bytes: int) -> None:
+    def __init__(self, store: DiskBlockStore, header: Header, path: Path, disk_bytes: int) -> None:
         self._store = store
         self._header = header
         self._meta = header.meta

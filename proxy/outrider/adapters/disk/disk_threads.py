@@ -27,7 +27,7 @@ _SICK_PAUSE_S = 5.0
 _LOG_PAUSE_S = 60.0
 
 
-class DiskWork:
+class DiskThreads:
     """Owned by the store; called on the event loop's thread."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:

@@ -13,13 +13,13 @@ import aiofiles
 
 from outrider.adapters.disk import block_dir, index_snapshot
 from outrider.adapters.disk.block_dir import FoundFile
-from outrider.adapters.disk.block_store import DiskStore
+from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.adapters.disk.index_snapshot import BadSnapshot, Snapshot
-from outrider.adapters.disk.written_names import NAMES_MAX, TouchFile
+from outrider.adapters.disk.written_names import NAMES_MAX, WrittenNamesFile
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.cache.freshness import was_settled
-from outrider.core.cache.scrub_pace import Pace
+from outrider.core.cache.scrub_pace import ScrubPace
 from outrider.core.model import BlockKey, ObjectRef
 from outrider.ports import Versions
 
@@ -33,8 +33,8 @@ class Recovery:
     """Owned by the app: `run` once after a start, `save` once before the end."""
 
     def __init__(
-        self, store: DiskStore, versions: Versions, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        touched: TouchFile | None = None,
+        self, store: DiskBlockStore, versions: Versions, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        touched: WrittenNamesFile | None = None,
     ) -> None:  # fmt: skip
         """`touched` None: nobody keeps it, and nothing of what a scan finds is vouched for."""
         self._store = store
@@ -123,7 +123,7 @@ class Recovery:
         if self._store.adopt(meta, disk_bytes):
             self._versions.recall(meta.origin, meta.version, vouched=vouched)
 
-    async def scrub(self, pace: Pace) -> None:
+    async def scrub(self, pace: ScrubPace) -> None:
         """Verify what was here at the start and has not been read since; then all blocks, round after round."""
         await self._scrub_round(self._store.unverified(), pace, None)
         while True:
@@ -131,7 +131,7 @@ class Recovery:
                 await self._sleep(pace.round_s)
             await self._scrub_round(self._store.present(), pace, self._store.budget.used_bytes)
 
-    async def _scrub_round(self, blocks: Sequence[BlockKey], pace: Pace, round_bytes: int | None) -> None:
+    async def _scrub_round(self, blocks: Sequence[BlockKey], pace: ScrubPace, round_bytes: int | None) -> None:
         for block in blocks:
             began = self._store.clock()
             if size := await self._store.verify(block, again=round_bytes is not None):

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from outrider.adapters.disk import block_dir
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.disk.disk_threads import DiskWork
+from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.core.model import ObjectRef
 from outrider.ports import Name
 
@@ -34,10 +34,10 @@ _BYTES_MAX = 1024 * 1024 * 1024
 _HEAD_BYTES_MAX = 1024
 
 
-class TouchFile:
+class WrittenNamesFile:
     """As long as the file is there, the name of each write that was answered is in it."""
 
-    def __init__(self, directory: BlockDir, work: DiskWork) -> None:
+    def __init__(self, directory: BlockDir, work: DiskThreads) -> None:
         self._directory = directory
         self._work = work
         self._lock = threading.Lock()

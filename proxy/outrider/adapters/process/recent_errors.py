@@ -6,14 +6,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from outrider.core.insight.recent_errors import Troubles
+from outrider.core.insight.recent_errors import RecentErrors
 
 # What every record has; the rest are the facts of the event.
 _OF_RECORDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class _Keeper(logging.Handler):
-    def __init__(self, troubles: Troubles) -> None:
+    def __init__(self, troubles: RecentErrors) -> None:
         super().__init__(logging.WARNING)
         self._troubles = troubles
 
@@ -26,7 +26,7 @@ class _Keeper(logging.Handler):
 
 
 @contextmanager
-def kept_troubles(troubles: Troubles) -> Iterator[None]:
+def kept_troubles(troubles: RecentErrors) -> Iterator[None]:
     """What the package logs from here to the end as a warning or worse stands in `troubles` too."""
     logger, keeper = logging.getLogger("outrider"), _Keeper(troubles)
     logger.addHandler(keeper)

@@ -9,7 +9,7 @@ import xxhash
 
 from outrider.adapters.disk import block_dir
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.core.ahead.dataset.registry import Library
+from outrider.core.ahead.dataset.registry import DatasetRegistry
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ _SEAL_BYTES = 16
 _BYTES_MAX = 512 * 1024 * 1024
 
 
-def load(path: Path, library: Library) -> None:
+def load(path: Path, library: DatasetRegistry) -> None:
     """Restore `library` from `path`, before anything else is told to it. What cannot be read is ignored: it is learned
     anew in one epoch."""
     try:
@@ -35,7 +35,7 @@ def load(path: Path, library: Library) -> None:
         log.warning("learned orders ignored", extra={"error": str(error)})
 
 
-def save(directory: BlockDir, library: Library) -> None:
+def save(directory: BlockDir, library: DatasetRegistry) -> None:
     """Leave what was learned in `directory`; a disk that fails is logged."""
     path = directory.orders
     part = Path(f"{path}.part")

@@ -8,11 +8,11 @@ from heapq import heappop
 from itertools import islice
 from typing import NamedTuple
 
-from outrider.core.ahead.dataset.dataset import Dataset, Kept, may_go
-from outrider.core.ahead.dataset.registry import Library
-from outrider.core.ahead.open_objects import Opens
-from outrider.core.ahead.order.epoch import Pass
-from outrider.core.ahead.outstanding import Coming
+from outrider.core.ahead.dataset.dataset import CachedObject, Dataset, may_go
+from outrider.core.ahead.dataset.registry import DatasetRegistry
+from outrider.core.ahead.open_objects import OpenObjects
+from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.outstanding import Outstanding
 from outrider.core.model import ObjectRef
 
 # A block goes for one that is needed sooner by this part of its dataset's pass; less would only trade places.
@@ -42,22 +42,22 @@ class Want(NamedTuple):
     due_s: float
 
 
-class _Offer(NamedTuple):
+class _Candidate(NamedTuple):
     """What a pass reads next of what is not here, and in what part of a pass."""
 
     due_s: float
     until: float
     dataset: Dataset
-    by: Pass
+    by: Epoch
     key: int
 
 
-class Offers:
+class Candidates:
     """Called from one thread. `handed` counts what is handed out here, until it has come or will not."""
 
     def __init__(
-        self, library: Library, opens: Opens, handed: Coming, may_fetch: Callable[[Dataset], bool],
-        farthest: Callable[[float], Iterator[Kept]], *, capacity_bytes: int, block_bytes: int,
+        self, library: DatasetRegistry, opens: OpenObjects, handed: Outstanding, may_fetch: Callable[[Dataset], bool],
+        farthest: Callable[[float], Iterator[CachedObject]], *, capacity_bytes: int, block_bytes: int,
         disk_bytes: Callable[[int], int],
     ) -> None:  # fmt: skip
         """`farthest`: what may go of what is needed later than in so many seconds, about the farthest first."""
@@ -73,7 +73,7 @@ class Offers:
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
         self._turn = self._pass_turn = 0
         # Passes of which the last thought has not found what they read next.
-        self._cut: list[tuple[Dataset, Pass]] = []
+        self._cut: list[tuple[Dataset, Epoch]] = []
         # In one thought: so many bytes had no room, in place of what is needed later than that.
         self._no_room = _FAREST, _FAREST
 
@@ -100,7 +100,7 @@ class Offers:
             # Each thought would cost as much as there are jobs; all have their turn within a few reads.
             self._pass_turn = (self._pass_turn + 2 * _ATTENDED) % len(active)
             active = (active + active)[self._pass_turn : self._pass_turn + 2 * _ATTENDED]
-        offers: list[_Offer] = []
+        offers: list[_Candidate] = []
         anew = active
         while anew and self._handed.blocks < blocks:
             for dataset, one in anew:
@@ -135,20 +135,20 @@ class Offers:
         self._turn = (self._turn + _ATTENDED) % len(datasets)
         return dict.fromkeys([*self._read_last, *islice(datasets, self._turn, self._turn + _ATTENDED)])
 
-    def _offer(self, dataset: Dataset, one: Pass) -> _Offer | None:
+    def _offer(self, dataset: Dataset, one: Epoch) -> _Candidate | None:
         key = self._next(dataset, one, _PASSED_BY)
         if key is None:
             return None
         until = one.until(key)
-        return _Offer(until * one.seconds(self._now), until, dataset, one, key)
+        return _Candidate(until * one.seconds(self._now), until, dataset, one, key)
 
-    def _is_active(self, dataset: Dataset, one: Pass) -> bool:
+    def _is_active(self, dataset: Dataset, one: Epoch) -> bool:
         if self._now - one.last <= 1.0:
             return True
         alive = max(one.last, min(dataset.active_at, one.last + 8 * self._opens.readers * one.gap_s))
         return self._now - alive <= max(1.0, 1.5 * one.pause_s)
 
-    def _next(self, dataset: Dataset, one: Pass, most: int) -> int | None:
+    def _next(self, dataset: Dataset, one: Epoch, most: int) -> int | None:
         """The next key that this pass will read and that is neither here nor coming; None: none, or not among so many
         (as when another part of a large set is thought to be read)."""
         for _ in range(most):
@@ -165,12 +165,12 @@ class Offers:
         self._cut.append((dataset, one))
         return None
 
-    def _is_too_large(self, dataset: Dataset, one: Pass, key: int) -> bool:
+    def _is_too_large(self, dataset: Dataset, one: Epoch, key: int) -> bool:
         """An exception among its like, that would hold up the others."""
         size, room_bytes = dataset.names.sizes[key], self._capacity_bytes // (self._opens.readers + 1)
         return self._disk_bytes(size) > room_bytes >= self._disk_bytes(dataset.usual_bytes) >= 0 and one.part < 1
 
-    def _coming(self, one: Pass) -> int | None:
+    def _coming(self, one: Epoch) -> int | None:
         if one.again:
             return one.again[0][1]
         if one.cursor < len(one.agenda):
@@ -184,7 +184,7 @@ class Offers:
             return following[after]
         return None
 
-    def _advance(self, one: Pass) -> None:
+    def _advance(self, one: Epoch) -> None:
         if one.again:
             heappop(one.again)
         elif one.behind and one.cursor >= len(one.agenda):
@@ -192,14 +192,14 @@ class Offers:
         else:
             one.cursor += 1
 
-    def _is_fetched(self, dataset: Dataset, one: Pass, key: int) -> bool:
+    def _is_fetched(self, dataset: Dataset, one: Epoch, key: int) -> bool:
         in_next_pass = not one.again and one.cursor >= len(one.agenda) and not one.behind
         if (dataset, key) in self._handed or key in dataset.search.holes or not (in_next_pass or one.to_come(key)):
             return True
         kept = dataset.kept.get(key)
         return kept is not None and (kept.reading or kept.present.bit_count() == kept.blocks)
 
-    def _window(self, one: Pass, rest_s: float = 0.0) -> int:
+    def _window(self, one: Epoch, rest_s: float = 0.0) -> int:
         """How many objects ahead of the readers a known order is fetched: what each of them opens next, and what they
         open while a fill takes its time, with room for its spread. Of readers who rest for `rest_s`, as a loop does
         that computes, what they would have opened meanwhile: they may open it in one go."""
@@ -211,13 +211,13 @@ class Offers:
         at_once = max(beside, int(rest_s / one.gap_s))
         return at_once + int((self._handed.fill_s + 4 * self._handed.spread_s) / one.gap_s)
 
-    def _pace(self, one: Pass) -> int:
+    def _pace(self, one: Epoch) -> int:
         """How many objects may be on their way where the next reads are anybody's: as many as bring twice what is read
         (Little's law). More would come no sooner to be of use, and what a reader waits for would queue behind it."""
         each_s = one.seconds(self._now) / one.size
         return 1 + int(_PACE * self._handed.fill_s / each_s)
 
-    def _want(self, offer: _Offer, free_bytes: int) -> Want | None:
+    def _want(self, offer: _Candidate, free_bytes: int) -> Want | None:
         due_s, until, dataset, one, key = offer
         if (known := one.order_known) and until * one.size > self._window(one, self._now - one.last):
             return None

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.ahead.dataset.registry import Library
-from outrider.core.ahead.numbered_names import Numbering, numbering_of
+from outrider.core.ahead.dataset.registry import DatasetRegistry
+from outrider.core.ahead.numbered_names import NumberedNames, numbering_of
 from outrider.core.model import ObjectRef
 
 # Keys of a template after which its set is looked for.
@@ -43,11 +43,11 @@ class Discovery:
     """Called from one thread. What is worth asking the origin is handed out once; see `Planner.please_list`,
     `please_count`."""
 
-    def __init__(self, library: Library, believed_s: Callable[[ObjectRef], float]) -> None:
+    def __init__(self, library: DatasetRegistry, believed_s: Callable[[ObjectRef], float]) -> None:
         self._library = library
         self._believed_s = believed_s
         self._lists: list[tuple[str, str]] = []
-        self._counts: list[tuple[str, Numbering]] = []
+        self._counts: list[tuple[str, NumberedNames]] = []
         # Buckets and prefixes of which a LIST was asked for that has not ended: one tells all sets under it.
         self._under_way: set[tuple[str, str]] = set()
         # Of each bucket, how many sets in a row were not worth to be counted.
@@ -57,7 +57,7 @@ class Discovery:
         lists, self._lists = self._lists, []
         return lists
 
-    def please_count(self) -> list[tuple[str, Numbering]]:
+    def please_count(self) -> list[tuple[str, NumberedNames]]:
         counts, self._counts = self._counts, []
         return counts
 
@@ -167,7 +167,7 @@ class Discovery:
             if not dataset.names.listed and dataset.search.wanted and not self._count(dataset, now):
                 self._list(dataset, now)
 
-    def counting(self, numbering: Numbering) -> Dataset | None:
+    def counting(self, numbering: NumberedNames) -> Dataset | None:
         """Whose names are being asked about as these; None: nobody wants to know any more."""
         return next((one for one in self._library.datasets() if one.search.counting is numbering), None)
 
@@ -178,7 +178,7 @@ class Discovery:
         else:
             del self._in_vain[dataset.bucket]
 
-    def not_counted(self, bucket: str, numbering: Numbering, now: float) -> None:
+    def not_counted(self, bucket: str, numbering: NumberedNames, now: float) -> None:
         self._in_vain[bucket] += 1
         dataset = self.counting(numbering)
         if dataset is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.ahead.order.epoch import Pass, Round
+from outrider.core.ahead.order.epoch import Epoch, Round
 from outrider.core.model import ObjectRef
 
 
@@ -21,7 +21,7 @@ class Told:
     unknown: int
 
 
-class Telling:
+class Hint:
     """Of each epoch that was told of, the keys. An epoch that is over stays until `go_on`.
 
     `ignored`: reads that nothing is fetched ahead for, by the settings; since `go_on`.
@@ -35,7 +35,7 @@ class Telling:
     def bytes(self) -> int:
         return sum(keys.itemsize * len(keys) for keys in self._keys.values())
 
-    def add(self, dataset: Dataset, one: Pass, keys: Sequence[int]) -> None:
+    def add(self, dataset: Dataset, one: Epoch, keys: Sequence[int]) -> None:
         at = dataset, one.round
         told = self._keys.setdefault(at, array("i"))
         told.extend(keys)
@@ -48,10 +48,10 @@ class Telling:
         self.ignored = 0
         self._keys = {at: keys for at, keys in self._keys.items() if at[0].pass_in(at[1]) is not None}
 
-    def keys_of(self, one: Pass) -> array[int]:
+    def keys_of(self, one: Epoch) -> array[int]:
         return next((keys for (_, one_round), keys in self._keys.items() if one_round is one.round), array("i"))
 
-    def unread(self) -> Iterator[tuple[Dataset, Pass, set[int]]]:
+    def unread(self) -> Iterator[tuple[Dataset, Epoch, set[int]]]:
         """What is still expected."""
         for (dataset, one_round), keys in self._keys.items():
             one = dataset.pass_in(one_round)

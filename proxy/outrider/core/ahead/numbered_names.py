@@ -20,7 +20,7 @@ _STEPS, _WIDEN, _PARTS = 6, 4, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Numbering:
+class NumberedNames:
     """Names that differ in one number: `head`, then that in `width` digits at least, then `tail`. `seen`: some that
     are known to be there, sorted. `padded`: the width that others may have; 0: none."""
 
@@ -87,7 +87,7 @@ class Numbering:
 class Found(NamedTuple):
     """Of all these numbers there is such a name."""
 
-    numbering: Numbering
+    numbering: NumberedNames
     numbers: range
 
     def names(self) -> Iterator[str]:
@@ -105,7 +105,7 @@ Search = Generator[list[str], list[bool], Found | None]
 """Which names it asks of, whether they are there, and what was found."""
 
 
-def numbering_of(keys: Sequence[str]) -> Numbering | None:
+def numbering_of(keys: Sequence[str]) -> NumberedNames | None:
     """How these names count; None: they do not differ in just one number."""
     split = [_NUMBER.split(key) for key in keys]
     if len(split) < 2 or len({len(parts) for parts in split}) > 1:
@@ -125,4 +125,4 @@ def numbering_of(keys: Sequence[str]) -> Numbering | None:
     # Where none begins with a zero, one that was not seen may, if they are all as long.
     perhaps = max(lengths) if not padded and len(lengths) == 1 and max(lengths) > 1 else 0
     head, tail = "".join(split[0][:place]), "".join(split[0][place + 1 :])
-    return Numbering(head, width, tail, tuple(sorted(map(int, digits))), perhaps)
+    return NumberedNames(head, width, tail, tuple(sorted(map(int, digits))), perhaps)

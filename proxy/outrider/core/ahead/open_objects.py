@@ -13,7 +13,7 @@ from outrider.core.ahead.readers import ABANDONED_S
 _READERS_KEPT = 0.99
 
 
-class Opens:
+class OpenObjects:
     """How many clients read each object, and since when nothing was heard of them."""
 
     def __init__(self) -> None:

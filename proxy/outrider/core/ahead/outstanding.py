@@ -25,7 +25,7 @@ class Handed:
     excused: bool = False
 
 
-class Coming:
+class Outstanding:
     """All of it: `blocks`, the `bytes` that they will take, how long an object took of late (`fill_s`), and by how much
     that varies (`spread_s`); 0: none has come yet."""
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappush
 
-from outrider.core.ahead.candidates import SOONER, Offers, Want
-from outrider.core.ahead.dataset.dataset import Dataset, Kept, blocks_of
-from outrider.core.ahead.dataset.registry import Item, Library
+from outrider.core.ahead.candidates import SOONER, Candidates, Want
+from outrider.core.ahead.dataset.dataset import CachedObject, Dataset, blocks_of
+from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
 from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.ahead.discovery import FAREST, NAMES_PER_PAGE, Discovery
 from outrider.core.ahead.hint_messages import COUNT_MAX
-from outrider.core.ahead.hints import Telling
-from outrider.core.ahead.numbered_names import Numbering
-from outrider.core.ahead.open_objects import Opens
-from outrider.core.ahead.order.order_search import Foresight
-from outrider.core.ahead.outstanding import Coming
-from outrider.core.ahead.readers import Streams
+from outrider.core.ahead.hints import Hint
+from outrider.core.ahead.numbered_names import NumberedNames
+from outrider.core.ahead.open_objects import OpenObjects
+from outrider.core.ahead.order.order_search import OrderSearch
+from outrider.core.ahead.outstanding import Outstanding
+from outrider.core.ahead.readers import Readers
 from outrider.core.cache.pins import Pins
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
@@ -56,22 +56,22 @@ class Planner:
         self._block_bytes = block_bytes
         self._disk_bytes = disk_bytes
         self._now = 0.0
-        self.library = Library(
+        self.library = DatasetRegistry(
             keys_max, self._forget, self._move, Templates() if templates is None else templates,
         )  # fmt: skip
         self._discovery = Discovery(self.library, believed_s)
-        self._kept: dict[bytes, Kept] = {}
+        self._kept: dict[bytes, CachedObject] = {}
         # Versions that another one has replaced: nobody will ask for them.
-        self._outdated: dict[bytes, Kept] = {}
-        self._streams = Streams()
-        self._opens = Opens()
-        self._handed = Coming()
+        self._outdated: dict[bytes, CachedObject] = {}
+        self._streams = Readers()
+        self._opens = OpenObjects()
+        self._handed = Outstanding()
         self._owing: dict[Dataset, float] = {}
-        self._offers = Offers(
+        self._offers = Candidates(
             self.library, self._opens, self._handed, self._may_fetch, self._farthest,
             capacity_bytes=capacity_bytes, block_bytes=block_bytes, disk_bytes=disk_bytes,
         )  # fmt: skip
-        self._foresight = Foresight()
+        self._foresight = OrderSearch()
         self.fetched_bytes = 0
         self.wasted_bytes = 0
 
@@ -140,7 +140,7 @@ class Planner:
         answered is not asked for again."""
         return self._discovery.please_list()
 
-    def please_count(self) -> list[tuple[str, Numbering]]:
+    def please_count(self) -> list[tuple[str, NumberedNames]]:
         """Buckets and names of which it is worth to know how far they count, each told once. Answer by `counted`
         or by `not_counted`."""
         return self._discovery.please_count()
@@ -153,12 +153,12 @@ class Planner:
         """A LIST that was asked for is not to be had."""
         self._discovery.list_refused(bucket, prefix, now)
 
-    def not_counted(self, bucket: str, numbering: Numbering, now: float) -> None:
+    def not_counted(self, bucket: str, numbering: NumberedNames, now: float) -> None:
         """These names do not count one by one, or nobody would tell."""
         self._discovery.not_counted(bucket, numbering, now)
 
     def counted(
-        self, numbering: Numbering, names: Iterable[str], now: float, *, before: int = 0, more: bool = False
+        self, numbering: NumberedNames, names: Iterable[str], now: float, *, before: int = 0, more: bool = False
     ) -> bool:
         """More of the names that count, in the order of a LIST, of which `before` have been told already, and whether
         `more` are to come; some may not be there, and there may be others. False: nobody wants to know of more."""
@@ -201,7 +201,7 @@ class Planner:
 
     def told(
         self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,
-        telling: Telling | None = None,
+        telling: Hint | None = None,
     ) -> None:  # fmt: skip
         """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may come.
         `telling` remembers it, to be asked about or withdrawn."""
@@ -215,7 +215,7 @@ class Planner:
                 dataset.search.begun_at = dataset.search.begun_at or now
                 dataset.search.pages = 1 + len(dataset.names.keys) // NAMES_PER_PAGE
 
-    def withdraw(self, telling: Telling, others: Iterable[Telling], now: float) -> int:
+    def withdraw(self, telling: Hint, others: Iterable[Hint], now: float) -> int:
         """Expect no longer what was told and is unread, but for what `others` have told as well; how many objects that
         are. What of them is here or on its way is kept as anything else is."""
         self._now = now
@@ -257,7 +257,7 @@ class Planner:
             handed = self._handed.of(version.ref)
             count = -(-version.size // self._block_bytes)
             block_bytes = self._disk_bytes(-(-version.size // count))
-            kept = Kept(
+            kept = CachedObject(
                 dataset, key, block.version_id, count, block_bytes, self._now, self._now,
                 ahead=handed is not None and not handed.asked_for, excused=handed is not None and handed.excused,
                 reading=item in self._opens,
@@ -337,7 +337,7 @@ class Planner:
         for kept in self._farthest(later_than_s):
             yield from blocks_of(kept)
 
-    def _farthest(self, later_than_s: float) -> Iterator[Kept]:
+    def _farthest(self, later_than_s: float) -> Iterator[CachedObject]:
         """What is needed later than that, about the farthest first."""
         if self._pins_released != self._pins.released:
             self._pins_released = self._pins.released
@@ -346,7 +346,7 @@ class Planner:
         holds = self._pins.holds
         if self._outdated:
             yield from (kept for kept in self._outdated.values() if not holds(kept.version_id))
-        passed_by: list[Kept] = []
+        passed_by: list[CachedObject] = []
         try:
             for seconds, kept in self.library.farthest(self._now):
                 if seconds <= later_than_s:

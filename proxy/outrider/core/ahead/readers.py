@@ -98,7 +98,7 @@ class Asked(NamedTuple):
 _BEGUN = Asked(opened=True, ahead=None)
 
 
-class Streams:
+class Readers:
     """Bounded: readers that were silent for longest are forgotten first. A request costs O(gaps of its reader)."""
 
     def __init__(self) -> None:

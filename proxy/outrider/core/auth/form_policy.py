@@ -77,7 +77,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class FormPolicy:
     """What a signed policy allows until `expires_at` (seconds since 1970)."""
 
     expires_at: float
@@ -99,7 +99,7 @@ class Policy:
             raise AccessDenied(f"Invalid according to Policy: Extra input fields: {', '.join(extra)}")
 
 
-def parse_policy(encoded: str) -> Policy:
+def parse_policy(encoded: str) -> FormPolicy:
     """Read the base64 of a policy.
 
     Raises:
@@ -129,7 +129,7 @@ def parse_policy(encoded: str) -> Policy:
                 )
             case _:
                 raise InvalidPolicyDocument(f"Invalid Policy: Invalid Condition: {json.dumps(stated)[:200]}")
-    return Policy(_expiration(document["expiration"]), tuple(conditions), sizes)
+    return FormPolicy(_expiration(document["expiration"]), tuple(conditions), sizes)
 
 
 def signer_of(form: PostForm, *, secret_of: Callable[[str], str | None], keys: SigningKeys) -> str:

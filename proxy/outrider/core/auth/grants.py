@@ -15,7 +15,7 @@ _SLASHES = re.compile("/+")
 _DOTS = frozenset((".", ".."))
 
 
-class Access(Enum):
+class AccessLevel(Enum):
     """`WRITE` includes `READ`."""
 
     READ = "read"
@@ -28,12 +28,12 @@ class Grant:
 
     bucket: str
     prefix: str
-    access: Access
+    access: AccessLevel
 
-    def _gives(self, access: Access, bucket: str) -> bool:
-        return (access is Access.READ or self.access is Access.WRITE) and fnmatchcase(bucket, self.bucket)
+    def _gives(self, access: AccessLevel, bucket: str) -> bool:
+        return (access is AccessLevel.READ or self.access is AccessLevel.WRITE) and fnmatchcase(bucket, self.bucket)
 
-    def covers_key(self, access: Access, bucket: str, key: str) -> bool:
+    def covers_key(self, access: AccessLevel, bucket: str, key: str) -> bool:
         """Also for LIST, with the listed prefix as `key`: every key under it then begins with the grant's prefix."""
         if not self._gives(access, bucket):
             return False
@@ -43,7 +43,7 @@ class Grant:
     def _begins(self, key: str) -> bool:
         return not self.prefix or fnmatchcase(key, self.prefix + "*")
 
-    def covers_bucket(self, access: Access, bucket: str) -> bool:
+    def covers_bucket(self, access: AccessLevel, bucket: str) -> bool:
         """The bucket as a whole: only a grant without a prefix reaches that far."""
         return self._gives(access, bucket) and self.prefix == ""
 
@@ -89,7 +89,7 @@ class Client:
 
 
 def may_read(client: Client, ref: ObjectRef) -> bool:
-    return any(grant.covers_key(Access.READ, ref.bucket, ref.key) for grant in client.grants)
+    return any(grant.covers_key(AccessLevel.READ, ref.bucket, ref.key) for grant in client.grants)
 
 
 def allowed(client: Client, operation: Operation, keys_in_body: Sequence[str] | None = None) -> bool:
@@ -98,7 +98,7 @@ def allowed(client: Client, operation: Operation, keys_in_body: Sequence[str] | 
     `keys_in_body`: those of a DeleteObjects; None: not known, so it takes a grant on the whole bucket.
     """
     grants = client.grants
-    access = Access.READ if operation.method in ("GET", "HEAD") else Access.WRITE
+    access = AccessLevel.READ if operation.method in ("GET", "HEAD") else AccessLevel.WRITE
     if not all(_covers_source(grants, source, operation) for source in operation.sources):
         return False
     bucket = operation.bucket
@@ -109,17 +109,17 @@ def allowed(client: Client, operation: Operation, keys_in_body: Sequence[str] | 
     if operation.forgets is Forgets.KEYS_IN_BODY and keys_in_body is not None:
         return all(any(grant.covers_key(access, bucket, key) for grant in grants) for key in keys_in_body)
     names = {name for name, _ in operation.query}
-    if access is Access.READ and names <= {"location"} and (operation.method == "HEAD" or names):
+    if access is AccessLevel.READ and names <= {"location"} and (operation.method == "HEAD" or names):
         return any(grant.touches_bucket(bucket) for grant in grants)
-    if access is Access.READ and names <= LIST_QUERY:
+    if access is AccessLevel.READ and names <= LIST_QUERY:
         prefixes = [value for name, value in operation.query if name == "prefix"] or [""]
         return all(any(grant.covers_key(access, bucket, prefix) for grant in grants) for prefix in prefixes)
     return any(grant.covers_bucket(access, bucket) for grant in grants)
 
 
 def _covers_source(grants: Sequence[Grant], source: ObjectRef, operation: Operation) -> bool:
-    access = Access.WRITE if operation.renames else Access.READ
+    access = AccessLevel.WRITE if operation.renames else AccessLevel.READ
     if not is_bucket_name(source.bucket):
         # `arn:...`, `tenant:bucket`, `//bucket`: which objects that names, the origin alone knows.
-        return any(grant.covers_service() and grant.access in (access, Access.WRITE) for grant in grants)
+        return any(grant.covers_service() and grant.access in (access, AccessLevel.WRITE) for grant in grants)
     return any(grant.covers_key(access, source.bucket, source.key) for grant in grants)

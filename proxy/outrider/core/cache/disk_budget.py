@@ -6,7 +6,7 @@ from __future__ import annotations
 _FREE_KNOWN_S = 1.0
 
 
-class Budget:
+class DiskBudget:
     """Counts what is taken before a byte of it is written. What the file system shows, and when, are arguments."""
 
     def __init__(self, capacity_bytes: int, min_free_bytes: int) -> None:

@@ -15,7 +15,7 @@ _SECONDS_MIN = 1.0
 _STEP_S = 1.0
 
 
-class DiskLag:
+class DiskPressure:
     """`fills`: how many fills may be under way; None: as many as like. It is halved each second while the disk lags,
     and doubled each second once it does not, until nobody is held back any more."""
 

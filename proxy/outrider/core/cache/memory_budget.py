@@ -24,7 +24,7 @@ class Shares:
     heads_bytes: int
     """Reply heads kept ready."""
     clients_bytes: int
-    """What requests under way share: see `Buffers`."""
+    """What requests under way share: see `MemoryBudget`."""
 
     @classmethod
     def of(cls, budget_bytes: int, exchanges_max: int) -> Shares:
@@ -35,7 +35,7 @@ class Shares:
         return cls(exchanges, listings, heads, budget_bytes - exchanges * EXCHANGE_BYTES - listings - heads)
 
 
-class Buffers:
+class MemoryBudget:
     """What requests under way may hold in memory, all together. Nobody waits for it: whoever holds some might wait for
     a client."""
 

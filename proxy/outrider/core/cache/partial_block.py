@@ -4,7 +4,7 @@ before that."""
 from __future__ import annotations
 
 
-class Arrival:
+class PartialBlock:
     """Two parts, each of which grows from its start: `[0, start)`, the head, and `[start, length)`, the tail.
 
     Invariant: 0 <= head <= start <= tail <= length, and exactly `[0, head)` and `[start, tail)` are here.

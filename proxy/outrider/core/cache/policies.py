@@ -12,7 +12,7 @@ from typing import Protocol
 from outrider.core.model import BlockKey, ObjectVersion
 
 
-class Policy(Protocol):
+class EvictionPolicy(Protocol):
     """Not thread-safe: called from one thread. All but `victims` is at most O(log n)."""
 
     def added(self, block: BlockKey, version: ObjectVersion) -> None: ...
@@ -72,4 +72,4 @@ class KeepAll:
         return iter(())
 
 
-POLICIES: dict[str, type[Policy]] = {"lru": Lru, "fifo": Fifo, "none": KeepAll}
+POLICIES: dict[str, type[EvictionPolicy]] = {"lru": Lru, "fifo": Fifo, "none": KeepAll}

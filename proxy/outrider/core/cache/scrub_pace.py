@@ -9,7 +9,7 @@ ROUND_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ScrubPace:
     """At most `bytes_per_s` are read."""
 
     bytes_per_s: float

@@ -20,7 +20,7 @@ _GAIN_MIN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Bottleneck:
     """`slow`: `unknown`, `readers`, `cache`, `bucket` or `machine`."""
 
     slow: str
@@ -28,14 +28,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Larger:
+class LargerCache:
     """So many bytes more of cache would save this part of the GETs that go to the bucket now."""
 
     more_bytes: int
     saves: float
 
 
-def larger_cache(hit_ratios: Mapping[float, float] | None, capacity_bytes: int, data_bytes: int) -> Larger | None:
+def larger_cache(hit_ratios: Mapping[float, float] | None, capacity_bytes: int, data_bytes: int) -> LargerCache | None:
     """`hit_ratios`: by size, as a multiple of `capacity_bytes` (see `ghost`). `data_bytes`: of all that is read again
     and again, 0: not known. None: more would not help, or nothing is known."""
     if hit_ratios is None or (now := hit_ratios.get(1.0, 1.0)) >= 1:
@@ -45,23 +45,23 @@ def larger_cache(hit_ratios: Mapping[float, float] | None, capacity_bytes: int, 
         if factor > 1 and gain >= _GAIN_MIN:
             more = int((factor - 1) * capacity_bytes)
             whole = data_bytes - capacity_bytes
-            return Larger(min(more, whole) if whole > 0 else more, min(1.0, gain))
+            return LargerCache(min(more, whole) if whole > 0 else more, min(1.0, gain))
     return None
 
 
-def verdict_of(sums: Sums, larger: Larger | None) -> Verdict:
+def bottleneck_of(sums: Sums, larger: LargerCache | None) -> Bottleneck:
     """Of one reader, or of all together."""
     stall = sums.stall
     if stall is None or sums.wait_s + sums.away_s < _TIME_S_MIN or sums.requests < _REQUESTS_MIN:
-        return Verdict("unknown", "too early to say")
+        return Bottleneck("unknown", "too early to say")
     waited = f"waited {100 * stall:.0f} % of the time"
     if stall < _STALL_LITTLE:
-        return Verdict("readers", f"GPU-bound: the readers are the slow part ({waited})")
+        return Bottleneck("readers", f"GPU-bound: the readers are the slow part ({waited})")
     served = sums.served_bytes
     here = sums.disk_bytes / served if served else 0.0
     if here >= _MOSTLY_DISK:
-        return Verdict("machine", f"served from disk: as fast as this machine and its disk go ({waited})")
+        return Bottleneck("machine", f"served from disk: as fast as this machine and its disk go ({waited})")
     if larger is not None:
         more = f"{in_words(larger.more_bytes)} more would save {100 * larger.saves:.0f} % of GETs"
-        return Verdict("cache", f"cache too small: {more} ({waited})")
-    return Verdict("bucket", f"bucket-bound: {100 * (1 - here):.0f} % of the bytes came from the bucket ({waited})")
+        return Bottleneck("cache", f"cache too small: {more} ({waited})")
+    return Bottleneck("bucket", f"bucket-bound: {100 * (1 - here):.0f} % of the bytes came from the bucket ({waited})")

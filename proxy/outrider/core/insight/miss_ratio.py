@@ -22,7 +22,7 @@ _HALF_LIFE = 10_000
 _HASHES = 1 << 32
 
 
-class Ghost:
+class MissRatioCurve:
     """Told of each pass over an object; O(1), in bounded memory."""
 
     def __init__(self, capacity_bytes: int, *, sampled_max: int = _SAMPLED_MAX) -> None:

@@ -10,7 +10,7 @@ STEP_S = 1.0
 _STEPS = 120
 
 
-class Timeline:
+class Rates:
     """The last two minutes, in bounded memory."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ _CHARS_MAX = 300
 
 
 @dataclass(slots=True)
-class Trouble:
+class RecentError:
     """`at`: when it was last seen, seconds since 1970."""
 
     what: str
@@ -20,21 +20,21 @@ class Trouble:
     times: int = 1
 
 
-class Troubles:
+class RecentErrors:
     """What happened last comes last."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], Trouble] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], RecentError] = OrderedDict()
 
     def add(self, what: str, detail: str, level: str, at: float) -> None:
         # Keys and what the origin said may be as long as they like.
         what, detail = what[:_CHARS_MAX], detail[:_CHARS_MAX]
         known = self._kept.pop((what, detail), None)
         times = known.times + 1 if known is not None else 1
-        self._kept[what, detail] = Trouble(what, detail, level, at, times)
+        self._kept[what, detail] = RecentError(what, detail, level, at, times)
         if len(self._kept) > _KEPT_MAX:
             self._kept.popitem(last=False)
 
-    def last(self) -> list[Trouble]:
+    def last(self) -> list[RecentError]:
         """The latest first. From any thread: a copy."""
         return list(reversed(list(self._kept.values())))

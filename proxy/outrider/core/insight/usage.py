@@ -118,7 +118,7 @@ class ReaderAccount:
         self.fresh = Sums()
 
 
-class Ledger:
+class Usage:
     """Called from one thread; bounded, those that were silent for longest going first."""
 
     def __init__(

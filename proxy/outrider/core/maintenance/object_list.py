@@ -27,7 +27,7 @@ _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class WarmList:
+class ObjectList:
     """`refs` in the order of the list, each once. Of `prefixes` the key is what all keys begin with; empty: the whole
     bucket."""
 
@@ -47,7 +47,7 @@ class SavedWarmup:
     bytes_per_s: float
 
 
-def parse_list(body: bytes, *, objects_max: int = OBJECTS_MAX) -> WarmList:
+def parse_list(body: bytes, *, objects_max: int = OBJECTS_MAX) -> ObjectList:
     """Raises InvalidArgument: a line is none, and which; there is nothing in it, or too much."""
     try:
         lines = body.decode("utf-8-sig").splitlines()
@@ -78,7 +78,7 @@ def parse_list(body: bytes, *, objects_max: int = OBJECTS_MAX) -> WarmList:
         raise InvalidArgument("The list names nothing: one s3://BUCKET/KEY or s3://BUCKET/PREFIX/ a line.")
     if len(prefixes) > PREFIXES_MAX:
         raise InvalidArgument(f"The list has {len(prefixes)} prefixes; {PREFIXES_MAX} at most.")
-    return WarmList(tuple(refs), tuple(prefixes))
+    return ObjectList(tuple(refs), tuple(prefixes))
 
 
 def _prefix(name: str) -> ObjectRef | None:

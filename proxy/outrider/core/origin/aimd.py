@@ -16,7 +16,7 @@ _PATIENCE = 10
 _STEPS, _STEP_MIN = 8, 2
 
 
-class Concurrency:
+class AimdLimit:
     """Additive increase, multiplicative decrease, after a start that doubles. `floor` <= `limit` <= `ceiling`.
 
     A step up that brings nothing is taken back: what more fills than fill the line share out anew, each of them waits

@@ -43,7 +43,7 @@ _UNTIL_KNOWN = 8
 _RISE = 1 / 64
 
 
-class Courtesy:
+class BackgroundLimit:
     """How many such fills may be under way: `alone`, while nobody waits for any bytes, and `beside` those who do.
     1 to `ceiling` each."""
 

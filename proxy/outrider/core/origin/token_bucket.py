@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Allowance:
+class TokenBucket:
     """`bytes_per_s` on average over a few seconds; 0: without a limit. Called from one thread."""
 
     def __init__(self, bytes_per_s: float, now: float) -> None:

@@ -14,7 +14,7 @@ from enum import Enum
 from outrider.core.model import Headers, ObjectVersion
 
 
-class Verdict(Enum):
+class Precondition(Enum):
     """What the conditional headers of a read ask for."""
 
     SERVE = 200
@@ -47,26 +47,26 @@ def are_plain(headers: Headers) -> bool:
     return True
 
 
-def evaluate(headers: Mapping[str, str], version: ObjectVersion) -> Verdict:
+def evaluate(headers: Mapping[str, str], version: ObjectVersion) -> Precondition:
     """Weigh the conditional headers (names in lower case) in RFC 9110's order of precedence (section 13.2.2).
 
     If-Match that holds makes If-Unmodified-Since moot, and If-None-Match makes If-Modified-Since moot (S3's own
     rule, GetObject). A date that does not parse is ignored.
     """
     if not any(name in headers for name in CONDITIONALS):
-        return Verdict.SERVE
+        return Precondition.SERVE
     modified = _date(dict(version.headers).get("last-modified"))
     if (wanted := headers.get("if-match")) is not None:
         if not _names(wanted, version.etag):
-            return Verdict.FAILED
+            return Precondition.FAILED
     elif (since := _date(headers.get("if-unmodified-since"))) and modified and modified > since:
-        return Verdict.FAILED
+        return Precondition.FAILED
     if (unwanted := headers.get("if-none-match")) is not None:
         if _names(unwanted, version.etag):
-            return Verdict.NOT_MODIFIED
+            return Precondition.NOT_MODIFIED
     elif (since := _date(headers.get("if-modified-since"))) and modified and modified <= since:
-        return Verdict.NOT_MODIFIED
-    return Verdict.SERVE
+        return Precondition.NOT_MODIFIED
+    return Precondition.SERVE
 
 
 def _names(header: str, etag: str) -> bool:

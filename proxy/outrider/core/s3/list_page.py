@@ -42,14 +42,14 @@ def _http_date(iso: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """`objects` in the order of the LIST. `next_token` None: this is the last page."""
 
     objects: tuple[Listed, ...]
     next_token: str | None
 
 
-def parse_page(body: bytes) -> Page | None:
+def parse_page(body: bytes) -> ListPage | None:
     """A page of a LIST with `encoding-type=url`; None: it is none.
 
     No DTD is accepted, so no entity can expand.
@@ -67,7 +67,7 @@ def parse_page(body: bytes) -> Page | None:
     if not reader.is_list:
         return None
     # Without a token a truncated list could only be asked for again from its start.
-    return Page(tuple(reader.objects), reader.token if reader.truncated else None)
+    return ListPage(tuple(reader.objects), reader.token if reader.truncated else None)
 
 
 class _Reader:

@@ -131,19 +131,19 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
     return Operation(kind, method, bucket, key, query, forgets, sources, renames, bare)
 
 
-STEERING_BUCKET = "_outrider"
+CONTROL_BUCKET = "_outrider"
 """No S3 allows this name: what is asked of it is asked of the proxy."""
 
 
-def steering_of(method: str, target: str, host: str, domains: Iterable[str] = ()) -> Operation | None:
+def control_request_of(method: str, target: str, host: str, domains: Iterable[str] = ()) -> Operation | None:
     """The request, if it is for the proxy itself; None: for the origin."""
     path, _, raw_query = target.partition("?")
     first, slash, rest = path[1:].partition("/")
     # In virtual-host style the path is a key, and a key may be called anything.
-    if _decoded(first) != STEERING_BUCKET or bucket_of_host(host, domains) is not None:
+    if _decoded(first) != CONTROL_BUCKET or bucket_of_host(host, domains) is not None:
         return None
     query = without_signature(tuple(parse_query(raw_query)))
-    return Operation(Kind.STEER, method, STEERING_BUCKET, _decoded(rest), query, bare=not slash)
+    return Operation(Kind.STEER, method, CONTROL_BUCKET, _decoded(rest), query, bare=not slash)
 
 
 def bucket_of_host(host: str, domains: Iterable[str]) -> str | None:

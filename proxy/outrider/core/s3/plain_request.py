@@ -57,7 +57,7 @@ _MEANING_BYTES_MAX = 2048
 
 
 @dataclass(slots=True)
-class PlainRead:
+class PlainRequest:
     """A GET or HEAD whose answer hangs on nothing but these and, where signatures count, on `headers`.
 
     `fields`: all header lines, and the empty one. `app`: see `useragent.app_of`. `span`: what `range` names.
@@ -91,7 +91,7 @@ def _pairs(lines: Iterable[bytes]) -> Headers:
     return tuple((name.decode("ascii").lower(), value.decode("ascii")) for name, value in pairs)
 
 
-def recognise(data: bytes) -> PlainRead | None:
+def recognise(data: bytes) -> PlainRequest | None:
     """What `data` asks for, if it is one plain read and nothing else; None: let the parser see it."""
     if len(data) > HEAD_BYTES_MAX:
         return None
@@ -116,7 +116,7 @@ def recognise(data: bytes) -> PlainRead | None:
     if meaning is None or (found and (span is None or method == "HEAD")):
         return None
     path, _, query = match[2].partition(b"?")
-    return PlainRead(method, path, query, fields, *meaning, asked, span)
+    return PlainRequest(method, path, query, fields, *meaning, asked, span)
 
 
 def _meaning_of(fields: bytes) -> _Meaning | None:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from contextlib import aclosing
 from itertools import islice
 
-from outrider.core.ahead.numbered_names import Numbering
+from outrider.core.ahead.numbered_names import NumberedNames
 from outrider.core.ahead.planner import Planner
 from outrider.core.errors import S3Error, Signal
-from outrider.engine.fill.fill_scheduler import Turns
+from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import Spawn
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.listing.enumerate import Survey
+from outrider.engine.listing.enumerate import Enumerator
 from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -25,11 +25,17 @@ NOT_TO_BE_HAD = (403, 404)
 _COUNTED_AT_ONCE = 250
 
 
-class Discovering:
+class DiscoveryRunner:
     """`think` is called with all that is learned."""
 
     def __init__(
-        self, planner: Planner, survey: Survey, turns: Turns, spawn: Spawn, clock: Clock, think: Callable[[], None]
+        self,
+        planner: Planner,
+        survey: Enumerator,
+        turns: FillScheduler,
+        spawn: Spawn,
+        clock: Clock,
+        think: Callable[[], None],
     ) -> None:
         self._planner = planner
         self._survey = survey
@@ -66,7 +72,7 @@ class Discovering:
         self._planner.listed(bucket, (), self._clock(), prefix=prefix, before=count)
         self._think()
 
-    async def _count(self, bucket: str, numbering: Numbering) -> None:
+    async def _count(self, bucket: str, numbering: NumberedNames) -> None:
         """The same by names that count."""
         found = None
         try:

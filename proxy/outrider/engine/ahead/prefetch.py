@@ -19,22 +19,22 @@ from cachetools import LRUCache
 
 from outrider.core.ahead.candidates import Want
 from outrider.core.ahead.hint_messages import PlanProgress
-from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
-from outrider.core.ahead.readers import Streams
+from outrider.core.ahead.readers import Readers
 from outrider.core.cache.readahead import Run
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
-from outrider.core.origin.token_bucket import Allowance
-from outrider.engine.ahead.discovery_runner import NOT_TO_BE_HAD, Discovering
-from outrider.engine.fill.fill_scheduler import READS_ON_S, Turns
+from outrider.core.origin.token_bucket import TokenBucket
+from outrider.engine.ahead.discovery_runner import NOT_TO_BE_HAD, DiscoveryRunner
+from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler
 from outrider.engine.fill.flight import Flight
-from outrider.engine.fill.flight_table import Flights, Spawn
+from outrider.engine.fill.flight_table import FlightTable, Spawn
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.listing.enumerate import Survey
-from outrider.engine.read.version_cache import Catalog
-from outrider.engine.read.version_lookup import NotCacheable, Openings
+from outrider.engine.listing.enumerate import Enumerator
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.read.version_lookup import NotCacheable, VersionLookup
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Clock
 
@@ -79,7 +79,7 @@ class Note(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class PrefetchLimits:
     """`blocks`: on their way for nobody yet, at most. `bytes_per_s`: of such from the origin, on average over a few
     seconds; 0: without a limit."""
 
@@ -99,9 +99,9 @@ class Prefetch:
     """Owned by the composition root, called on the engine's thread; only `note` may be called from others."""
 
     def __init__(
-        self, planner: Planner, origin: str, catalog: Catalog, store: BlockStore, flights: Flights, openings: Openings,
-        survey: Survey, turns: Turns, spawn: Spawn, clock: Clock, metrics: Metrics,
-        *, block_bytes: int, mode_of: Callable[[ObjectRef], Mode], budget: Budget, later: Later = _later,
+        self, planner: Planner, origin: str, catalog: VersionCache, store: BlockStore, flights: FlightTable, openings: VersionLookup,
+        survey: Enumerator, turns: FillScheduler, spawn: Spawn, clock: Clock, metrics: Metrics,
+        *, block_bytes: int, mode_of: Callable[[ObjectRef], Mode], budget: PrefetchLimits, later: Later = _later,
     ) -> None:  # fmt: skip
         self._planner = planner
         self._origin = origin
@@ -109,7 +109,7 @@ class Prefetch:
         self._store = store
         self._flights = flights
         self._openings = openings
-        self._discovering = Discovering(planner, survey, turns, spawn, clock, self.think)
+        self._discovering = DiscoveryRunner(planner, survey, turns, spawn, clock, self.think)
         self._turns = turns
         self._spawn = spawn
         self._clock = clock
@@ -117,7 +117,7 @@ class Prefetch:
         self._block_bytes = block_bytes
         self._mode_of = mode_of
         self._budget = budget
-        self._streams = Streams()
+        self._streams = Readers()
         self._notes: deque[Note] = deque(maxlen=_NOTES_MAX)
         self._unheard: deque[Note] = deque()
         # Folders whose readers ask for checksums of the whole: a fill that does not ask for them would cost such a
@@ -127,7 +127,7 @@ class Prefetch:
         self._log_after = self._took_s = self._rested_at = 0.0
         self._later = later
         self._pondering = self._will_think = False
-        self.allowance = Allowance(budget.bytes_per_s, clock())
+        self.allowance = TokenBucket(budget.bytes_per_s, clock())
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class Prefetch:
         self._notes.append(Note(client, version, extent, now))
 
     def told(
-        self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Telling | None = None
+        self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Hint | None = None
     ) -> None:
         """The order in which one worker of `client` will read; see `http.steering.Plans`."""
         wanted = [ref for ref in refs if self._mode_of(ref) is Mode.EPOCH]
@@ -173,13 +173,13 @@ class Prefetch:
             self._planner.told(client, wanted, self._clock(), start=start, total=total, telling=telling)
         self.think()
 
-    def withdraw(self, telling: Telling, others: Iterable[Telling]) -> int:
+    def withdraw(self, telling: Hint, others: Iterable[Hint]) -> int:
         """See `http.steering.Plans`."""
         count = self._planner.withdraw(telling, others, self._clock())
         self.think()
         return count
 
-    async def progress(self, telling: Telling) -> PlanProgress:
+    async def progress(self, telling: Hint) -> PlanProgress:
         """See `http.steering.Plans`."""
         read = here = unread = unknown = 0
         for piece in telling.told(_LOOKED_FOR):

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from outrider.core.model import Extent
-from outrider.engine.fill.fill_scheduler import READS_ON_S, Turn
+from outrider.engine.fill.fill_scheduler import READS_ON_S, FillSlot
 from outrider.engine.fill.flight import Flight
-from outrider.engine.fill.origin_reader import Asking
+from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import BlockStore, BlockWriter, Buffer, Clock, OriginReply
 
@@ -37,7 +37,7 @@ class Pouring:
     """One fill under way: the block files that it has open, and the bytes that go into them."""
 
     def __init__(
-        self, asking: Asking, store: BlockStore, turn: Turn | None, clock: Clock,
+        self, asking: OriginReader, store: BlockStore, turn: FillSlot | None, clock: Clock,
         arrived: Callable[[float, float, int], None], landed: Callable[[Flight], None],
         came: Callable[[int, bool], None], came_small: Callable[[float], None], may_hold: Callable[[], int],
         reads_on: Callable[[], bool], sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -138,7 +138,7 @@ class Pouring:
             del self._writers[flight]
             self._landed(flight)
 
-    async def _let_readers_ask(self, turn: Turn | None) -> None:
+    async def _let_readers_ask(self, turn: FillSlot | None) -> None:
         """For more, before the disk's work of a small object begins. `turn`: of its fill."""
         asks = turn is None or turn.demand
         if turn is not None:

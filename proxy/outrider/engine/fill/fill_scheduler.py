@@ -10,8 +10,8 @@ from heapq import heappop, heappush
 from itertools import count
 from types import TracebackType
 
-from outrider.core.origin.aimd import Concurrency
-from outrider.core.origin.background_limit import Courtesy
+from outrider.core.origin.aimd import AimdLimit
+from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.ports import Clock
 
 READS_ON_S = 0.003
@@ -19,7 +19,7 @@ READS_ON_S = 0.003
 meanwhile, that request would wait for it, a millisecond of sixty; so it is done while the bucket takes its time."""
 
 
-class Turn:
+class FillSlot:
     """One fill's place in the order: `async with` it. Until it ends, anybody may `promote` it.
 
     `ahead`: how many blocks its reader has before those that it brings; 0: he waits for them. Of many readers'
@@ -30,7 +30,7 @@ class Turn:
 
     __slots__ = ("_turns", "ahead", "demand", "held", "left_bytes", "more", "number", "ordered", "waiter")
 
-    def __init__(self, turns: Turns, *, demand: bool, ahead: int, left_bytes: int, ordered: bool) -> None:
+    def __init__(self, turns: FillScheduler, *, demand: bool, ahead: int, left_bytes: int, ordered: bool) -> None:
         self._turns = turns
         self.demand = demand
         self.ahead = ahead
@@ -76,7 +76,7 @@ class Turn:
             self._turns.promoted(self, ahead)
 
 
-class Turns:
+class FillScheduler:
     """Grants turns: all demand before any prefetch, of demand what is nearest to its reader, of these, and of prefetch,
     in the order in which they were asked for.
 
@@ -85,14 +85,14 @@ class Turns:
     nothing from the rest.
     """
 
-    def __init__(self, concurrency: Concurrency, courtesy: Courtesy, clock: Clock) -> None:
+    def __init__(self, concurrency: AimdLimit, courtesy: BackgroundLimit, clock: Clock) -> None:
         self._concurrency = concurrency
         self._courtesy = courtesy
         self._clock = clock
         # By how far ahead, then by number; one whose number is not its turn's any more has moved on or gone.
-        self._demand: list[tuple[int, int, Turn]] = []
+        self._demand: list[tuple[int, int, FillSlot]] = []
         self._numbers = count(1)
-        self._prefetch: deque[Turn] = deque()
+        self._prefetch: deque[FillSlot] = deque()
         self._held = {True: 0, False: 0}
         # Of the demand that has its turn.
         self._left_bytes = 0
@@ -108,8 +108,8 @@ class Turns:
 
     def turn(
         self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, ordered: bool = False
-    ) -> Turn:  # fmt: skip
-        return Turn(self, demand=demand, ahead=ahead, left_bytes=left_bytes, ordered=ordered)
+    ) -> FillSlot:  # fmt: skip
+        return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, ordered=ordered)
 
     @contextmanager
     def question(self) -> Iterator[None]:
@@ -126,7 +126,7 @@ class Turns:
         self._concurrency.arrived(count, self._clock(), short=self._short)
         self._admit()
 
-    def came(self, count: int, turn: Turn | None) -> None:
+    def came(self, count: int, turn: FillSlot | None) -> None:
         """Bytes came from the origin, for whom has `turn`; None: it needs none."""
         if turn is None:
             return
@@ -138,12 +138,12 @@ class Turns:
             if self._prefetch and self._courtesy.ends(self._left_bytes):
                 self._admit()
 
-    def found(self, turn: Turn, left_bytes: int) -> None:
+    def found(self, turn: FillSlot, left_bytes: int) -> None:
         if turn.held and turn.demand:
             self._left_bytes += left_bytes - turn.left_bytes
         turn.left_bytes = left_bytes
 
-    def promised(self, turn: Turn) -> None:
+    def promised(self, turn: FillSlot) -> None:
         turn.more = True
         self._going_on += turn.held and turn.demand
 
@@ -178,7 +178,7 @@ class Turns:
         """The origin says that it is asked too much."""
         self._concurrency.slow_down(self._clock())
 
-    async def grant(self, turn: Turn) -> None:
+    async def grant(self, turn: FillSlot) -> None:
         """Two parts of one fill may each ask again after its own failure: the turn is one for both, and so they end
         together."""
         if turn.held:
@@ -197,7 +197,7 @@ class Turns:
                 turn.waiter = None
             raise
 
-    def _queued(self, turn: Turn) -> asyncio.Future[None]:
+    def _queued(self, turn: FillSlot) -> asyncio.Future[None]:
         """From here until it is granted or given up, a turn with a waiter stands in one queue, once."""
         waiter = turn.waiter = asyncio.get_running_loop().create_future()
         if turn.demand:
@@ -207,23 +207,23 @@ class Turns:
         self._admit()
         return waiter
 
-    def _enter(self, turn: Turn) -> None:
+    def _enter(self, turn: FillSlot) -> None:
         turn.number = next(self._numbers)
         heappush(self._demand, (turn.ahead, turn.number, turn))
 
-    def returned(self, turn: Turn) -> None:
+    def returned(self, turn: FillSlot) -> None:
         turn.held = False
         self._count(turn, -1)
         self._admit()
 
-    def _count(self, turn: Turn, one: int) -> None:
+    def _count(self, turn: FillSlot, one: int) -> None:
         """Among those that have their turn: `one` more, or, if negative, less."""
         self._held[turn.demand] += one
         if turn.demand:
             self._left_bytes += one * turn.left_bytes
             self._going_on += one * turn.more
 
-    def promoted(self, turn: Turn, ahead: int) -> None:
+    def promoted(self, turn: FillSlot, ahead: int) -> None:
         if turn.held:
             self._count(turn, -1)
         was_prefetch, turn.demand, turn.ahead = not turn.demand, True, ahead
@@ -236,7 +236,7 @@ class Turns:
             self._enter(turn)
         self._admit()
 
-    def _nearest(self) -> Turn | None:
+    def _nearest(self) -> FillSlot | None:
         """Of the demand that waits; it stays where it is."""
         while self._demand:
             _, number, turn = self._demand[0]
@@ -269,7 +269,7 @@ class Turns:
         full = self._held[True] + self._held[False] >= ours
         self._short = self._nearest() is not None or (full and bool(self._prefetch))
 
-    def _start(self, turn: Turn) -> None:
+    def _start(self, turn: FillSlot) -> None:
         assert turn.waiter is not None
         turn.held, turn.number = True, 0
         self._count(turn, +1)

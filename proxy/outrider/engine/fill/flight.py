@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.partial_block import Arrival
+from outrider.core.cache.partial_block import PartialBlock
 from outrider.core.errors import like
-from outrider.engine.fill.fill_scheduler import Turn
+from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.ports import BlockWriter, Buffer, Lease
 
 
@@ -32,10 +32,10 @@ class Flight:
 
     def __init__(self, meta: BlockMeta, start: int = 0) -> None:
         self.meta = meta
-        self.arrival = Arrival(meta.extent.length, start)
+        self.arrival = PartialBlock(meta.extent.length, start)
         self.head_wanted = asyncio.Event()
         """Somebody waits for what lies before `start`, or all the rest is here."""
-        self.turn: Turn | None = None
+        self.turn: FillSlot | None = None
         self._writer: BlockWriter | None = None
         # What came and is not on disk yet: where it lies in the block, and the bytes.
         self._early: list[tuple[int, Buffer]] = []

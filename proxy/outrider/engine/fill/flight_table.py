@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.disk_pressure import DiskLag
+from outrider.core.cache.disk_pressure import DiskPressure
 from outrider.core.cache.readahead import Run, fill_start
 from outrider.core.errors import Signal, StoreUnavailable
 from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.engine.fill.fill import Pouring, hold_bytes
-from outrider.engine.fill.fill_scheduler import Turn, Turns
+from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
-from outrider.engine.fill.origin_reader import Asking
+from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import BlockStore, Clock, OriginReply
 
@@ -26,11 +26,11 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 """Starts a background task, with a name, in a group that somebody owns."""
 
 
-class Flights:
+class FlightTable:
     """The table of flights, and the tasks that carry them out: one fill per block at a time."""
 
     def __init__(
-        self, asking: Asking, store: BlockStore, spawn: Spawn, turns: Turns, clock: Clock,
+        self, asking: OriginReader, store: BlockStore, spawn: Spawn, turns: FillScheduler, clock: Clock,
         *, may_hold: Callable[[int], int] = hold_bytes,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
@@ -43,7 +43,7 @@ class Flights:
         self._clock = clock
         self._may_hold = may_hold
         self._sleep = sleep
-        self._lag = DiskLag()
+        self._lag = DiskPressure()
         self._flights: dict[BlockKey, Flight] = {}
         self._pouring = 0
 
@@ -86,7 +86,7 @@ class Flights:
 
     def fill(self, flights: Sequence[Flight], *, prefetch: bool = False, ahead: int = 0, ordered: bool = False) -> None:
         """Bring adjacent blocks by one GET, in a task of its own. `prefetch`: nobody waits for them yet; it is demand
-        from when somebody does. `ahead`: how many blocks their reader has before them. `ordered`: see `Turn`."""
+        from when somebody does. `ahead`: how many blocks their reader has before them. `ordered`: see `FillSlot`."""
         left_bytes = sum(flight.meta.extent.length for flight in flights)
         turn = self._turns.turn(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, ordered=ordered)
         for flight in flights:
@@ -95,7 +95,7 @@ class Flights:
         # Not a `finally` in the task: one that is cancelled before its first step never gets there.
         task.add_done_callback(lambda _: self._end(flights, StoreUnavailable("the proxy is stopping")))
 
-    async def _fill_in_turn(self, flights: Sequence[Flight], turn: Turn) -> None:
+    async def _fill_in_turn(self, flights: Sequence[Flight], turn: FillSlot) -> None:
         async with turn:
             await self._pour_safely(flights, None, None, turn)
 
@@ -105,7 +105,7 @@ class Flights:
         await self._pour_safely(flights, first, asked_at, None)
 
     async def _pour_safely(
-        self, flights: Sequence[Flight], first: OriginReply | None, asked_at: float | None, turn: Turn | None
+        self, flights: Sequence[Flight], first: OriginReply | None, asked_at: float | None, turn: FillSlot | None
     ) -> None:
         try:
             await self._pour(flights, first, asked_at, turn)
@@ -115,7 +115,7 @@ class Flights:
             log.exception("fill failed")
 
     async def _pour(
-        self, flights: Sequence[Flight], first: OriginReply | None, asked_at: float | None, turn: Turn | None
+        self, flights: Sequence[Flight], first: OriginReply | None, asked_at: float | None, turn: FillSlot | None
     ) -> None:
         lead = flights[0]
         begun = Extent(lead.begins_at, flights[-1].meta.extent.stop)

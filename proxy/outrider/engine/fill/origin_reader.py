@@ -21,7 +21,7 @@ from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, Backoff
 from outrider.core.origin.hedging import Hedging
 from outrider.core.s3.ranges import parse_content_range
-from outrider.engine.fill.fill_scheduler import Turn, Turns
+from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.metrics import Metrics
 from outrider.ports import Chunks, Clock, Origin, OriginReply, OriginRequest
 
@@ -101,10 +101,12 @@ def _alarm(after_s: float) -> asyncio.Future[None]:
     return rings
 
 
-class Asking:
+class OriginReader:
     """Reads of the origin. Writes are never tried twice, so they do not come this way."""
 
-    def __init__(self, origin: Origin, patience: Patience, metrics: Metrics, turns: Turns, hedging: Hedging) -> None:
+    def __init__(
+        self, origin: Origin, patience: Patience, metrics: Metrics, turns: FillScheduler, hedging: Hedging
+    ) -> None:
         self._origin = origin
         self._patience = patience
         self._metrics = metrics
@@ -144,7 +146,7 @@ class Asking:
             await self._patience.sleep(wait_s)
 
     async def stream(
-        self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, turn: Turn | None = None
+        self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, turn: FillSlot | None = None
     ) -> Chunks:
         """The bytes of `extent`, all of `version`; a body that breaks is resumed at its offset.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from outrider.core.ahead.numbered_names import Found, Numbering
-from outrider.core.cache.memory_budget import Buffers
+from outrider.core.ahead.numbered_names import Found, NumberedNames
+from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import OriginBroke
-from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed, Page, parse_page
-from outrider.engine.fill.origin_reader import Asking, OriginRefused
-from outrider.engine.read.version_cache import Catalog
+from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed, ListPage, parse_page
+from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import OriginRequest
 
@@ -20,10 +20,10 @@ _PAGES_MAX = 1000
 _THERE_OR_NOT = (200, 403, 404)
 
 
-class Survey:
+class Enumerator:
     """Asks the origin with the proxy's own credentials."""
 
-    def __init__(self, asking: Asking, buffers: Buffers, catalog: Catalog | None = None) -> None:
+    def __init__(self, asking: OriginReader, buffers: MemoryBudget, catalog: VersionCache | None = None) -> None:
         """`catalog` learns from each page which versions still are the ones."""
         self._asking = asking
         self._buffers = buffers
@@ -48,7 +48,7 @@ class Survey:
             if token is None:
                 return
 
-    async def range_of(self, bucket: str, numbering: Numbering) -> Found | None:
+    async def range_of(self, bucket: str, numbering: NumberedNames) -> Found | None:
         """Which there are of names that count; None: they do not count one by one.
 
         Raises:
@@ -73,7 +73,7 @@ class Survey:
                 raise OriginRefused(reply.status, reply.headers, b"")
             return reply.status == 200
 
-    async def _page(self, bucket: str, prefix: str, token: str | None) -> Page | None:
+    async def _page(self, bucket: str, prefix: str, token: str | None) -> ListPage | None:
         query = [("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix)]
         if token is not None:
             query.append(("continuation-token", token))

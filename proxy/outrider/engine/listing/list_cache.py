@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from cachetools import LRUCache
 
-from outrider.core.cache.memory_budget import Buffers
+from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.model import Headers
 from outrider.core.s3.operation import Operation, Query, is_plain_list
 from outrider.engine.read.version_cache import ForgetLog, Mark
@@ -34,11 +34,11 @@ class Listing:
     ttl_s: float
 
 
-class Listings:
+class ListCache:
     """Bounded by the bytes of the pages; the page not asked for longest goes first. Called from one thread."""
 
     def __init__(
-        self, ttl_of: Callable[[str], float | None], clock: Clock, capacity_bytes: int, buffers: Buffers
+        self, ttl_of: Callable[[str], float | None], clock: Clock, capacity_bytes: int, buffers: MemoryBudget
     ) -> None:
         """`ttl_of` tells for how many seconds a listing of `bucket/prefix` is kept; None: not at all."""
         self._ttl_of = ttl_of

@@ -12,12 +12,12 @@ from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey
 from outrider.core.maintenance.object_list import parse_list
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
 from outrider.core.model import ObjectVersion
-from outrider.core.origin.token_bucket import Allowance
+from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.maintenance.warmup import Book, Item, Warmup
-from outrider.engine.maintenance.warmup_runner import Warming, reason_of
-from outrider.engine.read.version_lookup import NotCacheable, Openings
+from outrider.engine.maintenance.warmup_runner import WarmupRunner, reason_of
+from outrider.engine.read.version_lookup import NotCacheable, VersionLookup
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Pinning:
     """Owns the pins. `save` writes them down, and returns when they outlive a crash; it raises OSError."""
 
     def __init__(
-        self, warming: Warming, prefetch: Prefetch, openings: Openings,
+        self, warming: WarmupRunner, prefetch: Prefetch, openings: VersionLookup,
         save: Callable[[Sequence[SavedPin]], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._warming = warming
@@ -100,7 +100,7 @@ class Pinning:
             now = self._warming.clock()
             body = one.body.encode("utf-8", "surrogateescape")
             pin = Warmup(one.owner, one.client, one.name, body, one.at, parse_list(body), lambda ref: True,
-                         Progress(now), Allowance(0.0, now), trusting=True)  # fmt: skip
+                         Progress(now), TokenBucket(0.0, now), trusting=True)  # fmt: skip
             pin.add((ref, size) for ref, _, size in one.objects)
             for ref, etag, _ in one.objects:
                 pin.items[ref].etag = etag

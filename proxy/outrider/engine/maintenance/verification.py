@@ -12,7 +12,7 @@ from outrider.core.maintenance.progress import State
 from outrider.core.model import BlockKey, ObjectRef
 from outrider.engine.fill.flight_table import Spawn
 from outrider.engine.tasks.task_group import TaskGroup
-from outrider.ports import Clock, SteeredStore
+from outrider.ports import Clock, ControlledStore
 
 # Of one owner; the oldest is given up for a new one.
 NAMES_MAX = 15
@@ -43,10 +43,10 @@ class Check:
         }  # fmt: skip
 
 
-class Verifying:
+class Verification:
     """Called on the engine's thread."""
 
-    def __init__(self, store: SteeredStore, spawn: Spawn, clock: Clock) -> None:
+    def __init__(self, store: ControlledStore, spawn: Spawn, clock: Clock) -> None:
         """`clock`: seconds since 1970."""
         self._store = store
         self._spawn = spawn

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.core.errors import InvalidRequest
-from outrider.core.maintenance.object_list import WarmList
+from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, block_extent
-from outrider.core.origin.token_bucket import Allowance
+from outrider.core.origin.token_bucket import TokenBucket
 
 May = Callable[[ObjectRef], bool]
 """Whether the one who wants it may read it."""
@@ -49,10 +49,10 @@ class Warmup:
     name: str
     body: bytes
     at: float
-    wanted: WarmList
+    wanted: ObjectList
     may: May
     progress: Progress
-    allowance: Allowance
+    allowance: TokenBucket
     items: dict[ObjectRef, Item] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     need_bytes: int = 0

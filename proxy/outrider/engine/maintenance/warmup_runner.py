@@ -17,16 +17,16 @@ from outrider.core.errors import S3Error, ServiceUnavailable, Signal, StoreUnava
 from outrider.core.maintenance.object_list import OBJECTS_MAX
 from outrider.core.maintenance.progress import State
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
-from outrider.core.origin.token_bucket import Allowance
+from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.flight_table import Spawn
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.listing.enumerate import Survey
+from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
-from outrider.engine.read.version_cache import Catalog
+from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.tasks.task_group import TaskGroup
-from outrider.ports import Clock, SteeredStore
+from outrider.ports import Clock, ControlledStore
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +48,11 @@ _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 Act = Callable[[Item], Awaitable[None]]
 
 
-class Warming:
+class WarmupRunner:
     """Called on the engine's thread. Owns no warm-up: it carries them out."""
 
     def __init__(
-        self, origin: str, catalog: Catalog, store: SteeredStore, prefetch: Prefetch, survey: Survey, pins: Pins,
+        self, origin: str, catalog: VersionCache, store: ControlledStore, prefetch: Prefetch, survey: Enumerator, pins: Pins,
         spawn: Spawn, clock: Clock, *, block_bytes: int, blocks_at_once: int, disk_bytes: Callable[[int], int],
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
@@ -317,7 +317,7 @@ class Warming:
         for allowance in self._allowances(warmup):
             allowance.spend(count)
 
-    def _allowances(self, warmup: Warmup) -> tuple[Allowance, Allowance]:
+    def _allowances(self, warmup: Warmup) -> tuple[TokenBucket, TokenBucket]:
         """Its own, and that of all that nobody waits for."""
         return warmup.allowance, self._prefetch.allowance
 

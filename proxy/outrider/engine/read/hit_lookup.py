@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
-from outrider.engine.read.version_cache import Catalog
+from outrider.engine.read.version_cache import VersionCache
 from outrider.ports import BlockStore, Clock, Lease
 
 # A read over more blocks than this is long enough for the longer way not to matter.
@@ -18,7 +18,7 @@ Piece = tuple[Lease, int, int, int]
 
 @dataclass(slots=True)
 class Known:
-    """A version that was fresh; `Hits.is_current` says whether it still is."""
+    """A version that was fresh; `HitLookup.is_current` says whether it still is."""
 
     version: ObjectVersion
     version_id: bytes
@@ -26,10 +26,12 @@ class Known:
     changes: int
 
 
-class Hits:
+class HitLookup:
     """Looks only, and keeps nothing; from any thread."""
 
-    def __init__(self, origin: str, catalog: Catalog, store: BlockStore, clock: Clock, *, block_bytes: int) -> None:
+    def __init__(
+        self, origin: str, catalog: VersionCache, store: BlockStore, clock: Clock, *, block_bytes: int
+    ) -> None:
         self._origin = origin
         self._catalog = catalog
         self._store = store

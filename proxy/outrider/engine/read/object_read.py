@@ -27,14 +27,14 @@ from outrider.core.model import (
     version_id,
 )
 from outrider.core.s3 import ranges
-from outrider.core.s3.conditions import CONDITIONALS, Verdict, evaluate
+from outrider.core.s3.conditions import CONDITIONALS, Precondition, evaluate
 from outrider.core.s3.headers import asks_checksums, without_checksums
-from outrider.engine.fill.fill_scheduler import Turn
+from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
-from outrider.engine.fill.flight_table import Flights
-from outrider.engine.fill.origin_reader import Asking, OriginRefused
-from outrider.engine.read.version_cache import Catalog
-from outrider.engine.read.version_lookup import NotCacheable, Openings
+from outrider.engine.fill.flight_table import FlightTable
+from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.read.version_lookup import NotCacheable, VersionLookup
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Buffer, Lease
 
@@ -139,11 +139,11 @@ class ReadAnswer:
     body: Body | None = None
 
 
-class Reads:
+class ObjectReads:
     """Reads from the store, the flights and, past them, the origin."""
 
     def __init__(
-        self, asking: Asking, origin: str, catalog: Catalog, store: BlockStore, flights: Flights, openings: Openings,
+        self, asking: OriginReader, origin: str, catalog: VersionCache, store: BlockStore, flights: FlightTable, openings: VersionLookup,
         metrics: Metrics, *, block_bytes: int,
     ) -> None:  # fmt: skip
         self._asking = asking
@@ -232,7 +232,7 @@ class Reads:
         version = self._catalog.fresh(ref)
         # A condition that fails on what we remember may hold on what the origin has: somebody who wrote past us asks
         # for his new ETag. Only the origin refuses.
-        if version is not None and evaluate(headers, version) is Verdict.FAILED:
+        if version is not None and evaluate(headers, version) is Precondition.FAILED:
             return None
         return version
 
@@ -346,7 +346,7 @@ class Reads:
             self._flights.fill(begun, ahead=run.first - index)
         # What was to be brought for nobody is what this reader would ask for now: it must not come one by one.
         stop = min(last + 1, index + window_blocks(blocks_sent, readers))
-        nearest: Turn | None = None
+        nearest: FillSlot | None = None
         for ahead in range(index, stop):
             flight = self._flights.get(BlockKey(vid, ahead))
             if flight is not None and flight.turn is not None:
@@ -430,9 +430,9 @@ def _extent_of(headers: Mapping[str, str], version: ObjectVersion) -> Extent | N
 
 def _conditional(version: ObjectVersion, headers: Mapping[str, str], cache: CacheStatus) -> ReadAnswer | None:
     verdict = evaluate(headers, version)
-    if verdict is Verdict.FAILED:
+    if verdict is Precondition.FAILED:
         raise PreconditionFailed
-    if verdict is Verdict.NOT_MODIFIED:
+    if verdict is Precondition.NOT_MODIFIED:
         kept = {"etag", "last-modified", "cache-control", "expires", "x-amz-version-id"}
         return ReadAnswer(304, tuple(pair for pair in version.headers if pair[0] in kept), 0, cache)
     return None

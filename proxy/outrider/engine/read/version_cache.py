@@ -45,7 +45,7 @@ class _Entry:
 
 
 class Fresh(NamedTuple):
-    """A version that may be served unasked until the clock says `until`, as long as `Catalog.changes` is `changes`."""
+    """A version that may be served unasked until the clock says `until`, as long as `VersionCache.changes` is `changes`."""
 
     version: ObjectVersion
     until: float
@@ -70,7 +70,7 @@ class ForgetLog:
         return self._at.get(name, self._floor)
 
 
-class Catalog:
+class VersionCache:
     """Bounded; the entry not used for longest goes first. All but `look` is called from one thread."""
 
     def __init__(

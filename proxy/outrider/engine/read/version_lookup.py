@@ -20,9 +20,9 @@ from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.s3 import ranges
 from outrider.core.s3.headers import replayable, without_checksums
 from outrider.engine.fill.flight import Flight
-from outrider.engine.fill.flight_table import Flights, Spawn
-from outrider.engine.fill.origin_reader import Asking, OriginRefused
-from outrider.engine.read.version_cache import Catalog, Mark
+from outrider.engine.fill.flight_table import FlightTable, Spawn
+from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.read.version_cache import Mark, VersionCache
 from outrider.ports import Clock, OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
@@ -67,11 +67,11 @@ class _Opening:
             self.version.exception()
 
 
-class Openings:
+class VersionLookup:
     """Owns the questions under way. What they learn goes into the catalog; the block they bring, into a flight."""
 
     def __init__(
-        self, asking: Asking, origin: str, catalog: Catalog, flights: Flights, spawn: Spawn, clock: Clock,
+        self, asking: OriginReader, origin: str, catalog: VersionCache, flights: FlightTable, spawn: Spawn, clock: Clock,
         *, block_bytes: int, stale_if_error: bool = False,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip

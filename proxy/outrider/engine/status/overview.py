@@ -8,12 +8,12 @@ from typing import Any
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.planner import Planner
-from outrider.core.insight.bottleneck import Larger, larger_cache, verdict_of
+from outrider.core.insight.bottleneck import LargerCache, bottleneck_of, larger_cache
 from outrider.core.insight.dataset_map import data_bytes, shard_map
-from outrider.core.insight.miss_ratio import FACTORS, Ghost
-from outrider.core.insight.rates import STEP_S, Timeline
-from outrider.core.insight.recent_errors import Troubles
-from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Ledger, Prices, Saved, Sums
+from outrider.core.insight.miss_ratio import FACTORS, MissRatioCurve
+from outrider.core.insight.rates import STEP_S, Rates
+from outrider.core.insight.recent_errors import RecentErrors
+from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Prices, Saved, Sums, Usage
 from outrider.metrics import Metrics
 from outrider.ports import Clock
 
@@ -41,7 +41,7 @@ class Overview:
     most however much there is."""
 
     def __init__(
-        self, metrics: Metrics, ledger: Ledger, planner: Planner, ghost: Ghost, troubles: Troubles, prices: Prices,
+        self, metrics: Metrics, ledger: Usage, planner: Planner, ghost: MissRatioCurve, troubles: RecentErrors, prices: Prices,
         clock: Clock, *, capacity_bytes: int, name_of: Callable[[str], str] = str,
     ) -> None:  # fmt: skip
         """`name_of`: of a reader (see `http.access.reader_name`), what may be shown."""
@@ -54,7 +54,7 @@ class Overview:
         self._clock = clock
         self._capacity_bytes = capacity_bytes
         self._name_of = name_of
-        self._timeline = Timeline()
+        self._timeline = Rates()
         self._last = clock() - STEP_S
         # So that what is read before the first tick is not from long ago.
         ledger.passed(clock())
@@ -89,7 +89,7 @@ class Overview:
         readers, recent = self._readers(larger)
         saved = Saved.of(self._ledger.total, self._prices)
         return {
-            "verdict": asdict(verdict_of(recent, larger)),
+            "verdict": asdict(bottleneck_of(recent, larger)),
             "larger_cache": None if larger is None else asdict(larger),
             "throughput": {"step_s": STEP_S, **self._timeline.rates()},
             "saved": asdict(saved),
@@ -147,7 +147,7 @@ class Overview:
 
     # -- readers --------------------------------------------------------------------------------------------------
 
-    def _readers(self, larger: Larger | None) -> tuple[list[dict[str, Any]], Sums]:
+    def _readers(self, larger: LargerCache | None) -> tuple[list[dict[str, Any]], Sums]:
         """The readers of late, and the sums of all that they did of late."""
         told: list[dict[str, Any]] = []
         together = Sums()
@@ -157,7 +157,7 @@ class Overview:
             together.add(recent)
             if silent_s > _READER_GONE_S or len(told) >= _READERS_TOLD:
                 continue
-            verdict = verdict_of(recent, larger)
+            verdict = bottleneck_of(recent, larger)
             told.append({
                 "name": self._name_of(reader), "bucket": bucket, "dataset": template, "silent_s": round(silent_s, 1),
                 "bytes_s": round(account.bytes_s), "stall": _rounded(recent.stall), **_told(account.sums),

@@ -12,10 +12,10 @@ from outrider.core.model import Headers, ObjectRef
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.s3.headers import passed_down, passed_up
 from outrider.core.s3.operation import Forgets, Operation
-from outrider.engine.fill.origin_reader import Asking
-from outrider.engine.listing.list_cache import Listings
+from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.read.object_read import CacheStatus
-from outrider.engine.read.version_cache import Catalog
+from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.write.upload import Upload
 from outrider.ports import Chunks, Name, Origin, OriginRequest
 
@@ -75,11 +75,11 @@ async def _once(body: bytes) -> Chunks:
     yield body
 
 
-class Forwards:
+class Passthrough:
     """Writes go to the origin exactly once; reads without a body may be tried again."""
 
     def __init__(
-        self, origin: Origin, asking: Asking, catalog: Catalog, listings: Listings,
+        self, origin: Origin, asking: OriginReader, catalog: VersionCache, listings: ListCache,
         note: Callable[[Sequence[Name]], Awaitable[None]] = _nowhere,
     ) -> None:  # fmt: skip
         """`note` keeps the names, for a start after a crash, and never fails. It is called before a write is sent, and

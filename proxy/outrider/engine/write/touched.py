@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from outrider.engine.read.version_cache import Catalog
-from outrider.engine.read.version_lookup import Openings
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.read.version_lookup import VersionLookup
 from outrider.ports import Name
 
 
@@ -22,7 +22,7 @@ class WrittenNames(Protocol):
 
 
 async def note_written(
-    written: WrittenNames | None, catalog: Catalog, openings: Openings, names: Sequence[Name]
+    written: WrittenNames | None, catalog: VersionCache, openings: VersionLookup, names: Sequence[Name]
 ) -> None:
     """Note those of `names` that may have blocks; `written` None: the cache ends with the process, nothing is noted.
 

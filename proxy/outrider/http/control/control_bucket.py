@@ -20,13 +20,13 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from outrider.core.ahead.hint_messages import Plan, PlanProgress, Stall, parse_plan, parse_stall
-from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.hints import Hint
 from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
 from outrider.core.model import ObjectRef
 from outrider.core.s3 import operation, xml
 from outrider.core.s3.encoding import encode_path
-from outrider.http.control.maintenance import FOLDERS, Orders
-from outrider.http.control.objects import Answer, Asked, Note, Notes, etag_of, note_of, object_of
+from outrider.http.control.maintenance import FOLDERS, MaintenanceCommands
+from outrider.http.control.objects import Answer, Asked, ControlObject, ControlObjects, etag_of, note_of, object_of
 from outrider.http.s3.access import Access, Who
 from outrider.metrics import Metrics
 from outrider.ports import Clock
@@ -56,25 +56,25 @@ _FOR_EVERYBODY = (
 class Plans(Protocol):
     """Takes what jobs tell of their coming reads."""
 
-    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Telling) -> None:
+    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Hint) -> None:
         """One worker of `client` (see `access.reader_name`) will read these next, in this order: reads number `start`
         and on of the `total` of its epoch (None: not known, more may come). A long plan comes in pieces. `telling`
         remembers them."""
         ...
 
-    def withdraw(self, telling: Telling, others: Iterable[Telling]) -> int:
+    def withdraw(self, telling: Hint, others: Iterable[Hint]) -> int:
         """Those of them that are unread, and not told by `others` too, are not expected any more; how many objects
         that were. What is on its way comes yet."""
         ...
 
-    async def progress(self, telling: Telling) -> PlanProgress: ...
+    async def progress(self, telling: Hint) -> PlanProgress: ...
 
 
-class Steering:
+class ControlBucket:
     """Answers for the reserved bucket. Who asks was found out before; what he may is checked here."""
 
     def __init__(
-        self, status: Callable[[], Mapping[str, object]], plans: Plans, orders: Orders, access: Access,
+        self, status: Callable[[], Mapping[str, object]], plans: Plans, orders: MaintenanceCommands, access: Access,
         metrics: Metrics, clock: Clock,
     ) -> None:  # fmt: skip
         """`clock`: seconds since 1970."""
@@ -84,10 +84,10 @@ class Steering:
         self._access = access
         self._metrics = metrics
         self._clock = clock
-        self._kept_plans = Notes(NAMES_MAX, _NOTES_BYTES_MAX)
+        self._kept_plans = ControlObjects(NAMES_MAX, _NOTES_BYTES_MAX)
         # One plan after another: none is withdrawn while it is being told, and half of it is told after that.
         self._telling = asyncio.Lock()
-        self._kept_stalls = Notes(NAMES_MAX, _NOTES_BYTES_MAX)
+        self._kept_stalls = ControlObjects(NAMES_MAX, _NOTES_BYTES_MAX)
 
     async def answer(self, asked: Asked) -> Answer:
         """Raises S3Error."""
@@ -137,7 +137,7 @@ class Steering:
         plan, text = await asyncio.to_thread(self._readable_plan, body, asked.who)
         async with self._telling:
             known = self._kept_plans.get(asked.owner, name)
-            telling = (known and known.telling) or Telling()
+            telling = (known and known.telling) or Hint()
             telling.go_on()
             self._metrics.planned_reads.inc(len(plan.refs))
             try:
@@ -145,7 +145,7 @@ class Steering:
                     self.plans.told(asked.client, piece, start=plan.start + first, total=plan.total, telling=telling)
             finally:
                 # However far it came: what was told can be withdrawn.
-                self._kept_plans.put(asked.owner, name, Note(text, asked.client, self._clock(), telling))
+                self._kept_plans.put(asked.owner, name, ControlObject(text, asked.client, self._clock(), telling))
         return Answer(200, (("etag", etag_of(body)),))
 
     def _readable_plan(self, body: bytes, who: Who) -> tuple[Plan, bytes]:
@@ -173,7 +173,7 @@ class Steering:
         known = self._kept_stalls.get(asked.owner, name)
         sums = parse_stall(known.body).plus(more) if known else more
         self._kept_stalls.put(
-            asked.owner, name, Note(json.dumps(asdict(sums)).encode() + b"\n", asked.client, self._clock())
+            asked.owner, name, ControlObject(json.dumps(asdict(sums)).encode() + b"\n", asked.client, self._clock())
         )
 
     # -- the bucket itself ------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Steering:
             },
             **{f"stall/{name}": note for name, note in self._kept_stalls.of(asked.owner)},
             **dict(self.orders.entries(asked.owner)),
-            "status.json": Note(self._status_json(asked.owner), "", self._clock()),
+            "status.json": ControlObject(self._status_json(asked.owner), "", self._clock()),
         }
         return Answer(200, (("content-type", "application/xml"),), _list_xml(dict(asked.operation.query), entries))
 
@@ -215,7 +215,7 @@ def _with_progress(plan: bytes, progress: PlanProgress) -> bytes:
     return b'%b, "progress": {%b}}\n' % (plan.rstrip()[:-1], counts.encode())
 
 
-def _list_xml(asked_for: Mapping[str, str], entries: Mapping[str, Note]) -> bytes:
+def _list_xml(asked_for: Mapping[str, str], entries: Mapping[str, ControlObject]) -> bytes:
     """All entries on one page, whatever was asked: there are fewer than the thousand that S3 gives."""
     prefix, delimiter = asked_for.get("prefix", ""), asked_for.get("delimiter", "")
     name_of = encode_path if asked_for.get("encoding-type") == "url" else xml.xml_text
@@ -239,7 +239,7 @@ def _list_xml(asked_for: Mapping[str, str], entries: Mapping[str, Note]) -> byte
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-        f"<Name>{operation.STEERING_BUCKET}</Name><Prefix>{name_of(prefix)}</Prefix>"
+        f"<Name>{operation.CONTROL_BUCKET}</Name><Prefix>{name_of(prefix)}</Prefix>"
         f"<Delimiter>{name_of(delimiter)}</Delimiter>{encoding}<MaxKeys>1000</MaxKeys>"
         f"<KeyCount>{len(lines) + len(commons)}</KeyCount><IsTruncated>false</IsTruncated>"
         f"{''.join(lines + commons)}</ListBucketResult>"

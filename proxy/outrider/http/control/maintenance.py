@@ -27,15 +27,15 @@ from outrider.core.errors import (
     ServiceUnavailable,
     StoreUnavailable,
 )
-from outrider.core.maintenance.object_list import BODY_BYTES_MAX, SavedWarmup, WarmList, parse_list
+from outrider.core.maintenance.object_list import BODY_BYTES_MAX, ObjectList, SavedWarmup, parse_list
 from outrider.core.maintenance.progress import Progress
 from outrider.core.model import ObjectRef
-from outrider.core.origin.token_bucket import Allowance
+from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.maintenance.pinning import Pinning
-from outrider.engine.maintenance.verification import Verifying
+from outrider.engine.maintenance.verification import Verification
 from outrider.engine.maintenance.warmup import Book, May, Warmup
-from outrider.engine.maintenance.warmup_runner import Warming
-from outrider.http.control.objects import Answer, Asked, Note, Notes, etag_of, note_of, object_of
+from outrider.engine.maintenance.warmup_runner import WarmupRunner
+from outrider.http.control.objects import Answer, Asked, ControlObject, ControlObjects, etag_of, note_of, object_of
 from outrider.http.s3.access import Access, Who
 from outrider.ports import Clock
 from outrider.settings import parse_bytes
@@ -49,17 +49,19 @@ _EVICTIONS_BYTES_MAX = 64 * 1024
 _FAILURES_SHOWN = 20
 
 
-class Orders:
+class MaintenanceCommands:
     """Answers for these folders. `clock`: seconds since 1970."""
 
-    def __init__(self, warming: Warming, pinning: Pinning, verifying: Verifying, access: Access, clock: Clock) -> None:
+    def __init__(
+        self, warming: WarmupRunner, pinning: Pinning, verifying: Verification, access: Access, clock: Clock
+    ) -> None:
         self._warming = warming
         self.pinning = pinning
         self._verifying = verifying
         self._access = access
         self._clock = clock
         self._warmups = Book()
-        self._evictions = Notes(_EVICTIONS_MAX, _EVICTIONS_BYTES_MAX)
+        self._evictions = ControlObjects(_EVICTIONS_MAX, _EVICTIONS_BYTES_MAX)
 
     async def answer(self, asked: Asked, folder: str, name: str) -> Answer:
         """Raises S3Error."""
@@ -80,7 +82,7 @@ class Orders:
             raise NoSuchKey
         return object_of(asked, _json(told), self._clock())
 
-    def entries(self, owner: str) -> Iterator[tuple[str, Note]]:
+    def entries(self, owner: str) -> Iterator[tuple[str, ControlObject]]:
         """All that `owner` sees, by key."""
         for folder, names in (
             ("warm", [one.name for one in self._warmups.of(owner)]),
@@ -88,7 +90,7 @@ class Orders:
             ("verify", [one.name for one in self._verifying.of(owner)]),
         ):
             for name in names:
-                yield f"{folder}/{name}", Note(_json(self._told(owner, folder, name)), "", self._clock())
+                yield f"{folder}/{name}", ControlObject(_json(self._told(owner, folder, name)), "", self._clock())
         for name, note in self._evictions.of(owner):
             yield f"evict/{name}", note
 
@@ -120,7 +122,7 @@ class Orders:
             try:
                 wanted = await self._readable(body, who)
                 self._warm(Warmup(one.owner, client, one.name, body, one.at, wanted, _may(who), Progress(now),
-                                  Allowance(one.bytes_per_s, now)))  # fmt: skip
+                                  TokenBucket(one.bytes_per_s, now)))  # fmt: skip
             except S3Error as error:
                 log.info("warm-up not resumed", extra={"warmup": one.name, "error": error.text})
 
@@ -139,8 +141,8 @@ class Orders:
         else:
             self._warm(self._warmup(asked, name, body, wanted))
 
-    async def _readable(self, body: bytes, who: Who) -> WarmList:
-        def readable() -> WarmList:
+    async def _readable(self, body: bytes, who: Who) -> ObjectList:
+        def readable() -> ObjectList:
             wanted = parse_list(body)
             self._access.check_reads(who, wanted.refs)
             # As for a LIST: with a grant on the prefix, every key under it is covered.
@@ -150,11 +152,11 @@ class Orders:
         # A long one takes a while, and the hits of others are not to wait for it.
         return await asyncio.to_thread(readable)
 
-    def _warmup(self, asked: Asked, name: str, body: bytes, wanted: WarmList) -> Warmup:
+    def _warmup(self, asked: Asked, name: str, body: bytes, wanted: ObjectList) -> Warmup:
         now = self._warming.clock()
         client = asked.who.client.name if asked.who.client else ""
         return Warmup(asked.owner, client, name, body, self._clock(), wanted, _may(asked.who), Progress(now),
-                      Allowance(_rate(dict(asked.headers)), now))  # fmt: skip
+                      TokenBucket(_rate(dict(asked.headers)), now))  # fmt: skip
 
     def _warm(self, warmup: Warmup) -> None:
         before = self._warmups.get(warmup.owner, warmup.name)
@@ -165,7 +167,7 @@ class Orders:
         self._warmups.put(warmup)
         self._warming.begin(warmup)
 
-    async def _evict(self, asked: Asked, name: str, wanted: WarmList) -> None:
+    async def _evict(self, asked: Asked, name: str, wanted: ObjectList) -> None:
         store = self._warming.store
         try:
             gone = await store.drop(store.blocks_of(_covered(wanted, _may(asked.who))))
@@ -173,7 +175,7 @@ class Orders:
             raise ServiceUnavailable(f"The cache disk does not let them go: {error}.") from error
         told = {"name": name, "blocks": gone.blocks, "bytes": gone.bytes, "in_use_blocks": gone.later,
                 "pinned_blocks": gone.pinned}  # fmt: skip
-        self._evictions.put(asked.owner, name, Note(_json(told), asked.client, self._clock()))
+        self._evictions.put(asked.owner, name, ControlObject(_json(told), asked.client, self._clock()))
 
     # -- GET, DELETE --------------------------------------------------------------------------------------------------
 
@@ -206,7 +208,7 @@ def _may(who: Who) -> May:
     return (lambda ref: True) if client is None else (lambda ref: may_read(client, ref))
 
 
-def _covered(wanted: WarmList | None, may: May) -> Callable[[ObjectRef], bool]:
+def _covered(wanted: ObjectList | None, may: May) -> Callable[[ObjectRef], bool]:
     """`wanted` None: all."""
     if wanted is None:
         return may

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from hashlib import md5
 
-from outrider.core.ahead.hints import Telling
+from outrider.core.ahead.hints import Hint
 from outrider.core.errors import EntityTooLarge, MethodNotAllowed, NoSuchKey
 from outrider.core.model import Headers
 from outrider.core.s3 import ranges
@@ -48,52 +48,52 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ControlObject:
     """What stands under a name, who put it there (`client`), and when (seconds since 1970). `telling`: of a plan."""
 
     body: bytes
     client: str
     at: float
-    telling: Telling | None = None
+    telling: Hint | None = None
 
     @property
     def bytes(self) -> int:
         return len(self.body) + (self.telling.bytes if self.telling else 0)
 
 
-class Notes:
+class ControlObjects:
     """The last ones put, by owner and name: bounded in number and in bytes."""
 
     def __init__(self, names_max: int, bytes_max: int) -> None:
         self._names_max = names_max
         self._bytes_max = bytes_max
         # Each with the bytes that it was counted for: a telling may have grown since.
-        self._notes: OrderedDict[tuple[str, str], tuple[Note, int]] = OrderedDict()
+        self._notes: OrderedDict[tuple[str, str], tuple[ControlObject, int]] = OrderedDict()
         self._bytes = 0
 
-    def put(self, owner: str, name: str, note: Note) -> None:
+    def put(self, owner: str, name: str, note: ControlObject) -> None:
         self.pop(owner, name)
         self._notes[owner, name] = note, note.bytes
         self._bytes += note.bytes
         while len(self._notes) > self._names_max or self._bytes > self._bytes_max:
             self.pop(*next(iter(self._notes)))
 
-    def get(self, owner: str, name: str) -> Note | None:
+    def get(self, owner: str, name: str) -> ControlObject | None:
         return self._notes.get((owner, name), (None, 0))[0]
 
-    def pop(self, owner: str, name: str) -> Note | None:
+    def pop(self, owner: str, name: str) -> ControlObject | None:
         note, counted = self._notes.pop((owner, name), (None, 0))
         self._bytes -= counted
         return note
 
-    def of(self, owner: str) -> Iterator[tuple[str, Note]]:
+    def of(self, owner: str) -> Iterator[tuple[str, ControlObject]]:
         return ((name, note) for (whose, name), (note, _) in self._notes.items() if whose == owner)
 
-    def tellings(self) -> list[Telling]:
+    def tellings(self) -> list[Hint]:
         return [note.telling for note, _ in self._notes.values() if note.telling is not None]
 
 
-def note_of(asked: Asked, note: Note | None) -> Answer:
+def note_of(asked: Asked, note: ControlObject | None) -> Answer:
     if asked.operation.method not in ("GET", "HEAD"):
         raise MethodNotAllowed
     if note is None:

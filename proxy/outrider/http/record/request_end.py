@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outrider.http.record.server_spans import ServerSpans
 
 
-class Tally:
+class RequestRecorder:
     """Called on the engine's thread."""
 
     def __init__(self, metrics: Metrics, access_log: AccessLog, spans: ServerSpans | None) -> None:

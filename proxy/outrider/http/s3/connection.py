@@ -13,7 +13,7 @@ from aiohttp.web_response import StreamResponse
 
 from outrider.http.s3.handoff import PAGES_WAIT_S, Begun, PageCold
 from outrider.http.wire.parser_guard import guarded
-from outrider.http.wire.sender import SocketWire, TlsWire, wire_of
+from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
 
 if TYPE_CHECKING:
     from outrider.http.s3.server import S3Server
@@ -219,7 +219,7 @@ class Connection(RequestHandler):
         wire = self.wire
         # What has to be said beside the object, the longer way says.
         unusual = self.server.requests.are_full or self.is_one_too_many or self.is_ending
-        if not isinstance(wire, SocketWire) or unusual:
+        if not isinstance(wire, SocketSender) or unusual:
             return False
         answered = self.server.fast_lane.answer(data, wire, cold)
         # aiohttp takes a connection on which it saw nothing for an idle one.
@@ -274,12 +274,12 @@ class Connection(RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if isinstance(self.wire, TlsWire):
+        if isinstance(self.wire, TlsSender):
             self.wire.paused(True)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if isinstance(self.wire, TlsWire):
+        if isinstance(self.wire, TlsSender):
             self.wire.paused(False)
 
     def handle_error(

@@ -25,13 +25,13 @@ from outrider.core.s3.body_integrity import payload_rule
 from outrider.core.s3.encoding import parse_query
 from outrider.core.s3.headers import without_checksums
 from outrider.core.s3.operation import Kind, Operation
-from outrider.core.s3.plain_request import PlainRead, recognise
-from outrider.engine.read.hit_lookup import Hits, Known, Piece
+from outrider.core.s3.plain_request import PlainRequest, recognise
+from outrider.engine.read.hit_lookup import HitLookup, Known, Piece
 from outrider.http.record.access_log import AccessLog, new_request_id, subject_of
 from outrider.http.record.record import Ended
 from outrider.http.s3.access import Access, Who, reader_name
 from outrider.http.s3.handoff import Begun, PageCold
-from outrider.http.wire.sender import SocketWire
+from outrider.http.wire.sender import SocketSender
 from outrider.metrics import Metrics
 from outrider.pagecache import in_memory, read_in_memory
 
@@ -103,11 +103,11 @@ class _Subject:
 _Brought = Sequence[Piece] | memoryview | OSError
 
 
-class FastLane:
+class FastPath:
     """Owned by the S3 port. Counts and logs what it answered by itself."""
 
     def __init__(
-        self, hits: Hits, access: Access, note: OnHit, metrics: Metrics, access_log: AccessLog,
+        self, hits: HitLookup, access: Access, note: OnHit, metrics: Metrics, access_log: AccessLog,
         *, domains: tuple[str, ...] = (), heads_bytes: int, spans: ServerSpans | None = None,
     ) -> None:  # fmt: skip
         """`note` hears of each read that was answered here; in the thread that answers. `heads_bytes`: of reply heads
@@ -144,7 +144,7 @@ class FastLane:
         self._old_tallies: deque[dict[DatasetName, dict[str, HitTally]]] = deque()
         metrics.before_reading.append(self._tell_metrics)
 
-    def answer(self, data: bytes, wire: SocketWire, cold: PageCold | None = None) -> bool | Begun | PageCold:
+    def answer(self, data: bytes, wire: SocketSender, cold: PageCold | None = None) -> bool | Begun | PageCold:
         """Answer `data`, a whole request, now. False: it is not one for here, and nothing was sent. `cold`: the answer
         before its pages came; they are not waited for again."""
         started = time.perf_counter() if cold is None else cold.started
@@ -185,7 +185,7 @@ class FastLane:
 
     # -- who, and what -------------------------------------------------------------------------------------------
 
-    def _subject(self, read: PlainRead, name: bytes) -> _Subject | None:
+    def _subject(self, read: PlainRequest, name: bytes) -> _Subject | None:
         """None: the longer way has to find out."""
         subject = self._subjects.get(name)
         if subject is None or not self._hits.is_current(subject.known):
@@ -202,7 +202,7 @@ class FastLane:
             return None
         return subject
 
-    def _looked_up(self, name: bytes, read: PlainRead, old: _Subject | None) -> _Subject | None:
+    def _looked_up(self, name: bytes, read: PlainRequest, old: _Subject | None) -> _Subject | None:
         if (dropped := self._subjects.pop(name, None)) is not None:
             self._subjects_bytes -= dropped.size_bytes
         operation = old.operation if old else _operation(read, self._domains)
@@ -233,7 +233,7 @@ class FastLane:
             self._harmless_queries[query] = harmless
         return harmless
 
-    def _admitted(self, read: PlainRead, name: bytes) -> Who | None:
+    def _admitted(self, read: PlainRequest, name: bytes) -> Who | None:
         """None: refused, or not to be judged here."""
         if self._access.is_open:
             return _NOBODY if read.host in self._harmless_hosts or self._is_harmless_host(read.host) else None
@@ -248,7 +248,7 @@ class FastLane:
         asks = who.client.access_key, name
         return who if asks in self._granted or self._is_granted(read, who, asks) else None
 
-    def _is_granted(self, read: PlainRead, who: Who, asks: tuple[str, bytes]) -> bool:
+    def _is_granted(self, read: PlainRequest, who: Who, asks: tuple[str, bytes]) -> bool:
         operation = _operation(read, self._domains)
         try:
             if operation is None:
@@ -292,7 +292,7 @@ class FastLane:
     # -- the reply -----------------------------------------------------------------------------------------------
 
     def _send(
-        self, read: PlainRead, subject: _Subject, wire: SocketWire, extent: Extent,
+        self, read: PlainRequest, subject: _Subject, wire: SocketSender, extent: Extent,
         brought: _Brought, started: float, who: Who,
     ) -> bool | Begun:  # fmt: skip
         request_id = new_request_id()
@@ -338,7 +338,7 @@ class FastLane:
                 self._spans.ended(end, span)
         return True
 
-    def _head(self, read: PlainRead, subject: _Subject, extent: Extent, request_id: str) -> bytes:
+    def _head(self, read: PlainRequest, subject: _Subject, extent: Extent, request_id: str) -> bytes:
         now = time.time()
         if int(now) != self._second:
             self._second = int(now)
@@ -390,7 +390,7 @@ def _begins_with_a_page(pieces: Sequence[Piece]) -> bool:
     return pieces[0][2] % PAGE_BYTES == 0
 
 
-def _written(wire: SocketWire, head: bytes, brought: _Brought, length: int) -> tuple[int, int, bool]:
+def _written(wire: SocketSender, head: bytes, brought: _Brought, length: int) -> tuple[int, int, bool]:
     """How many bytes of the head and of the body, `length` in all, the kernel took without a wait; and whether the disk
     failed."""
     taken = sent = 0
@@ -415,7 +415,7 @@ def _written(wire: SocketWire, head: bytes, brought: _Brought, length: int) -> t
     return taken, sent, False
 
 
-def _operation(read: PlainRead, domains: tuple[str, ...]) -> Operation | None:
+def _operation(read: PlainRequest, domains: tuple[str, ...]) -> Operation | None:
     headers: Headers = (("host", read.host),)
     try:
         operation = s3wire.classify("GET", read.path.decode("ascii"), headers, domains)

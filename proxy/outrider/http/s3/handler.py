@@ -15,7 +15,7 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
 from outrider.core.auth.sigv4 import SignedRequest
-from outrider.core.cache.memory_budget import Buffers
+from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import (
     BadRequest,
     IncompleteBody,
@@ -36,22 +36,22 @@ from outrider.core.s3.operation import Forgets, Kind, Operation
 from outrider.core.s3.user_agent import app_of
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.read.object_read import Body, CacheStatus, OnAsked, ReadAnswer, Reads
+from outrider.engine.read.object_read import Body, CacheStatus, ObjectReads, OnAsked, ReadAnswer
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.write.form_upload import incoming_form
-from outrider.engine.write.passthrough import Forwards
+from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.upload import Upload, upload_of, whole_body
-from outrider.http.control.control_bucket import Steering
+from outrider.http.control.control_bucket import ControlBucket
 from outrider.http.control.objects import Asked as Steered
 from outrider.http.record.access_log import AccessLog, new_request_id
 from outrider.http.record.record import Ended, Sent
-from outrider.http.record.request_end import Tally
+from outrider.http.record.request_end import RequestRecorder
 from outrider.http.s3.access import Access, Who, reader_name
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.handoff import Begun
 from outrider.http.wire.reply import OnEnd, Reply
 from outrider.http.wire.request_body import client_body, send_leave
-from outrider.http.wire.sender import Wire
+from outrider.http.wire.sender import Sender
 from outrider.http.wire.smuggling_guard import well_framed
 from outrider.metrics import Metrics, method_label
 
@@ -73,7 +73,7 @@ class _Asked:
     """One request on its way, and what its log line will say."""
 
     request: BaseRequest
-    wire: Wire
+    wire: Sender
     headers: Headers
     id: str = field(default_factory=new_request_id)
     started: float = field(default_factory=time.perf_counter)
@@ -108,18 +108,18 @@ class _Asked:
         return f"forward {method_label(self.operation.method)}"
 
 
-class Requests:
+class S3Handler:
     """Called on the engine's loop."""
 
     def __init__(
-        self, reads: Reads, forwards: Forwards, prefetch: Prefetch, access: Access, steering: Steering,
-        metrics: Metrics, buffers: Buffers, warm: Callable[[ObjectRef], None], *, domains: tuple[str, ...] = (),
+        self, reads: ObjectReads, forwards: Passthrough, prefetch: Prefetch, access: Access, steering: ControlBucket,
+        metrics: Metrics, buffers: MemoryBudget, warm: Callable[[ObjectRef], None], *, domains: tuple[str, ...] = (),
         most: int, client_timeout_s: float, spans: ServerSpans | None = None,
     ) -> None:  # fmt: skip
         """`warm`: bring an object, some time soon. `most`: how many may be under way. `spans` None: there are no
         traces."""
         self.access_log = AccessLog()
-        self._tally = Tally(metrics, self.access_log, spans)
+        self._tally = RequestRecorder(metrics, self.access_log, spans)
         self._spans = spans
         self._reads = reads
         self._forwards = forwards
@@ -190,7 +190,7 @@ class Requests:
             log.exception("request failed", extra={"request": asked.id})
             return self._refuse(asked, InternalError())
 
-    def refuse_unparsed(self, request: BaseRequest, wire: Wire) -> Reply:
+    def refuse_unparsed(self, request: BaseRequest, wire: Sender) -> Reply:
         asked = _Asked(request, wire, ())
         self._tally.began()
         return _error_reply(asked, BadRequest(), "", close=True, on_end=self._on_end(asked))
@@ -204,7 +204,7 @@ class Requests:
         target = request.raw_path
         path, _, query = target.partition("?")
         host, asked.app = _first(asked.headers, "host"), app_of(_first(asked.headers, "user-agent"))
-        if (steered := s3wire.steering_of(request.method, target, host, self._domains)) is not None:
+        if (steered := s3wire.control_request_of(request.method, target, host, self._domains)) is not None:
             return await self._steer(asked, steered, SignedRequest(request.method, path, query, asked.headers))
         operation = s3wire.classify(request.method, target, asked.headers, self._domains)
         if is_form(operation, asked.headers):

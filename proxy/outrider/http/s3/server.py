@@ -18,8 +18,8 @@ from outrider.engine.read.object_read import Body
 from outrider.http.record.access_log import AccessLog
 from outrider.http.record.record import Sent
 from outrider.http.s3.connection import Connection
-from outrider.http.s3.fast_path import FastLane
-from outrider.http.s3.handler import Requests
+from outrider.http.s3.fast_path import FastPath
+from outrider.http.s3.handler import S3Handler
 from outrider.http.s3.handoff import Begun
 from outrider.http.s3.workers import NewLoop, Workers
 
@@ -46,7 +46,7 @@ class S3Server(Server):
     """The protocol factory of the S3 port."""
 
     def __init__(
-        self, requests: Requests, new_lane: Callable[[AccessLog], FastLane], *,
+        self, requests: S3Handler, new_lane: Callable[[AccessLog], FastPath], *,
         connections_max: int, client_timeout_s: float, client_idle_s: float,
     ) -> None:  # fmt: skip
         """`new_lane`: for each loop its own."""

@@ -22,9 +22,9 @@ from typing import Any, Protocol, TypeVar, cast
 from outrider.core.errors import S3Error, Signal
 from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece
 from outrider.http.record.record import Sent
-from outrider.http.s3.fast_path import FastLane
+from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handoff import Begun, PageCold
-from outrider.http.wire.sender import SocketWire
+from outrider.http.wire.sender import SocketSender
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Worker:
     """One thread, its loop and its connections."""
 
     def __init__(
-        self, lane: FastLane, engine: Engine, readers: Executor, new_loop: NewLoop, idle_s: float, number: int
+        self, lane: FastPath, engine: Engine, readers: Executor, new_loop: NewLoop, idle_s: float, number: int
     ) -> None:
         self._idle_s = idle_s
         self.lane = lane
@@ -155,7 +155,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._wire = SocketWire(self._transport, self._worker.readers)
+        self._wire = SocketSender(self._transport, self._worker.readers)
         self._worker.connections.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -281,7 +281,7 @@ class Workers:
     """Accepts connections and gives each to the least loaded loop, the engine's own included."""
 
     def __init__(
-        self, lanes: list[FastLane], engine: Engine, readers: Executor, new_loop: NewLoop,
+        self, lanes: list[FastPath], engine: Engine, readers: Executor, new_loop: NewLoop,
         own_load: Callable[[], int], idle_s: float,
     ) -> None:  # fmt: skip
         self._engine = engine

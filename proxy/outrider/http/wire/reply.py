@@ -20,7 +20,7 @@ from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
 from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece
 from outrider.http.record.record import Sent
-from outrider.http.wire.sender import Buffer, Wire
+from outrider.http.wire.sender import Buffer, Sender
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Reply(StreamResponse):
     """
 
     def __init__(
-        self, status: int, headers: Headers, *, wire: Wire, body: bytes | Body | None = None,
+        self, status: int, headers: Headers, *, wire: Sender, body: bytes | Body | None = None,
         length: int | None = None, close: bool = False, on_end: OnEnd | None = None,
         head: bytes | None = None, sent: Sent | None = None,
     ) -> None:  # fmt: skip

@@ -12,7 +12,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_request import BaseRequest
 
 from outrider.core.errors import IncompleteBody, RequestTimeout
-from outrider.http.wire.sender import Wire
+from outrider.http.wire.sender import Sender
 
 # What a client has brought of a body must be worth this much for each second that it was waited for, beyond its
 # `client_timeout_s`: less is no upload, but a connection to the origin held for nothing.
@@ -20,13 +20,13 @@ _BODY_BYTES_PER_S_MIN = 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-async def send_leave(request: BaseRequest, wire: Wire) -> None:
+async def send_leave(request: BaseRequest, wire: Sender) -> None:
     """Where the client expects it, before it sends a body."""
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11:
         await wire.send(_CONTINUE)
 
 
-async def client_body(request: BaseRequest, wire: Wire, timeout_s: float) -> AsyncIterator[bytes]:
+async def client_body(request: BaseRequest, wire: Sender, timeout_s: float) -> AsyncIterator[bytes]:
     """Leave to send it is given when the first byte is wanted, not before.
 
     Raises:

@@ -42,7 +42,7 @@ _NEAR_S = 0.0005
 _NEAR_BUFFER_BYTES = 256 * 1024
 
 
-class Wire(Protocol):
+class Sender(Protocol):
     """Writes in order; both raise ConnectionError when the client is gone."""
 
     ended: float
@@ -78,7 +78,7 @@ class Wire(Protocol):
         ...
 
 
-class SocketWire:
+class SocketSender:
     """Plain TCP."""
 
     def __init__(self, transport: asyncio.Transport, readers: Executor) -> None:
@@ -203,7 +203,7 @@ class SocketWire:
         _reset(self._transport)
 
 
-class TlsWire:
+class TlsSender:
     """TLS: the kernel cannot send a file through it, so the bytes are read in a thread and go through the transport."""
 
     def __init__(self, transport: asyncio.Transport, readers: Executor) -> None:
@@ -281,10 +281,10 @@ def _address_of(transport: asyncio.Transport) -> str:
     return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
 
-def wire_of(transport: asyncio.Transport, readers: Executor) -> SocketWire | TlsWire:
+def wire_of(transport: asyncio.Transport, readers: Executor) -> SocketSender | TlsSender:
     """`readers`: the threads that wait for the disk."""
     tls: ssl.SSLContext | None = transport.get_extra_info("sslcontext")
-    return SocketWire(transport, readers) if tls is None else TlsWire(transport, readers)
+    return SocketSender(transport, readers) if tls is None else TlsSender(transport, readers)
 
 
 async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain, islice
 
-from outrider.core.ahead.dataset.names import Names, Search
-from outrider.core.ahead.dataset.rank_index import Ranks
+from outrider.core.ahead.dataset.names import DiscoveryState, Names
+from outrider.core.ahead.dataset.rank_index import RankIndex
 from outrider.core.ahead.dataset.templates import prefix_of
-from outrider.core.ahead.order.epoch import Learned, Pass, Round
+from outrider.core.ahead.order.epoch import Epoch, LearnedOrder, Round
 from outrider.core.ahead.order.job import Job, Order
-from outrider.core.ahead.order.shared_epoch import Together
+from outrider.core.ahead.order.shared_epoch import SharedEpoch
 from outrider.core.model import BlockKey
 
 # A job that is silent may have ended: what is kept for it loses four seconds of value with each second of silence.
@@ -41,7 +41,7 @@ _SAME_RANK = 1e-6
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class CachedObject:
     """Of one version of an object: which blocks are here (`present`), which of them were read in the pass over it that
     is under way (`served`), both as bits; `block_bytes`: what one takes on disk, on the average. `ahead`: fetched
     before anybody asked, and not asked for since. `excused`: for a plan that was withdrawn since. `aside`: no victim,
@@ -74,18 +74,18 @@ class Dataset:
         self.names = Names()
         self.jobs: dict[str, Job] = {}
         # None: it has one client.
-        self._together: Together | None = None
+        self._together: SharedEpoch | None = None
         # Whether `passes` are those of all clients together; else, whether somebody reads it by chance.
         self._sharing = self._is_by_chance = False
-        self.learned: list[Learned] = []
-        self.search = Search()
+        self.learned: list[LearnedOrder] = []
+        self.search = DiscoveryState()
         # So many names were listed when that was last thought over.
         self._names_listed = 0
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, CachedObject] = {}
         # On disk, outdated versions included.
         self.kept_bytes = 0
         # By expected next use on the dataset's own clock, which goes 1.0 forward in each pass of its jobs.
-        self._ranked = Ranks()
+        self._ranked = RankIndex()
         # All that may be a victim, by its last read.
         self.recent: OrderedDict[int, None] = OrderedDict()
         self._clock = 0.0
@@ -93,9 +93,9 @@ class Dataset:
         # Of the object whose size was learned last, in bytes: what one of unknown size is taken for.
         self.usual_bytes = -1
         self._sweep: list[int] = []
-        self._passes: list[Pass] | None = None
+        self._passes: list[Epoch] | None = None
         # Passes of whose order more may be known by their reads so far; see `foresight`.
-        self.puzzles: list[Pass] = []
+        self.puzzles: list[Epoch] = []
 
     def number(self, key: str) -> int:
         count = len(self.names.keys)
@@ -144,7 +144,7 @@ class Dataset:
         self._no_longer_counted()
         self._think_over_names()
 
-    def passes(self) -> list[Pass]:
+    def passes(self) -> list[Epoch]:
         if self._passes is None:
             if self._together is None and len(self.jobs) == 1:
                 # As a rule: one client, whose reads are its own.
@@ -160,8 +160,8 @@ class Dataset:
             self._passes = together if self._sharing else each
         return self._passes
 
-    def _passes_of_each(self) -> list[Pass]:
-        passes: list[Pass] = []
+    def _passes_of_each(self) -> list[Epoch]:
+        passes: list[Epoch] = []
         for job in self.jobs.values():
             passes += job.predicting
         return passes
@@ -183,7 +183,7 @@ class Dataset:
             job = self._begin_job(client, now)
         self._sweep_some(now)
         if len(self.jobs) > 1 and self._together is None:
-            self._together = Together(self.jobs.values(), self.names, now)
+            self._together = SharedEpoch(self.jobs.values(), self.names, now)
         if job is not None:
             job.opened(key, self.names, readers, self.orders if job.free or len(job.passes) < 2 else list, now)
             if job.puzzle is not None:
@@ -202,7 +202,7 @@ class Dataset:
                 self.recent.move_to_end(key)
             self.rank(kept, now)
 
-    def told(self, client: str, keys: Sequence[int], start: int, total: int, now: float) -> Pass:
+    def told(self, client: str, keys: Sequence[int], start: int, total: int, now: float) -> Epoch:
         job = self.jobs.get(client) or self._begin_job(client, now)
         one = job.told(keys, start, total, len(self.names.keys), now)
         self.active_at = now
@@ -217,11 +217,11 @@ class Dataset:
         self._sweep_some(now, len(keys))
         return one
 
-    def pass_in(self, one_round: Round) -> Pass | None:
+    def pass_in(self, one_round: Round) -> Epoch | None:
         """The pass that is in this epoch; None: it is over, or given up."""
         return next((one for job in self.jobs.values() for one in job.passes if one.round is one_round), None)
 
-    def withdraw(self, one: Pass, keys: Set[int], now: float) -> None:
+    def withdraw(self, one: Epoch, keys: Set[int], now: float) -> None:
         """See `Job.withdraw`."""
         for job in self.jobs.values():
             if one in job.passes:
@@ -276,7 +276,7 @@ class Dataset:
     def _learn(self, job: Job) -> None:
         self.learned = [*_learned_of(job), *self.learned][:_ORDERS_MAX]
 
-    def remembered(self) -> list[Learned]:
+    def remembered(self) -> list[LearnedOrder]:
         """The orders that will be worth knowing when the jobs of now have gone."""
         now = [order for job in self.jobs.values() for order in _learned_of(job)]
         return [*now, *self.learned][:_ORDERS_MAX]
@@ -287,7 +287,7 @@ class Dataset:
         self.names, self.jobs, self.learned = Names(), {}, []
         self.search.forgotten()
         self._together = None
-        self.kept, self._ranked, self.recent = {}, Ranks(), OrderedDict()
+        self.kept, self._ranked, self.recent = {}, RankIndex(), OrderedDict()
         self._passes, self._sweep, self._names_listed = None, [], 0
         self.puzzles.clear()
         for one in kept:
@@ -327,7 +327,7 @@ class Dataset:
                 soonest = parts
         return self._clock + soonest
 
-    def seconds_until(self, kept: Kept, now: float) -> float:
+    def seconds_until(self, kept: CachedObject, now: float) -> float:
         """Expected until the next read. Where there is no epoch, what was used lately is used soon."""
         passes = self.passes()
         soonest = _NEVER if passes and not self._is_by_chance else now - kept.used_at
@@ -339,7 +339,7 @@ class Dataset:
                 soonest = seconds
         return soonest
 
-    def farthest(self, now: float) -> Iterator[tuple[float, Kept]]:
+    def farthest(self, now: float) -> Iterator[tuple[float, CachedObject]]:
         """Seconds until the next use, and what is kept: about the farthest first."""
         if not self.passes():
             keys = iter(self.recent)
@@ -349,7 +349,7 @@ class Dataset:
             keys = reversed(self._ranked)
         return ((self.seconds_until(self.kept[key], now), self.kept[key]) for key in keys)
 
-    def _farthest_of_both(self, now: float) -> Iterator[tuple[float, Kept]]:
+    def _farthest_of_both(self, now: float) -> Iterator[tuple[float, CachedObject]]:
         """One job reads in epochs and another one by chance: the best of the next few candidates of either."""
         streams = [reversed(self._ranked), iter(self.recent)]
         seen: set[int] = set()
@@ -367,7 +367,7 @@ class Dataset:
             seconds, key = heappop(heap)
             yield -seconds, self.kept[key]
 
-    def set_aside(self, kept: Kept) -> None:
+    def set_aside(self, kept: CachedObject) -> None:
         """It is pinned: those who look for a victim need not pass it by each time, until `put_back`."""
         if self.kept.get(kept.key) is kept:
             self._unrank(kept)
@@ -380,7 +380,7 @@ class Dataset:
             # They are idle for long, or they would not have been looked at.
             self.recent.move_to_end(kept.key, last=False)
 
-    def rank(self, kept: Kept, now: float) -> None:
+    def rank(self, kept: CachedObject, now: float) -> None:
         if kept.aside:
             return
         # Three times with each read, and as a rule of one pass: spelled out, two calls less for each.
@@ -406,43 +406,43 @@ class Dataset:
     # -- what is here -------------------------------------------------------------------------------------------
 
     def came_at(self, key: int) -> float:
-        """See `Kept`; after any time, where it is not here."""
+        """See `CachedObject`; after any time, where it is not here."""
         kept = self.kept.get(key)
         return _NEVER if kept is None else kept.came_at
 
-    def keep(self, kept: Kept, now: float) -> None:
+    def keep(self, kept: CachedObject, now: float) -> None:
         self.kept[kept.key] = kept
         kept.aside = False
         self.recent[kept.key] = None
         kept.rank = self._rank_of(kept.key, now)
         self._ranked.add(kept.key, kept.rank)
 
-    def drop(self, kept: Kept) -> None:
+    def drop(self, kept: CachedObject) -> None:
         if self.kept.get(kept.key) is kept:
             del self.kept[kept.key]
             self._unrank(kept)
 
-    def _unrank(self, kept: Kept) -> None:
+    def _unrank(self, kept: CachedObject) -> None:
         if not kept.aside:
             del self.recent[kept.key]
             self._ranked.discard(kept.key, kept.rank)
 
 
-def _learned_of(job: Job) -> list[Learned]:
+def _learned_of(job: Job) -> list[LearnedOrder]:
     return [one.learned() for one in job.predicting if one.number > 0 and one.trusted and len(one.agenda) > 1][:1]
 
 
-def silence(one: Pass, now: float) -> float:
+def silence(one: Epoch, now: float) -> float:
     """Seconds for which this pass has been silent beyond what is usual."""
     return max(0.0, now - one.last - max(_SILENCE_S, _PAUSES * one.pause_s))
 
 
-def may_go(kept: Kept) -> int:
+def may_go(kept: CachedObject) -> int:
     """Its blocks that may be evicted, as bits: of an object that is being read, those that were."""
     return kept.present & kept.served if kept.reading else kept.present
 
 
-def blocks_of(kept: Kept) -> Iterator[BlockKey]:
+def blocks_of(kept: CachedObject) -> Iterator[BlockKey]:
     """The same, last first: the head of an object hides the latency of the rest."""
     mask = may_go(kept)
     while mask:

@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.templates import template_of
-from outrider.core.ahead.order.epoch import Learned
+from outrider.core.ahead.order.epoch import LearnedOrder
 
 _FORMAT = 1
 # What a file of ours unpacks to at most: a million keys of 200 bytes.
@@ -73,5 +73,5 @@ def _dataset(record: dict[str, Any]) -> Dataset:
             raise ValueError("an order of unknown keys")
         if len(set(sequence)) < len(sequence):
             raise ValueError("an order that has a key twice")
-        dataset.learned.append(Learned(sequence, None, count, float(order["period_s"])))
+        dataset.learned.append(LearnedOrder(sequence, None, count, float(order["period_s"])))
     return dataset

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from outrider.core.ahead.numbered_names import Numbering
+from outrider.core.ahead.numbered_names import NumberedNames
 
 # After a LIST that failed; twice as long after each in a row.
 _LIST_REST_S, _LIST_REST_MAX_S = 60.0, 3600.0
@@ -88,7 +88,7 @@ class Names:
 
 
 @dataclass(slots=True, eq=False)
-class Search:
+class DiscoveryState:
     """How far it is known which names a dataset has: what is asked of the origin, and when it may be asked again.
     `discovery` decides."""
 
@@ -108,7 +108,7 @@ class Search:
     spared_since: int = 0
     # Of names that count: they are being asked about, as these; whether they were; whether what is listed goes by them,
     # and a LIST was asked for as they are not all; those that there are none of.
-    counting: Numbering | None = None
+    counting: NumberedNames | None = None
     count_tried: bool = False
     counted: bool = False
     doubted: bool = False

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 _RUN_MAX = 256
 
 
-class Ranks:
+class RankIndex:
     """Keys, from 0 to 2**63 - 1, by (rank, key), in runs of bare numbers: 16 bytes a key.
 
     A sorted list of tuples has each of them elsewhere in memory: of 25,000 keys a change took twice as long, and the

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace, merge, nsmallest
 from operator import itemgetter
 
-from outrider.core.ahead.dataset.dataset import Dataset, Kept
+from outrider.core.ahead.dataset.dataset import CachedObject, Dataset
 from outrider.core.ahead.dataset.learned_state import packed, unpacked
 from outrider.core.ahead.dataset.templates import Templates, template_of
 from outrider.core.model import ObjectRef
@@ -38,7 +38,7 @@ class Outlook:
     set_bytes: int = 0
 
 
-class Library:
+class DatasetRegistry:
     """Beyond `keys_max` names, or many datasets, what was silent for longest is forgotten, but for what is kept of it.
 
     `forget` is told of a dataset whose numbers are about to change, `move` of objects that go from a dataset to another
@@ -202,7 +202,7 @@ class Library:
         known = (dataset.bucket, dataset.template) in self._datasets
         return self._keys + new_keys <= self._keys_max and (known or len(self._datasets) < _DATASETS_MAX)
 
-    def farthest(self, now: float) -> Iterator[tuple[float, Kept]]:
+    def farthest(self, now: float) -> Iterator[tuple[float, CachedObject]]:
         """See `Dataset.farthest`, of all sets. Of many, such as a folder for each class, only those are begun with of
         which the first is about as far as what was found so far."""
         sets = [one for one in self._datasets.values() if one.recent]
@@ -219,8 +219,8 @@ class Library:
             self._begun_with.update(new)
         return self._farthest_of_many(now)
 
-    def _farthest_of_many(self, now: float) -> Iterator[tuple[float, Kept]]:
-        begun: list[tuple[float, int, Kept, Iterator[tuple[float, Kept]]]] = []
+    def _farthest_of_many(self, now: float) -> Iterator[tuple[float, CachedObject]]:
+        begun: list[tuple[float, int, CachedObject, Iterator[tuple[float, CachedObject]]]] = []
         for number, (first_s, one) in enumerate(self._firsts):
             while begun and -begun[0][0] >= first_s:
                 yield _next_of(begun)
@@ -294,7 +294,9 @@ class Library:
         return Outlook(ordered, known, part, free, ordered_bytes, known_bytes)
 
 
-def _next_of(begun: list[tuple[float, int, Kept, Iterator[tuple[float, Kept]]]]) -> tuple[float, Kept]:
+def _next_of(
+    begun: list[tuple[float, int, CachedObject, Iterator[tuple[float, CachedObject]]]],
+) -> tuple[float, CachedObject]:
     negative_s, number, kept, its = begun[0]
     if (pair := next(its, None)) is not None:
         heapreplace(begun, (-pair[0], number, pair[1], its))

@@ -43,7 +43,7 @@ def blanks(count: int) -> array[int]:
     return array("i", b"\xff\xff\xff\xff" * count)
 
 
-class Learned:
+class LearnedOrder:
     """An order in which a dataset was read, after its job has gone or the proxy was restarted."""
 
     def __init__(self, keys: array[int], place: array[int] | None, key_count: int, period_s: float) -> None:
@@ -67,8 +67,8 @@ Seeded = Draw | Shuffle
 """By which seed an order is drawn, by a sampler or by WebDataset's workers."""
 
 
-class Drawn(NamedTuple):
-    """What was drawn by a seed for a pass: see `Pass`."""
+class DrawnOrder(NamedTuple):
+    """What was drawn by a seed for a pass: see `Epoch`."""
 
     draw: Seeded
     agenda: array[int]
@@ -85,7 +85,7 @@ class Round:
         self.ended = False
 
 
-class Pass:
+class Epoch:
     """One epoch of one job. `agenda` is what it is expected to read, in the likely order; `log` what it read.
 
     `place[key]`: where the key stands in the agenda, -1: not expected; `done[key]`: as the how-many-eth it was read,
@@ -124,7 +124,7 @@ class Pass:
         # The draw that was found, while it is not clear yet in which batches it is read.
         self.found: Draw | None = None
         # What the pass after this one will read, where that is known already.
-        self.upcoming: Drawn | None = None
+        self.upcoming: DrawnOrder | None = None
         # Whether more than one worker tells of it; of the one that does, how much it has told, and of how much.
         self.several = False
         self._told_to = self._told_of = 0
@@ -156,8 +156,8 @@ class Pass:
         self._expected_read = 0
         self._shares: array[float] = array("d")
         # Passes that read what this one reads, in its order, later; and the one that this one follows.
-        self.followers: list[Pass] = []
-        self.leader: Pass | None = None
+        self.followers: list[Epoch] = []
+        self.leader: Epoch | None = None
         # How far that one was when this one joined it, and how much of what it has not read this one read since.
         self.joined = self._beyond = 0
         self._lay_out(agenda)
@@ -348,7 +348,7 @@ class Pass:
         missing meanwhile."""
         return [key for _, key in sorted(zip(self._times, self.log, strict=False), key=itemgetter(0))]
 
-    def go_on_like(self, other: Pass) -> None:
+    def go_on_like(self, other: Epoch) -> None:
         """Of the same job: its readers will most likely be as fast."""
         self.gap_s, self.pause_s, self._gaps = other.gap_s, other.pause_s, other._gaps
         self.batch, self.workers = other.batch, other.workers
@@ -362,7 +362,7 @@ class Pass:
         self.way, self.repeats, self.batch, self.workers, self.drawn_of = -1, True, 1, 1, 0
         self.look_at = max(LOOK_FIRST, len(self.log))
 
-    def draw_after(self, other: Pass) -> None:
+    def draw_after(self, other: Epoch) -> None:
         """It is the epoch after that one's."""
         self.last_draw, self.way, self.looks_in_vain = other.draw, other.way, other.looks_in_vain
         self.drawn_of, self.shuffles_refuted = other.drawn_of, other.shuffles_refuted
@@ -374,12 +374,12 @@ class Pass:
         if upcoming is not None:
             self.drawn(upcoming)
 
-    def learned(self) -> Learned:
-        return Learned(
+    def learned(self) -> LearnedOrder:
+        return LearnedOrder(
             self.sequence(), self.place if self.number > 0 else None, len(self.place), self.seconds(self.last)
         )
 
-    def lead(self, follower: Pass) -> None:
+    def lead(self, follower: Epoch) -> None:
         follower.leader, follower.joined = self, len(self.log)
         self.followers.append(follower)
 
@@ -459,7 +459,7 @@ class Pass:
         self.place = place
         self._expected_read = sum(place[key] >= 0 for key in self.log)
 
-    def drawn(self, drawn: Drawn) -> None:
+    def drawn(self, drawn: DrawnOrder) -> None:
         """It reads what was drawn."""
         self.draw, self.leader, self.order = drawn.draw, None, ORDER_DRAWN
         # WebDataset's workers draw the same in each epoch, if they are not made to draw another one.

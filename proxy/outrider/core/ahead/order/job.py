@@ -14,7 +14,7 @@ from math import gcd
 from typing import Protocol
 
 from outrider.core.ahead.dataset.names import Names
-from outrider.core.ahead.order.epoch import LOOK_FIRST, ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Pass
+from outrider.core.ahead.order.epoch import LOOK_FIRST, ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Epoch
 from outrider.core.ahead.order.webdataset_shuffle import Shuffle
 
 # Passes of one client beside each other: a job, those that follow it, and the tail of an epoch that is ending. Each has
@@ -62,7 +62,7 @@ class Job:
     def __init__(self, client: str, now: float) -> None:
         self.client = client
         self.free = False
-        self.passes: list[Pass] = []
+        self.passes: list[Epoch] = []
         self.last = now
         self._repeats = 0
         self._thirds = 0
@@ -77,10 +77,10 @@ class Job:
         self._chosen = 0
         self._part = _Part()
         # A pass of whose order more may be known by its reads so far; see `foresight`.
-        self.puzzle: Pass | None = None
+        self.puzzle: Epoch | None = None
 
     @property
-    def predicting(self) -> list[Pass]:
+    def predicting(self) -> list[Epoch]:
         return [] if self.free else self.passes
 
     def grow(self, key_count: int) -> None:
@@ -94,7 +94,7 @@ class Job:
         self.last = now
         key_count = len(names.keys)
         if not self.passes:
-            self.passes = [Pass(names.listed, key_count, now, order=ORDER_UNLIKELY)]
+            self.passes = [Epoch(names.listed, key_count, now, order=ORDER_UNLIKELY)]
         if len(self.passes) > 1:
             self._let_go(max(16, 4 * readers))
         self._reads += 1
@@ -134,13 +134,13 @@ class Job:
             newest.begin_next(now)
             self._clear_evidence()
 
-    def _give_up_draw(self, one: Pass, names: Names) -> None:
+    def _give_up_draw(self, one: Epoch, names: Names) -> None:
         share = len(one.agenda) < len(names.listed)
         one.undraw()
         if share:
             one.plan(names.listed, order=ORDER_UNLIKELY)
 
-    def _wonder(self, one: Pass, names: Names) -> None:
+    def _wonder(self, one: Epoch, names: Names) -> None:
         if one.draw is not None:
             self._doubt_draw(one, names)
         if len(one.log) < one.look_at or self.free:
@@ -154,7 +154,7 @@ class Job:
         if wonders:
             self.puzzle = one
 
-    def _doubt_draw(self, one: Pass, names: Names) -> None:
+    def _doubt_draw(self, one: Epoch, names: Names) -> None:
         if one.order < _REFUTED:
             self._give_up_draw(one, names)
         if isinstance(one.draw, Shuffle) and one.log and one.place[one.log[-1]] < 0:
@@ -190,7 +190,7 @@ class Job:
         if len(self.passes) > 1 and not any(one.unread(key) for one in self.passes):
             self._thirds += 1
 
-    def _pass_of(self, key: int) -> Pass | None:
+    def _pass_of(self, key: int) -> Epoch | None:
         if len(self.passes) == 1:
             return self.passes[0] if self.passes[0].unread(key) else None
         unread = [one for one in self.passes if one.unread(key)]
@@ -203,7 +203,7 @@ class Job:
             return nearest
         return next((one for one in unread if one.to_come(key)), unread[0])
 
-    def _repeated(self, key: int, key_count: int, readers: int, now: float) -> Pass | None:
+    def _repeated(self, key: int, key_count: int, readers: int, now: float) -> Epoch | None:
         """All passes have read this key before."""
         newest = self.passes[-1]
         if newest.is_sampled and newest.left > 0 and 0 <= newest.place[key] < _PADDING:
@@ -223,13 +223,13 @@ class Job:
             return None
         return self._follow(newest.leader or newest, key_count, now, trusted=False)
 
-    def _follow(self, leader: Pass, key_count: int, now: float, *, trusted: bool) -> Pass:
+    def _follow(self, leader: Epoch, key_count: int, now: float, *, trusted: bool) -> Epoch:
         """A pass that begins over what `leader` has read and, if that is the whole of it, what it has left."""
         keys: Iterator[int] = iter(leader.log)
         if trusted:
             keys = chain(keys, (key for key in leader.agenda if leader.unread(key)))
         order = leader.next_order if trusted else ORDER_OPEN
-        one = Pass(keys, key_count, now, order=order, trusted=trusted)
+        one = Epoch(keys, key_count, now, order=order, trusted=trusted)
         one.number = leader.number + 1
         one.period_s = now - leader.began if trusted else 0.0
         one.go_on_like(leader)
@@ -276,7 +276,7 @@ class Job:
     def _begin_another_part(self, names: Names, now: float) -> None:
         oldest = self.passes[0]
         self._chosen = self._log_then if self._log_then < _NEARLY_ALL * oldest.size else 0
-        one = Pass(oldest.agenda, len(names.keys), now, order=ORDER_UNLIKELY, trusted=not self._chosen)
+        one = Epoch(oldest.agenda, len(names.keys), now, order=ORDER_UNLIKELY, trusted=not self._chosen)
         for key in chain(oldest.log[self._log_then :], *(later.log for later in self.passes[1:])):
             if one.unread(key):
                 one.read(key, now)
@@ -287,14 +287,16 @@ class Job:
         self._by_chance = self._reads**2 / (2 * one.size)
 
     def _restart(self, key_count: int, now: float) -> None:
-        self.passes = [Pass((), key_count, now, order=ORDER_UNLIKELY, trusted=not self._chosen)]
+        self.passes = [Epoch((), key_count, now, order=ORDER_UNLIKELY, trusted=not self._chosen)]
         self._clear_evidence()
 
     def _clear_evidence(self) -> None:
         self._repeats = self._fresh_repeats = self._thirds = self._reads = 0
         self._by_chance = self._clean = 0.0
 
-    def _settle(self, one: Pass, readers: int, names: Names, orders: Callable[[], Sequence[Order]], now: float) -> None:
+    def _settle(
+        self, one: Epoch, readers: int, names: Names, orders: Callable[[], Sequence[Order]], now: float
+    ) -> None:
         """What the read of `one` has made clear."""
         if self.free:
             if self._by_chance >= _CLEAN:
@@ -323,7 +325,7 @@ class Job:
         elif one.number == 0 and not one.told and one.draw is None:
             self._learn(one, names, orders)
 
-    def _see_whether_proven(self, one: Pass, readers: int) -> None:
+    def _see_whether_proven(self, one: Epoch, readers: int) -> None:
         if self._chosen and one is self.passes[0] and len(one.log) > max(1.25 * self._chosen, one.size / 2):
             # This is more than a part.
             one.trusted, self._chosen = True, 0
@@ -332,25 +334,25 @@ class Job:
             one.trusted = True
             one.number = max(1, one.number)
 
-    def _is_guess(self, one: Pass, names: Names) -> bool:
+    def _is_guess(self, one: Epoch, names: Names) -> bool:
         """What it was thought to read is less than there is: it may well go on. Else its first repeat is its end."""
         return one.number == 0 and not one.told and one.draw is None and len(one.agenda) < len(names.listed)
 
-    def _tail_of(self, one: Pass) -> bool:
+    def _tail_of(self, one: Epoch) -> bool:
         """Its successor has begun already, and is none that has followed it from its beginning on."""
         successor = self.passes[1]
         return successor.number == one.number + 1 and (successor.leader is not one or successor.joined > one.size / 2)
 
     # -- the first pass -----------------------------------------------------------------------------------------
 
-    def _learn(self, one: Pass, names: Names, orders: Callable[[], Sequence[Order]]) -> None:
+    def _learn(self, one: Epoch, names: Names, orders: Callable[[], Sequence[Order]]) -> None:
         if _ALIKE <= len(one.log) <= 8 * _ALIKE and one.order <= ORDER_LIKELY:
             for order in orders():
-                leader = order.leader or order if isinstance(order, Pass) else order
+                leader = order.leader or order if isinstance(order, Epoch) else order
                 if leader is not one and _alike(one.log[-_ALIKE:], order, len(names.keys)):
                     one.plan(order.sequence(), order=ORDER_LIKELY)
                     one.number, one.period_s = 1, order.period_s
-                    if isinstance(leader, Pass) and leader.number == 0:
+                    if isinstance(leader, Epoch) and leader.number == 0:
                         leader.lead(one)
                     return
         rank = names.rank_of(one.log[-1])
@@ -379,7 +381,7 @@ class Job:
                         self._part.read(rank, len(names.listed))
                 one.plan(self._part.of(names.listed), order=ORDER_UNLIKELY)
 
-    def told(self, keys: Sequence[int], start: int, total: int, key_count: int, now: float) -> Pass:
+    def told(self, keys: Sequence[int], start: int, total: int, key_count: int, now: float) -> Epoch:
         """What one worker will read, exactly: of the pass that is under way, or of the next one if these were read.
         Which one that is."""
         self.last, self.free = now, False
@@ -390,7 +392,7 @@ class Job:
         one = self.passes[-1] if self.passes else None
         if one is None or 2 * sum(one.unread(key) for key in keys) < len(keys):
             period_s = one.seconds(now) if one is not None and one.log else 0.0
-            new = Pass((), key_count, now, order=ORDER_UNLIKELY)
+            new = Epoch((), key_count, now, order=ORDER_UNLIKELY)
             new.period_s = period_s
             if one is not None:
                 new.go_on_like(one)
@@ -398,7 +400,7 @@ class Job:
             self.passes = [*self.passes[1 - self._passes_max(key_count) :], one]
         elif start == 0 and one.told and one.log and _is_another_order(keys, one):
             # The run was begun anew, or its epoch cut short.
-            new = Pass((), key_count, now, order=ORDER_UNLIKELY)
+            new = Epoch((), key_count, now, order=ORDER_UNLIKELY)
             new.period_s, new.number = one.seconds(now), one.number
             new.go_on_like(one)
             one = self.passes[-1] = new
@@ -410,7 +412,7 @@ class Job:
         one.last = now
         return one
 
-    def withdraw(self, one: Pass, keys: Set[int], names: Names) -> None:
+    def withdraw(self, one: Epoch, keys: Set[int], names: Names) -> None:
         """`one` was told to expect these, which are unread, and is not to any more."""
         one.withdraw(keys)
         for later in self.passes[self.passes.index(one) + 1 :]:
@@ -425,7 +427,7 @@ class Job:
             self.listed(names)
 
 
-def _tail(one: Pass, readers: int) -> int:
+def _tail(one: Epoch, readers: int) -> int:
     """So little of it may be left unread when the next one begins."""
     tail = min(2 * readers + one.size // 50, one.size // 2)
     if not one.is_sampled:
@@ -434,7 +436,7 @@ def _tail(one: Pass, readers: int) -> int:
     return max(tail, min(one.size // 8, max(_BATCH, one.batch * one.workers)))
 
 
-def _is_another_order(keys: Sequence[int], one: Pass) -> bool:
+def _is_another_order(keys: Sequence[int], one: Epoch) -> bool:
     """These were told to `one` before, and not in this order."""
     places = [one.place[key] for key in dict.fromkeys(keys) if one.place[key] >= 0]
     ascents = sum(sooner < later for sooner, later in pairwise(places))

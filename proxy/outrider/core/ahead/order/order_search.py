@@ -11,7 +11,7 @@ from itertools import pairwise
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.names import Names
 from outrider.core.ahead.order import webdataset_shuffle
-from outrider.core.ahead.order.epoch import LOOK_AGAIN, LOOK_FIRST, SHUFFLE_SEEDS_MAX, Drawn, Pass, Seeded, blanks
+from outrider.core.ahead.order.epoch import LOOK_AGAIN, LOOK_FIRST, SHUFFLE_SEEDS_MAX, DrawnOrder, Epoch, Seeded, blanks
 from outrider.core.ahead.order.torch_sampler import (
     Draw,
     Seeds,
@@ -46,7 +46,7 @@ _SETTLED = 3
 _AT_ONCE = 1024
 
 
-class Foresight:
+class OrderSearch:
     """Called from one thread."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _Thought:
     """By which seed the order of a pass is drawn, and the next one's will be; of what was told or drawn, how many read
     it beside each other. `steps` is all that there is to think."""
 
-    def __init__(self, dataset: Dataset, one: Pass, seeds: Seeds) -> None:
+    def __init__(self, dataset: Dataset, one: Epoch, seeds: Seeds) -> None:
         self.one = one
         # Among a million seeds.
         self.is_searching = False
@@ -304,9 +304,9 @@ class _Thought:
         self.one.paces = webdataset_shuffle.paces_of(shuffle, read)
         return (yield from webdataset_shuffle.order_of(shuffle, self._count, self.one.paces, {} if later else read))
 
-    def _drawn(self, draw: Seeded, agenda: array[int], batch: int, workers: int) -> Generator[None, None, Drawn]:
+    def _drawn(self, draw: Seeded, agenda: array[int], batch: int, workers: int) -> Generator[None, None, DrawnOrder]:
         agenda = yield from in_batches(agenda, batch, workers)
-        return Drawn(draw, agenda, (yield from _places(agenda, len(self._names.keys))))
+        return DrawnOrder(draw, agenda, (yield from _places(agenda, len(self._names.keys))))
 
 
 def _is_as_read(places: Sequence[int], batch: int, workers: int) -> bool:
@@ -319,7 +319,7 @@ def _next_of(draw: Seeded, count: int) -> Sequence[Seeded]:
     return webdataset_shuffle.next_shuffles(draw) if isinstance(draw, Shuffle) else next_draws(draw, count)
 
 
-def _soon(one: Pass) -> int:
+def _soon(one: Epoch) -> int:
     """Workers are not always so far apart that their batches are seen."""
     reads = len(one.log)
     return reads + max(LOOK_FIRST, reads // 4) if reads <= _READS_MAX else _LOOK_LATER * reads

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from outrider.core.ahead.dataset.names import Names
-from outrider.core.ahead.order.epoch import Pass
+from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.ahead.order.job import Job
 
 # So many reads of what another client has read, which chance would have brought, and none came: e**-7 is no chance.
@@ -18,7 +18,7 @@ _NO_CHANCE = 7.0
 _LOOKED_AT = 10_000
 
 
-class Together:
+class SharedEpoch:
     """Told of each read of a dataset that has several clients."""
 
     def __init__(self, jobs: Iterable[Job], names: Names, now: float) -> None:
@@ -40,7 +40,7 @@ class Together:
         self._by_chance = 0.0
 
     @property
-    def passes(self) -> list[Pass]:
+    def passes(self) -> list[Epoch]:
         """Empty: they have nothing in common, or that is not clear yet."""
         return self._job.predicting if self._by_chance >= _NO_CHANCE else []
 
