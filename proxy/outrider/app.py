@@ -79,7 +79,7 @@ async def running(
     async with AsyncExitStack() as stack:
         metrics = Metrics()
         traces = await make_traces(settings, stack)
-        stack.enter_context(kept_troubles(metrics.troubles))
+        stack.enter_context(kept_troubles(metrics.recent_errors))
         metrics.info.labels(__version__).set(1)
         metrics.started_at.set(wall_clock())
         directory = stack.enter_context(_directory(settings.cache_dir))
@@ -120,20 +120,20 @@ async def running(
                 outrider.server.workers.stop_listening()
             await _drain(outrider, hurry or asyncio.Event())
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
-            under_way = outrider.steering.orders.under_way()
+            under_way = outrider.control.orders.under_way()
             # Readers may outlast the drain, and what they bring from here on no snapshot would tell of.
             outrider.store.stopping = True
             await tasks.stop()
             await recovery.save()
-            learned_file.save(directory, outrider.planner.library)
+            learned_file.save(directory, outrider.planner.registry)
             warmup_file.save(directory.warmups, under_way)
 
 
 async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     await recovery.index()
     outrider.indexed.set()
-    outrider.steering.orders.pinning.resume()
-    await outrider.steering.orders.resume(
+    outrider.control.orders.pinning.resume()
+    await outrider.control.orders.resume(
         await outrider.store.work.run(warmup_file.take, outrider.store.directory.warmups)
     )
     if outrider.settings.scrub_bandwidth:
@@ -151,7 +151,7 @@ async def _upkeep(outrider: Outrider) -> None:
     while True:
         await asyncio.sleep(_UPKEEP_S)
         await outrider.store.sweep()
-        outrider.steering.orders.pinning.look_again()
+        outrider.control.orders.pinning.look_again()
 
 
 async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | None:

@@ -74,10 +74,10 @@ class Outrider:
     catalog: VersionCache
     flights: FlightTable
     planner: Planner
-    ghost: MissRatioCurve
+    miss_ratio: MissRatioCurve
     prefetch: Prefetch
     server: S3Server
-    steering: ControlBucket
+    control: ControlBucket
     credentials: AwsCredentials
     overview: Overview
     listen: str = ""
@@ -134,10 +134,10 @@ class Outrider:
             },
             "hit_ratio_by_size": {
                 f"{factor:g}": round(ratio, 4)
-                for factor, ratio in (self.ghost.epoch(self.planner.library.outlook()) or {}).items()
+                for factor, ratio in (self.miss_ratio.epoch(self.planner.registry.outlook()) or {}).items()
             },
             **self.overview.document(),
-            **self.steering.orders.status(),
+            **self.control.orders.status(),
         }
 
 
@@ -149,7 +149,7 @@ def make_rooms(
     `open_files`: how many descriptors the process may have. Raises SettingsError."""
     total = directory.total_bytes()
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
-    ghost = MissRatioCurve(limits.capacity_bytes)
+    miss_ratio = MissRatioCurve(limits.capacity_bytes)
     pins = Pins(
         lambda size: disk_bytes_of(size, settings.block_size, block_file.usual_disk_bytes),
         lambda version: version_id(origin.endpoint, version, settings.block_size),
@@ -158,55 +158,65 @@ def make_rooms(
         limits.capacity_bytes,
         settings.block_size,
         disk_bytes=block_file.usual_disk_bytes,
-        opened=ghost.opened,
+        opened=miss_ratio.opened,
         believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
         pins=pins,
-        templates=metrics.ledger.templates,
+        templates=metrics.usage.templates,
     )
-    learned_file.load(directory.orders, planner.library)
+    learned_file.load(directory.orders, planner.registry)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
     always = settings.verify == "always"
     store = DiskBlockStore(directory, policy, limits, metrics, time.monotonic, verify_always=always, pins=pins)
     stack.callback(store.close)
     catalog = VersionCache(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
-    turns = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), time.monotonic)
-    asking = OriginReader(origin, Patience(), metrics, turns, Hedging())
-    flights = FlightTable(asking, store, tasks.spawn, turns, time.monotonic)
-    openings = VersionLookup(
-        asking, origin.endpoint, catalog, flights, tasks.spawn, time.monotonic,
+    scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), time.monotonic)
+    origin_reader = OriginReader(origin, Patience(), metrics, scheduler, Hedging())
+    flights = FlightTable(origin_reader, store, tasks.spawn, scheduler, time.monotonic)
+    version_lookup = VersionLookup(
+        origin_reader, origin.endpoint, catalog, flights, tasks.spawn, time.monotonic,
         block_bytes=settings.block_size, stale_if_error=settings.stale_if_error,
     )  # fmt: skip
     reads = ObjectReads(
-        asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=settings.block_size
+        origin_reader,
+        origin.endpoint,
+        catalog,
+        store,
+        flights,
+        version_lookup,
+        metrics,
+        block_bytes=settings.block_size,
     )
-    buffers = MemoryBudget(shares.clients_bytes)
-    listings = ListCache(settings.list_ttl_of, time.monotonic, shares.listings_bytes, buffers)
+    memory = MemoryBudget(shares.clients_bytes)
+    list_cache = ListCache(settings.list_ttl_of, time.monotonic, shares.listings_bytes, memory)
     hits = HitLookup(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
     access = _access(settings)
-    survey = Enumerator(asking, buffers, catalog)
+    enumerator = Enumerator(origin_reader, memory, catalog)
     budget = PrefetchLimits(settings.prefetch_blocks, settings.prefetch_bandwidth)
     prefetch = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, openings, survey, turns,
+        planner, origin.endpoint, catalog, store, flights, version_lookup, enumerator, scheduler,
         tasks.spawn_apart, time.monotonic, metrics, block_bytes=settings.block_size,
         mode_of=lambda ref: Mode(settings.prefetch_of(ref)), budget=budget,
     )  # fmt: skip
-    warming = WarmupRunner(
-        origin.endpoint, catalog, store, prefetch, survey, pins, tasks.spawn_apart, time.monotonic,
+    warmup_runner = WarmupRunner(
+        origin.endpoint, catalog, store, prefetch, enumerator, pins, tasks.spawn_apart, time.monotonic,
         block_bytes=settings.block_size, blocks_at_once=budget.blocks, disk_bytes=block_file.usual_disk_bytes,
     )  # fmt: skip
-    pinning = Pinning(warming, prefetch, openings, lambda saved: _save_pins(store, saved))
+    pinning = Pinning(warmup_runner, prefetch, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
     # What is kept in memory ends with us.
     touched = None if str(settings.cache_dir) == "memory" else WrittenNamesFile(directory, store.work)
-    forwards = Passthrough(origin, asking, catalog, listings, partial(note_written, touched, catalog, openings))
-    steering = ControlBucket(
+    passthrough = Passthrough(
+        origin, origin_reader, catalog, list_cache, partial(note_written, touched, catalog, version_lookup)
+    )
+    control = ControlBucket(
         lambda: outrider.status(), prefetch,
-        MaintenanceCommands(warming, pinning, Verification(store, tasks.spawn, time.time), access, time.time), access, metrics,
+        MaintenanceCommands(warmup_runner, pinning, Verification(store, tasks.spawn, time.time), access, time.time),
+        access, metrics,
         time.time,
     )  # fmt: skip
     spans = _spans(settings, traces)
     requests = S3Handler(
-        reads, forwards, prefetch, access, steering, metrics, buffers, warming.hint,
+        reads, passthrough, prefetch, access, control, metrics, memory, warmup_runner.hint,
         domains=settings.domain, most=settings.requests, client_timeout_s=settings.client_timeout_s, spans=spans,
     )  # fmt: skip
     new_lane = partial(
@@ -221,12 +231,23 @@ def make_rooms(
     )  # fmt: skip
     stack.push_async_callback(server.stop)
     overview = Overview(
-        metrics, metrics.ledger, planner, ghost, metrics.troubles,
+        metrics, metrics.usage, planner, miss_ratio, metrics.recent_errors,
         Prices(settings.price_per_gb, settings.price_per_1000_gets), time.monotonic,
         capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, _names_of_keys(settings)),
     )  # fmt: skip
     outrider = Outrider(
-        settings, metrics, store, catalog, flights, planner, ghost, prefetch, server, steering, credentials, overview
+        settings,
+        metrics,
+        store,
+        catalog,
+        flights,
+        planner,
+        miss_ratio,
+        prefetch,
+        server,
+        control,
+        credentials,
+        overview,
     )
     return outrider, Recovery(store, catalog, touched=touched)
 

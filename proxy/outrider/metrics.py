@@ -43,8 +43,8 @@ class _Told:
 class UsageMetrics:
     """What the ledger says, as counters by dataset; small ones, and those beyond the first twenty, are `other`."""
 
-    def __init__(self, ledger: Usage, registry: CollectorRegistry, *, from_bytes: int = _LABEL_FROM_BYTES) -> None:
-        self._ledger = ledger
+    def __init__(self, usage: Usage, registry: CollectorRegistry, *, from_bytes: int = _LABEL_FROM_BYTES) -> None:
+        self._usage = usage
         self._from_bytes = from_bytes
         self._labels: dict[DatasetName, str] = {}
         self._told: dict[DatasetName, _Told] = {}
@@ -77,7 +77,7 @@ class UsageMetrics:
         )  # fmt: skip
 
     def tell(self) -> None:
-        accounts = self._ledger.datasets()
+        accounts = self._usage.datasets()
         for gone in [name for name, told in self._told.items() if accounts.get(name) is not told.account]:
             # What was told of it has moved to the others, and is not told again; it may have come back since, anew.
             its = self._told.pop(gone)
@@ -186,11 +186,11 @@ class Metrics:
         self.started_at = Gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.", registry=r)
         self._traffic = {source: self.served_bytes.labels(source) for source in SOURCES}
         self._traffic["bucket"] = self.origin_bytes
-        self.ledger = Usage(Templates(Lock()))
-        self.ledger_metrics = UsageMetrics(self.ledger, r)
+        self.usage = Usage(Templates(Lock()))
+        self.ledger_metrics = UsageMetrics(self.usage, r)
         self.before_telling: list[Callable[[], None]] = [self.ledger_metrics.tell]
         """Called, after these, before a scrape is answered: gauges that are looked up."""
-        self.troubles = RecentErrors()
+        self.recent_errors = RecentErrors()
         self.before_reading: list[Callable[[], None]] = []
         """Called before the numbers are read: a hit is counted in plain integers, which are added up here."""
 
@@ -202,7 +202,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def add_up(self) -> None:
-        """For who reads `ledger`, or many values at once."""
+        """For who reads `usage`, or many values at once."""
         for add in self.before_reading:
             add()
 

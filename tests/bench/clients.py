@@ -120,7 +120,7 @@ def boto_readers(world: World, endpoint: str, keys: Sequence[str], readers: int)
         BenchError: they did not read every byte.
     """
     parts = pieces(list(keys), readers)
-    seconds, read = _together(world, [["tests.bench.reader", endpoint, NAME, PROBE, *part] for part in parts])
+    seconds, read = _shared_epoch(world, [["tests.bench.reader", endpoint, NAME, PROBE, *part] for part in parts])
     return _whole(Took(seconds, read, len(keys)), world, keys)
 
 
@@ -131,13 +131,13 @@ def sinks(world: World, url: str, size_bytes: int, reads: int, readers: int) -> 
         BenchError: it did not come whole each time.
     """
     words = ["tests.bench.sink", str(reads // readers), url]
-    seconds, read = _together(world, [words] * readers)
+    seconds, read = _shared_epoch(world, [words] * readers)
     if read != reads // readers * readers * size_bytes:
         raise BenchError(f"{read} of {reads * size_bytes} bytes were read")
     return Took(seconds, read, reads)
 
 
-def _together(world: World, modules: list[list[str]]) -> tuple[float, int]:
+def _shared_epoch(world: World, modules: list[list[str]]) -> tuple[float, int]:
     """Run modules with their arguments, all let go at once; seconds until the last has read all, and bytes read."""
     env = clean_environment() | world.bucket.environment() | {"PYTHONPATH": str(REPOSITORY)}
     with contextlib.ExitStack() as stack:

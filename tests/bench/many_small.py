@@ -42,7 +42,7 @@ def main() -> None:
         proxy = ServedProxy(bucket, Path(directory), freshness="immutable")
         proxy.argv = ["prlimit", f"--nofile={OPEN_FILES}", *proxy.argv]
         with proxy:
-            passes: dict[str, Callable[[], tuple[float, float]]] = {
+            epochs: dict[str, Callable[[], tuple[float, float]]] = {
                 "a few": lambda: read(proxy, keys[:256] * (count // 256)),
                 "all of them": lambda: read(proxy, shuffled(keys)),
                 "all of them, pages not in memory": lambda: read(proxy, shuffled(keys), proxy.cache_dir),
@@ -52,9 +52,9 @@ def main() -> None:
             read(proxy, keys)
             proxy.settle()
             grown = procs.rss_bytes(proxy.pid) - empty
-            told: dict[str, list[tuple[float, float]]] = {name: [] for name in passes}
+            told: dict[str, list[tuple[float, float]]] = {name: [] for name in epochs}
             for _ in range(ROUNDS):
-                for name, one in passes.items():
+                for name, one in epochs.items():
                     told[name].append(one())
     print(f"memory: {grown / 1e6:.0f} MB more than empty, {grown / count / 1e3:.1f} kB an object")
     few_us, few_s = (median(part) for part in zip(*told["a few"], strict=True))

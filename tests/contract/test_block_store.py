@@ -593,10 +593,10 @@ async def test_a_header_that_the_disk_has_to_bring_is_no_lease_at_once(
 
     preadv = os.preadv
 
-    def cold(fd: int, buffers: list[bytearray], offset: int, flags: int = 0) -> int:
+    def cold(fd: int, memory: list[bytearray], offset: int, flags: int = 0) -> int:
         if flags:
             raise OSError(number, os.strerror(number))
-        return preadv(fd, buffers, offset)
+        return preadv(fd, memory, offset)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "preadv", cold)
@@ -1054,8 +1054,8 @@ async def test_room_that_is_still_being_made_is_waited_for(root: Path) -> None:
 async def all_done(work: DiskThreads) -> None:
     """Until its threads have done all that was asked of them, and what was asked when that was heard of."""
     for _ in range(3):
-        together = threading.Barrier(_THREADS)
-        await asyncio.gather(*(work.run(together.wait) for _ in range(_THREADS)))
+        shared_epoch = threading.Barrier(_THREADS)
+        await asyncio.gather(*(work.run(shared_epoch.wait) for _ in range(_THREADS)))
         for _ in range(3):
             await asyncio.sleep(0)
 

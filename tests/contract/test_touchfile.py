@@ -188,7 +188,7 @@ async def test_only_what_may_have_blocks_is_noted(tmp_path: Path) -> None:
         names: list[object] = []
 
         async def noted(*asked: ObjectRef | str) -> list[object]:
-            await note_written(touched, room.catalog, room.openings, asked)
+            await note_written(touched, room.catalog, room.version_lookup, asked)
             names[:] = touched._names
             return sorted(names, key=str)
 
@@ -196,7 +196,7 @@ async def test_only_what_may_have_blocks_is_noted(tmp_path: Path) -> None:
         touched = started(room.store.directory, set())
         assert await noted(REF) == []
         room.origin.put(REF, b"some")
-        reading = room.openings._question(REF, 0, False, False, -1)
+        reading = room.version_lookup._question(REF, 0, False, False, -1)
         assert await noted(REF) == [REF], "the question is under way"
         await reading
         await room.tasks.settle()

@@ -39,11 +39,11 @@ class Room:
         self.waits: list[asyncio.Future[None]] = []
         self.alarms: list[asyncio.Future[None]] = []
         self.metrics = Metrics()
-        self.concurrency = AimdLimit(2)
-        self.turns = FillScheduler(self.concurrency, BackgroundLimit(64), self.clock)
+        self.aimd = AimdLimit(2)
+        self.scheduler = FillScheduler(self.aimd, BackgroundLimit(64), self.clock)
         self.hedging = Hedging()
         patience = Patience(sleep=self.sleep, chance=lambda: 0.5, clock=self.clock, alarm=self.alarm)
-        self.asking = OriginReader(self.origin, patience, self.metrics, self.turns, self.hedging)
+        self.origin_reader = OriginReader(self.origin, patience, self.metrics, self.scheduler, self.hedging)
 
     async def sleep(self, _: float) -> None:
         self.waits.append(asyncio.get_running_loop().create_future())
@@ -61,12 +61,12 @@ class Room:
         for _ in range(50 * saved):
             self.hedging.after_s()
 
-    async def read(self, *, turn: bool = False) -> bytes:
-        own = self.turns.turn()
-        if not turn:
-            return b"".join([chunk async for chunk in self.asking.stream(self.version, Extent(0, len(DATA)))])
+    async def read(self, *, slot: bool = False) -> bytes:
+        own = self.scheduler.slot()
+        if not slot:
+            return b"".join([chunk async for chunk in self.origin_reader.stream(self.version, Extent(0, len(DATA)))])
         async with own:
-            stream = self.asking.stream(self.version, Extent(0, len(DATA)), None, own)
+            stream = self.origin_reader.stream(self.version, Extent(0, len(DATA)), None, own)
             return b"".join([chunk async for chunk in stream])
 
     async def settle(self) -> None:
@@ -82,7 +82,7 @@ def room() -> Iterator[Room]:
     room = Room()
     yield room
     assert room.origin.under_way == 0, "a reply was left open"
-    assert room.turns._held == {True: 0, False: 0}
+    assert room.scheduler._held == {True: 0, False: 0}
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ async def test_no_connection_is_held_before_the_next_try(fault: Fault, room: Roo
     room.origin.faults = [fault]
 
     async def ask() -> int:
-        async with room.asking.reply(GET) as reply:
+        async with room.origin_reader.reply(GET) as reply:
             return reply.status
 
     asked = asyncio.create_task(ask())
@@ -106,20 +106,20 @@ async def test_no_connection_is_held_before_the_next_try(fault: Fault, room: Roo
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(refuse=True), Fault(break_after=1500)])
 async def test_a_fill_holds_neither_connection_nor_turn_before_its_next_try(fault: Fault, room: Room) -> None:
     room.origin.faults = [fault]
-    filled = asyncio.create_task(room.read(turn=True))
+    filled = asyncio.create_task(room.read(slot=True))
     await room.settle()
-    assert (len(room.waits), room.origin.under_way, room.turns._held[True]) == (1, 0, 0)
+    assert (len(room.waits), room.origin.under_way, room.scheduler._held[True]) == (1, 0, 0)
     room.origin.faults.append(Fault(body_gate=(gate := asyncio.Event())))
     room.waits[0].set_result(None)
     await room.settle()
-    assert (room.origin.under_way, room.turns._held[True]) == (1, 1)
+    assert (room.origin.under_way, room.scheduler._held[True]) == (1, 1)
     gate.set()
     assert await filled == DATA
 
 
 async def test_a_fill_that_is_stopped_while_it_waits_leaves_no_turn_behind(room: Room) -> None:
     room.origin.faults = [Fault(status=503)]
-    filled = asyncio.create_task(room.read(turn=True))
+    filled = asyncio.create_task(room.read(slot=True))
     await room.settle()
     filled.cancel()
     await asyncio.wait([filled])
@@ -131,7 +131,7 @@ async def test_what_says_slow_down_halves_the_limit(status: int, limit: int, roo
     room.origin.faults = [Fault(status=status)]
     filled = asyncio.create_task(room.read())
     await room.settle()
-    assert room.concurrency.limit == limit
+    assert room.aimd.limit == limit
     room.waits[0].set_result(None)
     assert await filled == DATA
 
@@ -296,9 +296,9 @@ async def test_a_late_reply_that_was_given_up_counts_as_late(room: Room) -> None
 
 async def test_only_what_is_all_alike_is_asked_twice(room: Room) -> None:
     room.seasoned()
-    async with room.asking.reply(OriginRequest("GET", REF.bucket, "")):
+    async with room.origin_reader.reply(OriginRequest("GET", REF.bucket, "")):
         assert not room.alarms
-    async with room.asking.reply(GET, hedged=True):
+    async with room.origin_reader.reply(GET, hedged=True):
         assert len(room.alarms) == 1
 
 
@@ -324,9 +324,9 @@ async def test_who_waited_for_a_connection_in_vain_does_not_wait_for_it_five_tim
             raise OriginBusy("no connection to it came free")
             yield
 
-    room.asking._origin = Busy()
+    room.origin_reader._origin = Busy()
     with pytest.raises(OriginBusy):
-        async with room.asking.reply(GET):
+        async with room.origin_reader.reply(GET):
             pass
     assert (Busy.asked, room.waits) == (1, [])
 
@@ -350,11 +350,11 @@ async def test_an_alarm_that_was_given_up_leaves_no_timer_behind(monkeypatch: py
     loop, timers = asyncio.get_running_loop(), []
     call_later = loop.call_later
 
-    def kept(*what: Any) -> asyncio.TimerHandle:
+    def cached(*what: Any) -> asyncio.TimerHandle:
         timers.append(call_later(*what))
         return timers[-1]
 
-    monkeypatch.setattr(loop, "call_later", kept)
+    monkeypatch.setattr(loop, "call_later", cached)
     rings = Patience().alarm(3600.0)
     rings.cancel()
     await asyncio.sleep(0)

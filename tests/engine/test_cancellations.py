@@ -59,7 +59,7 @@ async def writes(room: Engine) -> None:
         yield NEW
 
     upload = upload_of((), UNSIGNED, None, body(), len(NEW))
-    answer = await room.forwards.send(classify("PUT", "/train/new", ()), (), upload)
+    answer = await room.passthrough.send(classify("PUT", "/train/new", ()), (), upload)
     await answer.body.aclose()
 
 
@@ -138,7 +138,7 @@ async def nothing_is_left(room: Engine) -> None:
     await room.tasks.settle()
     assert len(room.flights) == 0
     assert room.origin.under_way == 0
-    assert not any(room.turns._held.values())
+    assert not any(room.scheduler._held.values())
     assert room.store.leases() == 0
     slots = room.store._slots.values()
     assert not any(slot.in_use for slot in slots)
@@ -218,7 +218,7 @@ def test_a_stop_at_any_wait_of_a_warm_up_ends_it(may_hold: Callable[[int], int],
             now = room.clock()
             wanted = ObjectList((REF, OTHER), ())
             one = Warmup("", "", "all", b"", now, wanted, lambda _: True, Progress(now), TokenBucket(0.0, now))
-            room.warming.begin(one)
+            room.warmup_runner.begin(one)
             for _ in range(waits):
                 await asyncio.sleep(0)
             over = not one.running

@@ -102,7 +102,7 @@ async def test_empty_objects_are_no_gaps(room: Engine) -> None:
         room.origin.put(ref, b"")
     await read(room, 35, 7, 38, 3, 1)
     assert all(room.prefetch._is_here(ref) for ref in (*REFS[:4], *REFS[5:34:2], *REFS[34:]))
-    [dataset] = room.planner.library.datasets()
+    [dataset] = room.planner.registry.datasets()
     assert dataset.search.counted
 
 

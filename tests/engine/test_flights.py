@@ -20,7 +20,7 @@ from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.readahead import Run
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
-from outrider.engine.fill import fill as pouring
+from outrider.engine.fill import fill as fill_module
 from outrider.engine.fill.fill_scheduler import READS_ON_S
 from outrider.engine.fill.flight import Flight
 from outrider.ports import BlockWriter
@@ -40,7 +40,7 @@ def room(tmp_path: Path) -> Iterator[Engine]:
 async def here(one: Flight, offset: int) -> int:
     """Up to where the bytes from `offset` on are, once that one is."""
     early = await one.come(offset)
-    return one.arrival.reach(offset) if early is None else offset + len(early)
+    return one.partial.reach(offset) if early is None else offset + len(early)
 
 
 def version_in(room: Engine, ref: ObjectRef = REF, size: int = len(DATA)) -> ObjectVersion:
@@ -226,7 +226,7 @@ async def test_a_stop_tells_the_waiters_and_leaves_nothing_behind(steps: int, ro
 
 async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine) -> None:
     unused: Any = None
-    fill = pouring.Pouring(unused, room.store, None, unused, unused, unused, unused, unused, unused, unused)
+    fill = fill_module.Pouring(unused, room.store, None, unused, unused, unused, unused, unused, unused, unused)
     version = version_in(room)
     for index in range(2):
         await fill.begin(Flight(BlockMeta("http://fake", version, BLOCK, index)))
@@ -315,7 +315,7 @@ async def test_what_lies_before_is_brought_at_once_when_somebody_waits_for_it(ro
         await asyncio.sleep(0)
     assert room.origin.count() == 1  # nobody waits for it yet
     assert await here(one, 0) > 0
-    while one.arrival.reach(0) < AT:
+    while one.partial.reach(0) < AT:
         await asyncio.sleep(0)
     assert await here(one, 10) == AT
     assert await here(one, AT) == AT + 100  # the tail is still on its way
@@ -391,7 +391,7 @@ async def test_what_is_held_back_from_the_disk_is_had_by_whoever_comes(room: Eng
         await asyncio.sleep(0)
     for _ in range(50):
         await asyncio.sleep(0)
-    assert one.arrival.reach(0) == 0
+    assert one.partial.reach(0) == 0
     # The origin is silent: what is here is given all the same.
     for start, stop in ((0, 10_000), (5, 10_000), (10_000, 20_000), (24_999, 25_000)):
         assert bytes(await one.come(start) or b"") == DATA[start:stop]
@@ -433,8 +433,8 @@ async def test_a_disk_that_fails_what_was_held_ends_the_fill(room: Engine, monke
 @given(st.integers(1, 10_000))
 def test_what_all_fills_hold_back_is_bounded_and_one_alone_holds_enough_for_a_write(fills: int) -> None:
     # 64 is the default of the setting `fills`; more than 128 hold 64 KiB each, what a socket brings at once.
-    assert fills * pouring.hold_bytes(fills) <= max(8 * 2**20, fills * 64 * 2**10)
-    assert pouring.hold_bytes(fills) <= pouring.hold_bytes(1) == 512 * 2**10
+    assert fills * fill_module.hold_bytes(fills) <= max(8 * 2**20, fills * 64 * 2**10)
+    assert fill_module.hold_bytes(fills) <= fill_module.hold_bytes(1) == 512 * 2**10
 
 
 async def test_many_fills_that_nobody_waits_for_write_sooner_than_one_does(tmp_path: Path) -> None:
@@ -572,12 +572,12 @@ async def test_what_was_fetched_ahead_is_written_once_readers_of_what_is_here_re
         waits.append(seconds)
         its.clock.advance(seconds)
         if len(waits) != ends_after:
-            its.turns.read_at = its.clock()
+            its.scheduler.read_at = its.clock()
 
     with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on) as its:
         its.origin.put(REF, DATA[:BLOCK])
         flights = its.flights.board("http://fake", version_in(its, size=BLOCK), BLOCK, Run(0, 1))
-        its.turns.read_at = its.clock()
+        its.scheduler.read_at = its.clock()
         its.flights.fill(flights, prefetch=True)
         await its.tasks.settle()
         assert len(its.store) == 1
@@ -602,9 +602,9 @@ async def test_before_what_came_for_nobody_is_on_disk_more_is_begun_unless_it_is
     monkeypatch.setattr(os, "pwritev", write)
     with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on, fills_max=1) as room, ExitStack() as stack:
         if reads:
-            room.turns.read_at = room.clock()
+            room.scheduler.read_at = room.clock()
         if waits:
-            stack.enter_context(room.turns.question())
+            stack.enter_context(room.scheduler.question())
         for ref in (REF, other):
             room.origin.put(ref, DATA[:BLOCK])
             version = version_in(room, ref, BLOCK)
@@ -630,7 +630,7 @@ async def test_what_nobody_reads_comes_in_parts_or_is_large_is_written_at_once(
 ) -> None:  # fmt: skip
     """`count`: the blocks of the object, of which one is brought."""
     waits: list[float] = []
-    monkeypatch.setattr(pouring, "_SMALL_BYTES", small)
+    monkeypatch.setattr(fill_module, "_SMALL_BYTES", small)
 
     async def reads_on(seconds: float) -> None:
         waits.append(seconds)
@@ -648,9 +648,9 @@ async def test_of_small_bodies_the_time_is_told_and_of_others_the_bytes(
 ) -> None:
     small: list[float] = []
     flowed: list[int] = []
-    monkeypatch.setattr(pouring, "_SMALL_BYTES", BLOCK)
-    monkeypatch.setattr(room.turns, "came_small", small.append)
-    monkeypatch.setattr(room.turns, "flowed", lambda count, awaited: flowed.append(count))
+    monkeypatch.setattr(fill_module, "_SMALL_BYTES", BLOCK)
+    monkeypatch.setattr(room.scheduler, "came_small", small.append)
+    monkeypatch.setattr(room.scheduler, "flowed", lambda count, awaited: flowed.append(count))
     version, gate = version_in(room), asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
     room.flights.fill(room.flights.board("http://fake", version, BLOCK, Run(0, 1)))

@@ -46,7 +46,7 @@ async def test_it_is_sent_to_its_bucket_with_its_length_and_its_key_is_forgotten
     await room.get()
     body = encoded([("key", REF.key)], b"file")
     form = await incoming(body)
-    answer = await room.forwards.send(FORM, (), form.upload(SizeRange()))
+    answer = await room.passthrough.send(FORM, (), form.upload(SizeRange()))
     await answer.body.aclose()
     sent = room.origin.log[-1]
     assert (sent.method, sent.bucket, sent.key) == ("POST", REF.bucket, "")

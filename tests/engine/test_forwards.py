@@ -40,7 +40,7 @@ async def send(
     keys: list[str] | None = None,
 ) -> tuple[int, bytes]:  # fmt: skip
     upload = Upload() if body is None else upload_of((), UNSIGNED, None, source(body), len(body))
-    answer = await room.forwards.send(classify(method, target, headers), headers, upload, keys)
+    answer = await room.passthrough.send(classify(method, target, headers), headers, upload, keys)
     return answer.status, await drained(answer)
 
 
@@ -106,7 +106,7 @@ async def test_what_is_written_is_noted_before_it_is_sent_and_again_before_it_is
     async def note(names: Sequence[object]) -> None:
         noted.append((list(names), room.origin.count("PUT") + room.origin.count("POST")))
 
-    room.forwards._note = note
+    room.passthrough._note = note
     await send(room, "PUT", "/train/a.tar?tagging", b"")
     assert noted == [([REF], 0), ([REF], 1)]
     noted.clear()
@@ -151,7 +151,7 @@ async def test_the_head_of_the_2xx_is_enough_to_ask_anew(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(method="PUT", gate=gate)]
     upload = upload_of((), UNSIGNED, None, source(b"new!"), 4)
-    write = asyncio.create_task(room.forwards.send(classify("PUT", "/train/a.tar", ()), (), upload, None))
+    write = asyncio.create_task(room.passthrough.send(classify("PUT", "/train/a.tar", ()), (), upload, None))
     while room.origin.count("PUT") == 0:
         await asyncio.sleep(0)
     assert await room.get() == b"old"
@@ -163,7 +163,7 @@ async def test_the_head_of_the_2xx_is_enough_to_ask_anew(room: Engine) -> None:
 
 async def test_between_the_head_of_the_reply_and_its_end_a_read_is_believed_only_until_the_end(room: Engine) -> None:
     # CompleteMultipartUpload answers 200 at once and carries on: what counts is the end of its body.
-    answer = await room.forwards.send(classify("POST", "/train/a.tar?uploadId=u", ()), (), Upload(), None)
+    answer = await room.passthrough.send(classify("POST", "/train/a.tar?uploadId=u", ()), (), Upload(), None)
     assert await room.get() == b"old"
     room.origin.put(REF, b"complete")
     await drained(answer)
@@ -241,5 +241,5 @@ async def test_a_body_that_proves_wrong_is_the_clients_error_and_nothing_is_stor
     payload = Payload(PayloadForm.HASHED, "0" * 64)
     upload = upload_of((), payload, None, source(b"ab", b"cd"), 4)
     with pytest.raises(ContentSha256Mismatch):
-        await room.forwards.send(classify("PUT", "/train/a.tar", ()), (), upload, None)
+        await room.passthrough.send(classify("PUT", "/train/a.tar", ()), (), upload, None)
     assert room.origin.objects[REF].data == b"old"

@@ -23,7 +23,7 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def listings(clock: FakeClock) -> ListCache:
+def list_cache(clock: FakeClock) -> ListCache:
     return ListCache(lambda prefix: TTL_S if prefix.startswith("train/") else None, clock, 1000, MemoryBudget(1 << 20))
 
 
@@ -37,70 +37,72 @@ async def chunks_of(body: bytes) -> Chunks:
 
 
 async def keep(
-    listings: ListCache, operation: Operation, body: bytes = PAGE, headers: Headers = (), *,
+    list_cache: ListCache, operation: Operation, body: bytes = PAGE, headers: Headers = (), *,
     write_meanwhile: bool = False,
 ) -> None:  # fmt: skip
-    key = listings.key_of(operation, ())
+    key = list_cache.key_of(operation, ())
     assert key is not None
-    mark = listings.mark()
+    mark = list_cache.mark()
     if write_meanwhile:
-        listings.forget("train")
-    async with aclosing(listings.keeping(operation, key, mark, headers, chunks_of(body))) as chunks:
+        list_cache.forget("train")
+    async with aclosing(list_cache.keeping(operation, key, mark, headers, chunks_of(body))) as chunks:
         assert b"".join([chunk async for chunk in chunks]) == body
 
 
-def found(listings: ListCache, operation: Operation) -> bytes | None:
-    key = listings.key_of(operation, ())
+def found(list_cache: ListCache, operation: Operation) -> bytes | None:
+    key = list_cache.key_of(operation, ())
     assert key is not None
-    page = listings.get(key)
+    page = list_cache.get(key)
     return None if page is None else page.body
 
 
-async def test_a_page_is_kept_until_its_time_is_up(listings: ListCache, clock: FakeClock) -> None:
-    await keep(listings, a_list())
-    assert found(listings, a_list("/train?prefix=a%2F&list-type=2")) == PAGE, "the order of the query means nothing"
-    assert found(listings, a_list("/train?list-type=2&prefix=b/")) is None
-    await keep(listings, a_list("/train?prefix=b&prefix=a"))
-    assert found(listings, a_list("/train?prefix=a&prefix=b")) is None, "but for what comes twice"
+async def test_a_page_is_kept_until_its_time_is_up(list_cache: ListCache, clock: FakeClock) -> None:
+    await keep(list_cache, a_list())
+    assert found(list_cache, a_list("/train?prefix=a%2F&list-type=2")) == PAGE, "the order of the query means nothing"
+    assert found(list_cache, a_list("/train?list-type=2&prefix=b/")) is None
+    await keep(list_cache, a_list("/train?prefix=b&prefix=a"))
+    assert found(list_cache, a_list("/train?prefix=a&prefix=b")) is None, "but for what comes twice"
     clock.now += TTL_S - 0.1
-    assert found(listings, a_list()) == PAGE
+    assert found(list_cache, a_list()) == PAGE
     clock.now += 0.1
-    assert found(listings, a_list()) is None
+    assert found(list_cache, a_list()) is None
 
 
-async def test_a_write_to_the_bucket_forgets_its_pages_and_no_others(listings: ListCache) -> None:
-    await keep(listings, a_list())
-    listings.forget("other")
-    assert found(listings, a_list()) == PAGE
-    listings.forget("train")
-    assert found(listings, a_list()) is None
+async def test_a_write_to_the_bucket_forgets_its_pages_and_no_others(list_cache: ListCache) -> None:
+    await keep(list_cache, a_list())
+    list_cache.forget("other")
+    assert found(list_cache, a_list()) == PAGE
+    list_cache.forget("train")
+    assert found(list_cache, a_list()) is None
 
 
-async def test_a_page_that_a_write_overtook_is_not_kept(listings: ListCache) -> None:
-    await keep(listings, a_list(), write_meanwhile=True)
-    assert found(listings, a_list()) is None
+async def test_a_page_that_a_write_overtook_is_not_kept(list_cache: ListCache) -> None:
+    await keep(list_cache, a_list(), write_meanwhile=True)
+    assert found(list_cache, a_list()) is None
 
 
-async def test_a_page_that_came_compressed_is_not_kept_for_those_who_did_not_ask_for_that(listings: ListCache) -> None:
-    await keep(listings, a_list(), headers=(("content-type", "application/xml"), ("content-encoding", "gzip")))
-    assert found(listings, a_list()) is None
+async def test_a_page_that_came_compressed_is_not_kept_for_those_who_did_not_ask_for_that(
+    list_cache: ListCache,
+) -> None:
+    await keep(list_cache, a_list(), headers=(("content-type", "application/xml"), ("content-encoding", "gzip")))
+    assert found(list_cache, a_list()) is None
 
 
-async def test_a_page_that_did_not_come_whole_is_not_kept(listings: ListCache) -> None:
-    key = listings.key_of(a_list(), ())
+async def test_a_page_that_did_not_come_whole_is_not_kept(list_cache: ListCache) -> None:
+    key = list_cache.key_of(a_list(), ())
     assert key is not None
-    async with aclosing(listings.keeping(a_list(), key, listings.mark(), (), chunks_of(PAGE))) as chunks:
+    async with aclosing(list_cache.keeping(a_list(), key, list_cache.mark(), (), chunks_of(PAGE))) as chunks:
         await anext(chunks)
-    assert listings.get(key) is None
+    assert list_cache.get(key) is None
 
 
-async def test_the_pages_have_a_limit_in_bytes(listings: ListCache) -> None:
-    await keep(listings, a_list(), b"x" * 1001)
-    assert found(listings, a_list()) is None
+async def test_the_pages_have_a_limit_in_bytes(list_cache: ListCache) -> None:
+    await keep(list_cache, a_list(), b"x" * 1001)
+    assert found(list_cache, a_list()) is None
     for number in range(20):
-        await keep(listings, a_list(f"/train?prefix={number}"), b"x" * 400)
-    kept = [number for number in range(20) if found(listings, a_list(f"/train?prefix={number}"))]
-    assert kept == [18, 19]
+        await keep(list_cache, a_list(f"/train?prefix={number}"), b"x" * 400)
+    cached = [number for number in range(20) if found(list_cache, a_list(f"/train?prefix={number}"))]
+    assert cached == [18, 19]
 
 
 @pytest.mark.parametrize(
@@ -115,9 +117,9 @@ async def test_the_pages_have_a_limit_in_bytes(listings: ListCache) -> None:
         ("/train?list-type=2", (("x-amz-optional-object-attributes", "RestoreStatus"),)),
     ],
 )
-def test_what_is_no_plain_list_of_a_rule_is_not_kept(listings: ListCache, target: str, headers: Headers) -> None:
-    assert listings.key_of(classify("GET", target, headers), headers) is None
+def test_what_is_no_plain_list_of_a_rule_is_not_kept(list_cache: ListCache, target: str, headers: Headers) -> None:
+    assert list_cache.key_of(classify("GET", target, headers), headers) is None
 
 
-def test_a_head_of_a_bucket_is_no_list(listings: ListCache) -> None:
-    assert listings.key_of(Operation(Kind.FORWARD, "HEAD", "train", "", (), Forgets.NOTHING), ()) is None
+def test_a_head_of_a_bucket_is_no_list(list_cache: ListCache) -> None:
+    assert list_cache.key_of(Operation(Kind.FORWARD, "HEAD", "train", "", (), Forgets.NOTHING), ()) is None

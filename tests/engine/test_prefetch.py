@@ -173,12 +173,12 @@ async def test_of_an_object_that_was_unknown_what_is_still_to_come_is_known_once
     reading = asyncio.create_task(room.get(OTHER))
     for _ in range(100):
         await asyncio.sleep(0)
-    assert room.turns._held[True] == 1
-    assert room.turns._left_bytes == BLOCK, "else it would be taken for demand that ends"
+    assert room.scheduler._held[True] == 1
+    assert room.scheduler._left_bytes == BLOCK, "else it would be taken for demand that ends"
     gate.set()
     assert await reading == ramp(BLOCK, 77)
     await opened
-    assert room.turns._left_bytes == 0
+    assert room.scheduler._left_bytes == 0
 
 
 async def test_what_a_reader_asks_for_just_now_takes_no_turn_from_what_comes_next(room: Engine) -> None:
@@ -332,10 +332,12 @@ async def test_a_long_list_is_fetched_from_while_it_comes(then: int, room: Engin
         while not all(map(room.prefetch._is_here, REFS[:6])):
             await asyncio.sleep(0)
     assert not any(request.key == REFS[6].key for request in room.origin.log)
-    room.turns._courtesy.beside = 40
+    room.scheduler._background_limit.beside = 40
     gate.set()
     await room.tasks.settle()
-    assert room.turns._courtesy.beside < 10, "what was learnt beside the LIST says nothing of the line alone"
+    assert room.scheduler._background_limit.beside < 10, (
+        "what was learnt beside the LIST says nothing of the line alone"
+    )
     await read(room, REFS[11])
     await read(room, REFS[8])
     await room.tasks.settle()
@@ -479,8 +481,8 @@ async def test_the_order_of_what_is_wanted_is_kept_where_the_settings_leave_some
         refs = [ObjectRef("train", f"s/{n:06d}.{kind}") for n in range(60) for kind in ("jpg", "json")]
         for at in range(0, 120, 40):
             room.prefetch.told(CLIENT, refs[at : at + 40], start=at, total=120)
-        [dataset] = room.planner.library.datasets()
-        told = [dataset.names.keys[key] for key in dataset.passes()[-1].agenda]
+        [dataset] = room.planner.registry.datasets()
+        told = [dataset.names.keys[key] for key in dataset.epochs()[-1].agenda]
         await room.tasks.cancel()
         assert told == [ref.key for ref in refs[::2]]
 
@@ -548,11 +550,11 @@ def many(number: int) -> ObjectVersion:
 
 
 async def test_who_was_answered_at_once_is_about_to_ask_for_more(room: Engine) -> None:
-    assert not room.turns.reads_on
+    assert not room.scheduler.reads_on
     room.prefetch.note(CLIENT, many(0), Extent(0, 100))
-    assert room.turns.reads_on
+    assert room.scheduler.reads_on
     room.clock.advance(READS_ON_S)
-    assert not room.turns.reads_on
+    assert not room.scheduler.reads_on
 
 
 async def test_of_a_storm_of_hits_a_tick_hears_a_few_and_the_oldest_beyond_a_bound_are_never_heard(
@@ -561,11 +563,11 @@ async def test_of_a_storm_of_hits_a_tick_hears_a_few_and_the_oldest_beyond_a_bou
     for number in range(20_000):
         room.prefetch.note(CLIENT, many(number), Extent(0, 100))
     await room.prefetch.tick()
-    assert len(room.planner.library) == 256
+    assert len(room.planner.registry) == 256
     for _ in range(20_000 // 256):
         await room.prefetch.tick()
-    assert len(room.planner.library) == 16_384
-    [dataset] = room.planner.library.datasets()
+    assert len(room.planner.registry) == 16_384
+    [dataset] = room.planner.registry.datasets()
     assert dataset.names.keys[0] == many(20_000 - 16_384).ref.key
     assert dataset.names.keys[-1] == many(19_999).ref.key
     await room.tasks.settle()
@@ -583,11 +585,11 @@ async def test_others_have_their_turns_while_a_storm_of_hits_is_heard_and_most_o
 
     async def others() -> None:
         while True:
-            turns.append(room.clock())
+            scheduler.append(room.clock())
             await asyncio.sleep(0)
 
     monkeypatch.setattr(room.planner, "asked", takes_long)
-    turns: list[float] = []
+    scheduler: list[float] = []
     for number in range(100):
         room.prefetch.note(CLIENT, many(number), Extent(0, 100))
     beside = asyncio.create_task(others())
@@ -598,7 +600,7 @@ async def test_others_have_their_turns_while_a_storm_of_hits_is_heard_and_most_o
         ticks += 1
         assert room.clock() - began < 0.012, "of each 50 ms"
     beside.cancel()
-    assert max(later - sooner for sooner, later in pairwise(turns)) < 0.0013
+    assert max(later - sooner for sooner, later in pairwise(scheduler)) < 0.0013
     assert heard == [many(number).ref for number in range(100)]
     assert ticks == 4
     await room.tasks.settle()
@@ -610,7 +612,7 @@ async def test_small_reads_all_over_one_object_do_not_keep_others_from_being_hea
         room.prefetch.note(CLIENT, version, Extent(10 * number, 10 * number + 1))
     room.prefetch.note(CLIENT, many(0), Extent(0, 100))
     await room.prefetch.tick()
-    assert len(room.planner.library) == 2
+    assert len(room.planner.registry) == 2
     await room.tasks.settle()
 
 
@@ -631,7 +633,7 @@ async def test_an_error_of_our_own_in_the_planner_costs_no_reader_his_reply_and_
     def broken(*_: object) -> None:
         raise IndexError("array index out of range")
 
-    version = await room.openings.ask(REFS[0], 0)
+    version = await room.version_lookup.ask(REFS[0], 0)
     for act in ("asked", "sent", "wants"):
         with monkeypatch.context() as now:
             now.setattr(room.planner, act, broken)

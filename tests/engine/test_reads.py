@@ -235,7 +235,7 @@ async def test_a_readers_first_block_comes_before_what_another_reader_has_ahead(
     room.origin.put(other, DATA)
     for ref in (REF, other):
         await room.reads.head(ref, {})
-    room.turns._concurrency.limit = 1
+    room.scheduler._aimd.limit = 1
     gate = asyncio.Event()
     room.origin.faults = [Fault(method="GET", gate=gate)]
     reading = [asyncio.create_task(room.get(ref)) for ref in (REF, other)]
@@ -252,17 +252,17 @@ async def test_a_readers_first_block_comes_before_what_another_reader_has_ahead(
 async def test_beside_a_question_to_the_origin_prefetch_takes_what_it_may_beside_readers(
     method: str, room: Engine
 ) -> None:
-    room.turns._courtesy.alone = 4
+    room.scheduler._background_limit.alone = 4
     gate = asyncio.Event()
     room.origin.faults = [Fault(gate=gate)]
-    asking = asyncio.create_task(getattr(room.reads, method)(REF, {}))
-    turns = [room.turns.turn(demand=False) for _ in range(3)]
-    taking = [asyncio.create_task(turn.take()) for turn in turns]
+    origin_reader = asyncio.create_task(getattr(room.reads, method)(REF, {}))
+    scheduler = [room.scheduler.slot(demand=False) for _ in range(3)]
+    taking = [asyncio.create_task(slot.take()) for slot in scheduler]
     for _ in range(20):
         await asyncio.sleep(0)
-    assert [turn.held for turn in turns] == [True, False, False]
+    assert [slot.held for slot in scheduler] == [True, False, False]
     gate.set()
-    answer = await asking
+    answer = await origin_reader
     await asyncio.wait_for(asyncio.gather(*taking), 10)
     await taken(answer)
 
@@ -508,14 +508,14 @@ async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_i
 
         async def filled(some: list[ObjectRef]) -> list[int]:
             """How many blocks of each were kept, in the end."""
-            kept = []
+            cached = []
             for ref in some:
                 before = len(room.store)
                 assert await room.get(ref) == DATA
                 await room.tasks.settle()
                 room.clock.advance(disk.seconds)
-                kept.append(len(room.store) - before)
-            return kept
+                cached.append(len(room.store) - before)
+            return cached
 
         assert await filled(refs[:5]) == [6] * 5
         disk.seconds = 0.5
@@ -585,12 +585,12 @@ async def test_what_a_fill_has_yet_to_bring_is_known_as_its_bytes_come(room: Eng
     room.origin.faults = [Fault(body_gate=gate, gate_after=2 * 7000)]
     reader = asyncio.create_task(room.range(0, BLOCK))
     async with asyncio.timeout(10):
-        while room.turns._left_bytes != BLOCK - 2 * 7000:
+        while room.scheduler._left_bytes != BLOCK - 2 * 7000:
             await asyncio.sleep(0)
     gate.set()
     assert await reader == DATA[:BLOCK]
     await room.tasks.settle()
-    assert room.turns._left_bytes == 0
+    assert room.scheduler._left_bytes == 0
 
 
 @pytest.mark.parametrize("rest", ["missing", "missing behind a hole", "prefetched", "here"])
@@ -603,7 +603,7 @@ async def test_a_reader_goes_on_until_he_has_asked_for_all_that_he_lacks(room: E
     await room.tasks.settle()
     gate = asyncio.Event()
     room.origin.faults = [Fault(None, gate=gate)]
-    with room.turns.question():
+    with room.scheduler.question():
         if rest == "prefetched":
             version = room.catalog.fresh(REF)
             assert version is not None
@@ -611,13 +611,13 @@ async def test_a_reader_goes_on_until_he_has_asked_for_all_that_he_lacks(room: E
             room.flights.fill(begun, prefetch=True)
         reader = asyncio.create_task(room.get())
         async with asyncio.timeout(10):
-            while room.turns._held[True] < FIRST_BLOCKS:
+            while room.scheduler._held[True] < FIRST_BLOCKS:
                 await asyncio.sleep(0)
-        assert room.turns._going_on == (rest != "here")
+        assert room.scheduler._going_on == (rest != "here")
         gate.set()
         assert await reader == DATA
         await room.tasks.settle()
-        assert room.turns._going_on == 0
+        assert room.scheduler._going_on == 0
 
 
 async def test_a_reader_who_takes_nothing_promises_nothing_once_what_he_asked_for_is_here(room: Engine) -> None:
@@ -625,7 +625,7 @@ async def test_a_reader_who_takes_nothing_promises_nothing_once_what_he_asked_fo
     answer = await room.reads.get(REF, {})
     await room.tasks.settle()
     assert not room.flights
-    assert room.turns._going_on == 0
+    assert room.scheduler._going_on == 0
     assert await taken(answer) == DATA
 
 
@@ -634,19 +634,19 @@ async def test_what_a_reader_asks_for_last_comes_before_what_nobody_reads_yet(ro
     room.origin.put(other, DATA)
     for ref in (REF, other):
         await room.reads.head(ref, {})
-    courtesy = room.turns._courtesy
-    courtesy._flowed_at, courtesy._best_bytes_s, courtesy._peak = room.clock(), 2e6, 4.0
+    background_limit = room.scheduler._background_limit
+    background_limit._flowed_at, background_limit._best_bytes_s, background_limit._peak = room.clock(), 2e6, 4.0
     room.origin.faults = [Fault(None, key=other.key, gate=(gate := asyncio.Event()))]
     overtaken: list[int] = []
-    start = room.turns._start
+    start = room.scheduler._start
 
-    def started(turn: FillSlot) -> None:
-        if not turn.demand:
-            asked = [one.turn for one in room.flights._flights.values() if one.turn is not None and one.turn.demand]
+    def started(slot: FillSlot) -> None:
+        if not slot.demand:
+            asked = [one.slot for one in room.flights._flights.values() if one.slot is not None and one.slot.demand]
             overtaken.append(sum(not one.held for one in asked))
-        start(turn)
+        start(slot)
 
-    room.turns._start = started  # type: ignore[method-assign]
+    room.scheduler._start = started  # type: ignore[method-assign]
     room.reads._readers_lately = 4.0  # two blocks first, then all that is left
     reader = asyncio.create_task(room.get())
     while len(room.flights) < 2:

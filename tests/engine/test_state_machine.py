@@ -207,7 +207,7 @@ class OneVersion(RuleBasedStateMachine):
         else:
             operation, names = classify(kind, f"/bkt/{key}", ()), None
         try:
-            answer = await self.room.forwards.send(operation, (), upload, names)
+            answer = await self.room.passthrough.send(operation, (), upload, names)
         except ServiceUnavailable:
             return
         if kind == "DELETE objects" and answer.status == 200:
@@ -259,35 +259,35 @@ class OneVersion(RuleBasedStateMachine):
     def _asked(self, version: ObjectVersion, extent: Extent) -> None:
         self.room.prefetch.asked("job", version, extent, checksums=False)
 
-    @rule(key=keys, start=starts, length=lengths, turns=st.integers(0, 80), stays=st.booleans())
-    def we_leave_a_read(self, key: str, start: int | None, length: int | None, turns: int, stays: bool) -> None:
+    @rule(key=keys, start=starts, length=lengths, scheduler=st.integers(0, 80), stays=st.booleans())
+    def we_leave_a_read(self, key: str, start: int | None, length: int | None, scheduler: int, stays: bool) -> None:
         """At any of its waits; somebody who reads the same beside it hears nothing of that."""
 
         async def reads() -> None:
             beside = [self._read(key, start, length)] if stays else []
-            await asyncio.gather(leave_after(turns, self._read(key, start, length)), *beside)
+            await asyncio.gather(leave_after(scheduler, self._read(key, start, length)), *beside)
 
         self.act(reads())
 
-    @rule(key=keys, size=st.sampled_from(SIZES), kind=st.sampled_from(("PUT", "DELETE")), turns=st.integers(0, 20))
-    def we_leave_a_write(self, key: str, size: int, kind: str, turns: int) -> None:
+    @rule(key=keys, size=st.sampled_from(SIZES), kind=st.sampled_from(("PUT", "DELETE")), scheduler=st.integers(0, 20))
+    def we_leave_a_write(self, key: str, size: int, kind: str, scheduler: int) -> None:
         """Whether it took place only the origin knows; nobody was told that it did."""
         data = self.new_data(size) if kind == "PUT" else None
         told = len(self.histories[key])
         before = self.origin.objects.get(ObjectRef("bkt", key))
-        self.act(self._left(turns, self._write(key, data, kind)))
+        self.act(self._left(scheduler, self._write(key, data, kind)))
         if len(self.histories[key]) == told and self.origin.objects.get(ObjectRef("bkt", key)) is not before:
             self.happened(key, data)
 
-    async def _left(self, turns: int, work: Coroutine[Any, Any, None]) -> None:
-        await leave_after(turns, work)
+    async def _left(self, scheduler: int, work: Coroutine[Any, Any, None]) -> None:
+        await leave_after(scheduler, work)
 
-    @rule(key=keys, readers=st.integers(1, 3), turns=st.integers(0, 40))
-    def the_work_of_the_background_is_cancelled(self, key: str, readers: int, turns: int) -> None:
+    @rule(key=keys, readers=st.integers(1, 3), scheduler=st.integers(0, 40))
+    def the_work_of_the_background_is_cancelled(self, key: str, readers: int, scheduler: int) -> None:
         """As at a stop; whoever reads gets his bytes past the cache, or sees an end."""
 
         async def stop() -> None:
-            for _ in range(turns):
+            for _ in range(scheduler):
                 await asyncio.sleep(0)
             await self.room.tasks.cancel()
 
@@ -296,12 +296,12 @@ class OneVersion(RuleBasedStateMachine):
 
         self.act(reads())
 
-    @rule(key=keys, start=starts, turns=st.integers(0, 30), readers=st.integers(0, 2))
-    def a_worker_hits(self, key: str, start: int | None, turns: int, readers: int) -> None:
+    @rule(key=keys, start=starts, scheduler=st.integers(0, 30), readers=st.integers(0, 2))
+    def a_worker_hits(self, key: str, start: int | None, scheduler: int, readers: int) -> None:
         """Another loop looks, takes a lease and reads later, whatever happens here in between."""
 
         async def hit() -> None:
-            for _ in range(turns):
+            for _ in range(scheduler):
                 await asyncio.sleep(0)
             known = self.hits.known(ObjectRef("bkt", key))
             if known is None or (start or 0) >= known.version.size:
@@ -310,7 +310,7 @@ class OneVersion(RuleBasedStateMachine):
             found = self.hits.pieces(known, Extent(start or 0, known.version.size), known.version.size)
             if found is None:
                 return
-            for _ in range(turns):
+            for _ in range(scheduler):
                 await asyncio.sleep(0)
             got = b""
             for lease, fd, offset, count in found:
@@ -374,7 +374,7 @@ class OneVersion(RuleBasedStateMachine):
         self.runner.run(settled())
         assert len(self.room.flights) == 0
         assert self.room.origin.under_way == 0
-        assert not any(self.room.turns._held.values())
+        assert not any(self.room.scheduler._held.values())
         assert not any(slot.in_use for slot in self.room.store._slots.values())
         assert self.room.store.used_bytes == sum(slot.disk_bytes for slot in self.room.store._slots.values())
 

@@ -15,12 +15,12 @@ from tests.support.fakes import FakeClock
 class Queue:
     """Fills that take their turns and note when they have them."""
 
-    def __init__(self, limit: int, courtesy: int = 2) -> None:
-        self.courtesy = BackgroundLimit(64)
-        self.courtesy.alone = courtesy
+    def __init__(self, limit: int, background_limit: int = 2) -> None:
+        self.background_limit = BackgroundLimit(64)
+        self.background_limit.alone = background_limit
         self.clock = FakeClock()
-        self.concurrency = AimdLimit(limit)
-        self.turns = FillScheduler(self.concurrency, self.courtesy, self.clock)
+        self.aimd = AimdLimit(limit)
+        self.scheduler = FillScheduler(self.aimd, self.background_limit, self.clock)
         self.order: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.done: dict[str, asyncio.Event] = {}
@@ -29,8 +29,8 @@ class Queue:
     async def add(self, *names: str, ahead: int = 0, left_bytes: int = 0, ordered: bool = False) -> None:
         """A name that begins with `p` is a prefetch."""
         for name in names:
-            turn = self.turns.turn(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes, ordered=ordered)
-            self.of[name], self.done[name] = turn, asyncio.Event()
+            slot = self.scheduler.slot(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes, ordered=ordered)
+            self.of[name], self.done[name] = slot, asyncio.Event()
             self.tasks[name] = asyncio.create_task(self._run(name))
         await self.settle()
 
@@ -52,9 +52,9 @@ class Queue:
         for event in self.done.values():
             event.set()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-        assert self.turns._held == {True: 0, False: 0}
-        assert self.turns._nearest() is None
-        assert not self.turns._prefetch
+        assert self.scheduler._held == {True: 0, False: 0}
+        assert self.scheduler._nearest() is None
+        assert not self.scheduler._prefetch
 
 
 async def test_turns_are_had_in_the_order_asked_for_and_no_more_at_once_than_the_limit() -> None:
@@ -113,7 +113,7 @@ async def test_one_that_moved_up_and_is_cancelled_is_gone() -> None:
 
 
 async def test_demand_never_waits_behind_prefetch_that_is_under_way() -> None:
-    queue = Queue(4, courtesy=4)
+    queue = Queue(4, background_limit=4)
     await queue.add("p1", "p2", "p3", "p4", "p5")
     assert queue.order == ["p1", "p2", "p3"]  # a quarter of the turns is left free
     await queue.add("a", "b", "c", "d", "e")
@@ -149,9 +149,9 @@ async def test_a_prefetch_under_way_that_is_promoted_takes_a_turn_of_demand() ->
 
 async def test_a_turn_that_is_promoted_before_it_is_asked_for_is_demand() -> None:
     queue = Queue(1)
-    turn = queue.turns.turn(demand=False)
-    turn.promote()
-    assert turn.demand
+    slot = queue.scheduler.slot(demand=False)
+    slot.promote()
+    assert slot.demand
     await queue.add("p1", "a")
     await queue.drain()
 
@@ -187,26 +187,26 @@ async def test_a_turn_of_one_who_is_cancelled_is_not_lost(granted: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("names", "courtesy", "grows"),
+    ("names", "background_limit", "grows"),
     [([f"d{i}" for i in range(17)], 2, True), ([f"d{i}" for i in range(16)], 2, False),
      ([f"p{i}" for i in range(13)], 64, True), ([f"p{i}" for i in range(13)], 2, False)],
     ids=["demand waits", "none waits", "prefetch waits", "prefetch waits for courtesy alone"],
 )  # fmt: skip
-async def test_the_limit_grows_where_it_holds_somebody_up(names: list[str], courtesy: int, grows: bool) -> None:
-    queue = Queue(64, courtesy=courtesy)
+async def test_the_limit_grows_where_it_holds_somebody_up(names: list[str], background_limit: int, grows: bool) -> None:
+    queue = Queue(64, background_limit=background_limit)
     await queue.add(*names)
     for _ in range(3):
-        queue.turns.arrived(10**6)
+        queue.scheduler.arrived(10**6)
         queue.clock.advance(1.0)
     await queue.settle()
-    assert (queue.concurrency.limit > FIRST_FILLS) == grows
+    assert (queue.aimd.limit > FIRST_FILLS) == grows
     assert not grows or len(queue.order) == len(names)
     await queue.drain()
 
 
 async def test_a_slow_down_holds_back_who_comes_next() -> None:
     queue = Queue(4)
-    queue.turns.slow_down()
+    queue.scheduler.slow_down()
     await queue.add("a", "b", "c")
     assert queue.order == ["a", "b"]
     await queue.drain()
@@ -217,7 +217,7 @@ async def test_one_that_left_while_another_ended_takes_no_turn() -> None:
     await queue.add("a", "b", "c")
     queue.tasks["b"].cancel()
     # In the same turn of the loop, before `b` has heard that it is cancelled.
-    queue.turns.returned(queue.of["a"])
+    queue.scheduler.returned(queue.of["a"])
     queue.of["a"].held = False
     queue.done["a"].set()
     await queue.settle()
@@ -227,7 +227,7 @@ async def test_one_that_left_while_another_ended_takes_no_turn() -> None:
 
 
 async def test_prefetch_beside_those_who_wait_is_held_to_less() -> None:
-    queue = Queue(16, courtesy=4)
+    queue = Queue(16, background_limit=4)
     await queue.add("a", "p1", "p2", "p3")
     assert queue.order == ["a", "p1"]
     await queue.end("a")
@@ -238,26 +238,26 @@ async def test_prefetch_beside_those_who_wait_is_held_to_less() -> None:
 async def test_two_parts_of_one_fill_that_both_ask_again_have_one_turn_together() -> None:
     queue = Queue(1)
     await queue.add("a", "b")
-    turn = queue.of["a"]
+    slot = queue.of["a"]
     # Both parts of `a` broke; `b` has the turn meanwhile, and they wait for it.
-    turn.give_back()
-    turn.give_back()
-    parts = [asyncio.create_task(turn.take()) for _ in range(2)]
+    slot.give_back()
+    slot.give_back()
+    parts = [asyncio.create_task(slot.take()) for _ in range(2)]
     await queue.settle()
     assert queue.order == ["a", "b"]
     assert not any(part.done() for part in parts)
     await queue.end("b")
     assert all(part.done() for part in parts)
-    assert turn.held
+    assert slot.held
     await queue.drain()
 
 
 async def test_two_parts_of_one_fill_that_are_cancelled_while_they_wait_leave_no_turn_behind() -> None:
     queue = Queue(1)
     await queue.add("a", "b")
-    turn = queue.of["a"]
-    turn.give_back()
-    parts = [asyncio.create_task(turn.take()) for _ in range(2)]
+    slot = queue.of["a"]
+    slot.give_back()
+    parts = [asyncio.create_task(slot.take()) for _ in range(2)]
     await queue.settle()
     for part in parts:
         part.cancel()
@@ -265,8 +265,8 @@ async def test_two_parts_of_one_fill_that_are_cancelled_while_they_wait_leave_no
 
 
 async def test_beside_whoever_asks_without_a_turn_prefetch_takes_what_it_may_beside_readers() -> None:
-    queue = Queue(16, courtesy=4)
-    with queue.turns.question():
+    queue = Queue(16, background_limit=4)
+    with queue.scheduler.question():
         await queue.add("p1", "p2", "p3")
         assert queue.order == ["p1"]
     await queue.settle()
@@ -282,7 +282,7 @@ async def seen_at_10_mb_s(queue: Queue) -> None:
     await queue.add("x", "y", "z", left_bytes=4 * MB)
     for _ in range(4):
         queue.clock.advance(0.3)
-        queue.turns.flowed(3 * MB, lambda: True)
+        queue.scheduler.flowed(3 * MB, lambda: True)
 
 
 async def test_before_demand_ends_what_comes_next_is_asked_for() -> None:
@@ -291,10 +291,10 @@ async def test_before_demand_ends_what_comes_next_is_asked_for() -> None:
     await seen_at_10_mb_s(queue)
     await queue.add("p1", "p2", "p3", "p4", "p5")
     for name in ("x", "y", "z"):
-        queue.turns.came(2 * MB, queue.of[name])
+        queue.scheduler.came(2 * MB, queue.of[name])
     await queue.end("x", "y")
     assert queue.order == ["x", "y", "z", "p1"], "2 MB are 0.2 s yet"
-    queue.turns.came(8 * MB // 5, queue.of["z"])
+    queue.scheduler.came(8 * MB // 5, queue.of["z"])
     await queue.settle()
     assert queue.order == ["x", "y", "z", "p1", "p2"], "as many in all as it had at its best, of late"
     await queue.drain()
@@ -304,22 +304,22 @@ async def test_before_demand_ends_what_comes_next_is_asked_for() -> None:
 async def test_what_comes_before_demand_ends_is_no_more_than_the_limit_leaves(limit: int) -> None:
     queue = Queue(16)
     await seen_at_10_mb_s(queue)
-    queue.concurrency.limit = limit
+    queue.aimd.limit = limit
     for name in ("x", "y", "z"):
-        queue.turns.came(4 * MB, queue.of[name])
+        queue.scheduler.came(4 * MB, queue.of[name])
     await queue.add("p1", "p2", "p3", "p4", "p5")
-    assert sum(queue.turns._held.values()) == max(3, limit)
+    assert sum(queue.scheduler._held.values()) == max(3, limit)
     await queue.drain()
 
 
 async def test_demand_that_was_prefetch_counts_among_what_was_waited_for_at_once() -> None:
     """A reader may find all that he wants on its way: then none of his fills begins as demand."""
-    queue = Queue(16, courtesy=4)
+    queue = Queue(16, background_limit=4)
     await queue.add("p1", "p2", "p3", "p4", left_bytes=4 * MB)
     assert len(queue.order) == 4
     for name in queue.order:
         queue.of[name].promote()
-    assert queue.courtesy.after == 4
+    assert queue.background_limit.after == 4
     await queue.drain()
 
 
@@ -329,7 +329,7 @@ async def test_what_was_ordered_does_not_take_the_places_of_demand_that_ends() -
     await seen_at_10_mb_s(queue)
     await queue.add("p1", "p2", "p3", "p4", "p5", ordered=True)
     for name in ("x", "y", "z"):
-        queue.turns.came(4 * MB, queue.of[name])
+        queue.scheduler.came(4 * MB, queue.of[name])
     await queue.end("x", "y")
     assert queue.order == ["x", "y", "z", "p1"]
     await queue.drain()
@@ -339,19 +339,19 @@ async def test_where_the_limit_holds_prefetch_back_courtesy_does_not_grow() -> N
     queue = Queue(16)
     await queue.add(*(f"d{i}" for i in range(14)), "p1")
     for _ in range(100):
-        queue.turns.came_small(0.05)
-        queue.turns.arrived(1000)
-    assert queue.courtesy.beside == 1, "nothing has shown that more would do no harm"
+        queue.scheduler.came_small(0.05)
+        queue.scheduler.arrived(1000)
+    assert queue.background_limit.beside == 1, "nothing has shown that more would do no harm"
     await queue.drain()
 
 
 async def test_whoever_asks_for_something_new_is_about_to_want_more() -> None:
     queue = Queue(16)
     await seen_at_10_mb_s(queue)
-    with queue.turns.question():
+    with queue.scheduler.question():
         await queue.add("p1", "p2", "p3")
         for name in ("x", "y", "z"):
-            queue.turns.came(4 * MB, queue.of[name])
+            queue.scheduler.came(4 * MB, queue.of[name])
         await queue.settle()
         assert queue.order == ["x", "y", "z", "p1"]
     await queue.settle()
@@ -371,29 +371,29 @@ async def test_whoever_goes_on_with_what_he_reads_is_about_to_want_more(was_pref
     queue.of[last].promote()
     await queue.add("p1", "p2", "p3")
     for name in ("x", "y", "z", last):
-        queue.turns.came(4 * MB, queue.of[name])
+        queue.scheduler.came(4 * MB, queue.of[name])
     await queue.settle()
     before = len(queue.order)
     await queue.end(last)
     assert (before, len(queue.order)) == ((5, 7) if was_prefetch else (4, 5))
-    assert queue.turns._going_on == 0
+    assert queue.scheduler._going_on == 0
     await queue.drain()
 
 
 async def test_what_is_left_of_demand_is_what_has_its_turn_and_is_waited_for() -> None:
     queue = Queue(16)
     await queue.add("a", "p1", left_bytes=3 * MB)
-    assert queue.turns._left_bytes == 3 * MB
+    assert queue.scheduler._left_bytes == 3 * MB
     queue.of["p1"].promote()
-    assert queue.turns._left_bytes == 6 * MB
-    queue.turns.came(MB, queue.of["a"])
+    assert queue.scheduler._left_bytes == 6 * MB
+    queue.scheduler.came(MB, queue.of["a"])
     queue.of["a"].give_back()
-    assert queue.turns._left_bytes == 3 * MB
-    queue.turns.came(5 * MB, queue.of["p1"])
-    assert queue.turns._left_bytes == 0, "it brought what came before it, too"
+    assert queue.scheduler._left_bytes == 3 * MB
+    queue.scheduler.came(5 * MB, queue.of["p1"])
+    assert queue.scheduler._left_bytes == 0, "it brought what came before it, too"
     again = asyncio.create_task(queue.of["a"].take())
     await queue.settle()
-    assert queue.turns._left_bytes == 2 * MB
+    assert queue.scheduler._left_bytes == 2 * MB
     await again
     await queue.drain()
-    assert queue.turns._left_bytes == 0
+    assert queue.scheduler._left_bytes == 0

@@ -48,7 +48,7 @@ def warmup(room: Engine, refs: list[ObjectRef], rate: float = 0.0) -> Warmup:
 
 def begun(room: Engine, refs: list[ObjectRef] = REFS, rate: float = 0.0) -> Warmup:
     one = warmup(room, refs, rate)
-    room.warming.begin(one)
+    room.warmup_runner.begin(one)
     return one
 
 
@@ -97,10 +97,10 @@ async def test_all_that_it_asks_for_is_known_as_ordered(making: Making, known: b
         room.origin.faults.append(Fault(times=None, body_gate=gate))
         begun(room, REFS[:1])
         async with asyncio.timeout(60):
-            while not room.flights or any(one.turn is None for one in room.flights._flights.values()):
+            while not room.flights or any(one.slot is None for one in room.flights._flights.values()):
                 await asyncio.sleep(0)
-        turns = [flight.turn for flight in room.flights._flights.values()]
-        assert all(turn is not None and turn.ordered for turn in turns)
+        scheduler = [flight.slot for flight in room.flights._flights.values()]
+        assert all(slot is not None and slot.ordered for slot in scheduler)
         gate.set()
         await room.tasks.settle()
 
@@ -154,7 +154,7 @@ async def test_objects_of_unknown_size_do_not_begin_all_at_once_on_one_allowance
         for _ in range(3000):
             await asyncio.sleep(0)
         assert room.origin.body_bytes <= BLOCK
-        room.warming.cancel(one)
+        room.warmup_runner.cancel(one)
         await room.tasks.settle()
 
 
@@ -182,7 +182,7 @@ async def test_a_slow_one_does_not_hold_up_another(making: Making) -> None:
                 room.clock.advance(0.001)
                 await asyncio.sleep(0)
         assert (other.progress.state, slow.running) == (State.DONE, True)
-        room.warming.cancel(slow)
+        room.warmup_runner.cancel(slow)
         await room.tasks.settle()
 
 
@@ -217,7 +217,7 @@ async def test_a_cancelled_one_stops_and_what_is_on_its_way_comes_yet(making: Ma
         async with asyncio.timeout(60):
             while not room.origin.under_way:
                 await asyncio.sleep(0)
-        room.warming.cancel(one)
+        room.warmup_runner.cancel(one)
         gate.set()
         await room.tasks.settle()
         assert one.progress.state is State.CANCELLED
@@ -237,7 +237,7 @@ async def test_what_was_evicted_before_the_end_is_no_success(making: Making) -> 
                 await asyncio.sleep(0)
         await room.store.drop(room.store.blocks_of(lambda ref: ref == REFS[0]))
         # That somebody looks meanwhile must not hide it.
-        assert room.warming.counted(one, at_once=True).progress.objects == COUNT - 2
+        assert room.warmup_runner.counted(one, at_once=True).progress.objects == COUNT - 2
         gate.set()
         await room.tasks.settle()
         assert one.progress.state is State.FAILED
@@ -247,8 +247,8 @@ async def test_what_was_evicted_before_the_end_is_no_success(making: Making) -> 
 async def test_objects_of_heads_are_brought_once(making: Making) -> None:
     with making() as room:
         for _ in range(3):
-            room.warming.hint(REFS[0])
-        room.warming.hint(ObjectRef("train", "none"))
+            room.warmup_runner.hint(REFS[0])
+        room.warmup_runner.hint(ObjectRef("train", "none"))
         await room.tasks.settle()
         assert room.origin.body_bytes - len(Fault().body) <= SIZE + 100
         assert len(room.store) == 4
@@ -259,7 +259,7 @@ async def nothing(_: object) -> None:
 
 
 def pinning(room: Engine, save: Callable[[object], object] = nothing) -> Pinning:
-    return Pinning(room.warming, room.prefetch, room.openings, save)  # type: ignore[arg-type]
+    return Pinning(room.warmup_runner, room.prefetch, room.version_lookup, save)  # type: ignore[arg-type]
 
 
 async def test_what_was_lost_of_a_pin_is_brought_again(making: Making) -> None:

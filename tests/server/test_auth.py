@@ -222,7 +222,7 @@ def test_what_is_refused_teaches_nobody_what_datasets_there_are(proxy: Proxy) ->
             assert connection.ask("OPTIONS", path, preflight).status in (200, 403)
             assert connection.ask("GET", path).status == 403
     proxy.settle()
-    templates = proxy.outrider.metrics.ledger.templates
+    templates = proxy.outrider.metrics.usage.templates
     assert templates.mergers == 0
     assert not any("refused" in place.name for place in templates._siblings)
 

@@ -86,7 +86,7 @@ class Lane:
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
         self._seen: list[object] = []
-        lane = proxy.outrider.server.fast_lane
+        lane = proxy.outrider.server.fast_path
         answer = lane.answer
 
         def spied(data: bytes, wire: SocketSender, cold: PageCold | None = None) -> Any:
@@ -780,7 +780,7 @@ def test_what_is_asked_while_the_disk_is_waited_for_is_answered_in_its_turn(
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
         waiting.send(request("GET", f"/{NAME}/b"))
-        lane.proxy.on_loop(turns)
+        lane.proxy.on_loop(scheduler)
         readers.open.set()
         assert [waiting.read_answer().body for _ in range(2)] == [OBJECTS["a"], OBJECTS["b"]]
         lane.proxy.settle()
@@ -788,7 +788,7 @@ def test_what_is_asked_while_the_disk_is_waited_for_is_answered_in_its_turn(
         assert lane.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
 
 
-async def turns() -> None:
+async def scheduler() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -800,7 +800,7 @@ def test_a_disk_that_brings_nothing_is_waited_for_the_longer_way(
     with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         while len(lane.seen) < 2:
-            lane.proxy.on_loop(turns)
+            lane.proxy.on_loop(scheduler)
         assert lane.seen == ["cold", False]
         assert lane.proxy.outrider.server.requests.in_flight == 1
         readers.open.set()
@@ -834,7 +834,7 @@ def test_a_stop_waits_for_what_waits_for_the_disk(bucket: Bucket, monkeypatch: p
         async def drain() -> None:
             server.pre_shutdown()
             idle = asyncio.ensure_future(server.idle())
-            await turns()
+            await scheduler()
             assert not idle.done()
             readers.open.set()
             await idle
@@ -859,7 +859,7 @@ def test_a_stop_waits_for_what_a_worker_hands_over_meanwhile(bucket: Bucket, mon
             while not readers.asked.is_set():
                 await asyncio.sleep(0)
                 assert not idle.done()
-            await turns()
+            await scheduler()
             assert not idle.done()
             readers.open.set()
             await idle
@@ -895,7 +895,7 @@ def test_the_disk_is_not_asked_for_whom_nobody_waits_any_more(bucket: Bucket, mo
             leaving.send(request("GET", f"/{NAME}/a"))
             assert readers.asked.wait(60)
         while len(lane.proxy.outrider.server.connections) > 1:
-            lane.proxy.on_loop(turns)
+            lane.proxy.on_loop(scheduler)
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
         readers.shutdown()
@@ -910,7 +910,7 @@ def test_a_client_that_leaves_while_the_disk_is_waited_for_leaves_nothing_behind
             waiting.send(request("GET", f"/{NAME}/a"))
             assert readers.asked.wait(60)
         while lane.proxy.outrider.server.connections:
-            lane.proxy.on_loop(turns)
+            lane.proxy.on_loop(scheduler)
         readers.open.set()
         lane.proxy.settle()
         assert lane.seen == ["cold"]
@@ -1012,7 +1012,7 @@ def calls_per_request(lane: Lane, target: str, headers: Headers) -> float:
         sys.setprofile(how)
 
     number = 100
-    lane.proxy.outrider.server.fast_lane.__dict__.pop("answer", None)  # the spy's own calls
+    lane.proxy.outrider.server.fast_path.__dict__.pop("answer", None)  # the spy's own calls
     with lane.connect() as connection:
         lane.proxy.on_loop(lambda: watch(note))
         for _ in range(number):
@@ -1053,9 +1053,9 @@ def test_no_byte_of_a_hit_is_copied_by_python(lane: Lane, monkeypatch: pytest.Mo
         by_sendfile.append(sendfile(*args))
         return by_sendfile[-1]
 
-    def counted_preadv(fd: int, buffers: Any, *rest: Any) -> int:
-        read_into.extend(one for one in buffers if len(one) > 1)  # one byte: a look whether it is in memory
-        return preadv(fd, buffers, *rest)
+    def counted_preadv(fd: int, memory: Any, *rest: Any) -> int:
+        read_into.extend(one for one in memory if len(one) > 1)  # one byte: a look whether it is in memory
+        return preadv(fd, memory, *rest)
 
     def counted_send(self: SocketSender, data: Any, *, more: bool = False) -> int:
         by_python.append(len(data))

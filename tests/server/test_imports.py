@@ -20,7 +20,7 @@ HEAVY = {
 # Ends with the names of all that is imported when the proxy is ready and has looked for its credentials.
 SERVE = """
 import os, signal, sys
-from outrider.adapters.credentials import AwsCredentials
+from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.cli import main
 
 async def find_and_tell(credentials):

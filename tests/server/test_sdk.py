@@ -181,7 +181,7 @@ def test_a_proxy_that_wants_signatures_is_told_as_such(
 @pytest.mark.usefixtures("signing")
 def test_where_signatures_are_wanted_the_keys_of_the_environment_sign(guarded: Proxy) -> None:
     client, plans = Client(guarded.endpoint), ToldPlans()
-    guarded.outrider.steering.plans = plans
+    guarded.outrider.control.plans = plans
     assert client.warm(["s3://sdk/train-001.tar", "s3://sdk/of/ä b+c%.tar"], rate="1GB").failures == {}
     client.plan("s3://sdk/of/ä b+c%.tar", name="of ä/b+c%~'(")
     assert [(piece.client, piece.urls) for piece in plans.pieces] == [("127.0.0.1 SDKKEY", ("s3://sdk/of/ä b+c%.tar",))]
@@ -195,12 +195,12 @@ def test_a_job_that_names_itself_is_one_reader_by_boto3_and_by_the_sdk(
 ) -> None:
     monkeypatch.setenv("AWS_SDK_UA_APP_ID", "sweep 7")
     plans = ToldPlans()
-    guarded.outrider.steering.plans = plans
+    guarded.outrider.control.plans = plans
     Client(guarded.endpoint).plan("s3://sdk/train-002.tar")
     guarded.client(("SDKKEY", "sdk/secret")).get_object(Bucket="sdk", Key="train-002.tar")["Body"].read()
     guarded.settle()
     assert [piece.client for piece in plans.pieces] == ["127.0.0.1 SDKKEY app/sweep-7"]
-    assert "127.0.0.1 SDKKEY app/sweep-7" in [reader for reader, *_ in guarded.outrider.metrics.ledger.readers()]
+    assert "127.0.0.1 SDKKEY app/sweep-7" in [reader for reader, *_ in guarded.outrider.metrics.usage.readers()]
 
 
 def test_a_plan_tells_how_far_it_is_and_can_be_taken_back(bucket: Bucket) -> None:
@@ -217,7 +217,7 @@ def test_a_plan_tells_how_far_it_is_and_can_be_taken_back(bucket: Bucket) -> Non
 
 def test_a_plan_is_told_in_parts_with_its_numbers(client: Client, proxy: Proxy) -> None:
     plans = ToldPlans()
-    proxy.outrider.steering.plans = plans
+    proxy.outrider.control.plans = plans
     assert client.plan("s3://sdk/{000000..023456}.tar", start=5) == 23457
     assert plans.urls == [f"s3://sdk/{number:06}.tar" for number in range(23457)]
     numbers = [piece.start + place for piece in plans.pieces for place in range(len(piece.urls))]

@@ -89,7 +89,7 @@ def looked_for_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def plans(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> ToldPlans:
     told = ToldPlans()
-    proxy.outrider.steering.plans = told
+    proxy.outrider.control.plans = told
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     return told
 
@@ -576,7 +576,7 @@ def test_a_proxy_that_does_not_answer_is_left_alone_for_a_while_and_then_heard_a
         plan(2)
         restarting.start()
         told = ToldPlans()
-        restarting.outrider.steering.plans = told
+        restarting.outrider.control.plans = told
         plan(3)
         assert told.urls == URLS[3:4]
 
@@ -609,7 +609,7 @@ def test_a_refused_plan_is_told_once(plans: ToldPlans, caplog: pytest.LogCapture
 
 def test_a_client_says_which_proxy_where_the_environment_does_not(proxy: Proxy) -> None:
     told = ToldPlans()
-    proxy.outrider.steering.plans = told
+    proxy.outrider.control.plans = told
     assert list(announce(client=Client(proxy.endpoint))(URLS)) == URLS
     told.wait(lambda plans: plans.urls == URLS)
 
@@ -679,7 +679,7 @@ def test_the_map_style_example_trains_with_and_without_a_proxy(
     bucket: Bucket, proxy: Proxy, through: bool, tmp_path: Path
 ) -> None:
     plans, report = ToldPlans(), tmp_path / "report"
-    proxy.outrider.steering.plans = plans
+    proxy.outrider.control.plans = plans
     door = {**bucket.environment(), "AWS_ENDPOINT_URL": proxy.endpoint if through else bucket.endpoint}
     words = f"--samples s3://{NAME}/samples/ --epochs 2 --workers 2 --batch 8 --step-ms 1 --report {report}".split()
     done = run(["-c", AS_A_PROGRAM, str(ROOT / "examples/map_style_announcing.py"), *words], door)
@@ -696,7 +696,7 @@ def test_the_map_style_example_trains_with_and_without_a_proxy(
 
 def test_the_examples_of_the_readme_run(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
     plans = ToldPlans()
-    proxy.outrider.steering.plans = plans
+    proxy.outrider.control.plans = plans
     blocks = (ROOT / "sdk/README.md").read_text().split("```python\n")[1:]
     program = "\n".join(block.partition("```")[0] for block in blocks)
     program = program.replace("s3://bucket/train-{000000..001281}.tar", f"s3://{NAME}/train-{{000..011}}.tar")

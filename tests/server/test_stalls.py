@@ -277,7 +277,7 @@ def test_what_cannot_be_answered_is_among_the_last_errors(bucket: Bucket) -> Non
 def test_many_readers_take_bounded_room_and_lose_no_byte(bucket: Bucket) -> None:
     key = "small-000.tar"
     with Proxy(bucket, freshness="immutable") as proxy:
-        lane = proxy.outrider.server.fast_lane
+        lane = proxy.outrider.server.fast_path
         for _ in range(2):
             ask(proxy.address, "GET", f"/{NAME}/{key}")
             proxy.settle()
@@ -288,8 +288,8 @@ def test_many_readers_take_bounded_room_and_lose_no_byte(bucket: Bucket) -> None
             while not lane._subjects:
                 ask(proxy.address, "GET", f"/{NAME}/{key}")
                 asked += 1
-            tally = lane._new_tally(next(iter(lane._subjects.values())), f"10.0.{number // 256}.{number % 256}")
-            tally.requests = 1
+            recorder = lane._new_tally(next(iter(lane._subjects.values())), f"10.0.{number // 256}.{number % 256}")
+            recorder.requests = 1
         proxy.settle()
         after = status(proxy)
         assert lane._tallied <= 1024

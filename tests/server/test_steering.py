@@ -50,7 +50,7 @@ def in_order(plans: ToldPlans) -> tuple[list[str], list[int]]:
 
 def told_by(proxy: Proxy) -> ToldPlans:
     plans = ToldPlans()
-    proxy.outrider.steering.plans = plans
+    proxy.outrider.control.plans = plans
     return plans
 
 
@@ -133,19 +133,19 @@ def test_a_plan_can_be_read_back_replaced_and_forgotten(proxy: Proxy) -> None:
 def test_a_plan_is_not_withdrawn_before_all_of_it_is_told(proxy: Proxy) -> None:
     """Else what is told after that would hold on."""
     seen: list[str] = []
-    steering = proxy.outrider.steering
+    control = proxy.outrider.control
 
     class Seeing(ToldPlans):
         def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Hint) -> None:
             if not seen:
-                self.withdrawal = asyncio.ensure_future(steering._withdraw("", "w"))
+                self.withdrawal = asyncio.ensure_future(control._withdraw("", "w"))
             seen.append("told")
 
         def withdraw(self, telling: Hint, others: Iterable[Hint]) -> int:
             seen.append("withdrawn")
             return 7
 
-    plans = steering.plans = Seeing()
+    plans = control.plans = Seeing()
     assert put(proxy, "plan/w", json.dumps(PLAN).encode()).status == 200
 
     async def withdrawn() -> int:

@@ -99,8 +99,8 @@ def test_a_pin_is_refused_with_the_numbers_and_unpinned_by_its_list(command: Com
     more = command.run("pin", f"s3://{BUCKET}/shard-00", f"s3://{BUCKET}/")
     assert (more.returncode, "NoSuchKey" in more.stderr) == (1, True)
     assert "cli-" in command.run("pin").stdout
-    kept = json.loads(command.run("evict", SHARDS, "--json").stdout)
-    assert (kept["blocks"], kept["pinned_blocks"]) == (0, 2 * COUNT)
+    cached = json.loads(command.run("evict", SHARDS, "--json").stdout)
+    assert (cached["blocks"], cached["pinned_blocks"]) == (0, 2 * COUNT)
     assert command.run("unpin", SHARDS).returncode == 0
     assert command.run("pin").stdout == ""
     missing = command.run("unpin", SHARDS)

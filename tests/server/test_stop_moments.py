@@ -83,32 +83,32 @@ def is_answered_as_the_last(connection: RawConnection, head: bytes) -> bool:
 
 @HEADS
 def test_a_request_that_came_before_a_stop_is_answered(proxy: Proxy, head: bytes) -> None:
-    for turns in range(TURNS):
+    for scheduler in range(TURNS):
         with connected(proxy) as connection:
-            stop_between(proxy, head, turns)
-            assert is_answered_as_the_last(connection, head), turns
+            stop_between(proxy, head, scheduler)
+            assert is_answered_as_the_last(connection, head), scheduler
 
 
 @HEADS
 def test_so_is_one_behind_a_reply_that_did_not_say_that_it_was_the_last(proxy: Proxy, head: bytes) -> None:
     answered = 0
     for between in range(TURNS):
-        for turns in range(4):
+        for scheduler in range(4):
             with connected(proxy) as connection:
-                stop_between(proxy, HEAD, between, head, turns)
+                stop_between(proxy, HEAD, between, head, scheduler)
                 before = connection.read_answer("HEAD")
                 assert before.status == 200
                 if before.headers.get("connection") == "close":
                     assert connection.is_closed_by_peer()
                 else:
-                    assert is_answered_as_the_last(connection, head), (between, turns)
+                    assert is_answered_as_the_last(connection, head), (between, scheduler)
                     answered += 1
     assert answered > TURNS
 
 
 def test_no_connection_is_left_open(proxy: Proxy) -> None:
-    for turns in range(TURNS):
+    for scheduler in range(TURNS):
         with connected(proxy) as connection:
-            stop_between(proxy, HEAD, turns)
+            stop_between(proxy, HEAD, scheduler)
             assert connection.read_answer("HEAD").status == 200
-            assert connection.is_closed_by_peer(), turns
+            assert connection.is_closed_by_peer(), scheduler

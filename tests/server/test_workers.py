@@ -79,8 +79,8 @@ def test_long_bodies_go_out_of_all_loops_at_once_and_are_counted_once(proxy: Pro
 def test_a_connection_goes_where_its_requests_want_it_and_loses_none(proxy: Proxy) -> None:
     with RawConnection(proxy.address) as one, RawConnection(proxy.address) as two:
         for connection in (one, two):
-            for turn in range(3):
-                key = f"new-{id(connection)}-{turn}"
+            for slot in range(3):
+                key = f"new-{id(connection)}-{slot}"
                 for _ in range(12):
                     assert connection.ask("GET", SMALL, [("range", "bytes=10-19")]).body == RAMP[10:20]
                 assert connection.ask("PUT", f"/{NAME}/{key}", [("content-length", "3")], b"abc").status == 200
@@ -120,8 +120,8 @@ def test_a_head_in_two_pieces_is_one_request(proxy: Proxy) -> None:
 def test_an_overwrite_through_one_loop_is_seen_on_all(proxy: Proxy) -> None:
     connections = [RawConnection(proxy.address) for _ in range(WORKERS)]
     try:
-        for turn in range(5):
-            body = b"%04d" % turn * 100
+        for slot in range(5):
+            body = b"%04d" % slot * 100
             put = ask(proxy.address, "PUT", f"/{NAME}/moving", [("content-length", str(len(body)))], body)
             assert put.status == 200
             for connection in connections:

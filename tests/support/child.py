@@ -147,12 +147,12 @@ def free_ports(count: int) -> list[int]:
 
 def clean_environment() -> dict[str, str]:
     """The environment less whatever steers S3 tools or Outrider, the commands beside the interpreter first in PATH."""
-    kept = {
+    cached = {
         name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "S3_", "OUTRIDER_", "WDS_"))
     }
-    kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
-    kept["AWS_CONFIG_FILE"] = kept["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
-    return kept
+    cached["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{cached.get('PATH', os.defpath)}"
+    cached["AWS_CONFIG_FILE"] = cached["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+    return cached
 
 
 def program(name: str) -> Path:

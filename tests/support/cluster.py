@@ -65,12 +65,12 @@ class Cluster:
     def add(self, found: list[Manifest], *, over: bool = False) -> None:
         """`over`: what is there already is replaced, as by `apply`."""
         for each in found:
-            kept = self.objects
-            same = [old for old in kept if _identity(old) == _identity(each)]
+            cached = self.objects
+            same = [old for old in cached if _identity(old) == _identity(each)]
             if same and not over:
                 raise Refused(f"{'/'.join(_identity(each))} already exists")
             self.check_namespace(each["metadata"].get("namespace", "default"))
-            self._file.write_text(yaml.safe_dump_all([*(old for old in kept if old not in same), each]))
+            self._file.write_text(yaml.safe_dump_all([*(old for old in cached if old not in same), each]))
 
     def check_namespace(self, name: str) -> None:
         if name != "default" and self.find("Namespace", "default", name) is None:

@@ -70,14 +70,14 @@ class Engine:
     catalog: VersionCache
     flights: FlightTable
     reads: ObjectReads
-    forwards: Passthrough
+    passthrough: Passthrough
     prefetch: Prefetch
     """Rides ahead of nothing, unless the policy is `epoch` and it is told of reads."""
     planner: Planner
-    turns: FillScheduler
+    scheduler: FillScheduler
     pins: Pins
-    warming: WarmupRunner
-    openings: VersionLookup
+    warmup_runner: WarmupRunner
+    version_lookup: VersionLookup
 
     async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
         """The body of a GET; `headers` with `_` for `-`."""
@@ -148,29 +148,31 @@ def engine(
         verify_always=verify_always, pins=pins,
     )  # fmt: skip
     catalog = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries)
-    turns = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
-    asking = OriginReader(origin, patience or no_wait_patience(), metrics, turns, Hedging())
-    flights = FlightTable(asking, store, tasks.spawn, turns, clock, may_hold=may_hold, sleep=reads_on)
-    openings = VersionLookup(
-        asking, origin.endpoint, catalog, flights, tasks.spawn, clock, block_bytes=BLOCK,
+    scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
+    origin_reader = OriginReader(origin, patience or no_wait_patience(), metrics, scheduler, Hedging())
+    flights = FlightTable(origin_reader, store, tasks.spawn, scheduler, clock, may_hold=may_hold, sleep=reads_on)
+    version_lookup = VersionLookup(
+        origin_reader, origin.endpoint, catalog, flights, tasks.spawn, clock, block_bytes=BLOCK,
         stale_if_error=stale_if_error, sleep=sleep,
     )  # fmt: skip
-    reads = ObjectReads(asking, origin.endpoint, catalog, store, flights, openings, metrics, block_bytes=BLOCK)
-    buffers = MemoryBudget(64 * 1024 * 1024)
-    forwards = Passthrough(origin, asking, catalog, ListCache(lambda prefix: None, clock, 1 << 20, buffers))
-    survey, budget = Enumerator(asking, buffers, catalog), budget or PrefetchLimits(64)
+    reads = ObjectReads(
+        origin_reader, origin.endpoint, catalog, store, flights, version_lookup, metrics, block_bytes=BLOCK
+    )
+    memory = MemoryBudget(64 * 1024 * 1024)
+    passthrough = Passthrough(origin, origin_reader, catalog, ListCache(lambda prefix: None, clock, 1 << 20, memory))
+    enumerator, budget = Enumerator(origin_reader, memory, catalog), budget or PrefetchLimits(64)
     ahead = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, openings, survey, turns,
+        planner, origin.endpoint, catalog, store, flights, version_lookup, enumerator, scheduler,
         tasks.spawn, clock, metrics, block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget, later=later,
     )  # fmt: skip
-    warming = WarmupRunner(
-        origin.endpoint, catalog, store, ahead, survey, pins, tasks.spawn, clock, block_bytes=BLOCK,
+    warmup_runner = WarmupRunner(
+        origin.endpoint, catalog, store, ahead, enumerator, pins, tasks.spawn, clock, block_bytes=BLOCK,
         blocks_at_once=budget.blocks, disk_bytes=usual_disk_bytes, sleep=sleep,
     )  # fmt: skip
     try:
         yield Engine(
-            origin, clock, tasks, metrics, store, catalog, flights, reads, forwards, ahead, planner, turns, pins,
-            warming, openings,
+            origin, clock, tasks, metrics, store, catalog, flights, reads, passthrough, ahead, planner, scheduler, pins,
+            warmup_runner, version_lookup,
         )  # fmt: skip
     finally:
         store.close()

@@ -37,7 +37,7 @@ class Sky(Protocol):
     """What all connections of one simulator share."""
 
     weather: Weather
-    tally: Tally
+    recorder: Tally
     total: Line
     origin: tuple[str, int]
     keys: tuple[str, str] | None
@@ -72,11 +72,11 @@ class Connection:
         if head is None:
             return False
         request = as_request(head)
-        self._sky.tally.begin(request)
+        self._sky.recorder.begin(request)
         try:
             return self._exchange(head, request)
         finally:
-            self._sky.tally.end()
+            self._sky.recorder.end()
 
     def _exchange(self, head: Head, request: Request) -> bool:
         sky = self._sky
@@ -105,18 +105,19 @@ class Connection:
         """The same request without some of its headers, or with another Range, signed for the bucket anew."""
         assert self._sky.keys is not None
         deaf_to = fault.deaf_to if fault.kind is FaultKind.DEAF else ()
-        kept = {name: value for name, value in head.headers.items() if name not in deaf_to}
-        first, dash, last = kept.get("range", "").removeprefix("bytes=").partition("-")
+        cached = {name: value for name, value in head.headers.items() if name not in deaf_to}
+        first, dash, last = cached.get("range", "").removeprefix("bytes=").partition("-")
         if fault.kind is FaultKind.ASTRAY and first and dash:
-            kept["range"] = f"bytes={int(first) + fault.by_bytes}-{int(last) + fault.by_bytes if last else ''}"
-        kept.update(
+            cached["range"] = f"bytes={int(first) + fault.by_bytes}-{int(last) + fault.by_bytes if last else ''}"
+        cached.update(
             sign_headers(
-                method=request.method, host=kept["host"], path=request.path, query=parse_query(request.query),
-                headers=kept, payload_hash=kept["x-amz-content-sha256"], credentials=Credentials(*self._sky.keys, None),
-                region=kept["authorization"].split("/")[2], now=time.time(), keys=SigningKeys(),
+                method=request.method, host=cached["host"], path=request.path, query=parse_query(request.query),
+                headers=cached, payload_hash=cached["x-amz-content-sha256"], credentials=Credentials(*self._sky.keys,
+                None),
+                region=cached["authorization"].split("/")[2], now=time.time(), keys=SigningKeys(),
             )
         )  # fmt: skip
-        lines = "".join(f"{name}: {value}\r\n" for name, value in kept.items())
+        lines = "".join(f"{name}: {value}\r\n" for name, value in cached.items())
         return Head.parse(f"{head.start}\r\n{lines}\r\n".encode("latin-1"))
 
     def _pass_request(self, origin: Stream, head: Head, fault: Fault | None) -> tuple[bool, Head | None]:
@@ -141,7 +142,7 @@ class Connection:
 
         def counted(view: memoryview) -> None:
             nonlocal left
-            self._sky.tally.received(len(view))
+            self._sky.recorder.received(len(view))
             if left is not None and len(view) >= left:
                 send(view[:left])
                 # SeaweedFS takes a connection that ends in good order before the first byte for an empty object.
@@ -180,7 +181,7 @@ class Connection:
         xml = b"" if request.method == "HEAD" else error_xml(fault.status, request.path, fault.code)
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(xml), xml) if xml else b""
         self._client.sock.sendall(error_head(fault, close=expects) + body)
-        sky.tally.sent(len(xml))
+        sky.recorder.sent(len(xml))
         return not head.closes and not expects
 
     def _sleep_until(self, then: float) -> None:
@@ -256,7 +257,7 @@ class Body:
         if passed_at > now:
             sky.sleep(passed_at - now)
         # Counted first: a client that has read it all must find it all counted.
-        sky.tally.sent(len(view))
+        sky.recorder.sent(len(view))
         self._sent_bytes += len(view)
         self._client.sendall(view)
 

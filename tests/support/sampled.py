@@ -66,11 +66,11 @@ class Sampled:
 
     def foreseen(self, numbers: list[int], within: int) -> float:
         """Reads them; the part of them that was among the next `within` that were expected, in a known order."""
-        [dataset] = self.planner.library.datasets()
+        [dataset] = self.planner.registry.datasets()
         numbers_of = {dataset.names.known(ref.key): number for number, ref in enumerate(self.refs)}
         foreseen = 0
         for number in numbers:
-            one = dataset.passes()[-1] if dataset.passes() else None
+            one = dataset.epochs()[-1] if dataset.epochs() else None
             if one is not None and one.order_known:
                 unread = (numbers_of[key] for key in one.agenda if one.unread(key))
                 foreseen += number in set(islice(unread, within))
@@ -82,7 +82,7 @@ class Sampled:
     @property
     def expected(self) -> list[int]:
         """In the order that is known; empty: none is."""
-        [dataset] = self.planner.library.datasets()
-        one = dataset.passes()[-1]
+        [dataset] = self.planner.registry.datasets()
+        one = dataset.epochs()[-1]
         numbers = {ref.key: number for number, ref in enumerate(self.refs)}
         return [numbers[dataset.names.keys[key]] for key in one.agenda] if one.order_known else []

@@ -81,8 +81,8 @@ def signed_by_boto(
 
 
 def with_header(request: SignedRequest, name: str, value: str | None) -> SignedRequest:
-    kept = tuple(pair for pair in request.headers if pair[0] != name)
-    return replace(request, headers=kept if value is None else (*kept, (name, value)))
+    cached = tuple(pair for pair in request.headers if pair[0] != name)
+    return replace(request, headers=cached if value is None else (*cached, (name, value)))
 
 
 def published(method: str, path: str, signed: str, signature: str, query: str = "", **headers: str) -> SignedRequest:

@@ -48,7 +48,7 @@ class Simulator:
         self.origin = (host, int(origin_port))
         self.keys = keys
         self.weather = weather or Weather()
-        self.tally = Tally()
+        self.recorder = Tally()
         self.clock = clock
         self.sleep = sleep
         self.total = Line(clock())
@@ -64,15 +64,15 @@ class Simulator:
         return f"http://127.0.0.1:{self.port}"
 
     def counts(self) -> Counts:
-        return self.tally.counts()
+        return self.recorder.counts()
 
     def log(self) -> list[Request]:
         """The last requests in the order of their arrival, all since the last reset up to a limit."""
-        return self.tally.log()
+        return self.recorder.log()
 
     def reset(self) -> Counts:
         """Begin counting anew; returns the counts until now."""
-        return self.tally.reset()
+        return self.recorder.reset()
 
     def release(self) -> None:
         """Let every stalled answer go on; later stalls hold again."""
@@ -120,7 +120,7 @@ class Simulator:
             thread = threading.Thread(target=self._serve, args=(client,), name="simulator connection", daemon=True)
             with self._lock:
                 self._clients[client] = thread
-            self.tally.connected()
+            self.recorder.connected()
             thread.start()
 
     def _serve(self, client: socket.socket) -> None:

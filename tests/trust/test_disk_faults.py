@@ -210,7 +210,7 @@ def test_a_flight_whose_file_cannot_be_read_is_relayed_and_not_followed_over_a_g
     # second, once it is on disk: the first reader has all from memory.
     async def on_disk() -> None:
         flight = min(proxy.outrider.flights._flights.items(), key=lambda item: item[0].index)[1]
-        while flight.arrival.reach(0) < 30_000:
+        while flight.partial.reach(0) < 30_000:
             await asyncio.sleep(0)
 
     simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=30_000)]
@@ -426,12 +426,12 @@ def test_a_file_system_that_is_really_full(
             with RawConnection(proxy.address) as connection:
                 assert shelf.read(connection, "0") == RIGHT
             proxy.settle()
-            kept = len(proxy.outrider.store)
+            cached = len(proxy.outrider.store)
             hog.write_bytes(bytes(os.statvfs(mounted.path).f_bavail * 4096))
             assert read(proxy, shelf, random.Random(4)) == {RIGHT}
             proxy.settle()
             trials.record("disk", "full: a real file system", RIGHT, times=36)
-            assert len(proxy.outrider.store) <= kept < BLOCKS, "there was room"
+            assert len(proxy.outrider.store) <= cached < BLOCKS, "there was room"
             assert (proxy.metric("outrider_store_errors_total") > 0) is (known_s > 0)
             hog.unlink()
             recovered(proxy, shelf)
@@ -514,8 +514,8 @@ async def test_the_budget_holds_whatever_the_order_in_which_room_is_made_and_tak
         await store.write(*(meta_of(index) for index in range(room)))
         store.store.work.threads.shutdown()
         store.store.work.threads = threads = ByHand()
-        coming = [asyncio.create_task(store.store.create(meta_of(10 + number))) for number in range(room)]
-        while not all(task.done() for task in coming):
+        outstanding = [asyncio.create_task(store.store.create(meta_of(10 + number))) for number in range(room)]
+        while not all(task.done() for task in outstanding):
             store.keep_budget()
             if threads.waiting and chance.random() < 0.4:
                 threads.waiting.pop(chance.randrange(len(threads.waiting)))()

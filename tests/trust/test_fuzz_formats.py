@@ -163,15 +163,15 @@ TEAM = Client("team", "AK", (Grant("bkt", "team/", AccessLevel.WRITE),))
 def resolved(key: str, *, backslashes: bool, collapsing: bool, rooted: bool) -> str | None:
     """What a file server may make of a key; None: it leaves the bucket."""
     path = key.replace("\\", "/") if backslashes else key
-    kept: list[str] = []
+    cached: list[str] = []
     for segment in path.split("/"):
         if segment == "..":
-            if not kept and not rooted:
+            if not cached and not rooted:
                 return None
-            del kept[-1:]
+            del cached[-1:]
         elif segment != "." and not (collapsing and not segment):
-            kept.append(segment)
-    return "/".join(kept)
+            cached.append(segment)
+    return "/".join(cached)
 
 
 @given(

@@ -453,33 +453,33 @@ def test_reply_heads_that_are_kept_ready_are_bounded_in_bytes(bucket: Bucket) ->
         client.put_object(Bucket=NAME, Key=f"heads/{number}", Body=b"x", Metadata={"told": told})
     client.close()
     with Proxy(bucket, buffer_bytes=BUDGET, freshness="immutable") as proxy:
-        lane, limit = proxy.outrider.server.fast_lane, 16 * MIB // 24
+        lane, limit = proxy.outrider.server.fast_path, 16 * MIB // 24
         with RawConnection(proxy.address) as connection:
             for _ in range(2):
                 for number in range(150):
                     answer = connection.ask("GET", f"/{NAME}/heads/{number}")
                     assert (answer.body, answer.headers["x-amz-meta-told"]) == (b"x", told)
                 proxy.settle()
-        kept = sum(len(subject.whole) + len(subject.whole_with_checksums) + len(subject.part)
+        cached = sum(len(subject.whole) + len(subject.whole_with_checksums) + len(subject.part)
                    for subject in lane._subjects.values())  # fmt: skip
-        assert 0 < kept <= limit
-        assert kept <= lane._subjects_bytes <= limit
+        assert 0 < cached <= limit
+        assert cached <= lane._subjects_bytes <= limit
 
 
 def test_a_listing_that_finds_no_room_is_passed_on_and_not_kept(bucket: Bucket, tmp_path: Path) -> None:
     config: dict[str, Any] = {"list_cache": ({"prefixes": "*", "ttl_s": 3600},)}
     with Proxy(bucket, **config) as proxy:
         target = f"/{NAME}?list-type=2&prefix=small"
-        buffers = proxy.outrider.server.requests._buffers
-        room = buffers._capacity_bytes
-        assert buffers.take(room)
+        memory = proxy.outrider.server.requests._memory
+        room = memory._capacity_bytes
+        assert memory.take(room)
         for _ in range(2):
             answer = ask(proxy.address, "GET", target)
             assert (answer.status, answer.headers["x-cache"]) == (200, "BYPASS")
-        buffers.give_back(room)
+        memory.give_back(room)
         ask(proxy.address, "GET", target)
         assert ask(proxy.address, "GET", target).headers["x-cache"] == "HIT"
-        assert buffers.used_bytes == 0
+        assert memory.used_bytes == 0
 
 
 def test_a_full_house_is_a_socket_that_hangs_up_not_a_proxy_that_ends(bucket: Bucket) -> None:

@@ -39,10 +39,10 @@ def forgets(chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some looks find that the disk has to be asked; a read that may wait for it gets its bytes."""
     preadv, open_known = os.preadv, pagecache.open_known
 
-    def cold(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+    def cold(fd: int, memory: Any, offset: int, flags: int = 0) -> int:
         if flags == os.RWF_NOWAIT and chance.random() < 0.4:
             raise BlockingIOError
-        return preadv(fd, buffers, offset, flags)
+        return preadv(fd, memory, offset, flags)
 
     def unknown(path: bytes) -> int | None:
         return None if chance.random() < 0.3 else open_known(path)

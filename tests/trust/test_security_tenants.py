@@ -129,26 +129,17 @@ def steps(proxy: Proxy, connection: RawConnection, data: bytes) -> Counter[str]:
 _LOOKING = tuple(
     f"outrider.{name}."
     for name in (
-        "core.canonical",
+        "core.auth",
+        "core.cache.freshness",
         "core.errors",
-        "core.freshness",
-        "core.grants",
-        "core.payload",
-        "core.plainread",
-        "core.ranges",
-        "core.s3wire",
-        "core.sigv2",
-        "core.sigv4",
-        "engine.asking",
-        "engine.catalog",
-        "engine.forwards",
-        "engine.hits",
-        "engine.listings",
-        "engine.openings",
-        "engine.reads",
-        "http.access",
-        "http.fastlane",
-        "http.server",
+        "core.s3",
+        "engine.fill.origin_reader",
+        "engine.listing.list_cache",
+        "engine.read",
+        "engine.write.passthrough",
+        "http.s3.access",
+        "http.s3.fast_path",
+        "http.s3.server",
     )
 )
 

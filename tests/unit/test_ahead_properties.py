@@ -37,7 +37,7 @@ class Store:
         self.capacity_blocks = capacity_blocks
         self.planner = Planner(capacity_blocks * BLOCK, BLOCK)
         self.present: set[BlockKey] = set()
-        self.coming: set[BlockKey] = set()
+        self.outstanding: set[BlockKey] = set()
         self.reading: dict[ObjectRef, set[int]] = {}
         self.client_of: dict[ObjectRef, str] = {}
         self.now = 0.0
@@ -74,7 +74,7 @@ class Store:
         index = len(self.reading[ref])
         block = self.key(ref, index)
         if block not in self.present and self.fill(ref, index):
-            self.coming.discard(block)
+            self.outstanding.discard(block)
         self.planner.read(block)
         self.reading[ref].add(index)
         if (index + 1) * BLOCK >= self.size:
@@ -86,15 +86,15 @@ class Store:
             for index in want.blocks:
                 block = self.key(want.ref, index)
                 assert block not in self.present, "wanted, though it is here"
-                assert block not in self.coming, "wanted twice"
-                self.coming.add(block)
+                assert block not in self.outstanding, "wanted twice"
+                self.outstanding.add(block)
 
     def land(self, block: BlockKey) -> None:
-        self.coming.discard(block)
+        self.outstanding.discard(block)
         ref = self.refs[int.from_bytes(block.version_id, "big")]
         if block not in self.present and not self.fill(ref, block.index):
             self.planner.dropped(ref)
-            self.coming = {other for other in self.coming if other.version_id != block.version_id}
+            self.outstanding = {other for other in self.outstanding if other.version_id != block.version_id}
 
 
 @settings(max_examples=100, deadline=None)
@@ -116,7 +116,7 @@ def follow_a_trace(chance: Random, store: Store, page: int, in_epochs: bool, wit
     objects, capacity = len(store.refs), store.capacity_blocks
     to_list = [(ref.key, store.size) for ref in store.refs] if page else []
     to_read: dict[str, list[ObjectRef]] = {"a": [], "b": []}
-    tellings: dict[str, Hint] = {}
+    hints: dict[str, Hint] = {}
     for _ in range(500):
         store.now += 0.01
         act, client = chance.choice("aarrrrrwwwllllPTD" if with_plans else "aarrrrrwwwllllP"), chance.choice("ab")
@@ -129,17 +129,17 @@ def follow_a_trace(chance: Random, store: Store, page: int, in_epochs: bool, wit
             store.read_on(chance.choice(sorted(store.reading)))
         elif act == "w":
             store.take(store.planner.wants(store.now, (capacity - len(store.present)) * BLOCK, 8))
-        elif act == "l" and store.coming:
-            store.land(chance.choice(sorted(store.coming)))
+        elif act == "l" and store.outstanding:
+            store.land(chance.choice(sorted(store.outstanding)))
         elif act == "P" and to_list:
             come, to_list = to_list[:page], to_list[page:]
             before = objects - len(come) - len(to_list)
             store.planner.listed("bucket", come, store.now, before=before, more=bool(to_list))
         elif act == "T":
-            told = tellings.setdefault(client, Hint())
+            told = hints.setdefault(client, Hint())
             store.planner.told(client, chance.sample(store.refs, objects // 2), store.now, telling=told)
         elif act == "D":
-            store.planner.withdraw(tellings.pop(client, Hint()), tellings.values(), store.now)
+            store.planner.withdraw(hints.pop(client, Hint()), hints.values(), store.now)
         assert len(store.present) <= capacity
 
 
@@ -207,7 +207,7 @@ def work_per_event(objects: int) -> dict[str, float]:
                 work["wants"].append(calls_of(lambda: store.take(store.planner.wants(store.now, 0, 8))))
             store.read_on(ref)
             store.take(store.planner.wants(store.now, (store.capacity_blocks - len(store.present)) * BLOCK, 8))
-            for block in sorted(store.coming):
+            for block in sorted(store.outstanding):
                 store.land(block)
     return {event: median(counts) for event, counts in work.items()}
 

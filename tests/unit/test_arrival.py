@@ -12,26 +12,26 @@ from outrider.core.cache.partial_block import PartialBlock
 @given(length=st.integers(1, 40), start=st.integers(0, 39), steps=st.lists(st.tuples(st.booleans(), st.integers(1, 9))))
 def test_the_reach_is_the_run_of_bytes_that_came(length: int, start: int, steps: list[tuple[bool, int]]) -> None:
     start %= length
-    arrival, here = PartialBlock(length, start), [False] * length
+    partial, here = PartialBlock(length, start), [False] * length
     ends = {True: (0, start), False: (start, length)}  # of the head and the tail: where it goes on, and where it ends
     for head, wanted in steps:
         position, stop = ends[head]
         count = min(wanted, stop - position)
         if count:
-            arrival.add(position, count)
+            partial.add(position, count)
             here[position : position + count] = [True] * count
             ends[head] = (position + count, stop)
         for offset in range(length):
             run = next((i for i in range(offset, length) if not here[i]), length)
-            assert max(offset, arrival.reach(offset)) == run
-        assert arrival.whole == all(here)
+            assert max(offset, partial.reach(offset)) == run
+        assert partial.whole == all(here)
 
 
 @pytest.mark.parametrize(("offset", "count"), [(0, 5), (3, 1), (4, 7), (5, 1)])
 def test_a_gap_and_a_byte_that_comes_twice_are_our_own_bugs(offset: int, count: int) -> None:
-    arrival = PartialBlock(10, 4)
+    partial = PartialBlock(10, 4)
     with pytest.raises(AssertionError):
-        arrival.add(offset, count)
+        partial.add(offset, count)
 
 
 def test_an_arrival_starts_within_the_block() -> None:

@@ -15,9 +15,9 @@ MIB = 2**20
 @given(st.integers(16 * MIB, 2**40), st.integers(1, 10_000))
 def test_all_shares_together_are_the_budget(budget_bytes: int, exchanges_max: int) -> None:
     shares = Shares.of(budget_bytes, exchanges_max)
-    kept = shares.listings_bytes + shares.heads_bytes
+    cached = shares.listings_bytes + shares.heads_bytes
     assert 1 <= shares.exchanges <= exchanges_max
-    assert shares.exchanges * EXCHANGE_BYTES + kept + shares.clients_bytes == budget_bytes
+    assert shares.exchanges * EXCHANGE_BYTES + cached + shares.clients_bytes == budget_bytes
     assert min(shares.listings_bytes, shares.heads_bytes) > 0
     assert shares.clients_bytes >= budget_bytes // 4
 
@@ -28,25 +28,25 @@ def test_the_default_has_room_for_all_connections_to_the_origin() -> None:
 
 @given(st.lists(st.integers(0, 100)))
 def test_no_more_is_taken_than_there_is(counts: list[int]) -> None:
-    buffers, taken = MemoryBudget(200), 0
+    memory, taken = MemoryBudget(200), 0
     for count in counts:
-        if buffers.take(count):
+        if memory.take(count):
             taken += count
         else:
             assert taken + count > 200
-        assert buffers.used_bytes == taken <= 200
+        assert memory.used_bytes == taken <= 200
 
 
 def test_what_is_held_comes_back_also_after_an_error() -> None:
-    buffers = MemoryBudget(100)
+    memory = MemoryBudget(100)
 
     def hold_twice() -> None:
-        with buffers.held(60):
-            assert buffers.used_bytes == 60
-            with buffers.held(60):
+        with memory.held(60):
+            assert memory.used_bytes == 60
+            with memory.held(60):
                 pass
 
     with pytest.raises(SlowDown) as refused:
         hold_twice()
     assert dict(refused.value.headers) == {"retry-after": "1"}
-    assert buffers.used_bytes == 0
+    assert memory.used_bytes == 0

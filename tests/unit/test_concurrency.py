@@ -14,8 +14,8 @@ from outrider.core.origin.aimd import FIRST_FILLS, AimdLimit
 class Line:
     """An origin that gives each connection 40 MB/s and all of them `total_mb_s`; seconds pass one by one."""
 
-    def __init__(self, concurrency: AimdLimit, total_mb_s: float) -> None:
-        self.concurrency = concurrency
+    def __init__(self, aimd: AimdLimit, total_mb_s: float) -> None:
+        self.aimd = aimd
         self.total_mb_s = total_mb_s
         self.connection_mb_s = 40.0
         self.now = 0.0
@@ -24,11 +24,11 @@ class Line:
         limits = []
         for _ in range(seconds):
             for _ in range(10):
-                begun = self.concurrency.limit
+                begun = self.aimd.limit
                 self.now += 0.1
                 rate = min(begun * self.connection_mb_s, self.total_mb_s)
-                self.concurrency.arrived(int(rate * 1e5), self.now, short=short)
-            limits.append(self.concurrency.limit)
+                self.aimd.arrived(int(rate * 1e5), self.now, short=short)
+            limits.append(self.aimd.limit)
         return limits
 
 
@@ -61,44 +61,44 @@ def test_time_in_which_less_was_asked_for_does_not_look_like_a_step_in_vain() ->
     """A long burst of readers, then short ones."""
     line = Line(AimdLimit(64), total_mb_s=10**6)
     line.run(2)
-    assert line.concurrency.limit == 2 * FIRST_FILLS
+    assert line.aimd.limit == 2 * FIRST_FILLS
     for _ in range(4):
         line.run(1)
-        line.concurrency.arrived(0, line.now, short=False)
+        line.aimd.arrived(0, line.now, short=False)
         line.now += 2.0
-    assert line.concurrency.limit == 64
+    assert line.aimd.limit == 64
 
 
 def test_a_step_is_judged_by_what_came_after_the_first_bytes_of_what_it_let_begin() -> None:
-    concurrency, now = AimdLimit(64), 0.0
+    aimd, now = AimdLimit(64), 0.0
     under_way = [FIRST_FILLS] * 2
     for _ in range(45):
-        under_way.append(concurrency.limit)
+        under_way.append(aimd.limit)
         now += 0.1
         # What comes now was asked for 0.2 s ago, and 21 connections fill the line.
-        concurrency.arrived(min(under_way[-3], 21) * 4_000_000, now, short=True)
-    assert concurrency.limit == 2 * FIRST_FILLS
+        aimd.arrived(min(under_way[-3], 21) * 4_000_000, now, short=True)
+    assert aimd.limit == 2 * FIRST_FILLS
 
 
 def test_a_burst_of_slow_downs_halves_it_once() -> None:
-    concurrency = AimdLimit(64)
+    aimd = AimdLimit(64)
     for at in (10.0, 10.1, 10.9):
-        concurrency.slow_down(at)
-    assert concurrency.limit == FIRST_FILLS // 2
-    concurrency.slow_down(11.1)
-    assert concurrency.limit == FIRST_FILLS // 4
+        aimd.slow_down(at)
+    assert aimd.limit == FIRST_FILLS // 2
+    aimd.slow_down(11.1)
+    assert aimd.limit == FIRST_FILLS // 4
 
 
 def test_the_floor_holds() -> None:
-    concurrency = AimdLimit(64, floor=3)
+    aimd = AimdLimit(64, floor=3)
     for second in range(20):
-        concurrency.slow_down(second * 2.0)
-    assert concurrency.limit == 3
+        aimd.slow_down(second * 2.0)
+    assert aimd.limit == 3
 
 
 def test_after_a_slow_down_it_grows_in_small_steps_and_not_by_doubling() -> None:
     line = Line(AimdLimit(64), total_mb_s=10**6)
-    line.concurrency.slow_down(0.0)
+    line.aimd.slow_down(0.0)
     limits = line.run(5)
     assert all(later - earlier <= 2 for earlier, later in pairwise(limits))
     assert limits[-1] > limits[0]
@@ -121,14 +121,14 @@ def test_what_was_had_in_better_days_does_not_stop_it_for_ever() -> None:
 
 @given(st.integers(1, 9), st.integers(0, 90), st.lists(st.tuples(st.sampled_from("fas"), st.floats(0, 3)), max_size=60))
 def test_the_limit_never_leaves_its_bounds(floor: int, more: int, acts: list[tuple[str, float]]) -> None:
-    concurrency, now = AimdLimit(floor + more, floor), 0.0
+    aimd, now = AimdLimit(floor + more, floor), 0.0
     for act, later in acts:
         now += later
         if act in "fa":
-            concurrency.arrived(10**6, now, short=act == "f")
+            aimd.arrived(10**6, now, short=act == "f")
         else:
-            concurrency.slow_down(now)
-        assert floor <= concurrency.limit <= floor + more
+            aimd.slow_down(now)
+        assert floor <= aimd.limit <= floor + more
 
 
 def test_nonsense_is_refused() -> None:

@@ -15,19 +15,19 @@ class Line:
     """Gives each connection 4 MB/s and all of them 32 MB/s."""
 
     def __init__(self) -> None:
-        self.courtesy = BackgroundLimit(64)
+        self.background_limit = BackgroundLimit(64)
         self.now = 0.0
 
     def run(self, seconds: float, demand: int, *, queued: bool = True) -> list[int]:
         """So many connections that somebody waits for; how many others were allowed in each tenth of a second."""
         allowed = []
         for _ in range(int(seconds * 10)):
-            courtesy = self.courtesy
-            beside = courtesy.beside if demand else courtesy.alone
+            background_limit = self.background_limit
+            beside = background_limit.beside if demand else background_limit.alone
             allowed.append(beside)
-            if courtesy.is_due(self.now):
-                courtesy.judge(self.now, awaited=demand > 0, queued=queued)
-            courtesy.flowed(int(min(4e5 * (demand + beside), 3.2e6)))
+            if background_limit.is_due(self.now):
+                background_limit.judge(self.now, awaited=demand > 0, queued=queued)
+            background_limit.flowed(int(min(4e5 * (demand + beside), 3.2e6)))
             self.now += 0.1
         return allowed
 
@@ -59,46 +59,46 @@ def test_beside_a_reader_who_leaves_room_it_takes_the_room() -> None:
 def test_after_a_silence_it_begins_anew() -> None:
     line = Line()
     line.run(20, demand=0)
-    line.courtesy.heed(line.now + 0.9)
-    assert line.courtesy.alone >= 7
-    line.courtesy.heed(line.now + 1.1)
-    assert (line.courtesy.alone, line.courtesy.beside) == (2, 1)
+    line.background_limit.heed(line.now + 0.9)
+    assert line.background_limit.alone >= 7
+    line.background_limit.heed(line.now + 1.1)
+    assert (line.background_limit.alone, line.background_limit.beside) == (2, 1)
 
 
 def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
-    courtesy = BackgroundLimit(64)
+    background_limit = BackgroundLimit(64)
     for _ in range(200):
-        courtesy.felt()
-        courtesy.came_small(0.05)
-    assert courtesy.alone == courtesy.beside == 64
+        background_limit.felt()
+        background_limit.came_small(0.05)
+    assert background_limit.alone == background_limit.beside == 64
 
 
 def test_those_who_take_the_places_of_demand_are_as_many_as_it_had_of_late() -> None:
     line = Line()
     line.run(5, demand=8)
-    line.courtesy.asked(8)
-    assert line.courtesy.after == 8
+    line.background_limit.asked(8)
+    assert line.background_limit.after == 8
     line.run(2.5, demand=2)
-    assert line.courtesy.beside <= line.courtesy.after < 8
-    assert line.courtesy.ends(14 * 10**5)
-    assert not line.courtesy.ends(18 * 10**5), "more than 50 ms"
+    assert line.background_limit.beside <= line.background_limit.after < 8
+    assert line.background_limit.ends(14 * 10**5)
+    assert not line.background_limit.ends(18 * 10**5), "more than 50 ms"
 
 
 def test_an_epoch_that_begins_after_a_silence_has_the_line_to_itself() -> None:
     line = Line()
     line.run(5, demand=8)
-    line.courtesy.asked(8)
-    line.courtesy.heed(line.now + 1.1)
-    assert line.courtesy.after == 1
+    line.background_limit.asked(8)
+    line.background_limit.heed(line.now + 1.1)
+    assert line.background_limit.after == 1
 
 
 def test_a_line_that_no_large_body_flows_on_tells_of_no_end() -> None:
     line = Line()
     line.run(5, demand=8)
-    assert line.courtesy.ends(1000)
-    line.courtesy.heed(line.now + 1.1)
-    line.courtesy.asked(40)
-    assert not line.courtesy.ends(1000), "what small bodies take is seen in their delay alone"
+    assert line.background_limit.ends(1000)
+    line.background_limit.heed(line.now + 1.1)
+    line.background_limit.asked(40)
+    assert not line.background_limit.ends(1000), "what small bodies take is seen in their delay alone"
 
 
 class SmallBodies:
@@ -106,7 +106,7 @@ class SmallBodies:
     fills beside them as are allowed; `scatter` is that of the logarithm of a bucket's latency."""
 
     def __init__(self, latency_s: float, each_s: float, *, readers: int = 1, scatter: float = 0.0) -> None:
-        self.courtesy = BackgroundLimit(64)
+        self.background_limit = BackgroundLimit(64)
         self.latency_s = latency_s
         self.each_s = each_s
         self.scatter = scatter
@@ -117,7 +117,7 @@ class SmallBodies:
         self._free_at = 0.0
         self._numbers = itertools.count()
         # When it happens, which body, when that was asked for, whether a reader waits for it, whether the line has it.
-        self._coming: list[tuple[float, int, float, bool, bool]] = []
+        self._outstanding: list[tuple[float, int, float, bool, bool]] = []
         self._beside = 0
         for _ in range(readers):
             self._ask(waited_for=True)
@@ -125,18 +125,18 @@ class SmallBodies:
     def _ask(self, *, waited_for: bool) -> None:
         factor = self._chance.lognormvariate(-(self.scatter**2) / 2, self.scatter)
         ready = self.now + self.latency_s * factor
-        heapq.heappush(self._coming, (ready, next(self._numbers), self.now, waited_for, False))
+        heapq.heappush(self._outstanding, (ready, next(self._numbers), self.now, waited_for, False))
 
     def run(self, seconds: float, *, prefetch: bool = True) -> list[int]:
         """How many were allowed beside the readers when each body came."""
         allowed, until = [], self.now + seconds
-        while self._coming[0][0] < until:
-            self.now, number, asked_at, waited_for, on_line = heapq.heappop(self._coming)
+        while self._outstanding[0][0] < until:
+            self.now, number, asked_at, waited_for, on_line = heapq.heappop(self._outstanding)
             if not on_line:
                 self._free_at = max(self._free_at, self.now) + self.each_s
-                heapq.heappush(self._coming, (self._free_at, number, asked_at, waited_for, True))
+                heapq.heappush(self._outstanding, (self._free_at, number, asked_at, waited_for, True))
                 continue
-            self.courtesy.came_small(self.now - asked_at)
+            self.background_limit.came_small(self.now - asked_at)
             if waited_for:
                 self.read += 1
                 self._ask(waited_for=True)
@@ -144,11 +144,11 @@ class SmallBodies:
                 self.brought += 1
                 self._beside -= 1
             if prefetch:
-                self.courtesy.felt()
-                while self._beside < self.courtesy.beside:
+                self.background_limit.felt()
+                while self._beside < self.background_limit.beside:
                     self._beside += 1
                     self._ask(waited_for=False)
-            allowed.append(self.courtesy.beside)
+            allowed.append(self.background_limit.beside)
         self.now = until
         return allowed
 
@@ -194,7 +194,7 @@ def test_what_was_usual_beside_a_list_is_not_what_is_usual_after_it() -> None:
     line.latency_s += 0.03
     line.run(5)
     line.latency_s -= 0.03
-    line.courtesy.alone_again(len(line._coming))
+    line.background_limit.alone_again(len(line._outstanding))
     line.run(1)
     read = line.read
     line.run(5)
@@ -203,37 +203,37 @@ def test_what_was_usual_beside_a_list_is_not_what_is_usual_after_it() -> None:
 
 
 def test_what_was_asked_for_beside_a_list_is_not_learnt_from_after_it() -> None:
-    courtesy = BackgroundLimit(64)
-    courtesy.alone = courtesy.beside = 20
-    courtesy.alone_again(20)
+    background_limit = BackgroundLimit(64)
+    background_limit.alone = background_limit.beside = 20
+    background_limit.alone_again(20)
     for _ in range(20):
-        courtesy.came_small(0.2)
+        background_limit.came_small(0.2)
     for _ in range(60):
-        courtesy.felt()
-        courtesy.came_small(0.05)
-    learnt = courtesy.beside
+        background_limit.felt()
+        background_limit.came_small(0.05)
+    learnt = background_limit.beside
     assert learnt > 8
     for _ in range(60):
-        courtesy.felt()
-        courtesy.came_small(0.1)
-    assert courtesy.beside < learnt / 2, "twice as late as usual is a queue"
+        background_limit.felt()
+        background_limit.came_small(0.1)
+    assert background_limit.beside < learnt / 2, "twice as late as usual is a queue"
 
 
 def test_until_it_is_known_what_is_usual_there_are_few() -> None:
-    courtesy = BackgroundLimit(64)
+    background_limit = BackgroundLimit(64)
     for _ in range(16):
-        courtesy.felt()
-        courtesy.came_small(0.05)
-    assert (courtesy.alone, courtesy.beside) == (8, 7)
-    courtesy.felt()
-    courtesy.came_small(0.05)
-    assert courtesy.alone > 8
+        background_limit.felt()
+        background_limit.came_small(0.05)
+    assert (background_limit.alone, background_limit.beside) == (8, 7)
+    background_limit.felt()
+    background_limit.came_small(0.05)
+    assert background_limit.alone > 8
 
 
 def test_the_first_small_bodies_bring_one_more_each() -> None:
     """A told order's first batch waits for them: one more for every two or three took a round trip longer."""
-    courtesy = BackgroundLimit(64)
+    background_limit = BackgroundLimit(64)
     for _ in range(6):
-        courtesy.felt()
-        courtesy.came_small(0.05)
-    assert (courtesy.alone, courtesy.beside) == (8, 7)
+        background_limit.felt()
+        background_limit.came_small(0.05)
+    assert (background_limit.alone, background_limit.beside) == (8, 7)

@@ -165,8 +165,8 @@ def test_where_every_other_is_not_there_and_nobody_may_list_it_is_given_up() -> 
     assert reader.wanted(there=there) == set()
     reader.read(*[*KEYS[::2], *KEYS[::2]])
     after = Reader(1_000_000)
-    after.planner.library.restore(reader.planner.library.export())
-    [dataset] = after.planner.library.datasets()
+    after.planner.registry.restore(reader.planner.registry.export())
+    [dataset] = after.planner.registry.datasets()
     assert {dataset.names.keys[key] for key in dataset.names.listed} == there, "nor after a restart"
 
 
@@ -203,7 +203,7 @@ def test_that_it_was_counted_is_remembered_over_a_restart() -> None:
     reader, after = Reader(), Reader()
     reader.read(*READ)
     reader.counted()
-    after.planner.library.restore(reader.planner.library.export())
+    after.planner.registry.restore(reader.planner.registry.export())
     after.read(*READ)
     assert KEYS[100] in after.wanted(there=set(KEYS) - {KEYS[100]})
     assert after.planner.please_list() == [PREFIX]
@@ -297,7 +297,7 @@ def test_what_was_counted_stays_until_the_list_in_its_place_is_whole() -> None:
         else:
             reader.planner.listed("b", [(key, SMALL) for key in KEYS[100:200]], reader.now, before=100, more=True)
             reader.planner.listed("b", (), reader.now, before=200)
-    [dataset] = reader.planner.library.datasets()
+    [dataset] = reader.planner.registry.datasets()
     assert [dataset.names.keys[key] for key in dataset.names.listed] == KEYS[:200]
     assert not dataset.search.counted
 
@@ -312,7 +312,7 @@ def test_a_list_of_stale_names_that_breaks_off_while_another_one_waits_leaves_wh
         reader.planner.listed("b", [(key, SMALL) for key in KEYS[:100]], reader.now, more=True)
         reader.planner.list_failed("b", "s/", reader.now)
         reader.planner.listed("b", (), reader.now, before=100)
-        [dataset] = reader.planner.library.datasets()
+        [dataset] = reader.planner.registry.datasets()
         assert len(dataset.names.listed) == COUNT
         reader.now += 50.0
         reader.read(*KEYS[100:200])
@@ -328,7 +328,7 @@ def test_only_its_own_list_takes_the_place_of_what_was_counted(what: str) -> Non
     reader.counted(numbering)
     reader.read("s/000900.bin")
     assert reader.planner.please_list() == [PREFIX]
-    [dataset] = reader.planner.library.datasets()
+    [dataset] = reader.planner.registry.datasets()
     reader.planner.listed("b", [(key, SMALL) for key in KEYS[:100]], reader.now, prefix="s/", more=True)
     if what == "of another bucket":
         reader.planner.listed("other", (), reader.now, prefix="s/", before=7)
@@ -366,7 +366,7 @@ def test_one_list_tells_all_sets_of_its_prefix_and_is_asked_for_once() -> None:
     reader.read(KEYS[4], labels[4])
     assert reader.planner.please_list() == [PREFIX]
     reader.planner.listed("b", [(key, 1_000_000) for key in sorted(KEYS + labels)], reader.now, prefix="s/")
-    assert {len(one.names.listed) for one in reader.planner.library.datasets()} == {COUNT}
+    assert {len(one.names.listed) for one in reader.planner.registry.datasets()} == {COUNT}
     reader.read(KEYS[5], labels[5])
     assert reader.planner.please_list() == []
 
@@ -377,12 +377,12 @@ def test_of_names_of_which_nobody_wants_to_know_no_more_are_told(what: str) -> N
     reader.read(*READ)
     [(_, numbering)] = reader.planner.please_count()
     assert reader.planner.counted(numbering, KEYS[:100], reader.now)
-    [dataset] = reader.planner.library.datasets()
+    [dataset] = reader.planner.registry.datasets()
     if what == "given up":
         reader.read(KEYS[90], KEYS[55])
         assert len(reader.wanted(there=set())) > 20
     elif what == "forgotten":
-        reader.planner.library._forget_oldest(dataset)
+        reader.planner.registry._forget_oldest(dataset)
     else:
         assert not reader.planner.counted(numbering, [f"s/{n:06d}.bin" for n in range(100, 5000)], reader.now)
         reader.planner.please_list()

@@ -170,7 +170,7 @@ def test_a_set_that_was_forgotten_but_for_what_is_kept_is_learned_anew_from_a_sh
     riders = Riders()
     riders.read(SHUFFLED[:20])
     riders.came(150)
-    riders.planner.library._forget_oldest(Dataset("b", "another"))
+    riders.planner.registry._forget_oldest(Dataset("b", "another"))
     riders.read([5, 0, 8, 3])
     riders.planner.listed("b", [(key, MIB) for key in KEYS[:100]], riders.now)
     assert riders.wanted()
@@ -342,9 +342,9 @@ def test_a_told_order_is_fetched_ahead_from_its_first_moment() -> None:
     riders.came(SHUFFLED[0])
     assert len(set(riders.wanted(40)) & set(SHUFFLED[:41])) == 40
     for i in SHUFFLED[:-10]:
-        coming = riders.planner.wants(riders.now, COUNT * MIB, 1)
+        outstanding = riders.planner.wants(riders.now, COUNT * MIB, 1)
         riders.now += 0.09
-        for want in coming:
+        for want in outstanding:
             riders.came(KEYS.index(want.ref.key))
         riders.read([i])
     for i in range(COUNT):
@@ -438,7 +438,7 @@ def test_a_learned_order_survives_a_restart() -> None:
     before, after = Riders(), Riders(listed=False)
     before.read(SHUFFLED)
     before.read(SHUFFLED[:20])
-    after.planner.library.restore(before.planner.library.export())
+    after.planner.registry.restore(before.planner.registry.export())
     after.read(SHUFFLED[:20])
     wanted = after.wanted()
     assert wanted
@@ -448,18 +448,18 @@ def test_a_learned_order_survives_a_restart() -> None:
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"x\x9c\x03\x00\x00\x00\x00\x01"])
 def test_what_is_no_memory_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        Riders().planner.library.restore(data)
+        Riders().planner.registry.restore(data)
 
 
 def test_an_order_that_has_a_key_twice_is_none_of_ours() -> None:
     riders = Riders()
     riders.read(SHUFFLED)
     riders.read(SHUFFLED[:20])
-    said = json.loads(zlib.decompress(riders.planner.library.export()))
+    said = json.loads(zlib.decompress(riders.planner.registry.export()))
     (order,) = said["datasets"][0]["orders"]
     order["keys"][-1] = order["keys"][0]
     with pytest.raises(ValueError, match="twice"):
-        Riders().planner.library.restore(zlib.compress(json.dumps(said).encode()))
+        Riders().planner.registry.restore(zlib.compress(json.dumps(said).encode()))
 
 
 def test_names_are_remembered_up_to_a_bound() -> None:
@@ -468,9 +468,9 @@ def test_names_are_remembered_up_to_a_bound() -> None:
         ref = ObjectRef("b", f"set-{'abcdefghij'[i % 10]}/{i:06d}.tar")
         planner.asked("a", ref, MIB, Extent(0, MIB), i * 0.01)
         planner.sent("a", ref, i * 0.01)
-        assert len(planner.library) <= 1000
+        assert len(planner.registry) <= 1000
     planner.listed("b", [(f"huge/{i:06d}", 1) for i in range(2000)], 60.0)
-    assert len(planner.library) <= 1000
+    assert len(planner.registry) <= 1000
 
 
 def test_a_hundred_thousand_names_that_are_read_take_a_bounded_memory() -> None:

@@ -218,8 +218,8 @@ def test_an_order_told_in_pieces_stays_the_same_when_more_workers_are_seen(piece
     for piece in pieces:
         planner.told("a", refs[told : told + piece], 0.0, start=told, total=count)
         told += piece
-        [dataset] = planner.library.datasets()
-        [one] = dataset.passes()
+        [dataset] = planner.registry.datasets()
+        [one] = dataset.epochs()
         for workers, its in ((2, by_two), (3, by_three if told == count else [])):
             while its:
                 number = its.pop(0)
@@ -241,9 +241,9 @@ def test_hits_that_are_heard_of_later_than_misses_make_no_workers_of_one_reader(
     seems to have read both beside each other."""
     chance, count, each_s = Random(seed), 500, 0.005
     refs = [ObjectRef("b", f"s/{number:06d}") for number in range(count)]
-    planner, foresight = Planner(100 * SIZE, SIZE), list[tuple[int, int]]()
+    planner, order_search = Planner(100 * SIZE, SIZE), list[tuple[int, int]]()
     planner.told("a", refs, 0.0, total=count)
-    [dataset] = planner.library.datasets()
+    [dataset] = planner.registry.datasets()
     read = 0
     while read < count:
         hits, misses = chance.randint(1, hits_max), chance.randint(1, 4)
@@ -253,9 +253,9 @@ def test_hits_that_are_heard_of_later_than_misses_make_no_workers_of_one_reader(
                 planner.sent("a", refs[number], each_s * number)
                 while planner.ponder():
                     pass
-                foresight += [(one.batch, one.workers) for one in dataset.passes()]
+                order_search += [(one.batch, one.workers) for one in dataset.epochs()]
         read += hits + misses
-    assert set(foresight) == {(1, 1)}
+    assert set(order_search) == {(1, 1)}
 
 
 def test_what_several_tell_of_their_own_reads_stays_as_they_told_it() -> None:
@@ -373,14 +373,14 @@ def test_a_plan_that_is_taken_back_for_another_while_workers_are_thought_of_stay
     proxy = Sampled(COUNT)
     told = Random("no seed").sample(range(COUNT), 1200)
     first, rest = told[:800], [number for number in range(COUNT) if number not in set(told)][:300]
-    kept, gone = Hint(), Hint()
+    cached, gone = Hint(), Hint()
     planner = proxy.planner
-    planner.told("client", [proxy.refs[number] for number in first], proxy.now, start=0, total=None, telling=kept)
+    planner.told("client", [proxy.refs[number] for number in first], proxy.now, start=0, total=None, telling=cached)
     planner.told("client", [proxy.refs[n] for n in told[800:1100]], proxy.now, start=800, total=None, telling=gone)
     steps = proxy.steps()
     proxy.read(beside_each_other(first, 64, 8, Random(1))[:200])
     next(steps)
-    planner.withdraw(gone, [kept], proxy.now)
+    planner.withdraw(gone, [cached], proxy.now)
     planner.told("client", [proxy.refs[number] for number in rest], proxy.now, start=1100, total=None)
     for _ in steps:
         pass
@@ -406,11 +406,11 @@ def test_what_is_forgotten_meanwhile_is_not_thought_of_any_more() -> None:
     order = drawn_order(Draw(50), 2000)
     read.read(order[:16])
     next(read.steps())
-    [dataset] = read.planner.library.datasets()
+    [dataset] = read.planner.registry.datasets()
     dataset.shrink()
     for _ in read.steps():
         pass
-    assert not dataset.passes()
+    assert not dataset.epochs()
 
 
 def test_what_was_told_meanwhile_stays() -> None:
@@ -428,7 +428,7 @@ def test_names_that_are_no_longer_in_order_are_left_alone() -> None:
     """What a second LIST has found stands behind what was known: numbers of a sampler are of the order of names."""
     read = Sampled(600)
     read.planner.listed("bucket", [("train/0000001.jpg", SIZE)], 1.0)
-    assert len(read.planner.library) == 601
+    assert len(read.planner.registry) == 601
     read.read(drawn_order(Draw(5), 600)[:16])
     for _ in read.steps():
         pass
@@ -439,13 +439,13 @@ def test_readers_whose_blocks_are_here_are_ranked_anew() -> None:
     """What is needed last goes first, by the order that was found, be it kept since before."""
     read = Sampled(400)
     order = drawn_order(Draw(9), 400)
-    kept = {}
+    cached = {}
     for number in order[100:105]:
         version = ObjectVersion(read.refs[number], '"e"', SIZE)
         block = BlockKey(number.to_bytes(16, "big"), 0)
         read.planner.added(block, version)
-        kept[block] = number
+        cached[block] = number
     read.read(order[:16])
     for _ in read.steps():
         pass
-    assert [kept[block] for block in read.planner.victims()] == order[104:99:-1]
+    assert [cached[block] for block in read.planner.victims()] == order[104:99:-1]

@@ -29,30 +29,30 @@ def test_a_stall_is_the_part_of_the_time_that_a_reader_waited() -> None:
 
 
 def test_reads_are_summed_by_dataset_and_by_reader() -> None:
-    ledger = Usage()
-    ledger.served("a", TRAIN, sums(disk=10, wait_s=1.0))
-    ledger.served("b", TRAIN, sums(2, origin=5))
-    ledger.served("a", ("bucket", "val-{}.tar"), sums(disk=7))
-    ledger.asked("bucket", "train-7.tar")
-    ledger.came("bucket", "train-7.tar", 5)
-    account = ledger.datasets()[TRAIN]
+    usage = Usage()
+    usage.served("a", TRAIN, sums(disk=10, wait_s=1.0))
+    usage.served("b", TRAIN, sums(2, origin=5))
+    usage.served("a", ("bucket", "val-{}.tar"), sums(disk=7))
+    usage.asked("bucket", "train-7.tar")
+    usage.came("bucket", "train-7.tar", 5)
+    account = usage.datasets()[TRAIN]
     assert (account.sums.requests, account.sums.served_bytes, account.asked, account.came_bytes) == (3, 15, 1, 5)
-    assert ledger.total.sums.served_bytes == 22
-    by_reader = {(reader, dataset[1]): account.sums.served_bytes for reader, dataset, account, _ in ledger.readers()}
+    assert usage.total.sums.served_bytes == 22
+    by_reader = {(reader, dataset[1]): account.sums.served_bytes for reader, dataset, account, _ in usage.readers()}
     assert by_reader == {("a", "train-{}.tar"): 10, ("b", "train-{}.tar"): 5, ("a", "val-{}.tar"): 7}
 
 
 def test_what_was_long_ago_does_not_count_for_now() -> None:
-    ledger = Usage()
-    ledger.passed(100.0)
-    ledger.served("a", TRAIN, sums(10, disk=1000, wait_s=10.0))
-    ledger.passed(110.0)
-    ((_, _, account, _),) = ledger.readers()
+    usage = Usage()
+    usage.passed(100.0)
+    usage.served("a", TRAIN, sums(10, disk=1000, wait_s=10.0))
+    usage.passed(110.0)
+    ((_, _, account, _),) = usage.readers()
     assert (account.bytes_s, account.recent.stall) == (100.0, 1.0)
     for second in range(1, 301):
         if second > 200:
-            ledger.served("a", TRAIN, sums(disk=10, away_s=1.0))
-        ledger.passed(110.0 + second)
+            usage.served("a", TRAIN, sums(disk=10, away_s=1.0))
+        usage.passed(110.0 + second)
     assert abs(account.bytes_s - 10) < 1
     assert account.recent.stall is not None
     assert account.recent.stall < 0.01
@@ -61,23 +61,23 @@ def test_what_was_long_ago_does_not_count_for_now() -> None:
 
 
 def test_the_reader_that_was_silent_for_longest_is_forgotten_first_and_no_sum_is_lost() -> None:
-    ledger = Usage(datasets_max=3, readers_max=2)
+    usage = Usage(datasets_max=3, readers_max=2)
     for number in range(10):
-        ledger.served(f"reader-{number}", ("bucket", f"set-{number}"), sums(disk=10))
-        ledger.asked("bucket", f"set-{number}")
-        ledger.came("bucket", f"set-{number}", 1)
-    assert [reader for reader, *_ in ledger.readers()] == ["reader-9", "reader-8"]
-    assert len(ledger.datasets()) <= 4
-    assert sum(account.sums.disk_bytes for account in ledger.datasets().values()) == 100
-    assert sum(account.asked for account in ledger.datasets().values()) == 10
-    assert OTHERS in ledger.datasets()
+        usage.served(f"reader-{number}", ("bucket", f"set-{number}"), sums(disk=10))
+        usage.asked("bucket", f"set-{number}")
+        usage.came("bucket", f"set-{number}", 1)
+    assert [reader for reader, *_ in usage.readers()] == ["reader-9", "reader-8"]
+    assert len(usage.datasets()) <= 4
+    assert sum(account.sums.disk_bytes for account in usage.datasets().values()) == 100
+    assert sum(account.asked for account in usage.datasets().values()) == 10
+    assert OTHERS in usage.datasets()
 
 
 def test_a_hit_is_told_once_however_often_it_is_asked_for() -> None:
-    tally = HitTally()
-    tally.requests, tally.sent_bytes, tally.wait_s = 3, 30, 0.5
-    assert tally.news() == Sums(3, 3, 30, 0, 0, 0.5, 0.0)
-    assert tally.news() == Sums()
+    recorder = HitTally()
+    recorder.requests, recorder.sent_bytes, recorder.wait_s = 3, 30, 0.5
+    assert recorder.news() == Sums(3, 3, 30, 0, 0, 0.5, 0.0)
+    assert recorder.news() == Sums()
 
 
 def test_money_is_what_the_bucket_was_not_asked_for() -> None:
@@ -92,12 +92,12 @@ def test_money_is_what_the_bucket_was_not_asked_for() -> None:
 
 
 def test_what_is_passed_on_is_wanted_and_none_of_the_caches_reads() -> None:
-    ledger = Usage(datasets_max=1)
-    ledger.served("ann", ("b", "x-{}.tar"), sums(2, disk=10))
-    ledger.passed_on(("b", "x-{}.tar"), 5)
-    ledger.passed_on(("b", "y-{}.tar"), 7)
-    assert (ledger.total.wanted, ledger.total.wanted_bytes, ledger.total.sums.requests) == (4, 22, 2)
-    accounts = ledger.datasets().values()
+    usage = Usage(datasets_max=1)
+    usage.served("ann", ("b", "x-{}.tar"), sums(2, disk=10))
+    usage.passed_on(("b", "x-{}.tar"), 5)
+    usage.passed_on(("b", "y-{}.tar"), 7)
+    assert (usage.total.wanted, usage.total.wanted_bytes, usage.total.sums.requests) == (4, 22, 2)
+    accounts = usage.datasets().values()
     assert (sum(one.wanted for one in accounts), sum(one.wanted_bytes for one in accounts)) == (4, 22)
 
 
@@ -111,12 +111,12 @@ def totals(registry: CollectorRegistry, name: str) -> dict[str, float]:
 
 
 def test_large_datasets_have_labels_of_their_own_and_the_rest_is_other() -> None:
-    ledger, registry = Usage(), CollectorRegistry()
-    metrics = UsageMetrics(ledger, registry, from_bytes=100)
+    usage, registry = Usage(), CollectorRegistry()
+    metrics = UsageMetrics(usage, registry, from_bytes=100)
     for _ in range(2):
         for number in range(30):
-            ledger.served("a", ("bucket", f"large-{number}"), sums(disk=60))
-        ledger.served("a", ("bucket", "small"), sums(disk=1))
+            usage.served("a", ("bucket", f"large-{number}"), sums(disk=60))
+        usage.served("a", ("bucket", "small"), sums(disk=1))
         metrics.tell()
     told = totals(registry, "outrider_dataset_served_bytes_total")
     assert len(told) == 21
@@ -126,11 +126,11 @@ def test_large_datasets_have_labels_of_their_own_and_the_rest_is_other() -> None
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 200), st.booleans()), max_size=60))
 def test_no_byte_is_told_twice_or_lost_however_datasets_come_and_go(reads: list[tuple[int, int, bool]]) -> None:
-    ledger, registry = Usage(datasets_max=2), CollectorRegistry()
-    metrics = UsageMetrics(ledger, registry, from_bytes=100)
+    usage, registry = Usage(datasets_max=2), CollectorRegistry()
+    metrics = UsageMetrics(usage, registry, from_bytes=100)
     last: dict[str, float] = {}
     for number, count, scraped in [*reads, (0, 0, True)]:
-        ledger.served("a", ("bucket", f"set-{number}"), sums(disk=count))
+        usage.served("a", ("bucket", f"set-{number}"), sums(disk=count))
         if not scraped:
             continue
         metrics.tell()

@@ -27,16 +27,16 @@ def asked(planner: Planner, key: str, now: float) -> ObjectRef:
 
 
 def folders(planner: Planner) -> set[str]:
-    return {template.partition("/")[0] for (_, template), _ in planner.library.items()}
+    return {template.partition("/")[0] for (_, template), _ in planner.registry.items()}
 
 
 def names_of(planner: Planner) -> set[str]:
-    return {key for dataset in planner.library.datasets() for key in dataset.names.keys}
+    return {key for dataset in planner.registry.datasets() for key in dataset.names.keys}
 
 
 def test_one_name_in_two_buckets_is_of_two_sets() -> None:
-    library = Planner(MIB, MIB).library
-    items = [library.item(ObjectRef(bucket, "train/000000")) for bucket in ("b", "other", "b")]
+    registry = Planner(MIB, MIB).registry
+    items = [registry.item(ObjectRef(bucket, "train/000000")) for bucket in ("b", "other", "b")]
     assert items[0] == items[2] != items[1]
     assert [dataset.bucket for dataset, _ in items] == ["b", "other", "b"]
 
@@ -44,11 +44,11 @@ def test_one_name_in_two_buckets_is_of_two_sets() -> None:
 def test_a_set_that_was_forgotten_while_it_was_the_last_to_be_asked_for_begins_anew() -> None:
     planner = Planner(MIB, MIB, keys_max=10)
     for number in range(10):
-        old, _ = planner.library.item(ObjectRef("b", f"train/{number:06d}"))
+        old, _ = planner.registry.item(ObjectRef("b", f"train/{number:06d}"))
     planner.told("a", [ObjectRef("b", f"other/{number:06d}") for number in range(2)], 0.0)
-    dataset, number = planner.library.item(ObjectRef("b", "train/000009"))
+    dataset, number = planner.registry.item(ObjectRef("b", "train/000009"))
     assert old is not dataset
-    assert dataset in planner.library.datasets()
+    assert dataset in planner.registry.datasets()
     assert dataset.names.keys[number] == "train/000009"
 
 
@@ -60,7 +60,7 @@ def test_the_dataset_that_was_silent_for_longest_is_forgotten_first() -> None:
         asked(planner, f"young/{number:06d}", 1.0 + 0.001 * number)
     asked(planner, "new/000000", 2.0)
     assert folders(planner) == {"young", "new"}
-    assert len(planner.library) == 501
+    assert len(planner.registry) == 501
 
 
 def test_what_is_kept_is_never_forgotten_even_where_that_is_all_there_may_be() -> None:
@@ -78,7 +78,7 @@ def test_more_datasets_than_may_be_are_not_remembered() -> None:
     planner = Planner(MIB, MIB)
     for number in range(DATASETS_MAX + 20):
         asked(planner, f"only.{_word(number)}", float(number))
-    assert DATASETS_MAX // 2 < len(planner.library.datasets()) == len(planner.library) <= DATASETS_MAX
+    assert DATASETS_MAX // 2 < len(planner.registry.datasets()) == len(planner.registry) <= DATASETS_MAX
     assert f"only.{_word(0)}" not in names_of(planner)
     assert {f"only.{_word(number)}" for number in range(DATASETS_MAX // 2, DATASETS_MAX + 20)} <= names_of(planner)
 
@@ -86,10 +86,10 @@ def test_more_datasets_than_may_be_are_not_remembered() -> None:
 def test_sets_of_which_all_hold_something_are_not_looked_at_for_each_that_comes() -> None:
     planner = Planner(10**6 * MIB, MIB)
     for number in range(DATASETS_MAX):
-        kept(planner, f"only.{_word(number)}", 0.001 * number)
+        cached(planner, f"only.{_word(number)}", 0.001 * number)
     asked(planner, "one.more", 5.0)
     assert calls_of(lambda: asked(planner, "and.another", 6.0)) < 200
-    assert len(planner.library.datasets()) == DATASETS_MAX + 2
+    assert len(planner.registry.datasets()) == DATASETS_MAX + 2
 
 
 def test_a_list_of_many_sets_does_not_displace_what_is_read() -> None:
@@ -97,32 +97,32 @@ def test_a_list_of_many_sets_does_not_displace_what_is_read() -> None:
     planner = Planner(MIB, MIB)
     asked(planner, "train/000000", 0.0)
     planner.listed("b", [(f"only.{_word(number)}", 1) for number in range(DATASETS_MAX + 500)], 1.0)
-    assert len(planner.library.datasets()) == DATASETS_MAX
+    assert len(planner.registry.datasets()) == DATASETS_MAX
     assert "train" in folders(planner)
 
 
 def test_a_list_of_too_many_names_leaves_no_empty_dataset_behind() -> None:
-    library = DatasetRegistry(100, lambda dataset: None, lambda items: None, Templates())
-    assert library.list("b", [(f"huge/{number:06d}", 1) for number in range(101)]) == []
-    assert (len(library), len(library.datasets())) == (0, 0)
+    registry = DatasetRegistry(100, lambda dataset: None, lambda items: None, Templates())
+    assert registry.list("b", [(f"huge/{number:06d}", 1) for number in range(101)]) == []
+    assert (len(registry), len(registry.datasets())) == (0, 0)
 
 
 def test_what_an_earlier_run_remembered_has_the_bounds_of_this_one() -> None:
     large, small = Planner(MIB, MIB), Planner(MIB, MIB, keys_max=1000)
     for folder, count in (("fits", 900), ("huge", 2000), ("one-more", 101)):
         large.listed("b", [(f"{folder}/{number:06d}", 1) for number in range(count)], 0.0)
-    small.library.restore(large.library.export())
-    assert (len(small.library), folders(small)) == (900, {"fits"})
+    small.registry.restore(large.registry.export())
+    assert (len(small.registry), folders(small)) == (900, {"fits"})
 
 
 def test_an_earlier_run_may_have_known_more_datasets() -> None:
-    library = DatasetRegistry(10**6, lambda dataset: None, lambda items: None, Templates())
+    registry = DatasetRegistry(10**6, lambda dataset: None, lambda items: None, Templates())
     for number in range(2):
         before = Planner(MIB, MIB)
         names = range(number * DATASETS_MAX, (number + 1) * DATASETS_MAX - 10)
         before.listed("b", [(f"only.{_word(name)}", 1) for name in names], 0.0)
-        library.restore(before.library.export())
-    assert len(library.datasets()) == DATASETS_MAX
+        registry.restore(before.registry.export())
+    assert len(registry.datasets()) == DATASETS_MAX
 
 
 def _word(number: int) -> str:
@@ -130,7 +130,7 @@ def _word(number: int) -> str:
     return "".join("abcdefghij"[int(digit)] for digit in str(number))
 
 
-def kept(planner: Planner, key: str, now: float) -> BlockKey:
+def cached(planner: Planner, key: str, now: float) -> BlockKey:
     ref = asked(planner, key, now)
     block = BlockKey(key.encode().ljust(16)[:16], 0)
     planner.added(block, ObjectVersion(ref, '"e"', MIB))
@@ -144,19 +144,19 @@ def test_of_many_sets_the_farthest_is_found_as_of_few(sets: int) -> None:
     now = 0.0
     for key in random.sample(keys, len(keys)):
         now += 1.0
-        kept(planner, key, now)
+        cached(planner, key, now)
     # Each folder is a set that was read once, in an order of its own; some keys of some of them now for a second time.
     for key in random.sample(keys, sets):
         now += 1.0
         asked(planner, key, now)
-    found = list(planner.library.farthest(now))
+    found = list(planner.registry.farthest(now))
     assert sorted(one.version_id for _, one in found) == sorted(key.encode().ljust(16)[:16] for key in keys)
-    each = [one.farthest(now) for one in planner.library.datasets()]
+    each = [one.farthest(now) for one in planner.registry.datasets()]
     exact = [seconds for seconds, _ in merge(*each, key=lambda pair: -pair[0])]
     # Beyond these, two are equally far, and either may be first.
     assert [seconds for seconds, _ in found][:100] == exact[:100]
-    newest = kept(planner, f"{_word(sets)}/new", now)
-    assert newest.version_id in {one.version_id for _, one in planner.library.farthest(now)}
+    newest = cached(planner, f"{_word(sets)}/new", now)
+    assert newest.version_id in {one.version_id for _, one in planner.registry.farthest(now)}
 
 
 def test_of_many_sets_few_are_looked_at_for_each_eviction() -> None:
@@ -164,7 +164,7 @@ def test_of_many_sets_few_are_looked_at_for_each_eviction() -> None:
         planner = Planner(10**6 * MIB, MIB)
         for number in range(sets):
             for index in range(600 // sets):
-                kept(planner, f"{_word(number)}/{index}", float(number))
+                cached(planner, f"{_word(number)}/{index}", float(number))
         next(planner.victims())
         return calls_of(lambda: next(planner.victims()))
 
@@ -174,10 +174,10 @@ def test_of_many_sets_few_are_looked_at_for_each_eviction() -> None:
 def test_a_set_that_comes_or_goes_has_not_all_the_others_looked_at_anew() -> None:
     planner = Planner(10**6 * MIB, MIB)
     for number in range(300):
-        kept(planner, f"{_word(number)}/0", 0.0)
+        cached(planner, f"{_word(number)}/0", 0.0)
     next(planner.victims())
-    planner.removed(kept(planner, "gone/0", 0.0))
-    kept(planner, "new/0", 0.0)
+    planner.removed(cached(planner, "gone/0", 0.0))
+    cached(planner, "new/0", 0.0)
     assert calls_of(lambda: next(planner.victims())) < 100
 
 
@@ -187,7 +187,7 @@ def of_folders(count: int) -> Planner:
     names = [f"{_word(number)}/{index}" for number in range(count) for index in range(4)]
     planner.listed("b", [(name, MIB) for name in names], 0.0)
     for number in range(count):
-        kept(planner, names[4 * number], 0.001 * number)
+        cached(planner, names[4 * number], 0.001 * number)
     return planner
 
 
@@ -240,7 +240,7 @@ def test_what_the_next_thoughts_came_to_is_not_looked_at_again() -> None:
 def test_a_set_that_is_forgotten_meanwhile_is_not_looked_at() -> None:
     planner = large_set(5000)
     planner.wants(0.01, 10**6 * MIB, 16)
-    for dataset in list(planner.library.datasets()):
+    for dataset in list(planner.registry.datasets()):
         planner._forget(dataset)
         dataset.shrink()
     assert not planner.ponder()
@@ -248,14 +248,14 @@ def test_a_set_that_is_forgotten_meanwhile_is_not_looked_at() -> None:
 
 def test_where_one_has_no_room_the_others_that_are_due_later_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, searched = of_folders(16), 0
-    search = planner._offers._farthest
+    search = planner._candidates._farthest
 
     def counted(later_than_s: float) -> Iterator[CachedObject]:
         nonlocal searched
         searched += 1
         return search(later_than_s)
 
-    monkeypatch.setattr(planner._offers, "_farthest", counted)
+    monkeypatch.setattr(planner._candidates, "_farthest", counted)
     assert planner.wants(1.0, -100 * MIB, 16) == []
     assert searched == 1
 
@@ -310,7 +310,7 @@ def test_where_all_names_are_of_what_is_kept_none_are_numbered_anew_for_each_oth
     planner = Planner(10**9, 10, keys_max=1000)
     for number in range(1100):
         key = f"d/{number:06d}.jpg"
-        kept(planner, key, float(number))
+        cached(planner, key, float(number))
         if number >= 1000:
             planner.removed(next(planner.victims()))
     assert len(shrunk) <= 2

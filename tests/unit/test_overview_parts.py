@@ -40,9 +40,9 @@ def test_each_object_has_a_letter_in_the_order_of_the_names() -> None:
         for index in (0, 1):
             planner.added(block(number, index), version(number))
     planner.added(block(3, 0), version(3))
-    (dataset,) = planner.library.datasets()
-    coming = dataset.number(ref(5).key)
-    assert shard_map(dataset, lambda key: key == coming) == "arRoco"
+    (dataset,) = planner.registry.datasets()
+    outstanding = dataset.number(ref(5).key)
+    assert shard_map(dataset, lambda key: key == outstanding) == "arRoco"
     assert data_bytes(dataset) == 6 * SIZE
     assert dataset.kept_bytes == 5 * BLOCK
 
@@ -51,7 +51,7 @@ def test_what_is_kept_is_counted_out_again() -> None:
     planner = a_planner(2)
     for index in (0, 1):
         planner.added(block(1, index), version(1))
-    (dataset,) = planner.library.datasets()
+    (dataset,) = planner.registry.datasets()
     for index in (0, 1):
         planner.removed(block(1, index))
     assert dataset.kept_bytes == 0
@@ -62,7 +62,7 @@ def test_a_map_of_many_objects_is_as_short_as_one_of_some() -> None:
     for number in range(10_000):
         for index in (0, 1):
             planner.added(block(number, index), version(number))
-    (dataset,) = planner.library.datasets()
+    (dataset,) = planner.registry.datasets()
     cells = shard_map(dataset, lambda _: False)
     assert cells == "c" * (CELLS_MAX // 2) + "a" * (CELLS_MAX // 2)
     assert data_bytes(dataset) == 20_000 * SIZE
@@ -78,21 +78,21 @@ def test_a_time_line_has_rates_of_the_last_two_minutes() -> None:
 
 
 def test_the_same_trouble_again_is_counted() -> None:
-    troubles = RecentErrors()
+    recent_errors = RecentErrors()
     for at in range(3):
-        troubles.add("disk failed", "x" * 1000, "warning", float(at))
-    troubles.add("other", "", "error", 9.0)
-    last = troubles.last()
+        recent_errors.add("disk failed", "x" * 1000, "warning", float(at))
+    recent_errors.add("other", "", "error", 9.0)
+    last = recent_errors.last()
     assert [(one.what, one.times, one.at) for one in last] == [("other", 1, 9.0), ("disk failed", 3, 2.0)]
     assert len(last[1].detail) == 300
     for at in range(200):
-        troubles.add(f"trouble {at}", "", "error", float(at))
-    assert len(troubles.last()) == 50
+        recent_errors.add(f"trouble {at}", "", "error", float(at))
+    assert len(recent_errors.last()) == 50
 
 
 def test_warnings_of_the_log_are_kept_with_their_facts_and_nothing_less() -> None:
-    troubles, log = RecentErrors(), logging.getLogger("outrider.test")
-    with kept_troubles(troubles):
+    recent_errors, log = RecentErrors(), logging.getLogger("outrider.test")
+    with kept_troubles(recent_errors):
         log.info("nothing")
         log.warning("store failed", extra={"act": "write"})
         try:
@@ -100,6 +100,6 @@ def test_warnings_of_the_log_are_kept_with_their_facts_and_nothing_less() -> Non
         except ValueError:
             log.exception("request failed", extra={"request": "7"})
     log.warning("too late")
-    assert [(one.what, one.detail, one.level) for one in reversed(troubles.last())] == [
+    assert [(one.what, one.detail, one.level) for one in reversed(recent_errors.last())] == [
         ("store failed", "act: write", "warning"), ("request failed", "request: 7, ValueError", "error"),
     ]  # fmt: skip

@@ -70,7 +70,7 @@ def modules_of(folder: Path) -> set[str]:
 def test_the_wheel_of_the_server_holds_every_module_and_nothing_else(wheels: dict[str, Path]) -> None:
     names = set(zipfile.ZipFile(wheels["outrider"]).namelist())
     expected = modules_of(ROOT / "proxy" / "outrider")
-    assert {"outrider/__init__.py", "outrider/cli/__init__.py", "outrider/core/s3wire.py"} <= expected
+    assert {"outrider/__init__.py", "outrider/cli/__init__.py", "outrider/core/s3/operation.py"} <= expected
     page = {f"outrider/http/admin/page/{name}" for name in ("index.html", "dashboard.css", "dashboard.js")}
     assert expected | page | {"outrider/py.typed"} <= names
     assert {name.partition("/")[0] for name in names} == {"outrider", f"outrider-{outrider.__version__}.dist-info"}

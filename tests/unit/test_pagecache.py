@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 BYTES = os.urandom(300_000)
 
 
-def _takes_its_time(preadv: Any, fd: int, buffers: Any, offset: int, flags: int) -> int:
+def _takes_its_time(preadv: Any, fd: int, memory: Any, offset: int, flags: int) -> int:
     """The kernel's answer where the disk is slow: what is in memory up to the first page that is not.
 
     A real disk may be so fast that the kernel, which begins to bring the page with the question, has it there with the
     answer: the test would ask how fast the machine is.
     """
     assert flags == os.RWF_NOWAIT, "it would wait for the disk"
-    asked = sum(map(len, buffers))
+    asked = sum(map(len, memory))
     there = 0
     while there < asked and pagecache.is_in_memory(fd, offset + there):
         there = min(asked, there + mmap.PAGESIZE - (offset + there) % mmap.PAGESIZE)
     if not there:
         raise BlockingIOError(errno.EAGAIN, "a disk would have to be asked")
-    (buffer,) = buffers
+    (buffer,) = memory
     return int(preadv(fd, (memoryview(buffer)[:there],), offset))
 
 
-def _does_not_know_that(preadv: Any, fd: int, buffers: Any, offset: int, flags: int) -> int:
+def _does_not_know_that(preadv: Any, fd: int, memory: Any, offset: int, flags: int) -> int:
     if flags:
         raise OSError(errno.EOPNOTSUPP, "an overlayfs does not know that")
-    assert pagecache.is_in_memory(fd, offset, sum(map(len, buffers))), "it would wait for the disk"
-    return int(preadv(fd, buffers, offset))
+    assert pagecache.is_in_memory(fd, offset, sum(map(len, memory))), "it would wait for the disk"
+    return int(preadv(fd, memory, offset))
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def fd(request: pytest.FixtureRequest, cold: int, monkeypatch: pytest.MonkeyPatc
     """The same file, on a file system of that kind."""
     preadv = os.preadv
 
-    def asked(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
-        return request.param(preadv, fd, buffers, offset, flags)  # type: ignore[no-any-return]
+    def asked(fd: int, memory: Any, offset: int, flags: int = 0) -> int:
+        return request.param(preadv, fd, memory, offset, flags)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(os, "preadv", asked)
     return cold

@@ -83,7 +83,7 @@ def test_a_follower_that_left_does_not_hear_of_names_that_it_has_no_room_for() -
     steps += [("b", i) for _ in range(40) for i in range(4)] + [("a", i) for i in range(100, 120)]
     for step, (client, i) in enumerate(steps):
         read(planner, refs[i], 0.1 * step, client)
-    assert len(planner.library) == 120
+    assert len(planner.registry) == 120
 
 
 def test_a_job_that_ended_in_its_first_epoch_is_forgotten() -> None:
@@ -93,7 +93,7 @@ def test_a_job_that_ended_in_its_first_epoch_is_forgotten() -> None:
     for job in range(10):
         for i, ref in enumerate(refs[:50]):
             read(planner, ref, 3600.0 * job + 0.1 * i, f"10.0.0.{job}")
-    [dataset] = planner.library.datasets()
+    [dataset] = planner.registry.datasets()
     assert len(dataset.jobs) == 1
 
 

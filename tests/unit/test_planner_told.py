@@ -93,7 +93,7 @@ def think(store: Store) -> None:
 
 
 def land(store: Store, count: int) -> None:
-    for block in sorted(store.coming)[:count]:
+    for block in sorted(store.outstanding)[:count]:
         store.land(block)
 
 
@@ -112,8 +112,8 @@ def ratio(hits: list[bool]) -> float:
 
 
 def agenda(store: Store) -> list[str]:
-    [dataset] = store.planner.library.datasets()
-    return [dataset.names.keys[key] for key in dataset.passes()[-1].agenda]
+    [dataset] = store.planner.registry.datasets()
+    return [dataset.names.keys[key] for key in dataset.epochs()[-1].agenda]
 
 
 def test_the_pieces_of_a_plan_without_a_total_are_read_one_after_the_other() -> None:
@@ -213,7 +213,7 @@ def test_a_node_that_reads_another_part_in_each_epoch_has_nothing_fetched_but_wh
     for epoch in range(2, 6):
         assert ratio(drive(store, shuffled(store, epoch)[::nodes])) > 0.2
     assert store.planner.fetched_bytes == fetched_bytes
-    outlook = store.planner.library.outlook()
+    outlook = store.planner.registry.outlook()
     assert (outlook.part_reads > 0, outlook.set_reads, outlook.set_bytes) == (True, 0, 1000 * store.size)
     for epoch in range(6, 8):
         hits = drive(store, shuffled(store, epoch))
@@ -246,7 +246,7 @@ def drive_beside(store: Store, parts: list[list[ObjectRef]], random: Random) -> 
         store.planner.asked("a", ref, store.size, Extent(0, store.size), store.now)
         if not hits[-1]:
             store.fill(ref, 0)
-        store.coming.discard(store.key(ref, 0))
+        store.outstanding.discard(store.key(ref, 0))
         store.planner.read(store.key(ref, 0))
         last[reader] = ref
     for ref in last.values():
@@ -271,7 +271,7 @@ def test_a_plan_of_more_names_than_may_be_known_is_told_as_far_as_it_goes() -> N
     refs = [ObjectRef("b", f"d/{i:06d}.jpg") for i in range(1800)]
     for at in range(0, 1800, 1000):
         planner.told("a", refs[at : at + 1000], 2.0, start=at, total=1800)
-    assert len(planner.library) <= 1500
+    assert len(planner.registry) <= 1500
     assert planner.wants(2.0, BLOCK, 1)
 
 
@@ -281,7 +281,7 @@ def test_a_plan_for_which_another_set_is_forgotten_is_told_as_a_whole() -> None:
         planner.asked("x", ObjectRef("b", f"old/{i:06d}.jpg"), BLOCK, Extent(0, BLOCK), 1.0)
     refs = [ObjectRef("b", f"{folder}/{i:06d}.jpg") for folder in ("cats", "dogs") for i in range(200)]
     planner.told("a", refs, 2.0)
-    assert sum(one.left for dataset in planner.library.datasets() for one in dataset.passes()) == 400
+    assert sum(one.left for dataset in planner.registry.datasets() for one in dataset.epochs()) == 400
 
 
 def test_a_plan_told_anew_in_another_order_takes_the_place_of_the_one_under_way() -> None:
@@ -313,9 +313,9 @@ def test_an_object_that_is_told_twice_in_one_piece_is_waited_for_once() -> None:
 def test_a_piece_of_a_plan_costs_as_much_as_it_brings_however_much_is_kept() -> None:
     """Measured in calls of functions."""
 
-    def work(kept: int) -> int:
-        store = Store(2 * kept, 1, 2 * kept)
-        for ref in store.refs[:kept]:
+    def work(cached: int) -> int:
+        store = Store(2 * cached, 1, 2 * cached)
+        for ref in store.refs[:cached]:
             store.ask(ref, "a")
             store.read_on(ref)
         order = shuffled(store, 1)[:1000]

@@ -66,7 +66,7 @@ def test_what_is_remembered_of_a_plan_counts_as_its_text_does() -> None:
         planner.told("a", refs, 0.0, telling=telling)
         notes.put("", "long", ControlObject(bytes(100), "a", 0.0, telling))
         assert [name for name, _ in notes.of("")] == (["short", "long"] if part < 2 else ["long"])
-    assert notes.tellings() == [telling]
+    assert notes.hints() == [telling]
     notes.pop("", "long")
     notes.put("", "next", ControlObject(bytes(4850), "a", 0.0))
     notes.put("", "other", ControlObject(bytes(100), "a", 0.0))

@@ -69,8 +69,8 @@ def test_the_followers_of_a_job_that_has_gone_read_names_that_it_never_heard_of(
     order = known[::3] + known[1::3] + known[2::3]
     drive(store, order[:20], "first")
     drive(store, order[:10], "second")
-    (dataset,) = store.planner.library.datasets()
-    assert dataset.jobs["second"].passes[0].leader is dataset.jobs["first"].passes[0]
+    (dataset,) = store.planner.registry.datasets()
+    assert dataset.jobs["second"].epochs[0].leader is dataset.jobs["first"].epochs[0]
     del dataset.jobs["first"]
     assert len(drive(store, new, "second")) == len(new)
 
@@ -82,7 +82,7 @@ def test_what_a_follower_tells_of_its_order_counts_beyond_what_the_other_has_rea
     drive(store, order[:20], "a")
     drive(store, order[:1], "a")
     store.planner.told("a", order, store.now, start=0, total=60)
-    told = [one for (dataset,) in [store.planner.library.datasets()] for one in dataset.jobs["a"].passes if one.told]
+    told = [one for (dataset,) in [store.planner.registry.datasets()] for one in dataset.jobs["a"].epochs if one.told]
     assert [one.leader for one in told] == [None]
     for _ in range(2):
         drive(store, order[len(told[0].log) :], "a")

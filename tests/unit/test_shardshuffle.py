@@ -276,8 +276,8 @@ def test_workers_of_other_nodes_are_none_that_begin_late() -> None:
     *lists, late = shuffled(800, 8, seed=2**40)(0)
     proxy = Sampled(800)
     proxy.foreseen(beside_each_other(lists, Random(1))[:60], 24)
-    [dataset] = proxy.planner.library.datasets()
-    one = dataset.passes()[-1]
+    [dataset] = proxy.planner.registry.datasets()
+    one = dataset.epochs()[-1]
     assert (one.is_dealt, len(one.agenda)) == (True, 700)
     proxy.foreseen(late[:1], 24)
     assert not one.is_dealt
@@ -289,8 +289,8 @@ def test_workers_of_other_nodes_are_none_that_begin_late() -> None:
 def test_it_is_looked_as_soon_as_enough_is_read() -> None:
     proxy = Sampled(COUNT)
     proxy.foreseen(first_reads(shuffled(seed=42), 5, chance=2)[:37], 24)
-    [dataset] = proxy.planner.library.datasets()
-    assert isinstance(dataset.passes()[-1].draw, Shuffle)
+    [dataset] = proxy.planner.registry.datasets()
+    assert isinstance(dataset.epochs()[-1].draw, Shuffle)
 
 
 def test_workers_that_begin_the_next_epoch_while_others_end_theirs_are_known_in_both() -> None:
@@ -310,12 +310,12 @@ def test_the_first_shards_of_the_next_epoch_are_no_padding_of_this_one() -> None
     left = {its[-1] for its in lists[1:]}
     proxy = Sampled(COUNT)
     proxy.foreseen([read for read in beside_each_other(lists, Random(1)) if read not in left], 24)
-    [dataset] = proxy.planner.library.datasets()
-    assert dataset.passes()[-1].number == 0
+    [dataset] = proxy.planner.registry.datasets()
+    assert dataset.epochs()[-1].number == 0
     proxy.read(lists[0][:1])
     key = dataset.names.known(proxy.refs[lists[0][0]].key)
     assert key is not None
-    one = dataset.passes()[-1]
+    one = dataset.epochs()[-1]
     assert (one.number, one.unread(key)) == (1, False)
 
 
@@ -375,8 +375,8 @@ def test_a_search_goes_on_while_more_is_read_and_is_made_once(monkeypatch: pytes
     proxy.foreseen(reads[500:900], 24)
     # Each with the evidence that it needs: for the small ones, for all of them, and none after that.
     assert len(begun) <= 4
-    [dataset] = proxy.planner.library.datasets()
-    assert dataset.passes()[-1].shuffles_tried[WORKERS] == ALL_SEEDS
+    [dataset] = proxy.planner.registry.datasets()
+    assert dataset.epochs()[-1].shuffles_tried[WORKERS] == ALL_SEEDS
 
 
 # -- workers that are not alike --------------------------------------------------------------------------------------
@@ -404,8 +404,8 @@ def test_a_rank_that_begins_when_the_others_seed_is_known_is_part_of_the_epoch(s
     reads = by_pace(order(0), [1] * 8, [0] * 4 + [12] * 4)
     proxy = Sampled(600)
     proxy.foreseen(reads[:200], 24)
-    [dataset] = proxy.planner.library.datasets()
-    assert len(dataset.passes()[-1].agenda) == 600
+    [dataset] = proxy.planner.registry.datasets()
+    assert len(dataset.epochs()[-1].agenda) == 600
     first = proxy.foreseen(reads[200:], 3 * WORKERS)
     # Of a seed that is known, it is seen that it is this one's, too.
     assert first > 0.9 or seed != 42
@@ -437,8 +437,8 @@ def test_names_that_are_gone_when_the_seed_is_found_do_no_harm() -> None:
     proxy.read(first_reads(shuffled(seed=600_123), 6))
     for _ in zip(range(500), proxy.steps(), strict=False):
         pass
-    [dataset] = proxy.planner.library.datasets()
+    [dataset] = proxy.planner.registry.datasets()
     dataset.give_up_count()
     for _ in proxy.steps():
         pass
-    assert dataset.passes()[-1].draw is None
+    assert dataset.epochs()[-1].draw is None

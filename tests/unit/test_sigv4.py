@@ -177,8 +177,8 @@ def test_a_path_signed_just_as_it_was_sent_is_accepted() -> None:
 
 def test_header_values_are_trimmed_folded_and_joined() -> None:
     request, at = signed_by_boto(headers={"x-amz-meta-x": "a b,c", "accept": "x"})
-    kept = [pair for pair in request.headers if pair[0] != "x-amz-meta-x"]
-    twice = replace(request, headers=(*kept, ("x-amz-meta-x", "  a \t  b "), ("x-amz-meta-x", "c")))
+    cached = [pair for pair in request.headers if pair[0] != "x-amz-meta-x"]
+    twice = replace(request, headers=(*cached, ("x-amz-meta-x", "  a \t  b "), ("x-amz-meta-x", "c")))
     assert ask(twice, at) is not None
 
 

@@ -24,14 +24,14 @@ SMALL = ["--shards", "60", "--size", "8MiB", "--block-size", "2MiB", "--readers"
 SIMULATE = with_commands(["simulate"])
 
 
-def most_hits(reads: tuple[int, ...], capacity: int, kept: frozenset[int] = frozenset()) -> int:
+def most_hits(reads: tuple[int, ...], capacity: int, cached: frozenset[int] = frozenset()) -> int:
     """By trying all there is; a read object may pass by without being kept."""
     if not reads:
         return 0
     first, rest = reads[0], reads[1:]
-    if first in kept:
-        return 1 + most_hits(rest, capacity, kept)
-    choices = [kept | {first}] if len(kept) < capacity else [kept, *(kept - {old} | {first} for old in kept)]
+    if first in cached:
+        return 1 + most_hits(rest, capacity, cached)
+    choices = [cached | {first}] if len(cached) < capacity else [cached, *(cached - {old} | {first} for old in cached)]
     return max(most_hits(rest, capacity, choice) for choice in choices)
 
 
@@ -43,10 +43,10 @@ def test_opt_is_the_best_of_all_choices(reads: list[int], capacity: int) -> None
 def test_the_ghost_tells_what_lru_would_do_at_other_sizes() -> None:
     chance, count = Random(1), 40_000
     refs = [ObjectRef("b", str(i)) for i in range(count)]
-    ghost = MissRatioCurve(count // 4, sampled_max=2000)
+    miss_ratio = MissRatioCurve(count // 4, sampled_max=2000)
     for ref in chance.choices(refs, k=6 * count):
-        ghost.opened(ref, 1)
-    told = ghost.lru()
+        miss_ratio.opened(ref, 1)
+    told = miss_ratio.lru()
     assert told is not None
     # Uniform sampling with replacement: a cache of a part of the objects hits for that part of the reads.
     for factor, truth in ((0.5, 0.125), (1.0, 0.25), (2.0, 0.5), (4.0, 1.0)):
@@ -55,11 +55,11 @@ def test_the_ghost_tells_what_lru_would_do_at_other_sizes() -> None:
 
 def test_the_ghost_samples_the_fewer_names_the_more_there_are() -> None:
     refs = [ObjectRef("b", str(i)) for i in range(20_000)]
-    ghost = MissRatioCurve(10**9, sampled_max=500)
+    miss_ratio = MissRatioCurve(10**9, sampled_max=500)
     tracemalloc.start()
     try:
         for ref in refs:
-            ghost.opened(ref, 1)
+            miss_ratio.opened(ref, 1)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -68,16 +68,16 @@ def test_the_ghost_samples_the_fewer_names_the_more_there_are() -> None:
 
 
 def test_the_ghost_knows_that_epochs_are_worth_more_than_lru_makes_of_them() -> None:
-    ghost = MissRatioCurve(25)
+    miss_ratio = MissRatioCurve(25)
     for _ in range(3):
         for i in range(100):
-            ghost.opened(ObjectRef("b", str(i)), 1)
-    assert ghost.lru() == {0.5: 0.0, 1.0: 0.0, 2.0: 0.0, 4.0: pytest.approx(0.667, abs=0.01)}
-    told = ghost.epoch(Outlook(set_reads=100, set_bytes=100))
+            miss_ratio.opened(ObjectRef("b", str(i)), 1)
+    assert miss_ratio.lru() == {0.5: 0.0, 1.0: 0.0, 2.0: 0.0, 4.0: pytest.approx(0.667, abs=0.01)}
+    told = miss_ratio.epoch(Outlook(set_reads=100, set_bytes=100))
     assert told is not None
     assert told[1.0] == pytest.approx(0.597, abs=0.01)
-    assert ghost.epoch(Outlook(ordered_reads=100, ordered_bytes=100)) == dict.fromkeys(told, 1.0)
-    assert ghost.epoch(Outlook(part_reads=100, set_bytes=100)) == {0.5: 0.125, 1.0: 0.25, 2.0: 0.5, 4.0: 1.0}
+    assert miss_ratio.epoch(Outlook(ordered_reads=100, ordered_bytes=100)) == dict.fromkeys(told, 1.0)
+    assert miss_ratio.epoch(Outlook(part_reads=100, set_bytes=100)) == {0.5: 0.125, 1.0: 0.25, 2.0: 0.5, 4.0: 1.0}
 
 
 def line(**said: object) -> str:

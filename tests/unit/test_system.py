@@ -38,7 +38,7 @@ def test_what_outlived_a_long_full_collection_is_set_aside(generation: int, took
 
 # In a process of its own: the callback stays for good.
 _PROGRAM = """
-import gc, outrider.adapters.system as system
+import gc, outrider.adapters.process.system as system
 system.keep_collections_short()
 started = gc.get_freeze_count()
 system._LONG_COLLECTION_S = -1.0

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.dataset import templates as datasets
+from outrider.core.ahead.dataset import templates as templates_module
 from outrider.core.ahead.dataset.templates import Templates, template_of
 from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
@@ -122,7 +122,7 @@ def test_folders_beside_some_of_odd_names_are_taken_for_the_same() -> None:
 
 def test_of_many_folders_of_odd_names_each_is_found_however_they_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the names is a place of its own, too, for a while: these must not push out the folders."""
-    monkeypatch.setattr(datasets, "_PLACES_MAX", 200)
+    monkeypatch.setattr(templates_module, "_PLACES_MAX", 200)
     templates = Templates()
     keys = [f"train/{'abcdefghij'[folder] * 3}/{clip(100 * folder + n)}" for folder in range(10) for n in range(100)]
     for key in Random(1).sample(keys, len(keys)):
@@ -143,7 +143,7 @@ def test_each_further_folder_of_odd_names_is_no_merger_more() -> None:
 
 
 def test_as_many_folders_of_odd_names_as_there_are_do_not_undo_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "_PLACES_MAX", 100)
+    monkeypatch.setattr(templates_module, "_PLACES_MAX", 100)
     templates, folders = Templates(), [f"v/{'abcdefghij'[n // 10]}{'klmnopqrst'[n % 10]}" for n in range(100)] * 3
     for index, folder in enumerate(folders):
         for number in range(ODD_NAMES_MAX + 8):
@@ -187,7 +187,7 @@ def test_what_is_remembered_of_names_is_bounded() -> None:
 
 
 def test_the_keys_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "_FIRSTS_MAX", 1000)
+    monkeypatch.setattr(templates_module, "_FIRSTS_MAX", 1000)
     templates = Templates()
     for number in range(5000):
         templates.of("b", f"flat/{number % 200}/x{digest(number).hex()[:7]}.{number % 699}x")
@@ -209,7 +209,7 @@ def test_what_is_a_set_of_its_own_beside_odd_names_is_remembered_longest() -> No
 
 
 def test_more_places_of_odd_names_than_are_remembered_are_forgotten_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "_PLACES_MAX", 100)
+    monkeypatch.setattr(templates_module, "_PLACES_MAX", 100)
     templates = Templates()
     for place in range(101):
         for number in range(ODD_NAMES_MAX + 1):
@@ -235,8 +235,8 @@ def test_they_are_listed_once_that_is_clear() -> None:
     read(planner, f"clips/{clip(ODD_NAMES_MAX)}", 4.0)
     assert planner.please_list() == [("b", "clips/")]
     planner.listed("b", sorted((f"clips/{clip(number)}", MIB) for number in range(300)), 4.1)
-    (dataset,) = planner.library.datasets()
-    assert len(dataset.names.keys) == len(planner.library) == 300
+    (dataset,) = planner.registry.datasets()
+    assert len(dataset.names.keys) == len(planner.registry) == 300
     unread = {f"clips/{clip(number)}" for number in range(ODD_NAMES_MAX + 1, 300)}
     wanted = {want.ref.key for want in planner.wants(4.2, 1000 * MIB, 16)}
     assert wanted
@@ -250,33 +250,33 @@ def test_what_is_kept_of_each_is_kept_of_all() -> None:
         read(planner, key, 0.1 * number)
         blocks.append(BlockKey(number.to_bytes(16, "big"), 0))
         planner.added(blocks[-1], ObjectVersion(ObjectRef("b", key), '"e"', MIB))
-    (dataset,) = planner.library.datasets()
+    (dataset,) = planner.registry.datasets()
     assert dataset.kept_bytes == 100 * MIB
     assert sorted(planner.victims()) == sorted(blocks)
     for block in blocks:
         planner.removed(block)
-    assert (dataset.kept_bytes, dataset.kept, list(planner.victims())) == (0, {}, [])
+    assert (dataset.kept_bytes, dataset.cached, list(planner.victims())) == (0, {}, [])
 
 
 def test_a_list_that_tells_of_them_tells_of_one_dataset() -> None:
     planner = Planner(1000 * MIB, MIB)
     planner.listed("b", [(f"clips/{clip(number)}", MIB) for number in range(ODD_NAMES_MAX + 10)], 0.0)
-    (dataset,) = planner.library.datasets()
+    (dataset,) = planner.registry.datasets()
     assert len(dataset.names.listed) == ODD_NAMES_MAX + 10
 
 
 def become_one(planner: Planner, now: float) -> None:
     for number in range(1000, 1000 + ODD_NAMES_MAX):
         read(planner, f"clips/{clip(number)}", now)
-    assert len(planner.library.datasets()) == 1
+    assert len(planner.registry.datasets()) == 1
 
 
 def test_what_is_on_its_way_of_each_is_not_fetched_once_more() -> None:
     planner = Planner(1000 * MIB, MIB)
     told = [ObjectRef("b", f"clips/{clip(number)}") for number in range(8)]
     planner.told("a", told, 0.0)
-    coming = [want.ref for want in planner.wants(0.0, 1000 * MIB, 16)]
-    assert sorted(coming) == sorted(told)
+    outstanding = [want.ref for want in planner.wants(0.0, 1000 * MIB, 16)]
+    assert sorted(outstanding) == sorted(told)
     become_one(planner, 0.1)
     planner.listed("b", [(ref.key, MIB) for ref in told], 0.2)
     planner.told("a", told, 0.2)
@@ -301,8 +301,8 @@ def test_a_reader_amid_one_of_them_stays_its_reader() -> None:
     assert opened.count(ref) == 1
     planner.read(BlockKey(version_id, 1))
     planner.sent("a", ref, 0.3)
-    (dataset,) = planner.library.datasets()
-    assert [kept.reading for kept in dataset.kept.values()] == [False]
+    (dataset,) = planner.registry.datasets()
+    assert [cached.reading for cached in dataset.cached.values()] == [False]
 
 
 def test_a_plan_that_is_told_in_pieces_is_one_plan() -> None:
@@ -311,13 +311,13 @@ def test_a_plan_that_is_told_in_pieces_is_one_plan() -> None:
         [f"clips/{clip(number)}" for number in range(160)],
         [f"users/{digest(number).hex()[:9]}x/avatar.jpg" for number in range(1600)],
     ):
-        planner, tellings = Planner(10**6 * MIB, MIB), []
+        planner, hints = Planner(10**6 * MIB, MIB), []
         for worker in range(8):
             refs = [ObjectRef("b", key) for key in keys[worker::8]]
-            tellings.append(Hint())
-            planner.told("a", refs, 0.0, total=len(refs), telling=tellings[-1])
-        assert sum(len(one.unread) for telling in tellings for one in telling.told(10**6)) == len(keys)
-        assert sum(planner.withdraw(one, (), 0.1) for one in tellings) == len(keys)
+            hints.append(Hint())
+            planner.told("a", refs, 0.0, total=len(refs), telling=hints[-1])
+        assert sum(len(one.unread) for telling in hints for one in telling.told(10**6)) == len(keys)
+        assert sum(planner.withdraw(one, (), 0.1) for one in hints) == len(keys)
 
 
 def test_a_plan_of_many_sets_that_become_few_is_told_of_the_few() -> None:
@@ -325,8 +325,8 @@ def test_a_plan_of_many_sets_that_become_few_is_told_of_the_few() -> None:
     odd = [f"clips/{clip(number)}" for number in range(40)]
     folders = [f"frames/{digest(number).hex()[:9]}x/img_00001.jpg" for number in range(5000)]
     planner.told("a", [ObjectRef("b", key) for key in [*odd[:20], *folders, *odd[20:]]], 0.0)
-    assert len(planner.library) == sum(len(one.names.keys) for one in planner.library.datasets()) == 5040
-    assert len(planner.library.datasets()) < 30
+    assert len(planner.registry) == sum(len(one.names.keys) for one in planner.registry.datasets()) == 5040
+    assert len(planner.registry.datasets()) < 30
 
 
 @pytest.mark.parametrize("at", range(20))
@@ -337,14 +337,14 @@ def test_sets_that_become_one_while_a_plan_is_told_are_told_as_one(at: int, monk
 
     def merged_then(self: Templates, bucket: str, key: str) -> str:
         if next(asked) == at:
-            self._merge(datasets._Place("b", "clips/*.mp4", in_folder=False))
+            self._merge(templates_module._Place("b", "clips/*.mp4", in_folder=False))
         return of(self, bucket, key)
 
     monkeypatch.setattr(Templates, "of", merged_then)
     telling = Hint()
     planner.told("a", refs, 0.0, telling=telling)
     assert sorted(ref for one in telling.told(10**6) for ref in one.unread) == sorted(refs)
-    assert len(planner.library) == 5
+    assert len(planner.registry) == 5
 
 
 def test_a_dataset_in_use_stays_one_whatever_comes_beside_it() -> None:
@@ -355,15 +355,15 @@ def test_a_dataset_in_use_stays_one_whatever_comes_beside_it() -> None:
         now += 0.01
         read(planner, key, now)
     planner.listed("b", [(key, MIB) for key in train], now)
-    coming = planner.wants(now, 10**12, 16)
+    outstanding = planner.wants(now, 10**12, 16)
     frames = [(f"frames/{digest(number).hex()[:9]}x/img_{n:05d}.jpg", MIB) for number in range(5000) for n in range(2)]
     for begin in range(0, len(frames), 1000):
         planner.listed("b", frames[begin : begin + 1000], now, more=True)
-    for want in coming:
+    for want in outstanding:
         planner.added(BlockKey(want.ref.key.encode()[-16:], 0), ObjectVersion(want.ref, '"e"', MIB))
     assert planner.blocks_coming == 0
     assert {want.ref.key for want in planner.wants(now, 10**12, 4)} <= set(train[50:60])
-    assert len(next(one for one in planner.library.datasets() if "train" in one.template).names.keys) == len(train)
+    assert len(next(one for one in planner.registry.datasets() if "train" in one.template).names.keys) == len(train)
 
 
 def test_a_dataset_of_several_names_never_becomes_part_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +372,7 @@ def test_a_dataset_of_several_names_never_becomes_part_of_another(monkeypatch: p
         read(planner, f"data/train-{number:05d}.tar", 0.1 * number)
     monkeypatch.setattr(Templates, "of", lambda self, bucket, key: "data/*.tar")
     read(planner, "data/train-00007.tar", 1.0)
-    (dataset,) = planner.library.datasets()
+    (dataset,) = planner.registry.datasets()
     assert (dataset.template, len(dataset.names.keys)) == ("data/train-{}.tar", 3)
 
 
@@ -381,10 +381,10 @@ def test_what_was_handed_out_as_another_dataset_s_comes_as_that(monkeypatch: pyt
         planner = Planner(1000 * MIB, MIB)
         refs = [ObjectRef("b", f"clips/{clip(number)}") for number in range(40)]
         planner.told("a", refs, 0.0)
-        coming = planner.wants(0.0, 1000 * MIB, 16)
+        outstanding = planner.wants(0.0, 1000 * MIB, 16)
         with monkeypatch.context() as patched:
-            patched.setattr(planner.library, "_name_of", lambda bucket, key: (bucket, "another"))
-            for number, want in enumerate(coming):
+            patched.setattr(planner.registry, "_name_of", lambda bucket, key: (bucket, "another"))
+            for number, want in enumerate(outstanding):
                 if how == "added":
                     block = BlockKey(number.to_bytes(16, "big"), 0)
                     planner.added(block, ObjectVersion(want.ref, '"e"', MIB))
@@ -400,8 +400,10 @@ def test_they_become_one_also_where_there_are_as_many_datasets_as_may_be() -> No
     for number in range(4096 - ODD_NAMES_MAX):
         read(planner, f"only.{'abcdefghij'[number % 10]}{number}x", 1.0 + 0.001 * number)
     read(planner, f"clips/{clip(ODD_NAMES_MAX)}", 10.0)
-    assert {one.template: len(one.names.keys) for one in planner.library.datasets()}["clips/*.mp4"] == ODD_NAMES_MAX + 1
-    assert len(planner.library) == sum(len(one.names.keys) for one in planner.library.datasets())
+    assert {one.template: len(one.names.keys) for one in planner.registry.datasets()}[
+        "clips/*.mp4"
+    ] == ODD_NAMES_MAX + 1
+    assert len(planner.registry) == sum(len(one.names.keys) for one in planner.registry.datasets())
 
 
 def test_that_they_are_one_outlives_a_restart() -> None:
@@ -411,10 +413,10 @@ def test_that_they_are_one_outlives_a_restart() -> None:
         for number in order:
             read(planner, f"clips/{clip(number)}", epoch * 200.0 + number)
     later = Planner(1000 * MIB, MIB)
-    later.library.restore(planner.library.export())
+    later.registry.restore(planner.registry.export())
     for number in order[:12]:
         read(later, f"clips/{clip(number)}", 1000.0 + number)
-    (dataset,) = later.library.datasets()
+    (dataset,) = later.registry.datasets()
     assert dataset.template == "clips/*.mp4"
     assert {want.ref.key for want in later.wants(1000.5, 1000 * MIB, 4)} <= {f"clips/{clip(n)}" for n in order[12:30]}
 

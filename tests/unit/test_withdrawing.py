@@ -53,7 +53,7 @@ def bring(store: Store, blocks: int = COUNT) -> list[Want]:
     """`blocks` at most, and all of them before more are asked for."""
     wants = store.planner.wants(store.now, (store.capacity_blocks - len(store.present)) * BLOCK, blocks)
     store.take(wants)
-    for block in sorted(store.coming):
+    for block in sorted(store.outstanding):
         store.land(block)
     return wants
 
@@ -100,9 +100,9 @@ def test_what_the_next_epoch_took_over_from_a_told_one_is_withdrawn_too() -> Non
     order = in_chance_order(store, 12)
     telling = tell(store, order)
     read(store, [*order[:-2], *order[:8]])
-    [job] = [job for dataset in store.planner.library.datasets() for job in dataset.jobs.values()]
-    assert [one.told for one in job.passes] == [True, False]
-    assert [one.left for one in job.passes] == [2, 4]
+    [job] = [job for dataset in store.planner.registry.datasets() for job in dataset.jobs.values()]
+    assert [one.told for one in job.epochs] == [True, False]
+    assert [one.left for one in job.epochs] == [2, 4]
     assert store.planner.withdraw(telling, (), store.now) == 2
     assert wanted(store) == []
 
@@ -111,12 +111,12 @@ def test_what_is_on_its_way_comes_and_is_not_asked_for_twice(store: Store) -> No
     order = in_chance_order(store, 3)
     telling = tell(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 3))
-    coming = store.planner.blocks_coming
+    outstanding = store.planner.blocks_coming
     store.planner.withdraw(telling, (), store.now)
-    assert store.planner.blocks_coming == coming == 3
+    assert store.planner.blocks_coming == outstanding == 3
     tell(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 6))
-    for block in sorted(store.coming):
+    for block in sorted(store.outstanding):
         store.land(block)
     assert store.planner.blocks_coming == 0
 
@@ -175,7 +175,7 @@ def test_what_was_on_its_way_when_its_plan_was_withdrawn_is_no_wrong_guess_eithe
     telling = tell(store, store.refs[:10])
     store.take(store.planner.wants(store.now, 20 * BLOCK, 10))
     store.planner.withdraw(telling, (), store.now)
-    for block in sorted(store.coming):
+    for block in sorted(store.outstanding):
         store.land(block)
         store.planner.removed(block)
     assert store.planner.wasted_bytes == 10 * BLOCK
@@ -245,7 +245,7 @@ def test_what_is_told_again_and_again_takes_no_more_memory(store: Store) -> None
 def test_only_what_was_read_or_is_told_by_a_plan_that_holds_is_ever_wanted(seed: int, readers: int) -> None:
     """Nothing lists this dataset, and one client reads it: all that is known of it, it has read or told."""
     chance, store = Random(seed), Store(24, 1, 24)
-    tellings: dict[str, tuple[Hint, set[ObjectRef]]] = {}
+    hints: dict[str, tuple[Hint, set[ObjectRef]]] = {}
     opened: set[ObjectRef] = set()
     to_read: list[ObjectRef] = []
     for _ in range(300):
@@ -261,19 +261,19 @@ def test_only_what_was_read_or_is_told_by_a_plan_that_holds_is_ever_wanted(seed:
                 opened.add(ref)
         elif act == "w":
             wants = store.planner.wants(store.now, 24 * BLOCK, 4)
-            told: set[ObjectRef] = set().union(*(refs for _, refs in tellings.values()))
+            told: set[ObjectRef] = set().union(*(refs for _, refs in hints.values()))
             assert {want.ref for want in wants} <= opened | told
             for want in wants:
                 store.planner.dropped(want.ref)
         elif act == "t":
             name, refs = chance.choice("xy"), chance.sample(store.refs, chance.randint(1, 12))
-            telling, before = tellings.get(name, (Hint(), set()))
+            telling, before = hints.get(name, (Hint(), set()))
             telling.go_on()
             tell(store, refs, telling=telling)
-            tellings[name] = telling, before | set(refs)
-        elif tellings:
-            telling, _ = tellings.pop(chance.choice(sorted(tellings)))
-            others = [other for other, _ in tellings.values()]
+            hints[name] = telling, before | set(refs)
+        elif hints:
+            telling, _ = hints.pop(chance.choice(sorted(hints)))
+            others = [other for other, _ in hints.values()]
             expected = {other: set(told_by(other).unread) for other in others}
             store.planner.withdraw(telling, others, store.now)
             assert not set(told_by(telling).unread) - set().union(*expected.values())
@@ -301,7 +301,7 @@ def test_a_plan_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, 
 
 def test_an_object_that_left_the_planners_memory_is_unknown_and_nothing_is_withdrawn_of_it(store: Store) -> None:
     telling = tell(store, store.refs[:10])
-    [dataset] = store.planner.library.datasets()
+    [dataset] = store.planner.registry.datasets()
     dataset.shrink()
     assert told_by(telling) == Told(0, (), 10)
     assert store.planner.withdraw(telling, (), store.now) == 0
@@ -314,6 +314,6 @@ def test_what_happens_while_a_long_plan_is_counted_does_no_harm(store: Store) ->
     read(store, store.refs[10:15])
     assert next(pieces) == Told(5, tuple(store.refs[15:20]), 0)
     tell(store, [ObjectRef("bucket", "train/12345.tar")], telling=telling)
-    [dataset] = store.planner.library.datasets()
+    [dataset] = store.planner.registry.datasets()
     dataset.shrink()
     assert next(pieces) == Told(0, (), 10)

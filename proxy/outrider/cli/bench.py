@@ -146,12 +146,12 @@ async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -
     if not url.startswith("s3://") or not name:
         raise SettingsError(f"{url}: write s3://BUCKET/PREFIX.")
     prefix = prefix.lstrip("/")
-    asking = OriginReader(
+    origin_reader = OriginReader(
         bucket, Patience(), metrics, FillScheduler(AimdLimit(1), BackgroundLimit(1), time.monotonic), Hedging()
     )
     listed: list[Listed] = []
     with suppress(Signal):
-        async with aclosing(Enumerator(asking, MemoryBudget(2 * PAGE_BYTES_MAX)).pages(name, prefix)) as pages:
+        async with aclosing(Enumerator(origin_reader, MemoryBudget(2 * PAGE_BYTES_MAX)).pages(name, prefix)) as pages:
             async for page in pages:
                 listed += [one for one in page if one.size > 0]
                 if len(listed) >= count:

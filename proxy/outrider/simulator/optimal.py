@@ -15,15 +15,15 @@ def optimal_hits(reads: Sequence[Hashable], capacity: int) -> list[bool]:
     for index in range(len(reads) - 1, -1, -1):
         following[index] = last.get(reads[index], never)
         last[reads[index]] = index
-    kept: dict[Hashable, int] = {}
+    cached: dict[Hashable, int] = {}
     farthest: list[tuple[int, int, Hashable]] = []
     hits = []
     for index, read in enumerate(reads):
-        hits.append(read in kept)
-        kept[read] = following[index]
+        hits.append(read in cached)
+        cached[read] = following[index]
         heappush(farthest, (-following[index], index, read))
-        while len(kept) > capacity:
+        while len(cached) > capacity:
             when, _, victim = heappop(farthest)
-            if kept.get(victim) == -when:
-                del kept[victim]
+            if cached.get(victim) == -when:
+                del cached[victim]
     return hits

@@ -121,7 +121,7 @@ class HttpOrigin:
                 # A body that was read whole has given its connection back already; of any other nothing more is wanted.
                 reply.close()
                 if reply.came_bytes and request.bucket is not None and request.key:
-                    self._metrics.ledger.came(request.bucket, request.key, reply.came_bytes)
+                    self._metrics.usage.came(request.bucket, request.key, reply.came_bytes)
 
     async def _connection(self) -> _Connection:
         if not self._free.locked():
@@ -218,7 +218,7 @@ class HttpOrigin:
             raise OriginBroke(_words(error.why)) from error.why
         self._metrics.origin_requests.labels(method_label(request.method), str(response.status)).inc()
         if read and request.bucket is not None and request.key:
-            self._metrics.ledger.asked(request.bucket, request.key)
+            self._metrics.usage.asked(request.bucket, request.key)
         return response
 
     def _timeout(self, *, read: bool) -> aiohttp.ClientTimeout:

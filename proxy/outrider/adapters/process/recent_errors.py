@@ -13,22 +13,22 @@ _OF_RECORDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 
 
 class _Keeper(logging.Handler):
-    def __init__(self, troubles: RecentErrors) -> None:
+    def __init__(self, recent_errors: RecentErrors) -> None:
         super().__init__(logging.WARNING)
-        self._troubles = troubles
+        self._recent_errors = recent_errors
 
     def emit(self, record: logging.LogRecord) -> None:
         facts = [f"{name}: {value}" for name, value in vars(record).items() if name not in _OF_RECORDS]
         if record.exc_info is not None and record.exc_info[1] is not None:
             # Not its words: they may be anybody's.
             facts.append(type(record.exc_info[1]).__name__)
-        self._troubles.add(record.getMessage(), ", ".join(facts), record.levelname.lower(), record.created)
+        self._recent_errors.add(record.getMessage(), ", ".join(facts), record.levelname.lower(), record.created)
 
 
 @contextmanager
-def kept_troubles(troubles: RecentErrors) -> Iterator[None]:
-    """What the package logs from here to the end as a warning or worse stands in `troubles` too."""
-    logger, keeper = logging.getLogger("outrider"), _Keeper(troubles)
+def kept_troubles(recent_errors: RecentErrors) -> Iterator[None]:
+    """What the package logs from here to the end as a warning or worse stands in `recent_errors` too."""
+    logger, keeper = logging.getLogger("outrider"), _Keeper(recent_errors)
     logger.addHandler(keeper)
     try:
         yield

@@ -18,8 +18,8 @@ _SEAL_BYTES = 16
 _BYTES_MAX = 512 * 1024 * 1024
 
 
-def load(path: Path, library: DatasetRegistry) -> None:
-    """Restore `library` from `path`, before anything else is told to it. What cannot be read is ignored: it is learned
+def load(path: Path, registry: DatasetRegistry) -> None:
+    """Restore `registry` from `path`, before anything else is told to it. What cannot be read is ignored: it is learned
     anew in one epoch."""
     try:
         if path.stat().st_size > _BYTES_MAX:
@@ -28,20 +28,20 @@ def load(path: Path, library: DatasetRegistry) -> None:
         seal, data = raw[:_SEAL_BYTES], raw[_SEAL_BYTES:]
         if xxhash.xxh3_128_digest(data) != seal:
             raise ValueError("the checksum does not match")
-        library.restore(data)
+        registry.restore(data)
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
         log.warning("learned orders ignored", extra={"error": str(error)})
 
 
-def save(directory: BlockDir, library: DatasetRegistry) -> None:
+def save(directory: BlockDir, registry: DatasetRegistry) -> None:
     """Leave what was learned in `directory`; a disk that fails is logged."""
     path = directory.orders
     part = Path(f"{path}.part")
     try:
         directory.hold()
-        data = library.export()
+        data = registry.export()
         with open(part, "wb", opener=block_dir.private) as file:
             file.write(xxhash.xxh3_128_digest(data) + data)
         part.replace(path)

@@ -56,13 +56,14 @@ class Candidates:
     """Called from one thread. `handed` counts what is handed out here, until it has come or will not."""
 
     def __init__(
-        self, library: DatasetRegistry, opens: OpenObjects, handed: Outstanding, may_fetch: Callable[[Dataset], bool],
+        self, registry: DatasetRegistry, open_objects: OpenObjects, handed: Outstanding,
+        may_fetch: Callable[[Dataset], bool],
         farthest: Callable[[float], Iterator[CachedObject]], *, capacity_bytes: int, block_bytes: int,
         disk_bytes: Callable[[int], int],
     ) -> None:  # fmt: skip
         """`farthest`: what may go of what is needed later than in so many seconds, about the farthest first."""
-        self._library = library
-        self._opens = opens
+        self._registry = registry
+        self._open_objects = open_objects
         self._handed = handed
         self._may_fetch = may_fetch
         self._farthest = farthest
@@ -95,28 +96,28 @@ class Candidates:
         if self._handed.blocks >= blocks:
             return wants
         active = [(dataset, one) for dataset in self._attended() if self._may_fetch(dataset)
-                  for one in dataset.passes() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
+                  for one in dataset.epochs() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
         if len(active) > 2 * _ATTENDED:
             # Each thought would cost as much as there are jobs; all have their turn within a few reads.
             self._pass_turn = (self._pass_turn + 2 * _ATTENDED) % len(active)
             active = (active + active)[self._pass_turn : self._pass_turn + 2 * _ATTENDED]
-        offers: list[_Candidate] = []
+        candidates: list[_Candidate] = []
         anew = active
         while anew and self._handed.blocks < blocks:
             for dataset, one in anew:
                 if (offer := self._offer(dataset, one)) is not None:
-                    offers.append(offer)
-            if len(offers) > 1:
-                offers.sort(key=lambda offer: offer.due_s)
+                    candidates.append(offer)
+            if len(candidates) > 1:
+                candidates.sort(key=lambda offer: offer.due_s)
             anew = []
-            for offer in offers[:_TRIED]:
+            for offer in candidates[:_TRIED]:
                 want = self._want(offer, free_bytes)
                 if want is not None:
                     wants.append(want)
                     self._advance(offer.by)
                     # Others who read the same set may have offered the same.
                     anew = [pair for pair in active if pair[0] is offer.dataset]
-                    offers = [other for other in offers if other.dataset is not offer.dataset]
+                    candidates = [other for other in candidates if other.dataset is not offer.dataset]
                     break
         return wants
 
@@ -129,7 +130,7 @@ class Candidates:
 
     def _attended(self) -> Iterable[Dataset]:
         """Of many sets, such as a folder for each class, a bounded number."""
-        datasets = self._library.datasets()
+        datasets = self._registry.datasets()
         if len(datasets) <= 2 * _ATTENDED:
             return datasets
         self._turn = (self._turn + _ATTENDED) % len(datasets)
@@ -145,32 +146,32 @@ class Candidates:
     def _is_active(self, dataset: Dataset, one: Epoch) -> bool:
         if self._now - one.last <= 1.0:
             return True
-        alive = max(one.last, min(dataset.active_at, one.last + 8 * self._opens.readers * one.gap_s))
+        alive = max(one.last, min(dataset.active_at, one.last + 8 * self._open_objects.readers * one.gap_s))
         return self._now - alive <= max(1.0, 1.5 * one.pause_s)
 
     def _next(self, dataset: Dataset, one: Epoch, most: int) -> int | None:
         """The next key that this pass will read and that is neither here nor coming; None: none, or not among so many
         (as when another part of a large set is thought to be read)."""
         for _ in range(most):
-            coming = self._coming(one)
-            if coming is None:
+            outstanding = self._outstanding(one)
+            if outstanding is None:
                 return None
-            if not (self._is_fetched(dataset, one, coming) or self._is_too_large(dataset, one, coming)):
+            if not (self._is_fetched(dataset, one, outstanding) or self._is_too_large(dataset, one, outstanding)):
                 in_agenda = one.again or one.cursor < len(one.agenda)
-                if not (in_agenda and one.order > _SURE and one.is_passed_over(coming)):
-                    return coming
+                if not (in_agenda and one.order > _SURE and one.is_passed_over(outstanding)):
+                    return outstanding
                 # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
-                one.behind.append(coming)
+                one.behind.append(outstanding)
             self._advance(one)
         self._cut.append((dataset, one))
         return None
 
     def _is_too_large(self, dataset: Dataset, one: Epoch, key: int) -> bool:
         """An exception among its like, that would hold up the others."""
-        size, room_bytes = dataset.names.sizes[key], self._capacity_bytes // (self._opens.readers + 1)
+        size, room_bytes = dataset.names.sizes[key], self._capacity_bytes // (self._open_objects.readers + 1)
         return self._disk_bytes(size) > room_bytes >= self._disk_bytes(dataset.usual_bytes) >= 0 and one.part < 1
 
-    def _coming(self, one: Epoch) -> int | None:
+    def _outstanding(self, one: Epoch) -> int | None:
         if one.again:
             return one.again[0][1]
         if one.cursor < len(one.agenda):
@@ -196,14 +197,14 @@ class Candidates:
         in_next_pass = not one.again and one.cursor >= len(one.agenda) and not one.behind
         if (dataset, key) in self._handed or key in dataset.search.holes or not (in_next_pass or one.to_come(key)):
             return True
-        kept = dataset.kept.get(key)
-        return kept is not None and (kept.reading or kept.present.bit_count() == kept.blocks)
+        cached = dataset.cached.get(key)
+        return cached is not None and (cached.reading or cached.present.bit_count() == cached.blocks)
 
     def _window(self, one: Epoch, rest_s: float = 0.0) -> int:
         """How many objects ahead of the readers a known order is fetched: what each of them opens next, and what they
         open while a fill takes its time, with room for its spread. Of readers who rest for `rest_s`, as a loop does
         that computes, what they would have opened meanwhile: they may open it in one go."""
-        readers = self._opens.readers
+        readers = self._open_objects.readers
         beside = readers + readers // 4 + 2
         if one.gap_s <= 0:
             # How fast they read is not known yet; what they read is, where it was told.
@@ -222,19 +223,21 @@ class Candidates:
         if (known := one.order_known) and until * one.size > self._window(one, self._now - one.last):
             return None
         size = dataset.names.sizes[key]
-        kept = dataset.kept.get(key)
+        cached = dataset.cached.get(key)
         likely = size if size >= 0 else dataset.usual_bytes
         if likely < 0 and self._handed.has_any_of(dataset):
             # Of many whose size nobody knows, too much would come: the first tells what the others take.
             return None
         count = max(1, -(-likely // self._block_bytes))
-        missing = ((1 << count) - 1) & ~(kept.present if kept is not None else 0)
+        missing = ((1 << count) - 1) & ~(cached.present if cached is not None else 0)
         each_bytes = self._disk_bytes(-(-likely // count) if likely >= 0 else self._block_bytes)
         object_bytes = count * each_bytes
-        if object_bytes * (self._opens.readers + 1) > self._capacity_bytes and one.part < 1:
+        if object_bytes * (self._open_objects.readers + 1) > self._capacity_bytes and one.part < 1:
             return None
         # Where the next reads are anybody's, the readers' misses need room that is not taken from what is fetched.
-        reserve = 0 if known else min(self._capacity_bytes // 4, int(self._opens.readers * object_bytes * _RESERVE))
+        reserve = (
+            0 if known else min(self._capacity_bytes // 4, int(self._open_objects.readers * object_bytes * _RESERVE))
+        )
         need = self._handed.bytes + missing.bit_count() * each_bytes + reserve
         in_next_pass = not known and not one.to_come(key)
         if not known and free_bytes < need and len(self._handed) >= self._pace(one):
@@ -254,8 +257,8 @@ class Candidates:
         refused_bytes, refused_s = self._no_room
         if need >= refused_bytes and later_than_s >= refused_s:
             return False
-        for kept in self._farthest(later_than_s):
-            free_bytes += may_go(kept).bit_count() * kept.block_bytes
+        for cached in self._farthest(later_than_s):
+            free_bytes += may_go(cached).bit_count() * cached.block_bytes
             if free_bytes >= need:
                 return True
         self._no_room = need, later_than_s

@@ -43,8 +43,8 @@ class Discovery:
     """Called from one thread. What is worth asking the origin is handed out once; see `Planner.please_list`,
     `please_count`."""
 
-    def __init__(self, library: DatasetRegistry, believed_s: Callable[[ObjectRef], float]) -> None:
-        self._library = library
+    def __init__(self, registry: DatasetRegistry, believed_s: Callable[[ObjectRef], float]) -> None:
+        self._registry = registry
         self._believed_s = believed_s
         self._lists: list[tuple[str, str]] = []
         self._counts: list[tuple[str, NumberedNames]] = []
@@ -145,7 +145,7 @@ class Discovery:
         return True
 
     def _under(self, bucket: str, prefix: str) -> list[Dataset]:
-        return [one for one in self._library.datasets() if one.prefix == prefix and one.bucket == bucket]
+        return [one for one in self._registry.datasets() if one.prefix == prefix and one.bucket == bucket]
 
     def list_ended(self, bucket: str, prefix: str | None) -> None:
         """Whole or not. `prefix` None: all of them."""
@@ -169,7 +169,7 @@ class Discovery:
 
     def counting(self, numbering: NumberedNames) -> Dataset | None:
         """Whose names are being asked about as these; None: nobody wants to know any more."""
-        return next((one for one in self._library.datasets() if one.search.counting is numbering), None)
+        return next((one for one in self._registry.datasets() if one.search.counting is numbering), None)
 
     def counted(self, dataset: Dataset, count: int) -> None:
         """In all."""

@@ -35,8 +35,8 @@ class OpenObjects:
         _, since = next(iter(self._open.values()))
         if now - since > ABANDONED_S:
             self._close_abandoned(now)
-        count, kept = len(self._open), self._readers * _READERS_KEPT
-        self._readers = count if count > kept else kept
+        count, cached = len(self._open), self._readers * _READERS_KEPT
+        self._readers = count if count > cached else cached
         self.readers = round(self._readers)
 
     def heard_of(self, item: Item, now: float) -> None:
@@ -69,6 +69,6 @@ class OpenObjects:
 
     def _close(self, item: Item) -> None:
         self._open.pop(item, None)
-        kept = item[0].kept.get(item[1])
-        if kept is not None:
-            kept.reading, kept.served = False, 0
+        cached = item[0].cached.get(item[1])
+        if cached is not None:
+            cached.reading, cached.served = False, 0

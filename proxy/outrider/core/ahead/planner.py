@@ -31,7 +31,7 @@ _FORGIVEN = 1 / 16
 
 
 class Planner:
-    """Called from one thread. `library` has what is known of datasets, to be exported and restored.
+    """Called from one thread. `registry` has what is known of datasets, to be exported and restored.
 
     All facts cost O(log n) of what is kept, apart from `listed` and `told`, which cost as much as they bring, and the
     end of a pass and `withdraw`, which make new tables for the keys of a pass.
@@ -44,7 +44,7 @@ class Planner:
         pins: Pins | None = None, templates: Templates | None = None,
     ) -> None:  # fmt: skip
         """`disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` hears of each pass over an
-        object (see `ghost`). `believed_s`: for how long a name is believed without asking the origin again. What
+        object (see `miss_ratio`). `believed_s`: for how long a name is believed without asking the origin again. What
         `pins` hold never goes; None: nothing is pinned. `templates` names datasets, elsewhere, too; None: here alone.
 
         `keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
@@ -56,40 +56,40 @@ class Planner:
         self._block_bytes = block_bytes
         self._disk_bytes = disk_bytes
         self._now = 0.0
-        self.library = DatasetRegistry(
+        self.registry = DatasetRegistry(
             keys_max, self._forget, self._move, Templates() if templates is None else templates,
         )  # fmt: skip
-        self._discovery = Discovery(self.library, believed_s)
-        self._kept: dict[bytes, CachedObject] = {}
+        self._discovery = Discovery(self.registry, believed_s)
+        self._cached: dict[bytes, CachedObject] = {}
         # Versions that another one has replaced: nobody will ask for them.
         self._outdated: dict[bytes, CachedObject] = {}
         self._streams = Readers()
-        self._opens = OpenObjects()
+        self._open_objects = OpenObjects()
         self._handed = Outstanding()
         self._owing: dict[Dataset, float] = {}
-        self._offers = Candidates(
-            self.library, self._opens, self._handed, self._may_fetch, self._farthest,
+        self._candidates = Candidates(
+            self.registry, self._open_objects, self._handed, self._may_fetch, self._farthest,
             capacity_bytes=capacity_bytes, block_bytes=block_bytes, disk_bytes=disk_bytes,
         )  # fmt: skip
-        self._foresight = OrderSearch()
+        self._order_search = OrderSearch()
         self.fetched_bytes = 0
         self.wasted_bytes = 0
 
     def _forget(self, dataset: Dataset) -> None:
         self._handed.forget(dataset)
-        self._opens.forget(dataset)
+        self._open_objects.forget(dataset)
         self._owing.pop(dataset, None)
-        self._offers.forget(dataset)
+        self._candidates.forget(dataset)
 
     def _move(self, items: Mapping[Item, Item]) -> None:
         """These objects are of another dataset now, and go by other numbers."""
         self._handed.move(items)
-        self._opens.move(items)
+        self._open_objects.move(items)
         self._streams.move(items)
         for (old, _), (new, _) in items.items():
             if owing := self._owing.pop(old, 0.0):
                 self._owing[new] = self._owing.get(new, 0.0) + owing
-            self._offers.forget(old)
+            self._candidates.forget(old)
 
     # -- facts: requests ----------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class Planner:
         """A client asks for `extent` of an object of `size` bytes. What else of it is worth filling at once; None:
         nothing. `client`: whatever tells clients apart, such as address and access key."""
         self._now = now
-        item = self.library.item(ref)
+        item = self.registry.item(ref)
         dataset, key = item
         dataset.names.sizes[key] = dataset.usual_bytes = size
         dataset.active_at = now
@@ -111,26 +111,26 @@ class Planner:
 
     def _opened(self, client: str, ref: ObjectRef, item: Item) -> None:
         dataset, key = item
-        self._opens.opened(item, self._now)
+        self._open_objects.opened(item, self._now)
         if dataset in self._owing:
             self._owing[dataset] *= 1 - _FORGIVEN
-        dataset.opened(client, key, self._opens.readers, self._now)
+        dataset.opened(client, key, self._open_objects.readers, self._now)
         if dataset.puzzles:
-            self._foresight.begin(dataset)
-        self._offers.opened(dataset)
+            self._order_search.begin(dataset)
+        self._candidates.opened(dataset)
         self._discovery.opened(dataset, key, ref, self._now)
 
     @property
     def readers(self) -> int:
-        return self._opens.readers
+        return self._open_objects.readers
 
     def sent(self, client: str, ref: ObjectRef, now: float) -> None:
         """A request for the object has ended, answered in full or cut."""
         self._now = now
-        item = self.library.item(ref)
+        item = self.registry.item(ref)
         reader = self._streams.reader(client, item)
-        if item in self._opens and reader is not None and reader.complete:
-            self._opens.ended(item)
+        if item in self._open_objects and reader is not None and reader.complete:
+            self._open_objects.ended(item)
 
     # -- facts: sets and orders ---------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Planner:
         entries = [(name, -1) for name in names]
         if not more:
             self._discovery.counted(dataset, before + len(entries))
-        for told in self.library.list(dataset.bucket, entries, counted=True):
+        for told in self.registry.list(dataset.bucket, entries, counted=True):
             told.search.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
             told.listed(more=True)
         if not more:
@@ -184,14 +184,14 @@ class Planner:
         have been told already, and whether `more` are to come: a part of it is worth fetching from, too."""
         self._now = now
         entries = list(entries)
-        told = self.library.list(bucket, entries, prefix=prefix)
+        told = self.registry.list(bucket, entries, prefix=prefix)
         for dataset in told:
             dataset.search.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
             dataset.listed(more=True)
         if more:
             return
         self._discovery.list_ended(bucket, prefix)
-        for dataset in self.library.datasets():
+        for dataset in self.registry.datasets():
             if dataset.bucket != bucket:
                 continue
             if prefix is None or dataset.prefix == prefix:
@@ -206,7 +206,7 @@ class Planner:
         """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may come.
         `telling` remembers it, to be asked about or withdrawn."""
         self._now = now
-        for dataset, its in self.library.numbered(refs, now).items():
+        for dataset, its in self.registry.numbered(refs, now).items():
             one = dataset.told(client, its, start, total or COUNT_MAX, now)
             if telling is not None:
                 telling.add(dataset, one, its)
@@ -230,14 +230,14 @@ class Planner:
             count += len(keys)
             for key in keys:
                 # That it came in vain is nobody's wrong guess, and no reason to fetch less for a later plan.
-                for here in (dataset.kept.get(key), self._handed.get((dataset, key))):
+                for here in (dataset.cached.get(key), self._handed.get((dataset, key))):
                     if here is not None:
                         here.excused = True
         return count
 
     def found(self, ref: ObjectRef, size: int) -> tuple[int, ...]:
         """The size of a wanted object is known now: the blocks of it that are wanted, too."""
-        dataset, key = self.library.item(ref)
+        dataset, key = self.registry.item(ref)
         unknown = dataset.names.sizes[key] < 0
         dataset.names.sizes[key] = dataset.usual_bytes = size
         handed = self._handed.of(ref)
@@ -250,35 +250,35 @@ class Planner:
     # -- facts: blocks (the policy's side) ----------------------------------------------------------------------
 
     def added(self, block: BlockKey, version: ObjectVersion) -> None:
-        item = dataset, key = self.library.item(version.ref)
-        kept = self._kept.get(block.version_id)
-        if kept is None:
+        item = dataset, key = self.registry.item(version.ref)
+        cached = self._cached.get(block.version_id)
+        if cached is None:
             dataset.names.sizes[key] = dataset.usual_bytes = version.size
             handed = self._handed.of(version.ref)
             count = -(-version.size // self._block_bytes)
             block_bytes = self._disk_bytes(-(-version.size // count))
-            kept = CachedObject(
+            cached = CachedObject(
                 dataset, key, block.version_id, count, block_bytes, self._now, self._now,
                 ahead=handed is not None and not handed.asked_for, excused=handed is not None and handed.excused,
-                reading=item in self._opens,
+                reading=item in self._open_objects,
             )  # fmt: skip
-            self._kept[block.version_id] = kept
-            if (old := dataset.kept.get(key)) is not None:
+            self._cached[block.version_id] = cached
+            if (old := dataset.cached.get(key)) is not None:
                 dataset.drop(old)
                 # Its readers' end would be told of the new one.
                 old.reading = False
                 self._outdated[old.version_id] = old
-            dataset.keep(kept, self._now)
-        kept.present |= 1 << block.index
-        dataset.kept_bytes += kept.block_bytes
-        if kept.ahead:
-            self.fetched_bytes += kept.block_bytes
+            dataset.keep(cached, self._now)
+        cached.present |= 1 << block.index
+        dataset.kept_bytes += cached.block_bytes
+        if cached.ahead:
+            self.fetched_bytes += cached.block_bytes
         self._handed.landed(version.ref, 1 << block.index, self._now)
 
     def dropped(self, ref: ObjectRef, *, again: bool = True, missing: bool = False) -> None:
         """What is still missing of a wanted object will not come. `again`: it may come when it is tried again;
         `missing`: there is no such object, or it is not to be had."""
-        dataset, key = self.library.item(ref)
+        dataset, key = self.registry.item(ref)
         if self._handed.of(ref) is not None:
             self._handed.drop(ref)
             if again:
@@ -287,42 +287,42 @@ class Planner:
                 self._discovery.missed(dataset, key, self._now)
 
     def _fetch_again(self, dataset: Dataset, key: int) -> None:
-        for one in dataset.passes():
+        for one in dataset.epochs():
             if one.to_come(key) and one.place[key] < one.cursor:
                 heappush(one.again, (one.place[key], key))
 
     def read(self, block: BlockKey) -> None:
-        kept = self._kept.get(block.version_id)
-        if kept is not None:
-            kept.served |= 1 << block.index
-            kept.used_at = kept.dataset.active_at = self._now
-            self._opens.heard_of((kept.dataset, kept.key), self._now)
+        cached = self._cached.get(block.version_id)
+        if cached is not None:
+            cached.served |= 1 << block.index
+            cached.used_at = cached.dataset.active_at = self._now
+            self._open_objects.heard_of((cached.dataset, cached.key), self._now)
 
     def removed(self, block: BlockKey) -> None:
-        kept = self._kept.get(block.version_id)
-        if kept is None:
+        cached = self._cached.get(block.version_id)
+        if cached is None:
             return
-        kept.present &= ~(1 << block.index)
-        dataset = kept.dataset
-        dataset.kept_bytes -= kept.block_bytes
-        if kept.ahead:
-            self.wasted_bytes += kept.block_bytes
-            if not kept.excused:
-                self._owing[dataset] = self._owing.get(dataset, 0.0) + kept.block_bytes
-        if dataset.kept.get(kept.key) is kept:
+        cached.present &= ~(1 << block.index)
+        dataset = cached.dataset
+        dataset.kept_bytes -= cached.block_bytes
+        if cached.ahead:
+            self.wasted_bytes += cached.block_bytes
+            if not cached.excused:
+                self._owing[dataset] = self._owing.get(dataset, 0.0) + cached.block_bytes
+        if dataset.cached.get(cached.key) is cached:
             # An outdated one's number may be from before the set was forgotten.
-            self._fetch_again(dataset, kept.key)
-        if not kept.present:
-            del self._kept[block.version_id]
+            self._fetch_again(dataset, cached.key)
+        if not cached.present:
+            del self._cached[block.version_id]
             self._outdated.pop(block.version_id, None)
-            dataset.drop(kept)
+            dataset.drop(cached)
 
     # -- decisions: what may go ---------------------------------------------------------------------------------
 
     def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
         sooner_s = -1.0
         if incoming is not None and version is not None:
-            dataset, key = self.library.item(version.ref)
+            dataset, key = self.registry.item(version.ref)
             handed = self._handed.of(version.ref)
             if handed is not None and not handed.asked_for and handed.missing >> incoming.index & 1:
                 # For what nobody waits for, only those may go that are needed later.
@@ -331,33 +331,33 @@ class Planner:
 
     def _worth(self, dataset: Dataset, key: int) -> float:
         """Seconds beyond which the next use of a block must lie that goes for this object."""
-        return min((one.seconds(self._now) * (one.until(key) + SOONER) for one in dataset.passes()), default=FAREST)
+        return min((one.seconds(self._now) * (one.until(key) + SOONER) for one in dataset.epochs()), default=FAREST)
 
     def _victims(self, later_than_s: float) -> Iterator[BlockKey]:
-        for kept in self._farthest(later_than_s):
-            yield from blocks_of(kept)
+        for cached in self._farthest(later_than_s):
+            yield from blocks_of(cached)
 
     def _farthest(self, later_than_s: float) -> Iterator[CachedObject]:
         """What is needed later than that, about the farthest first."""
         if self._pins_released != self._pins.released:
             self._pins_released = self._pins.released
-            for dataset in self.library.datasets():
+            for dataset in self.registry.datasets():
                 dataset.put_back(self._now)
         holds = self._pins.holds
         if self._outdated:
-            yield from (kept for kept in self._outdated.values() if not holds(kept.version_id))
+            yield from (cached for cached in self._outdated.values() if not holds(cached.version_id))
         passed_by: list[CachedObject] = []
         try:
-            for seconds, kept in self.library.farthest(self._now):
+            for seconds, cached in self.registry.farthest(self._now):
                 if seconds <= later_than_s:
                     return
-                if holds(kept.version_id):
-                    passed_by.append(kept)
+                if holds(cached.version_id):
+                    passed_by.append(cached)
                 else:
-                    yield kept
+                    yield cached
         finally:
-            for kept in passed_by:
-                kept.dataset.set_aside(kept)
+            for cached in passed_by:
+                cached.dataset.set_aside(cached)
 
     # -- decisions: what to fetch -------------------------------------------------------------------------------
 
@@ -366,12 +366,12 @@ class Planner:
         time. `free_bytes`: room that is neither used nor reserved. Each object handed out must end in `added` for each
         of its blocks, or in `dropped`."""
         self._now = now
-        return self._offers.wants(now, free_bytes, blocks)
+        return self._candidates.wants(now, free_bytes, blocks)
 
     def ponder(self) -> bool:
         """Think for about 0.1 ms of what takes longer, such as by which sampler a job reads; whether there is more to
         think of. After the last time there may be more to want."""
-        return self._offers.go_on() or self._foresight.think()
+        return self._candidates.go_on() or self._order_search.think()
 
     @property
     def blocks_coming(self) -> int:

@@ -176,13 +176,13 @@ def signed_anew(
     Its policy keeps its conditions, for the origin to judge too; one that cannot be read is signed as it stands, and
     the origin says what is wrong with it. A form without a policy gets one that allows just these fields.
     """
-    kept = tuple(
+    cached = tuple(
         (name, form.key if name.lower() == "key" else value)
         for name, value in form.fields
         if name.lower() not in _SIGNING
     )
     if credentials is None:
-        return kept
+        return cached
     amz_date = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
     signing = {
         "x-amz-algorithm": ALGORITHM,
@@ -191,9 +191,9 @@ def signed_anew(
     }
     if credentials.session_token is not None:
         signing["x-amz-security-token"] = credentials.session_token
-    policy = _policy_with(form.values.get("policy"), {"bucket": bucket, **dict(kept)}, signing, now)
+    policy = _policy_with(form.values.get("policy"), {"bucket": bucket, **dict(cached)}, signing, now)
     signature = _signature_v4(policy, credentials.secret_key, amz_date[:8], region, keys)
-    return (*kept, *signing.items(), ("policy", policy), ("x-amz-signature", signature))
+    return (*cached, *signing.items(), ("policy", policy), ("x-amz-signature", signature))
 
 
 def _policy_with(encoded: str | None, fields: Mapping[str, str], signing: Mapping[str, str], now: float) -> str:
@@ -205,7 +205,7 @@ def _policy_with(encoded: str | None, fields: Mapping[str, str], signing: Mappin
     if document is None or not isinstance(document.get("conditions"), list):
         assert encoded is not None
         return encoded
-    conditions = [kept for stated in document["conditions"] if (kept := _without_signing(stated)) is not None]
+    conditions = [cached for stated in document["conditions"] if (cached := _without_signing(stated)) is not None]
     conditions += [{name: value} for name, value in signing.items()]
     return b64encode(json.dumps({**document, "conditions": conditions}).encode()).decode()
 

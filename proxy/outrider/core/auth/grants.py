@@ -68,15 +68,15 @@ def _readings(key: str) -> set[str | None]:
 
 def _without_dots(path: str) -> str | None:
     segments = path.split("/")
-    kept: list[str] = []
+    cached: list[str] = []
     for segment in segments:
         if segment == "..":
-            if not kept:
+            if not cached:
                 return None
-            kept.pop()
+            cached.pop()
         elif segment != ".":
-            kept.append(segment)
-    return "/".join(kept)
+            cached.append(segment)
+    return "/".join(cached)
 
 
 @dataclass(frozen=True, slots=True)

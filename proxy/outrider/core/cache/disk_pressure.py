@@ -54,10 +54,10 @@ class DiskPressure:
 
     def _forget(self, now: float) -> None:
         if self._at is not None and now > self._at:
-            kept = 0.5 ** ((now - self._at) / _HALF_LIFE_S)
-            self._disk_s *= kept
-            self._origin_s *= kept
-            self._bytes *= kept
+            cached = 0.5 ** ((now - self._at) / _HALF_LIFE_S)
+            self._disk_s *= cached
+            self._origin_s *= cached
+            self._bytes *= cached
         self._at = now
 
     def _step(self, under_way: int, now: float) -> None:

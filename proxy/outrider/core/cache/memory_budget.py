@@ -31,8 +31,8 @@ class Shares:
         """`exchanges_max`: more are not wanted, whatever the budget."""
         part = budget_bytes // _PARTS
         exchanges = max(1, min(exchanges_max, budget_bytes // 2 // EXCHANGE_BYTES))
-        listings, heads = _LISTING_PARTS * part, _HEAD_PARTS * part
-        return cls(exchanges, listings, heads, budget_bytes - exchanges * EXCHANGE_BYTES - listings - heads)
+        list_cache, heads = _LISTING_PARTS * part, _HEAD_PARTS * part
+        return cls(exchanges, list_cache, heads, budget_bytes - exchanges * EXCHANGE_BYTES - list_cache - heads)
 
 
 class MemoryBudget:

@@ -36,7 +36,8 @@ class LargerCache:
 
 
 def larger_cache(hit_ratios: Mapping[float, float] | None, capacity_bytes: int, data_bytes: int) -> LargerCache | None:
-    """`hit_ratios`: by size, as a multiple of `capacity_bytes` (see `ghost`). `data_bytes`: of all that is read again
+    """`hit_ratios`: by size, as a multiple of `capacity_bytes` (see `miss_ratio`). `data_bytes`: of all that is read
+    again
     and again, 0: not known. None: more would not help, or nothing is known."""
     if hit_ratios is None or (now := hit_ratios.get(1.0, 1.0)) >= 1:
         return None

@@ -18,15 +18,15 @@ CACHED, COMING, READ, ABSENT, BOTH = "c", "o", "r", "a", "R"
 def shard_map(dataset: Dataset, is_coming: Callable[[int], bool]) -> str:
     """In the order of the names; where there are more than `CELLS_MAX`, every n-th of them."""
     keys = _some_keys(dataset)
-    newest = [job.passes[-1] for job in dataset.jobs.values() if job.passes]
+    newest = [job.epochs[-1] for job in dataset.jobs.values() if job.epochs]
     cells = []
     for key in keys:
         # Any of the jobs: each has an epoch of its own.
         read = any(key < len(one.done) and not one.unread(key) for one in newest)
-        kept = dataset.kept.get(key)
-        if kept is not None and kept.present.bit_count() == kept.blocks:
+        cached = dataset.cached.get(key)
+        if cached is not None and cached.present.bit_count() == cached.blocks:
             cells.append(BOTH if read else CACHED)
-        elif is_coming(key) or (kept is not None and kept.present):
+        elif is_coming(key) or (cached is not None and cached.present):
             cells.append(COMING)
         else:
             cells.append(READ if read else ABSENT)

@@ -24,17 +24,17 @@ class RecentErrors:
     """What happened last comes last."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], RecentError] = OrderedDict()
+        self._cached: OrderedDict[tuple[str, str], RecentError] = OrderedDict()
 
     def add(self, what: str, detail: str, level: str, at: float) -> None:
         # Keys and what the origin said may be as long as they like.
         what, detail = what[:_CHARS_MAX], detail[:_CHARS_MAX]
-        known = self._kept.pop((what, detail), None)
+        known = self._cached.pop((what, detail), None)
         times = known.times + 1 if known is not None else 1
-        self._kept[what, detail] = RecentError(what, detail, level, at, times)
-        if len(self._kept) > _KEPT_MAX:
-            self._kept.popitem(last=False)
+        self._cached[what, detail] = RecentError(what, detail, level, at, times)
+        if len(self._cached) > _KEPT_MAX:
+            self._cached.popitem(last=False)
 
     def last(self) -> list[RecentError]:
         """The latest first. From any thread: a copy."""
-        return list(reversed(list(self._kept.values())))
+        return list(reversed(list(self._cached.values())))

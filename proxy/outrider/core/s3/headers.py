@@ -74,7 +74,7 @@ def passed_up(headers: Headers) -> Headers:
     Raises InvalidRequest: a value holds bytes that are no UTF-8. Our HTTP library sends none such, so what would be
     signed is not what would arrive.
     """
-    kept: list[tuple[str, str]] = []
+    cached: list[tuple[str, str]] = []
     for name, value in headers:
         if name in _NOT_PASSED_UP or name.startswith("x-forwarded-"):
             continue
@@ -88,8 +88,8 @@ def passed_up(headers: Headers) -> Headers:
         # Nobody stores, or signs, what a client calls itself.
         if name != "user-agent" and not value.isascii() and _SURROGATE.search(value):
             raise InvalidRequest(f"The header {name} holds bytes that are no UTF-8: encode it, as RFC 2047 has it.")
-        kept.append((name, value))
-    return tuple(kept)
+        cached.append((name, value))
+    return tuple(cached)
 
 
 def without_aws_chunked(content_encoding: str) -> str:

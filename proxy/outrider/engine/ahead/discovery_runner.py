@@ -31,15 +31,15 @@ class DiscoveryRunner:
     def __init__(
         self,
         planner: Planner,
-        survey: Enumerator,
-        turns: FillScheduler,
+        enumerator: Enumerator,
+        scheduler: FillScheduler,
         spawn: Spawn,
         clock: Clock,
         think: Callable[[], None],
     ) -> None:
         self._planner = planner
-        self._survey = survey
-        self._turns = turns
+        self._enumerator = enumerator
+        self._scheduler = scheduler
         self._spawn = spawn
         self._clock = clock
         self._think = think
@@ -55,7 +55,7 @@ class DiscoveryRunner:
         """A page at a time: a LIST of a million keys takes minutes, and told all at once it took the loop 4 s."""
         count = 0
         try:
-            async with aclosing(self._survey.pages(bucket, prefix)) as pages:
+            async with aclosing(self._enumerator.pages(bucket, prefix)) as pages:
                 async for page in pages:
                     entries = [(one.key, one.size) for one in page]
                     self._planner.listed(bucket, entries, self._clock(), prefix=prefix, before=count, more=True)
@@ -68,7 +68,7 @@ class DiscoveryRunner:
             else:
                 self._planner.list_failed(bucket, prefix, now)
             log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": str(error)})
-        self._turns.alone_again()
+        self._scheduler.alone_again()
         self._planner.listed(bucket, (), self._clock(), prefix=prefix, before=count)
         self._think()
 
@@ -76,7 +76,7 @@ class DiscoveryRunner:
         """The same by names that count."""
         found = None
         try:
-            found = await self._survey.range_of(bucket, numbering)
+            found = await self._enumerator.range_of(bucket, numbering)
         except (Signal, S3Error) as error:
             log.info("not counted", extra={"bucket": bucket, "key": numbering.name(0), "error": str(error)})
         if found is None:
@@ -90,6 +90,6 @@ class DiscoveryRunner:
             count += len(page)
             self._think()
             await asyncio.sleep(0)
-        self._turns.alone_again()
+        self._scheduler.alone_again()
         self._planner.counted(numbering, (), self._clock(), before=count)
         self._think()

@@ -99,8 +99,9 @@ class Prefetch:
     """Owned by the composition root, called on the engine's thread; only `note` may be called from others."""
 
     def __init__(
-        self, planner: Planner, origin: str, catalog: VersionCache, store: BlockStore, flights: FlightTable, openings: VersionLookup,
-        survey: Enumerator, turns: FillScheduler, spawn: Spawn, clock: Clock, metrics: Metrics,
+        self, planner: Planner, origin: str, catalog: VersionCache, store: BlockStore, flights: FlightTable,
+        version_lookup: VersionLookup,
+        enumerator: Enumerator, scheduler: FillScheduler, spawn: Spawn, clock: Clock, metrics: Metrics,
         *, block_bytes: int, mode_of: Callable[[ObjectRef], Mode], budget: PrefetchLimits, later: Later = _later,
     ) -> None:  # fmt: skip
         self._planner = planner
@@ -108,9 +109,9 @@ class Prefetch:
         self._catalog = catalog
         self._store = store
         self._flights = flights
-        self._openings = openings
-        self._discovering = DiscoveryRunner(planner, survey, turns, spawn, clock, self.think)
-        self._turns = turns
+        self._version_lookup = version_lookup
+        self._discovering = DiscoveryRunner(planner, enumerator, scheduler, spawn, clock, self.think)
+        self._scheduler = scheduler
         self._spawn = spawn
         self._clock = clock
         self._metrics = metrics
@@ -159,7 +160,7 @@ class Prefetch:
 
     def note(self, client: str, version: ObjectVersion, extent: Extent) -> None:
         """A hit that needed nobody: asked for and sent. From any thread; heard of at the next `tick`."""
-        now = self._turns.read_at = self._clock()
+        now = self._scheduler.read_at = self._clock()
         self._notes.append(Note(client, version, extent, now))
 
     def told(
@@ -201,13 +202,13 @@ class Prefetch:
         has heard all."""
         if not self._unheard:
             self._unheard.extend(_joined(self._notes))
-        heard_s, turn = 0.0, self._clock()
+        heard_s, slot = 0.0, self._clock()
         while self._unheard and heard_s < _HEARING_S:
             self._hear(self._unheard.popleft())
-            if (took_s := self._clock() - turn) >= _AT_ONCE_S:
+            if (took_s := self._clock() - slot) >= _AT_ONCE_S:
                 heard_s += took_s
                 await asyncio.sleep(0)
-                turn = self._clock()
+                slot = self._clock()
         with self._harmless():
             self.think()
         return not (self._unheard or self._notes)
@@ -352,22 +353,22 @@ class Prefetch:
 
         Raises Signal, S3Error.
         """
-        turn = self._turns.turn(demand=False, ordered=ordered)
-        async with turn:
+        slot = self._scheduler.slot(demand=False, ordered=ordered)
+        async with slot:
             # A reader may have come first; to wait for what he has asked takes nothing from anybody.
-            joined = self._openings.is_asking(ref)
+            joined = self._version_lookup.is_asking(ref)
             if joined:
-                turn.give_back()
+                slot.give_back()
             version = self.known(ref)
             if version is None:
                 asks = self._checksums.get(_folder(ref), False)
-                version = await self._openings.ask(ref, 0, whole_headers=asks, if_small=True, size=size)
+                version = await self._version_lookup.ask(ref, 0, whole_headers=asks, if_small=True, size=size)
             opened = self._flights.get(BlockKey(version_id(self._origin, version, self._block_bytes), 0))
             begin(version)
-            if opened is not None and opened.turn is None:
+            if opened is not None and opened.slot is None:
                 if not joined:
-                    opened.turn = turn
-                    turn.brings(opened.meta.extent.length)
+                    opened.slot = slot
+                    slot.brings(opened.meta.extent.length)
                     self._metrics.prefetched_blocks.inc()
                 await opened.ended()
             return version

@@ -37,19 +37,19 @@ class Pouring:
     """One fill under way: the block files that it has open, and the bytes that go into them."""
 
     def __init__(
-        self, asking: OriginReader, store: BlockStore, turn: FillSlot | None, clock: Clock,
+        self, origin_reader: OriginReader, store: BlockStore, slot: FillSlot | None, clock: Clock,
         arrived: Callable[[float, float, int], None], landed: Callable[[Flight], None],
         came: Callable[[int, bool], None], came_small: Callable[[float], None], may_hold: Callable[[], int],
         reads_on: Callable[[], bool], sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
-        """`turn`: given away while this waits for another try. `arrived` is told of each write: seconds of waiting for
+        """`slot`: given away while this waits for another try. `arrived` is told of each write: seconds of waiting for
         the origin, seconds that the disk took, bytes. `came` is told of bytes as they come, and whether they are of a
         large body and not its first: then their time says how fast the line is; `came_small`, of a body with few, how
         many seconds it took from question to end. `may_hold`: how many bytes may be held back before they are
         written. `reads_on`: whether somebody reads what is here, and is about to ask for more."""
-        self._asking = asking
+        self._origin_reader = origin_reader
         self._store = store
-        self._turn = turn
+        self._slot = slot
         self._clock = clock
         self._arrived = arrived
         self._landed = landed
@@ -87,9 +87,9 @@ class Pouring:
         begun_at: float | None = None,
     ) -> None:  # fmt: skip
         """The bytes of `extent` into those of `flights` that they belong to. `begun_at`: when `first` was asked for."""
-        coming = iter(flights)
-        held = _Held(next(coming), extent.start)
-        stream = self._asking.stream(held.flight.meta.version, extent, first, self._turn)
+        outstanding = iter(flights)
+        held = _Held(next(outstanding), extent.start)
+        stream = self._origin_reader.stream(held.flight.meta.version, extent, first, self._slot)
         async with aclosing(stream) as chunks:
             asked_at = self._clock()
             took_s, pieces = 0.0 if begun_at is None else asked_at - begun_at, 0
@@ -104,7 +104,7 @@ class Pouring:
                 while rest := held.add(rest):
                     if held.count:
                         await self._write(held)
-                    held.flight = next(coming)
+                    held.flight = next(outstanding)
                 if held.full or held.count >= self._may_hold():
                     await self._write(held)
                 asked_at = self._clock()
@@ -121,28 +121,28 @@ class Pouring:
 
     async def _write(self, held: _Held) -> None:
         flight, offset, pieces, count = held.flight, held.offset, held.pieces, held.count
-        if not flight.arrival.begun:
+        if not flight.partial.begun:
             # The disk's work takes the GIL for a while: first the reader sends what he was handed out. Who learns of
             # the version in this very moment has his turn after the next.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             if count == flight.meta.version.size <= _SMALL_BYTES:
-                await self._let_readers_ask(flight.turn)
+                await self._let_readers_ask(flight.slot)
         writer = await self._writer(flight)
         disk_s = await writer.write(offset, pieces)
         flight.advance(offset, count)
         self._arrived(held.waited_s, disk_s, count)
         held.written()
-        if flight.arrival.whole:
+        if flight.partial.whole:
             await writer.commit()
             del self._writers[flight]
             self._landed(flight)
 
-    async def _let_readers_ask(self, turn: FillSlot | None) -> None:
-        """For more, before the disk's work of a small object begins. `turn`: of its fill."""
-        asks = turn is None or turn.demand
-        if turn is not None:
-            turn.came_whole()
+    async def _let_readers_ask(self, slot: FillSlot | None) -> None:
+        """For more, before the disk's work of a small object begins. `slot`: of its fill."""
+        asks = slot is None or slot.demand
+        if slot is not None:
+            slot.came_whole()
         for wait_s in _WAITS_S:
             if not (asks or self._reads_on()):
                 return

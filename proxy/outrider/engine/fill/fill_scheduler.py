@@ -28,10 +28,10 @@ class FillSlot:
     to ask for more.
     """
 
-    __slots__ = ("_turns", "ahead", "demand", "held", "left_bytes", "more", "number", "ordered", "waiter")
+    __slots__ = ("_scheduler", "ahead", "demand", "held", "left_bytes", "more", "number", "ordered", "waiter")
 
-    def __init__(self, turns: FillScheduler, *, demand: bool, ahead: int, left_bytes: int, ordered: bool) -> None:
-        self._turns = turns
+    def __init__(self, scheduler: FillScheduler, *, demand: bool, ahead: int, left_bytes: int, ordered: bool) -> None:
+        self._scheduler = scheduler
         self.demand = demand
         self.ahead = ahead
         self.left_bytes = left_bytes
@@ -48,32 +48,32 @@ class FillSlot:
         self.give_back()
 
     async def take(self) -> None:
-        await self._turns.grant(self)
+        await self._scheduler.grant(self)
 
     def give_back(self) -> None:
         """For others to have, as while one waits before the next try; `take` gets another."""
         if self.held:
-            self._turns.returned(self)
+            self._scheduler.returned(self)
 
     def came_whole(self) -> None:
         """All that it was for is here, and nothing of it on disk: the next one's fill need not wait for that. But where
         readers go on reading what is here, and nobody waits, what begins would only be in their way."""
-        if self.demand or self._turns.is_awaited or not self._turns.reads_on:
+        if self.demand or self._scheduler.is_awaited or not self._scheduler.reads_on:
             self.give_back()
 
     def brings(self, count: int) -> None:
         """So many bytes, as is seen now, are to come."""
-        self._turns.found(self, count)
+        self._scheduler.found(self, count)
 
     def goes_on(self) -> None:
         """When that has come, its reader asks for more of what he reads."""
         if not self.more:
-            self._turns.promised(self)
+            self._scheduler.promised(self)
 
     def promote(self, ahead: int = 0) -> None:
         """Somebody waits for what was a prefetch, or has so many blocks before it now."""
         if not self.demand or ahead < self.ahead:
-            self._turns.promoted(self, ahead)
+            self._scheduler.promoted(self, ahead)
 
 
 class FillScheduler:
@@ -85,9 +85,9 @@ class FillScheduler:
     nothing from the rest.
     """
 
-    def __init__(self, concurrency: AimdLimit, courtesy: BackgroundLimit, clock: Clock) -> None:
-        self._concurrency = concurrency
-        self._courtesy = courtesy
+    def __init__(self, aimd: AimdLimit, background_limit: BackgroundLimit, clock: Clock) -> None:
+        self._aimd = aimd
+        self._background_limit = background_limit
         self._clock = clock
         # By how far ahead, then by number; one whose number is not its turn's any more has moved on or gone.
         self._demand: list[tuple[int, int, FillSlot]] = []
@@ -106,7 +106,7 @@ class FillScheduler:
         self.read_at = float("-inf")
         """When a reader was last answered with what is here. Set from any thread; each hit would pay for a call."""
 
-    def turn(
+    def slot(
         self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, ordered: bool = False
     ) -> FillSlot:  # fmt: skip
         return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, ordered=ordered)
@@ -123,45 +123,45 @@ class FillScheduler:
 
     def arrived(self, count: int) -> None:
         """Bytes from the origin are on disk."""
-        self._concurrency.arrived(count, self._clock(), short=self._short)
+        self._aimd.arrived(count, self._clock(), short=self._short)
         self._admit()
 
-    def came(self, count: int, turn: FillSlot | None) -> None:
-        """Bytes came from the origin, for whom has `turn`; None: it needs none."""
-        if turn is None:
+    def came(self, count: int, slot: FillSlot | None) -> None:
+        """Bytes came from the origin, for whom has `slot`; None: it needs none."""
+        if slot is None:
             return
-        brought = min(count, turn.left_bytes)
-        turn.left_bytes -= brought
-        if turn.held and turn.demand:
+        brought = min(count, slot.left_bytes)
+        slot.left_bytes -= brought
+        if slot.held and slot.demand:
             self._left_bytes -= brought
             # Not when they are on disk: half a megabyte of each fill is held back, and all of a small block.
-            if self._prefetch and self._courtesy.ends(self._left_bytes):
+            if self._prefetch and self._background_limit.ends(self._left_bytes):
                 self._admit()
 
-    def found(self, turn: FillSlot, left_bytes: int) -> None:
-        if turn.held and turn.demand:
-            self._left_bytes += left_bytes - turn.left_bytes
-        turn.left_bytes = left_bytes
+    def found(self, slot: FillSlot, left_bytes: int) -> None:
+        if slot.held and slot.demand:
+            self._left_bytes += left_bytes - slot.left_bytes
+        slot.left_bytes = left_bytes
 
-    def promised(self, turn: FillSlot) -> None:
-        turn.more = True
-        self._going_on += turn.held and turn.demand
+    def promised(self, slot: FillSlot) -> None:
+        slot.more = True
+        self._going_on += slot.held and slot.demand
 
     def flowed(self, count: int, awaited: Callable[[], bool]) -> None:
         """A connection brought `count` more bytes of a body. `awaited`: whether somebody waits for any."""
         now = self._clock()
-        if self._courtesy.is_due(now):
+        if self._background_limit.is_due(now):
             self._awaited = awaited()
-            self._courtesy.judge(now, awaited=self._awaited, queued=bool(self._prefetch))
-        self._courtesy.flowed(count)
+            self._background_limit.judge(now, awaited=self._awaited, queued=bool(self._prefetch))
+        self._background_limit.flowed(count)
 
     def came_small(self, after_s: float) -> None:
         """A small body was here so long after it was asked for."""
-        self._courtesy.came_small(after_s)
+        self._background_limit.came_small(after_s)
 
     def alone_again(self) -> None:
         """A LIST of ours that shared the line has ended."""
-        self._courtesy.alone_again(self._held[True] + self._held[False] + self._questions)
+        self._background_limit.alone_again(self._held[True] + self._held[False] + self._questions)
 
     @property
     def reads_on(self) -> bool:
@@ -176,104 +176,104 @@ class FillScheduler:
 
     def slow_down(self) -> None:
         """The origin says that it is asked too much."""
-        self._concurrency.slow_down(self._clock())
+        self._aimd.slow_down(self._clock())
 
-    async def grant(self, turn: FillSlot) -> None:
+    async def grant(self, slot: FillSlot) -> None:
         """Two parts of one fill may each ask again after its own failure: the turn is one for both, and so they end
         together."""
-        if turn.held:
+        if slot.held:
             return
-        waiter = turn.waiter or self._queued(turn)
+        waiter = slot.waiter or self._queued(slot)
         try:
             await asyncio.shield(waiter)
         except asyncio.CancelledError:
-            if turn.held:
-                self.returned(turn)  # granted and cancelled in the same moment
-            elif turn.waiter is not None:
-                if turn.demand:
-                    turn.number = 0
+            if slot.held:
+                self.returned(slot)  # granted and cancelled in the same moment
+            elif slot.waiter is not None:
+                if slot.demand:
+                    slot.number = 0
                 else:
-                    self._prefetch.remove(turn)
-                turn.waiter = None
+                    self._prefetch.remove(slot)
+                slot.waiter = None
             raise
 
-    def _queued(self, turn: FillSlot) -> asyncio.Future[None]:
+    def _queued(self, slot: FillSlot) -> asyncio.Future[None]:
         """From here until it is granted or given up, a turn with a waiter stands in one queue, once."""
-        waiter = turn.waiter = asyncio.get_running_loop().create_future()
-        if turn.demand:
-            self._enter(turn)
+        waiter = slot.waiter = asyncio.get_running_loop().create_future()
+        if slot.demand:
+            self._enter(slot)
         else:
-            self._prefetch.append(turn)
+            self._prefetch.append(slot)
         self._admit()
         return waiter
 
-    def _enter(self, turn: FillSlot) -> None:
-        turn.number = next(self._numbers)
-        heappush(self._demand, (turn.ahead, turn.number, turn))
+    def _enter(self, slot: FillSlot) -> None:
+        slot.number = next(self._numbers)
+        heappush(self._demand, (slot.ahead, slot.number, slot))
 
-    def returned(self, turn: FillSlot) -> None:
-        turn.held = False
-        self._count(turn, -1)
+    def returned(self, slot: FillSlot) -> None:
+        slot.held = False
+        self._count(slot, -1)
         self._admit()
 
-    def _count(self, turn: FillSlot, one: int) -> None:
+    def _count(self, slot: FillSlot, one: int) -> None:
         """Among those that have their turn: `one` more, or, if negative, less."""
-        self._held[turn.demand] += one
-        if turn.demand:
-            self._left_bytes += one * turn.left_bytes
-            self._going_on += one * turn.more
+        self._held[slot.demand] += one
+        if slot.demand:
+            self._left_bytes += one * slot.left_bytes
+            self._going_on += one * slot.more
 
-    def promoted(self, turn: FillSlot, ahead: int) -> None:
-        if turn.held:
-            self._count(turn, -1)
-        was_prefetch, turn.demand, turn.ahead = not turn.demand, True, ahead
-        if turn.held:
-            self._count(turn, +1)
-            self._courtesy.asked(self._held[True])
-        elif turn.waiter is not None:
+    def promoted(self, slot: FillSlot, ahead: int) -> None:
+        if slot.held:
+            self._count(slot, -1)
+        was_prefetch, slot.demand, slot.ahead = not slot.demand, True, ahead
+        if slot.held:
+            self._count(slot, +1)
+            self._background_limit.asked(self._held[True])
+        elif slot.waiter is not None:
             if was_prefetch:
-                self._prefetch.remove(turn)
-            self._enter(turn)
+                self._prefetch.remove(slot)
+            self._enter(slot)
         self._admit()
 
     def _nearest(self) -> FillSlot | None:
         """Of the demand that waits; it stays where it is."""
         while self._demand:
-            _, number, turn = self._demand[0]
-            if number == turn.number:
-                return turn
+            _, number, slot = self._demand[0]
+            if number == slot.number:
+                return slot
             heappop(self._demand)
         return None
 
     def _admit(self) -> None:
-        limit = self._concurrency.limit
-        while self._held[True] < limit and (turn := self._nearest()) is not None:
+        limit = self._aimd.limit
+        while self._held[True] < limit and (slot := self._nearest()) is not None:
             heappop(self._demand)
-            self._start(turn)
+            self._start(slot)
         ours = max(1, limit - limit // 4)
         while self._prefetch and self._held[False] < ours:
-            self._courtesy.heed(self._clock())
-            demand, free, room = self._held[True], ours, self._courtesy.alone
+            self._background_limit.heed(self._clock())
+            demand, free, room = self._held[True], ours, self._background_limit.alone
             if self._awaited or demand > 0 or self._questions > 0:
                 # Who asks for something new is about to want more of it; of what was ordered, nobody wants any next.
                 goes_on = self._going_on > 0 or self._questions > 0 or self._prefetch[0].ordered
-                ends = demand > 0 and not goes_on and self._courtesy.ends(self._left_bytes)
+                ends = demand > 0 and not goes_on and self._background_limit.ends(self._left_bytes)
                 free = limit if ends else ours
-                room = self._courtesy.after if ends else self._courtesy.beside
+                room = self._background_limit.after if ends else self._background_limit.beside
             if self._held[False] >= free - demand:
                 break
             if self._held[False] >= room:
-                self._courtesy.felt()
+                self._background_limit.felt()
                 break
             self._start(self._prefetch.popleft())
         full = self._held[True] + self._held[False] >= ours
         self._short = self._nearest() is not None or (full and bool(self._prefetch))
 
-    def _start(self, turn: FillSlot) -> None:
-        assert turn.waiter is not None
-        turn.held, turn.number = True, 0
-        self._count(turn, +1)
-        if turn.demand:
-            self._courtesy.asked(self._held[True])
-        turn.waiter.set_result(None)
-        turn.waiter = None
+    def _start(self, slot: FillSlot) -> None:
+        assert slot.waiter is not None
+        slot.held, slot.number = True, 0
+        self._count(slot, +1)
+        if slot.demand:
+            self._background_limit.asked(self._held[True])
+        slot.waiter.set_result(None)
+        slot.waiter = None

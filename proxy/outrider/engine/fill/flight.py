@@ -23,19 +23,19 @@ class Flight:
         "_error",
         "_waiters",
         "_writer",
-        "arrival",
         "has_landed",
         "head_wanted",
         "meta",
-        "turn",
+        "partial",
+        "slot",
     )
 
     def __init__(self, meta: BlockMeta, start: int = 0) -> None:
         self.meta = meta
-        self.arrival = PartialBlock(meta.extent.length, start)
+        self.partial = PartialBlock(meta.extent.length, start)
         self.head_wanted = asyncio.Event()
         """Somebody waits for what lies before `start`, or all the rest is here."""
-        self.turn: FillSlot | None = None
+        self.slot: FillSlot | None = None
         self._writer: BlockWriter | None = None
         # What came and is not on disk yet: where it lies in the block, and the bytes.
         self._early: list[tuple[int, Buffer]] = []
@@ -48,7 +48,7 @@ class Flight:
     @property
     def begins_at(self) -> int:
         """The first of the object's bytes that is brought."""
-        return self.meta.extent.start + self.arrival.start
+        return self.meta.extent.start + self.partial.start
 
     @property
     def awaited(self) -> bool:
@@ -65,7 +65,7 @@ class Flight:
 
     def advance(self, offset: int, count: int) -> None:
         self._early = [(start, data) for start, data in self._early if not offset <= start < offset + count]
-        self.arrival.add(offset, count)
+        self.partial.add(offset, count)
         self._wake()
 
     def fail(self, error: Exception) -> None:
@@ -98,12 +98,12 @@ class Flight:
 
     async def come(self, offset: int) -> Buffer | None:
         """Wait until byte `offset` of the block is here. What came from there on and is not on disk yet; None: it is,
-        and `arrival` tells how far.
+        and `partial` tells how far.
 
         Raises:
             Signal: why it will never come.
         """
-        while self.arrival.reach(offset) <= offset:
+        while self.partial.reach(offset) <= offset:
             for start, data in self._early:
                 if start <= offset < start + len(data):
                     return memoryview(data)[offset - start :]
@@ -113,9 +113,9 @@ class Flight:
     async def _change(self, offset: int) -> None:
         if self._error is not None:
             raise like(self._error)
-        if self.turn is not None:
-            self.turn.promote()
-        if offset < self.arrival.start:
+        if self.slot is not None:
+            self.slot.promote()
+        if offset < self.partial.start:
             self.head_wanted.set()
         await self._next_step()
 

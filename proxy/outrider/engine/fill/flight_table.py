@@ -30,16 +30,16 @@ class FlightTable:
     """The table of flights, and the tasks that carry them out: one fill per block at a time."""
 
     def __init__(
-        self, asking: OriginReader, store: BlockStore, spawn: Spawn, turns: FillScheduler, clock: Clock,
+        self, origin_reader: OriginReader, store: BlockStore, spawn: Spawn, scheduler: FillScheduler, clock: Clock,
         *, may_hold: Callable[[int], int] = hold_bytes,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         """`may_hold`: how many bytes one of so many fills under way may hold back before they are written. `sleep`: for
         how long readers are given to ask for more before the disk's work begins."""
-        self._asking = asking
+        self._origin_reader = origin_reader
         self._store = store
         self._spawn = spawn
-        self._turns = turns
+        self._scheduler = scheduler
         self._clock = clock
         self._may_hold = may_hold
         self._sleep = sleep
@@ -88,16 +88,16 @@ class FlightTable:
         """Bring adjacent blocks by one GET, in a task of its own. `prefetch`: nobody waits for them yet; it is demand
         from when somebody does. `ahead`: how many blocks their reader has before them. `ordered`: see `FillSlot`."""
         left_bytes = sum(flight.meta.extent.length for flight in flights)
-        turn = self._turns.turn(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, ordered=ordered)
+        slot = self._scheduler.slot(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, ordered=ordered)
         for flight in flights:
-            flight.turn = turn
-        task = self._spawn(self._fill_in_turn(flights, turn), f"fill {flights[0].meta.version.ref}")
+            flight.slot = slot
+        task = self._spawn(self._fill_in_turn(flights, slot), f"fill {flights[0].meta.version.ref}")
         # Not a `finally` in the task: one that is cancelled before its first step never gets there.
         task.add_done_callback(lambda _: self._end(flights, StoreUnavailable("the proxy is stopping")))
 
-    async def _fill_in_turn(self, flights: Sequence[Flight], turn: FillSlot) -> None:
-        async with turn:
-            await self._pour_safely(flights, None, None, turn)
+    async def _fill_in_turn(self, flights: Sequence[Flight], slot: FillSlot) -> None:
+        async with slot:
+            await self._pour_safely(flights, None, None, slot)
 
     async def pour(self, flights: Sequence[Flight], first: OriginReply, asked_at: float) -> None:
         """Fill the flights from `first`, a reply that already brings their bytes, which were asked for at `asked_at`.
@@ -105,31 +105,32 @@ class FlightTable:
         await self._pour_safely(flights, first, asked_at, None)
 
     async def _pour_safely(
-        self, flights: Sequence[Flight], first: OriginReply | None, asked_at: float | None, turn: FillSlot | None
+        self, flights: Sequence[Flight], first: OriginReply | None, asked_at: float | None, slot: FillSlot | None
     ) -> None:
         try:
-            await self._pour(flights, first, asked_at, turn)
+            await self._pour(flights, first, asked_at, slot)
         except (Signal, OSError) as error:
             log.debug("fill failed", extra={"object": str(flights[0].meta.version.ref), "error": repr(error)})
         except Exception:  # our own bug; the readers were told
             log.exception("fill failed")
 
     async def _pour(
-        self, flights: Sequence[Flight], first: OriginReply | None, asked_at: float | None, turn: FillSlot | None
+        self, flights: Sequence[Flight], first: OriginReply | None, asked_at: float | None, slot: FillSlot | None
     ) -> None:
         lead = flights[0]
         begun = Extent(lead.begins_at, flights[-1].meta.extent.stop)
         head = Extent(lead.meta.extent.start, begun.start)
         pouring = Pouring(
-            self._asking, self._store, turn, self._clock, self._arrived, self._landed, partial(self._came, lead),
-            self._turns.came_small, lambda: self._may_hold(self._pouring), lambda: self._turns.reads_on, self._sleep,
+            self._origin_reader, self._store, slot, self._clock, self._arrived, self._landed, partial(self._came, lead),
+            self._scheduler.came_small, lambda: self._may_hold(self._pouring),
+            lambda: self._scheduler.reads_on, self._sleep,
         )  # fmt: skip
         self._pouring += 1
         try:
             async with TaskGroup() as parts:
                 if first is None or head.length:
                     # Of a reply that is here already the first bytes are for their reader while the file is made.
-                    await pouring.begin_beside(lead, parts, hurry=turn is None or turn.demand)
+                    await pouring.begin_beside(lead, parts, hurry=slot is None or slot.demand)
                 if head.length:
                     parts.create_task(pouring.bring_head(lead, head))
                 await pouring.bring(flights, begun, first, asked_at)
@@ -143,14 +144,14 @@ class FlightTable:
             self._pouring -= 1
 
     def _arrived(self, origin_s: float, disk_s: float, count: int) -> None:
-        self._turns.arrived(count)
+        self._scheduler.arrived(count)
         self._lag.took(disk_s, origin_s, count, len(self._flights), self._clock())
 
     def _came(self, lead: Flight, count: int, flows: bool) -> None:
         if flows:
-            self._turns.flowed(count, lambda: any(flight.awaited for flight in self._flights.values()))
+            self._scheduler.flowed(count, lambda: any(flight.awaited for flight in self._flights.values()))
         # Of a reply that was here already the turn may have become known since.
-        self._turns.came(count, lead.turn)
+        self._scheduler.came(count, lead.slot)
 
     def _landed(self, flight: Flight) -> None:
         # The store has it now: only then it leaves the table, so that nobody finds neither.

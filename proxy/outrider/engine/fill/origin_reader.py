@@ -105,17 +105,17 @@ class OriginReader:
     """Reads of the origin. Writes are never tried twice, so they do not come this way."""
 
     def __init__(
-        self, origin: Origin, patience: Patience, metrics: Metrics, turns: FillScheduler, hedging: Hedging
+        self, origin: Origin, patience: Patience, metrics: Metrics, scheduler: FillScheduler, hedging: Hedging
     ) -> None:
         self._origin = origin
         self._patience = patience
         self._metrics = metrics
-        self._turns = turns
+        self._scheduler = scheduler
         self._hedging = hedging
 
     def question(self) -> AbstractContextManager[None]:
         """A client waits meanwhile for what it asks, and no flight says so."""
-        return self._turns.question()
+        return self._scheduler.question()
 
     @asynccontextmanager
     async def reply(self, request: OriginRequest, *, hedged: bool = False) -> AsyncIterator[OriginReply]:
@@ -146,11 +146,11 @@ class OriginReader:
             await self._patience.sleep(wait_s)
 
     async def stream(
-        self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, turn: FillSlot | None = None
+        self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, slot: FillSlot | None = None
     ) -> Chunks:
         """The bytes of `extent`, all of `version`; a body that breaks is resumed at its offset.
 
-        `first`: a reply that already brings them from `extent.start` on. `turn`: is held by the caller; others have it
+        `first`: a reply that already brings them from `extent.start` on. `slot`: is held by the caller; others have it
         while this waits for the next try.
 
         Raises:
@@ -182,11 +182,11 @@ class OriginReader:
                         # It was the first: what we believe must not break all reads until it is asked about again.
                         raise VersionChanged(f"{version.ref}: another size") from error
                     raise
-            if turn is not None:
-                turn.give_back()
+            if slot is not None:
+                slot.give_back()
             await self._patience.sleep(wait_s)
-            if turn is not None:
-                await turn.take()
+            if slot is not None:
+                await slot.take()
 
     async def _once(self, version: ObjectVersion, extent: Extent) -> Chunks:
         """One GET of `extent`."""
@@ -212,7 +212,7 @@ class OriginReader:
         sending = self._origin.send(request) if after_s is None else self._raced(request, after_s)
         async with sending as reply:
             if reply.status in SLOW_DOWN_STATUSES:
-                self._turns.slow_down()
+                self._scheduler.slow_down()
             if hedged and reply.status not in RETRYABLE_STATUSES:
                 self._hedging.replied(self._patience.clock() - began)
             yield reply

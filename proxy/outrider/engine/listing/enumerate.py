@@ -23,10 +23,10 @@ _THERE_OR_NOT = (200, 403, 404)
 class Enumerator:
     """Asks the origin with the proxy's own credentials."""
 
-    def __init__(self, asking: OriginReader, buffers: MemoryBudget, catalog: VersionCache | None = None) -> None:
+    def __init__(self, origin_reader: OriginReader, memory: MemoryBudget, catalog: VersionCache | None = None) -> None:
         """`catalog` learns from each page which versions still are the ones."""
-        self._asking = asking
-        self._buffers = buffers
+        self._origin_reader = origin_reader
+        self._memory = memory
         self._catalog = catalog
 
     async def pages(self, bucket: str, prefix: str) -> AsyncGenerator[Sequence[Listed], None]:
@@ -68,7 +68,7 @@ class Enumerator:
             return found
 
     async def _is_there(self, bucket: str, key: str) -> bool:
-        async with self._asking.reply(OriginRequest("HEAD", bucket, key)) as reply:
+        async with self._origin_reader.reply(OriginRequest("HEAD", bucket, key)) as reply:
             if reply.status not in _THERE_OR_NOT:
                 raise OriginRefused(reply.status, reply.headers, b"")
             return reply.status == 200
@@ -77,16 +77,16 @@ class Enumerator:
         query = [("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix)]
         if token is not None:
             query.append(("continuation-token", token))
-        async with self._asking.reply(OriginRequest("GET", bucket, "", query=tuple(query))) as reply:
+        async with self._origin_reader.reply(OriginRequest("GET", bucket, "", query=tuple(query))) as reply:
             if reply.status != 200:
                 raise OriginRefused(reply.status, reply.headers, b"")
             body = bytearray()
             try:
                 async with aclosing(reply.chunks()) as chunks:
                     async for chunk in chunks:
-                        if len(body) + len(chunk) > PAGE_BYTES_MAX or not self._buffers.take(len(chunk)):
+                        if len(body) + len(chunk) > PAGE_BYTES_MAX or not self._memory.take(len(chunk)):
                             return None
                         body += chunk
                 return parse_page(bytes(body))
             finally:
-                self._buffers.give_back(len(body))
+                self._memory.give_back(len(body))

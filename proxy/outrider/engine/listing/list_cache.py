@@ -38,13 +38,13 @@ class ListCache:
     """Bounded by the bytes of the pages; the page not asked for longest goes first. Called from one thread."""
 
     def __init__(
-        self, ttl_of: Callable[[str], float | None], clock: Clock, capacity_bytes: int, buffers: MemoryBudget
+        self, ttl_of: Callable[[str], float | None], clock: Clock, capacity_bytes: int, memory: MemoryBudget
     ) -> None:
         """`ttl_of` tells for how many seconds a listing of `bucket/prefix` is kept; None: not at all."""
         self._ttl_of = ttl_of
         self._clock = clock
         self._pages: LRUCache[ListingKey, Listing] = LRUCache(capacity_bytes, getsizeof=lambda page: len(page.body))
-        self._buffers = buffers
+        self._memory = memory
         self._generation = 0
         self._forgotten = ForgetLog(10_000)
 
@@ -88,7 +88,7 @@ class ListCache:
         try:
             async for chunk in chunks:
                 # A page that finds no room is passed on, and not kept.
-                whole = whole and len(body) + len(chunk) <= _PAGE_BYTES_MAX and self._buffers.take(len(chunk))
+                whole = whole and len(body) + len(chunk) <= _PAGE_BYTES_MAX and self._memory.take(len(chunk))
                 if whole:
                     body += chunk
                 yield chunk
@@ -96,4 +96,4 @@ class ListCache:
             if whole and len(body) <= self._pages.maxsize and ttl_s is not None and self._believes(key, mark):
                 self._pages[key] = Listing(headers, bytes(body), mark, ttl_s)
         finally:
-            self._buffers.give_back(len(body))
+            self._memory.give_back(len(body))

@@ -30,15 +30,15 @@ class Pinning:
     """Owns the pins. `save` writes them down, and returns when they outlive a crash; it raises OSError."""
 
     def __init__(
-        self, warming: WarmupRunner, prefetch: Prefetch, openings: VersionLookup,
+        self, warmup_runner: WarmupRunner, prefetch: Prefetch, version_lookup: VersionLookup,
         save: Callable[[Sequence[SavedPin]], Awaitable[None]],
     ) -> None:  # fmt: skip
-        self._warming = warming
+        self._warmup_runner = warmup_runner
         self._prefetch = prefetch
-        self._openings = openings
+        self._version_lookup = version_lookup
         self._save = save
         self._saving = asyncio.Lock()
-        self.book = Book(kept=True)
+        self.book = Book(cached=True)
         self._refused: set[tuple[str, str]] = set()
         self._look_again_at = 0.0
 
@@ -49,14 +49,14 @@ class Pinning:
             NoRoom: it does not fit next to the other pins; nothing has changed.
             S3Error: the origin does not know all of it, or the disk did not take the note.
         """
-        warming = self._warming
-        await warming.expand(pin)
+        warmup_runner = self._warmup_runner
+        await warmup_runner.expand(pin)
         if pin.progress.failed:
             name, why = next(iter(pin.progress.failures.items()))
             raise InvalidRequest(f"Nothing was pinned: {name}: {why}")
-        await warming.size_by_list(pin)
-        await warming.each(list(pin.items.values()), _QUESTIONS_AT_ONCE, lambda item: self._ask(pin, item))
-        room_bytes = await warming.store.most_bytes()
+        await warmup_runner.size_by_list(pin)
+        await warmup_runner.each(list(pin.items.values()), _QUESTIONS_AT_ONCE, lambda item: self._ask(pin, item))
+        room_bytes = await warmup_runner.store.most_bytes()
         # No await from here to the reservation: another pin may be on its way.
         before = self.book.get(pin.owner, pin.name)
         self.book.put(pin)
@@ -69,13 +69,13 @@ class Pinning:
                 self.book.pop(pin.owner, pin.name)
             raise
         if before is not None:
-            warming.cancel(before)
+            warmup_runner.cancel(before)
         try:
             await self._write()
         except OSError as error:
             self._release(pin)
             raise ServiceUnavailable(f"The pin cannot be written to the cache directory: {error}.") from error
-        warming.begin(pin, expand=False)
+        warmup_runner.begin(pin, expand=False)
 
     async def unpin(self, owner: str, name: str) -> None:
         """What it held stays until room is needed."""
@@ -89,15 +89,15 @@ class Pinning:
             raise ServiceUnavailable(f"The cache directory cannot be written: {error}.") from error
 
     def told(self, pin: Warmup, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
-        now = self._warming.clock()
-        return {**self._warming.counted(pin).told(now, failures_max), "reserved_bytes": pin.need_bytes}
+        now = self._warmup_runner.clock()
+        return {**self._warmup_runner.counted(pin).told(now, failures_max), "reserved_bytes": pin.need_bytes}
 
     # -- from a stop to the next start --------------------------------------------------------------------------------
 
     def restore(self, saved: Sequence[SavedPin], room_bytes: int) -> None:
         """Before the store is told what lies in its directory."""
         for one in saved:
-            now = self._warming.clock()
+            now = self._warmup_runner.clock()
             body = one.body.encode("utf-8", "surrogateescape")
             pin = Warmup(one.owner, one.client, one.name, body, one.at, parse_list(body), lambda ref: True,
                          Progress(now), TokenBucket(0.0, now), trusting=True)  # fmt: skip
@@ -118,21 +118,21 @@ class Pinning:
         """Once it is known what lies in the directory: bring what is missing."""
         for pin in self.book.all():
             if (pin.owner, pin.name) not in self._refused:
-                pin.again(self._warming.clock())
-                self._warming.begin(pin, expand=False)
+                pin.again(self._warmup_runner.clock())
+                self._warmup_runner.begin(pin, expand=False)
 
     def look_again(self) -> None:
         """Called now and then."""
-        now = self._warming.clock()
+        now = self._warmup_runner.clock()
         if now < self._look_again_at:
             return
         self._look_again_at = now + _LOOK_AGAIN_S
         for pin in self.book.all():
             if pin.progress.state in (State.DONE, State.FAILED) and (pin.owner, pin.name) not in self._refused:
-                self._warming.counted(pin, at_once=True)
+                self._warmup_runner.counted(pin, at_once=True)
                 if pin.progress.objects < pin.progress.wanted_objects:
                     pin.again(now)
-                    self._warming.begin(pin, expand=False)
+                    self._warmup_runner.begin(pin, expand=False)
 
     # -- within -------------------------------------------------------------------------------------------------------
 
@@ -141,24 +141,24 @@ class Pinning:
         if item.size >= 0 and item.etag:
             return
         try:
-            version = self._prefetch.known(item.ref) or await self._openings.ask(item.ref, None)
+            version = self._prefetch.known(item.ref) or await self._version_lookup.ask(item.ref, None)
         except OriginRefused as refused:
             text = f"Nothing was pinned: {item.ref}: {reason_of(refused)}."
             raise {404: NoSuchKey, 403: AccessDenied}.get(refused.status, ServiceUnavailable)(text) from refused
         except NotCacheable as error:
             raise InvalidRequest(f"Nothing was pinned: {error}.") from error
-        pin.found(item, version, self._warming.version_id(version))
+        pin.found(item, version, self._warmup_runner.version_id(version))
 
     def _reserve(self, pin: Warmup, room_bytes: int) -> None:
         versions = [_version(item) for item in pin.items.values()]
-        self._warming.pins.pin((pin.owner, pin.name), versions, room_bytes)
-        pin.need_bytes = self._warming.pins.bytes_of((pin.owner, pin.name))
+        self._warmup_runner.pins.pin((pin.owner, pin.name), versions, room_bytes)
+        pin.need_bytes = self._warmup_runner.pins.bytes_of((pin.owner, pin.name))
         for item, version in zip(pin.items.values(), versions, strict=True):
-            item.version_id = self._warming.version_id(version)
+            item.version_id = self._warmup_runner.version_id(version)
 
     def _release(self, pin: Warmup) -> None:
-        self._warming.cancel(pin)
-        self._warming.pins.unpin((pin.owner, pin.name))
+        self._warmup_runner.cancel(pin)
+        self._warmup_runner.pins.unpin((pin.owner, pin.name))
         self._refused.discard((pin.owner, pin.name))
         self.book.pop(pin.owner, pin.name)
 

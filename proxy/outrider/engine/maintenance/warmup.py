@@ -138,10 +138,10 @@ _OBJECTS_HELD_MAX = 500_000
 
 
 class Book:
-    """Warm-ups by owner and name. Those that have ended make room for new ones, unless they are `kept`."""
+    """Warm-ups by owner and name. Those that have ended make room for new ones, unless they are `cached`."""
 
-    def __init__(self, *, kept: bool = False) -> None:
-        self._kept = kept
+    def __init__(self, *, cached: bool = False) -> None:
+        self._cached = cached
         self._entries: dict[tuple[str, str], Warmup] = {}
 
     def get(self, owner: str, name: str) -> Warmup | None:
@@ -164,7 +164,7 @@ class Book:
 
     def _make_room(self, those: list[Warmup], most: int, measure: Callable[[list[Warmup]], int]) -> None:
         while measure(those) > most:
-            over = None if self._kept else next((one for one in those if not one.running), None)
+            over = None if self._cached else next((one for one in those if not one.running), None)
             if over is None:
                 raise InvalidRequest("There are too many here, or they name too many objects: delete some of them.")
             those.remove(over)

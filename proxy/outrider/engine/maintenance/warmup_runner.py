@@ -52,7 +52,8 @@ class WarmupRunner:
     """Called on the engine's thread. Owns no warm-up: it carries them out."""
 
     def __init__(
-        self, origin: str, catalog: VersionCache, store: ControlledStore, prefetch: Prefetch, survey: Enumerator, pins: Pins,
+        self, origin: str, catalog: VersionCache, store: ControlledStore, prefetch: Prefetch, enumerator: Enumerator,
+        pins: Pins,
         spawn: Spawn, clock: Clock, *, block_bytes: int, blocks_at_once: int, disk_bytes: Callable[[int], int],
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
@@ -61,7 +62,7 @@ class WarmupRunner:
         self._catalog = catalog
         self.store = store
         self._prefetch = prefetch
-        self._survey = survey
+        self._enumerator = enumerator
         self.pins = pins
         self.spawn = spawn
         self.clock = clock
@@ -118,7 +119,7 @@ class WarmupRunner:
 
     async def _list(self, warmup: Warmup, prefix: ObjectRef) -> None:
         count = 0
-        async with aclosing(self._survey.pages(prefix.bucket, prefix.key)) as pages:
+        async with aclosing(self._enumerator.pages(prefix.bucket, prefix.key)) as pages:
             async for page in pages:
                 for one in page:
                     ref = ObjectRef(prefix.bucket, one.key)
@@ -145,7 +146,7 @@ class WarmupRunner:
             prefix = "".join(one for one, _ in same)
             pages_left = len(items) // _PAGE_KEYS + 2
             try:
-                async with aclosing(self._survey.pages(bucket, prefix)) as pages:
+                async with aclosing(self._enumerator.pages(bucket, prefix)) as pages:
                     async for page in pages:
                         for one in page:
                             if (item := items.get(one.key)) is not None:

@@ -143,15 +143,16 @@ class ObjectReads:
     """Reads from the store, the flights and, past them, the origin."""
 
     def __init__(
-        self, asking: OriginReader, origin: str, catalog: VersionCache, store: BlockStore, flights: FlightTable, openings: VersionLookup,
+        self, origin_reader: OriginReader, origin: str, catalog: VersionCache, store: BlockStore,
+        flights: FlightTable, version_lookup: VersionLookup,
         metrics: Metrics, *, block_bytes: int,
     ) -> None:  # fmt: skip
-        self._asking = asking
+        self._origin_reader = origin_reader
         self._origin = origin
         self._catalog = catalog
         self._store = store
         self._flights = flights
-        self._openings = openings
+        self._version_lookup = version_lookup
         self._metrics = metrics
         self._block_bytes = block_bytes
         self._readers = 0
@@ -165,8 +166,8 @@ class ObjectReads:
         """Raises what `get` raises."""
         version, cache = await self._known(ref, headers), CacheStatus.HIT
         if version is None:
-            with self._asking.question():
-                version, cache = await self._openings.ask(ref, None), CacheStatus.MISS
+            with self._origin_reader.question():
+                version, cache = await self._version_lookup.ask(ref, None), CacheStatus.MISS
         if (early := _conditional(version, headers, cache)) is not None:
             return early
         extent = _extent_of(headers, version)
@@ -187,8 +188,8 @@ class ObjectReads:
                     asks = asks_checksums(headers)
                     self._beginning += 1
                     try:
-                        with self._asking.question():
-                            version = await self._openings.ask(ref, _first_byte(headers), whole_headers=asks)
+                        with self._origin_reader.question():
+                            version = await self._version_lookup.ask(ref, _first_byte(headers), whole_headers=asks)
                     finally:
                         self._beginning -= 1
             except OriginRefused as refused:
@@ -241,7 +242,7 @@ class ObjectReads:
         version = self._fresh(ref, headers)
         if version is None or version.whole_headers or not asks_checksums(headers):
             return version
-        await self._openings.ask_checksums(ref)
+        await self._version_lookup.ask_checksums(ref)
         return self._fresh(ref, headers)
 
     # -- which bytes, from where --------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ class ObjectReads:
             window = WINDOW_BLOCKS_MAX * self._block_bytes
             relay_max = extent.stop if relaying else min(extent.stop, position + window)
             stop = self._relay_stop(version, vid, position, relay_max)
-            async with aclosing(self._asking.stream(version, Extent(position, stop))) as chunks:
+            async with aclosing(self._origin_reader.stream(version, Extent(position, stop))) as chunks:
                 async for chunk in chunks:
                     yield chunk
                     position += len(chunk)
@@ -349,9 +350,9 @@ class ObjectReads:
         nearest: FillSlot | None = None
         for ahead in range(index, stop):
             flight = self._flights.get(BlockKey(vid, ahead))
-            if flight is not None and flight.turn is not None:
-                flight.turn.promote(ahead - index)
-                nearest = nearest or flight.turn
+            if flight is not None and flight.slot is not None:
+                flight.slot.promote(ahead - index)
+                nearest = nearest or flight.slot
         if nearest is None or nearest.more:
             return
         beyond = min(last + 1, stop + WINDOW_BLOCKS_MAX)
@@ -363,7 +364,7 @@ class ObjectReads:
         flight = self._flights.get(key)
         if flight is None:
             return not self._store.has(key)
-        return flight.turn is not None and not flight.turn.demand
+        return flight.slot is not None and not flight.slot.demand
 
     def _relay_stop(self, version: ObjectVersion, vid: bytes, position: int, stop: int) -> int:
         """Where the run of missing blocks ends that `position` lies in: one GET relays it."""
@@ -394,7 +395,7 @@ async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece | 
                     # It may have been evicted since, and its file is closed.
                     return
                 lease = flight.lease()
-            piece = _file_piece(lease, Extent(offset, min(flight.arrival.reach(offset), inside.stop)), "flight")
+            piece = _file_piece(lease, Extent(offset, min(flight.partial.reach(offset), inside.stop)), "flight")
             yield piece
             if piece.fell_short:
                 return
@@ -433,8 +434,8 @@ def _conditional(version: ObjectVersion, headers: Mapping[str, str], cache: Cach
     if verdict is Precondition.FAILED:
         raise PreconditionFailed
     if verdict is Precondition.NOT_MODIFIED:
-        kept = {"etag", "last-modified", "cache-control", "expires", "x-amz-version-id"}
-        return ReadAnswer(304, tuple(pair for pair in version.headers if pair[0] in kept), 0, cache)
+        cached = {"etag", "last-modified", "cache-control", "expires", "x-amz-version-id"}
+        return ReadAnswer(304, tuple(pair for pair in version.headers if pair[0] in cached), 0, cache)
     return None
 
 

@@ -45,7 +45,8 @@ class _Entry:
 
 
 class Fresh(NamedTuple):
-    """A version that may be served unasked until the clock says `until`, as long as `VersionCache.changes` is `changes`."""
+    """A version that may be served unasked until the clock says `until`, as long as `VersionCache.changes` is
+    `changes`."""
 
     version: ObjectVersion
     until: float

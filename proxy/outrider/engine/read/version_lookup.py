@@ -71,11 +71,12 @@ class VersionLookup:
     """Owns the questions under way. What they learn goes into the catalog; the block they bring, into a flight."""
 
     def __init__(
-        self, asking: OriginReader, origin: str, catalog: VersionCache, flights: FlightTable, spawn: Spawn, clock: Clock,
+        self, origin_reader: OriginReader, origin: str, catalog: VersionCache, flights: FlightTable, spawn: Spawn,
+        clock: Clock,
         *, block_bytes: int, stale_if_error: bool = False,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
-        self._asking = asking
+        self._origin_reader = origin_reader
         self._origin = origin
         self._catalog = catalog
         self._flights = flights
@@ -84,7 +85,7 @@ class VersionLookup:
         self._clock = clock
         self._stale_if_error = stale_if_error
         self._sleep = sleep
-        self._openings: dict[ObjectRef, _Opening] = {}
+        self._version_lookup: dict[ObjectRef, _Opening] = {}
         # Folders whose checksums the origin does not tell just now.
         self._untold: TTLCache[tuple[str, str], None] = TTLCache(_FOLDERS_MAX, _BESIDE_REST_S, clock)
         # The size last seen in each folder, and anywhere, of each ending: one shard, or sample, is much like the next.
@@ -92,7 +93,7 @@ class VersionLookup:
 
     def is_asking(self, ref: ObjectRef) -> bool:
         """Whether the catalog is about to be told of it."""
-        return ref in self._openings
+        return ref in self._version_lookup
 
     async def ask(
         self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool = False, if_small: bool = False,
@@ -123,7 +124,7 @@ class VersionLookup:
             # Most likely it is the same still. Not by If-None-Match: a 304 leaves out the
             # headers, which may have changed while the bytes, and so the ETag, did not.
             first_byte = None
-        opening, brings = self._openings.get(ref), False
+        opening, brings = self._version_lookup.get(ref), False
         # One that began before a write may tell of the older version, as may any that began before this read where each
         # must ask.
         if opening is not None and not self._catalog.will_be_fresh(ref, opening.mark):
@@ -136,7 +137,7 @@ class VersionLookup:
             small = self._is_small(ref, size)
             whole_headers = whole_headers or by_head or (if_small and small)
             opening = _Opening(self._catalog.mark(), by_head, whole_headers, brings or not by_head, small)
-            self._openings[ref] = opening
+            self._version_lookup[ref] = opening
             task = self._spawn(self._open(ref, opening, first_byte), f"open {ref}")
             # Not a `finally` in the task: one that is cancelled before its first step never gets there.
             task.add_done_callback(lambda _: self._closed(ref, opening))
@@ -165,14 +166,14 @@ class VersionLookup:
 
     def _closed(self, ref: ObjectRef, opening: _Opening) -> None:
         opening.fail(ServiceUnavailable("The proxy is stopping."))
-        if self._openings.get(ref) is opening:
-            del self._openings[ref]
+        if self._version_lookup.get(ref) is opening:
+            del self._version_lookup[ref]
 
     async def _open_by_head(self, ref: ObjectRef, opening: _Opening) -> None:
         self._learn(ref, opening, await self._head(ref, opening))
 
     async def _head(self, ref: ObjectRef, opening: _Opening) -> ObjectVersion:
-        async with self._asking.reply(
+        async with self._origin_reader.reply(
             OriginRequest("HEAD", ref.bucket, ref.key, headers=_CHECKSUMS), hedged=True
         ) as reply:
             return await self._version_of(ref, opening, reply, whole=True)
@@ -190,7 +191,9 @@ class VersionLookup:
         if not whole:
             headers += (("range", f"bytes={start}-{stop - 1}"),)
         asked_at = self._clock()
-        async with self._asking.reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers), hedged=True) as reply:
+        async with self._origin_reader.reply(
+            OriginRequest("GET", ref.bucket, ref.key, headers=headers), hedged=True
+        ) as reply:
             if reply.status != 416:
                 version = await self._version_of(ref, opening, reply, whole=whole)
                 if beside is not None:
@@ -264,9 +267,9 @@ class VersionLookup:
         self._catalog.learn(version, opening.mark, settled=opening.settled)
         for kind in _kinds(ref):
             self._sizes[kind] = version.size
-        if self._openings.get(ref) is opening:
+        if self._version_lookup.get(ref) is opening:
             # The question is answered; the rest of the opening only fills a block.
-            del self._openings[ref]
+            del self._version_lookup[ref]
         opening.settle(version)
 
     async def _version_of(self, ref: ObjectRef, opening: _Opening, reply: OriginReply, *, whole: bool) -> ObjectVersion:
@@ -277,17 +280,17 @@ class VersionLookup:
         headers = dict(reply.headers)
         opening.settled &= is_settled(headers)
         size = reply.content_length
-        kept = replayable(reply.headers)
+        cached = replayable(reply.headers)
         if reply.status == 206:
             got = ranges.parse_content_range(headers.get("content-range", ""))
             size = None if got is None else got[1]
             if got is None or got[0].length != got[1]:
-                kept = without_checksums(kept)
+                cached = without_checksums(cached)
         etag = headers.get("etag")
         if size is None or not is_strong_etag(etag):
             raise NotCacheable(f"{ref} has no strong ETag or no size")
         assert etag is not None
-        return ObjectVersion(ref, etag, size, kept, whole and reply.status == 200)
+        return ObjectVersion(ref, etag, size, cached, whole and reply.status == 200)
 
 
 def _folder(ref: ObjectRef) -> tuple[str, str]:

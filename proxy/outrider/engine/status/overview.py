@@ -41,15 +41,16 @@ class Overview:
     most however much there is."""
 
     def __init__(
-        self, metrics: Metrics, ledger: Usage, planner: Planner, ghost: MissRatioCurve, troubles: RecentErrors, prices: Prices,
+        self, metrics: Metrics, usage: Usage, planner: Planner, miss_ratio: MissRatioCurve,
+        recent_errors: RecentErrors, prices: Prices,
         clock: Clock, *, capacity_bytes: int, name_of: Callable[[str], str] = str,
     ) -> None:  # fmt: skip
         """`name_of`: of a reader (see `http.access.reader_name`), what may be shown."""
         self._metrics = metrics
-        self._ledger = ledger
+        self._usage = usage
         self._planner = planner
-        self._ghost = ghost
-        self._troubles = troubles
+        self._miss_ratio = miss_ratio
+        self._recent_errors = recent_errors
         self._prices = prices
         self._clock = clock
         self._capacity_bytes = capacity_bytes
@@ -57,12 +58,12 @@ class Overview:
         self._timeline = Rates()
         self._last = clock() - STEP_S
         # So that what is read before the first tick is not from long ago.
-        ledger.passed(clock())
+        usage.passed(clock())
         self._told_fetched = self._told_wasted = 0
         metrics.before_telling.append(self._tell_gauges)
 
     def _tell_gauges(self) -> None:
-        ratios = self._ghost.epoch(self._planner.library.outlook())
+        ratios = self._miss_ratio.epoch(self._planner.registry.outlook())
         for factor in FACTORS:
             self._metrics.ghost_hit_ratio.labels(f"{factor:g}").set(ratios[factor] if ratios else float("nan"))
         fetched, wasted = self._planner.fetched_bytes, self._planner.wasted_bytes
@@ -77,28 +78,28 @@ class Overview:
             return
         self._last = now
         traffic = self._metrics.traffic()
-        self._ledger.passed(now)
+        self._usage.passed(now)
         self._timeline.note(now, traffic)
 
     def document(self) -> dict[str, Any]:
         self._metrics.add_up()
-        ratios = self._ghost.epoch(self._planner.library.outlook())
+        ratios = self._miss_ratio.epoch(self._planner.registry.outlook())
         rows = self._rows()
-        again = sum(data_bytes(row.known) for row in rows if row.known is not None and row.known.passes())
+        again = sum(data_bytes(row.known) for row in rows if row.known is not None and row.known.epochs())
         larger = larger_cache(ratios, self._capacity_bytes, again)
         readers, recent = self._readers(larger)
-        saved = Saved.of(self._ledger.total, self._prices)
+        saved = Saved.of(self._usage.total, self._prices)
         return {
             "verdict": asdict(bottleneck_of(recent, larger)),
             "larger_cache": None if larger is None else asdict(larger),
             "throughput": {"step_s": STEP_S, **self._timeline.rates()},
             "saved": asdict(saved),
             "prices": asdict(self._prices),
-            "reads": _told(self._ledger.total.sums),
+            "reads": _told(self._usage.total.sums),
             "datasets": [self._dataset(row) for row in rows[:_DATASETS_TOLD]],
             "datasets_known": len(rows),
             "readers": readers,
-            "errors": [asdict(one) for one in self._troubles.last()[:_TROUBLES_TOLD]],
+            "errors": [asdict(one) for one in self._recent_errors.last()[:_TROUBLES_TOLD]],
         }
 
     # -- datasets -------------------------------------------------------------------------------------------------
@@ -106,9 +107,9 @@ class Overview:
     def _rows(self) -> list[_Row]:
         """The latest read first; what was never read, such as what a LIST brought in passing, last."""
         rows: dict[DatasetName, _Row] = {}
-        accounts = self._ledger.datasets()
-        for name, dataset in self._planner.library.items():
-            if name in accounts or dataset.kept:
+        accounts = self._usage.datasets()
+        for name, dataset in self._planner.registry.items():
+            if name in accounts or dataset.cached:
                 rows[name] = _Row(name, accounts.get(name) or DatasetAccount(), dataset)
         for name, account in accounts.items():
             rows.setdefault(name, _Row(name, account, None))
@@ -127,8 +128,8 @@ class Overview:
         whole, here = data_bytes(dataset), dataset.kept_bytes
         names = len(dataset.names.keys)
         # An object or two of many, read over and over, are an epoch to nobody; nor is what may be no pass at all.
-        passes = (one for one in dataset.passes() if one.trusted and one.size >= min(_EPOCH_MIN, names))
-        newest = max(passes, key=lambda one: one.last, default=None)
+        epochs = (one for one in dataset.epochs() if one.trusted and one.size >= min(_EPOCH_MIN, names))
+        newest = max(epochs, key=lambda one: one.last, default=None)
         silent_s = max(0.0, self._clock() - dataset.active_at) if dataset.active_at else None
         return {
             **told,
@@ -150,11 +151,11 @@ class Overview:
     def _readers(self, larger: LargerCache | None) -> tuple[list[dict[str, Any]], Sums]:
         """The readers of late, and the sums of all that they did of late."""
         told: list[dict[str, Any]] = []
-        together = Sums()
-        for reader, (bucket, template), account, silent_s in self._ledger.readers():
+        shared_epoch = Sums()
+        for reader, (bucket, template), account, silent_s in self._usage.readers():
             recent = replace(account.recent)
             recent.add(account.fresh)
-            together.add(recent)
+            shared_epoch.add(recent)
             if silent_s > _READER_GONE_S or len(told) >= _READERS_TOLD:
                 continue
             verdict = bottleneck_of(recent, larger)
@@ -163,7 +164,7 @@ class Overview:
                 "bytes_s": round(account.bytes_s), "stall": _rounded(recent.stall), **_told(account.sums),
                 "slow": verdict.slow, "verdict": verdict.text,
             })  # fmt: skip
-        return told, together
+        return told, shared_epoch
 
 
 def _told(sums: Sums) -> Mapping[str, Any]:

@@ -79,15 +79,15 @@ class Passthrough:
     """Writes go to the origin exactly once; reads without a body may be tried again."""
 
     def __init__(
-        self, origin: Origin, asking: OriginReader, catalog: VersionCache, listings: ListCache,
+        self, origin: Origin, origin_reader: OriginReader, catalog: VersionCache, list_cache: ListCache,
         note: Callable[[Sequence[Name]], Awaitable[None]] = _nowhere,
     ) -> None:  # fmt: skip
         """`note` keeps the names, for a start after a crash, and never fails. It is called before a write is sent, and
         before its answer is relayed: a read in between may have been told of what the write then changed."""
         self._origin = origin
-        self._asking = asking
+        self._origin_reader = origin_reader
         self._catalog = catalog
-        self._listings = listings
+        self._list_cache = list_cache
         self._note = note
 
     async def send(
@@ -98,11 +98,11 @@ class Passthrough:
         Raises:
             S3Error: the body is not what the client said; ServiceUnavailable: the origin cannot be reached.
         """
-        listing = self._listings.key_of(operation, headers)
-        if listing is not None and (page := self._listings.get(listing)) is not None:
+        listing = self._list_cache.key_of(operation, headers)
+        if listing is not None and (page := self._list_cache.get(listing)) is not None:
             body = ForwardBody(_once(page.body), AsyncExitStack())
             return ForwardAnswer(200, page.headers, len(page.body), body, CacheStatus.HIT)
-        mark = self._listings.mark()
+        mark = self._list_cache.mark()
         if upload.body is not None and upload.body_bytes == 0:
             # An origin that is told of an empty object commits it at once: all must have held before.
             async for _ in upload.body:
@@ -123,7 +123,7 @@ class Passthrough:
             self._forget(touched)
             try:
                 retried = operation.method in ("GET", "HEAD") and upload.body is None
-                sending = self._asking.reply(request) if retried else self._origin.send(request)
+                sending = self._origin_reader.reply(request) if retried else self._origin.send(request)
                 reply = await stack.enter_async_context(sending)
             except OriginBroke as error:
                 if isinstance(upload.error, S3Error):
@@ -137,7 +137,7 @@ class Passthrough:
                 outcome.in_doubt = reply.status in RETRYABLE_STATUSES
                 chunks = outcome.of(chunks)
             if listing is not None and reply.status == 200:
-                chunks = self._listings.keeping(operation, listing, mark, told, chunks)
+                chunks = self._list_cache.keeping(operation, listing, mark, told, chunks)
             return ForwardAnswer(reply.status, told, reply.content_length, ForwardBody(chunks, stack.pop_all()))
         raise AssertionError("unreachable")
 
@@ -151,7 +151,7 @@ class Passthrough:
             else:
                 self._catalog.forget(name)
         for bucket in {name if isinstance(name, str) else name.bucket for name in touched}:
-            self._listings.forget(bucket)
+            self._list_cache.forget(bucket)
 
 
 def _touched(operation: Operation, deleted_keys: Sequence[str] | None) -> list[Name]:

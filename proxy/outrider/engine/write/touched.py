@@ -22,13 +22,13 @@ class WrittenNames(Protocol):
 
 
 async def note_written(
-    written: WrittenNames | None, catalog: VersionCache, openings: VersionLookup, names: Sequence[Name]
+    written: WrittenNames | None, catalog: VersionCache, version_lookup: VersionLookup, names: Sequence[Name]
 ) -> None:
     """Note those of `names` that may have blocks; `written` None: the cache ends with the process, nothing is noted.
 
     A write of a new name therefore costs no disk access.
     """
     if written is not None and written.is_whole:
-        names = [n for n in names if isinstance(n, str) or catalog.may_have(n) or openings.is_asking(n)]
+        names = [n for n in names if isinstance(n, str) or catalog.may_have(n) or version_lookup.is_asking(n)]
     if written is not None and names:
         await written.note(names)

@@ -129,7 +129,7 @@ class ControlBucket:
             note = self._kept_plans.pop(owner, name)
             if note is None or note.telling is None:
                 return 0
-            return self.plans.withdraw(note.telling, self._kept_plans.tellings())
+            return self.plans.withdraw(note.telling, self._kept_plans.hints())
 
     async def _take_plan(self, asked: Asked, name: str) -> Answer:
         body = await asked.body(BODY_BYTES_MAX)

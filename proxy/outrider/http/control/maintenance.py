@@ -53,11 +53,11 @@ class MaintenanceCommands:
     """Answers for these folders. `clock`: seconds since 1970."""
 
     def __init__(
-        self, warming: WarmupRunner, pinning: Pinning, verifying: Verification, access: Access, clock: Clock
+        self, warmup_runner: WarmupRunner, pinning: Pinning, verification: Verification, access: Access, clock: Clock
     ) -> None:
-        self._warming = warming
+        self._warmup_runner = warmup_runner
         self.pinning = pinning
-        self._verifying = verifying
+        self._verification = verification
         self._access = access
         self._clock = clock
         self._warmups = Book()
@@ -87,7 +87,7 @@ class MaintenanceCommands:
         for folder, names in (
             ("warm", [one.name for one in self._warmups.of(owner)]),
             ("pin", [one.name for one in self.pinning.book.of(owner)]),
-            ("verify", [one.name for one in self._verifying.of(owner)]),
+            ("verify", [one.name for one in self._verification.of(owner)]),
         ):
             for name in names:
                 yield f"{folder}/{name}", ControlObject(_json(self._told(owner, folder, name)), "", self._clock())
@@ -97,8 +97,8 @@ class MaintenanceCommands:
     def status(self, owner: str | None = None) -> dict[str, list[dict[str, Any]]]:
         """For the status document; `owner` None: of all. A pin tells what it reserves and what of that is on disk."""
         of: Callable[[Book], list[Warmup]] = lambda book: book.all() if owner is None else book.of(owner)  # noqa: E731
-        now = self._warming.clock()
-        warmups = [self._warming.counted(one).told(now, _FAILURES_SHOWN) for one in of(self._warmups)]
+        now = self._warmup_runner.clock()
+        warmups = [self._warmup_runner.counted(one).told(now, _FAILURES_SHOWN) for one in of(self._warmups)]
         return {"warmups": warmups, "pins": [self.pinning.told(one, _FAILURES_SHOWN) for one in of(self.pinning.book)]}
 
     # -- from a stop to the next start --------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class MaintenanceCommands:
             who = self._access.owner(one.owner)
             if who is None or self._warmups.get(one.owner, one.name) is not None:
                 continue  # a key that is gone, or asked for again by now
-            body, now = one.body.encode("utf-8", "surrogateescape"), self._warming.clock()
+            body, now = one.body.encode("utf-8", "surrogateescape"), self._warmup_runner.clock()
             client = who.client.name if who.client else ""
             try:
                 wanted = await self._readable(body, who)
@@ -131,7 +131,7 @@ class MaintenanceCommands:
     async def _take(self, asked: Asked, folder: str, name: str, body: bytes) -> None:
         if folder == "verify":
             wanted = await self._readable(body, asked.who) if body.strip() else None
-            self._verifying.begin(asked.owner, name, _covered(wanted, _may(asked.who)))
+            self._verification.begin(asked.owner, name, _covered(wanted, _may(asked.who)))
             return
         wanted = await self._readable(body, asked.who)
         if folder == "evict":
@@ -153,7 +153,7 @@ class MaintenanceCommands:
         return await asyncio.to_thread(readable)
 
     def _warmup(self, asked: Asked, name: str, body: bytes, wanted: ObjectList) -> Warmup:
-        now = self._warming.clock()
+        now = self._warmup_runner.clock()
         client = asked.who.client.name if asked.who.client else ""
         return Warmup(asked.owner, client, name, body, self._clock(), wanted, _may(asked.who), Progress(now),
                       TokenBucket(_rate(dict(asked.headers)), now))  # fmt: skip
@@ -163,12 +163,12 @@ class MaintenanceCommands:
         if before is not None and before.running:
             if before.body == warmup.body and before.allowance.bytes_per_s == warmup.allowance.bytes_per_s:
                 return  # it is what is being done
-            self._warming.cancel(before)
+            self._warmup_runner.cancel(before)
         self._warmups.put(warmup)
-        self._warming.begin(warmup)
+        self._warmup_runner.begin(warmup)
 
     async def _evict(self, asked: Asked, name: str, wanted: ObjectList) -> None:
-        store = self._warming.store
+        store = self._warmup_runner.store
         try:
             gone = await store.drop(store.blocks_of(_covered(wanted, _may(asked.who))))
         except StoreUnavailable as error:
@@ -181,24 +181,24 @@ class MaintenanceCommands:
 
     def _told(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
         if folder == "verify":
-            check = self._verifying.get(owner, name)
+            check = self._verification.get(owner, name)
             return None if check is None else check.told()
         if folder == "pin":
             pin = self.pinning.book.get(owner, name)
             return None if pin is None else self.pinning.told(pin)
         warmup = self._warmups.get(owner, name)
-        return None if warmup is None else self._warming.counted(warmup).told(self._warming.clock())
+        return None if warmup is None else self._warmup_runner.counted(warmup).told(self._warmup_runner.clock())
 
     async def _delete(self, owner: str, folder: str, name: str) -> None:
         if folder == "pin":
             await self.pinning.unpin(owner, name)
         elif folder == "verify":
-            self._verifying.cancel(owner, name)
+            self._verification.cancel(owner, name)
         elif folder == "evict":
             self._evictions.pop(owner, name)
         elif (warmup := self._warmups.get(owner, name)) is not None:
             if warmup.running:
-                self._warming.cancel(warmup)
+                self._warmup_runner.cancel(warmup)
             else:
                 self._warmups.pop(owner, name)
 

@@ -89,7 +89,7 @@ class ControlObjects:
     def of(self, owner: str) -> Iterator[tuple[str, ControlObject]]:
         return ((name, note) for (whose, name), (note, _) in self._notes.items() if whose == owner)
 
-    def tellings(self) -> list[Hint]:
+    def hints(self) -> list[Hint]:
         return [note.telling for note, _ in self._notes.values() if note.telling is not None]
 
 

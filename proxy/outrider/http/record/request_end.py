@@ -52,7 +52,7 @@ class RequestRecorder:
         if (end.status is not None and end.status >= 500) or end.cut not in (None, "client left", "stopped"):
             where = "" if end.operation is None else f"{end.method} /{end.operation.bucket or ''}/{end.operation.key}"
             what = f"answered {end.status}" if end.cut is None else f"cut: {end.cut}"
-            self._metrics.troubles.add(what, where, "error", time.time())
+            self._metrics.recent_errors.add(what, where, "error", time.time())
         facts: dict[str, object] = {
             "request": end.request_id, "op": end.op, "method": end.method, "status": end.status, "cache": end.cache,
             "bytes": end.sent.total(), "seconds": round(seconds, 6), "client": end.client,
@@ -71,17 +71,17 @@ class RequestRecorder:
     def _tell_ledger(self, end: Ended, operation: Operation, seconds: float) -> None:
         if operation.kind is Kind.STEER or not operation.bucket or not operation.key:
             return
-        sent, ledger = end.sent, self._metrics.ledger
+        sent, usage = end.sent, self._metrics.usage
         refused = end.status is None or end.status >= 400
         if end.reader is None or operation.kind is Kind.FORWARD or refused:
             # What we refused ourselves was no read of the bucket's.
             if end.first_byte_s is not None and end.method in ("GET", "HEAD"):
-                ledger.passed_on(
-                    (operation.bucket, ledger.templates.so_far(operation.bucket, operation.key)), sent.total()
+                usage.passed_on(
+                    (operation.bucket, usage.templates.so_far(operation.bucket, operation.key)), sent.total()
                 )
             return
-        dataset = ledger.dataset_of(operation.bucket, operation.key)
-        ledger.served(
+        dataset = usage.dataset_of(operation.bucket, operation.key)
+        usage.served(
             end.reader,
             dataset,
             Sums(1, int(end.cache == "HIT"), sent["disk"], sent["flight"], sent["origin"],

@@ -221,7 +221,7 @@ class Connection(RequestHandler):
         unusual = self.server.requests.are_full or self.is_one_too_many or self.is_ending
         if not isinstance(wire, SocketSender) or unusual:
             return False
-        answered = self.server.fast_lane.answer(data, wire, cold)
+        answered = self.server.fast_path.answer(data, wire, cold)
         # aiohttp takes a connection on which it saw nothing for an idle one.
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if answered is True:

@@ -19,7 +19,7 @@ from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.core.errors import InvalidRange, S3Error
 from outrider.core.insight.usage import AWAY_S_MAX, DatasetName, HitTally
 from outrider.core.model import Extent, Headers, ObjectVersion
-from outrider.core.s3 import operation as s3wire
+from outrider.core.s3 import operation as operations
 from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import payload_rule
 from outrider.core.s3.encoding import parse_query
@@ -213,7 +213,7 @@ class FastPath:
             old.known = known
             subject = old
         else:
-            tallies = self._tallies.setdefault(self._metrics.ledger.dataset_of(*operation.ref), {})
+            tallies = self._tallies.setdefault(self._metrics.usage.dataset_of(*operation.ref), {})
             subject = _Subject(operation, known, subject_of(*operation.ref), len(name), tallies)
             subject.prepare(known.version)
         self._subjects[name] = subject
@@ -226,8 +226,8 @@ class FastPath:
         """Whether `query` is a signature and nothing that would make another answer."""
         harmless = self._harmless_queries.get(query)
         if harmless is None:
-            rest = s3wire.without_signature(tuple(parse_query(query.decode("ascii"))))
-            harmless = all(name in s3wire.MEANINGLESS_QUERY for name, _ in rest)
+            rest = operations.without_signature(tuple(parse_query(query.decode("ascii"))))
+            harmless = all(name in operations.MEANINGLESS_QUERY for name, _ in rest)
             if len(self._harmless_queries) >= _QUERIES_MAX:
                 self._harmless_queries.clear()
             self._harmless_queries[query] = harmless
@@ -237,7 +237,7 @@ class FastPath:
         """None: refused, or not to be judged here."""
         if self._access.is_open:
             return _NOBODY if read.host in self._harmless_hosts or self._is_harmless_host(read.host) else None
-        host = s3wire.bucket_of_host(read.host, self._domains)
+        host = operations.bucket_of_host(read.host, self._domains)
         signed = SignedRequest(read.method, read.path.decode("ascii"), read.query.decode("ascii"), read.headers())
         try:
             who = self._access.identify(signed, host)
@@ -315,15 +315,15 @@ class FastPath:
         self._answered[answered] = self._answered.get(answered, 0) + 1
         self._served_bytes += sent
         try:
-            tally = subject.tallies[reader]
+            recorder = subject.tallies[reader]
         except KeyError:
-            tally = self._new_tally(subject, reader)
+            recorder = self._new_tally(subject, reader)
         away_s = started - wire.ended
-        tally.sent_bytes += sent
-        tally.wait_s += seconds
-        tally.away_s += away_s if away_s < AWAY_S_MAX else AWAY_S_MAX
+        recorder.sent_bytes += sent
+        recorder.wait_s += seconds
+        recorder.away_s += away_s if away_s < AWAY_S_MAX else AWAY_S_MAX
         # Last, as `HitTally` wants it: another thread may look between any two of these.
-        tally.requests += 1
+        recorder.requests += 1
         wire.ended = started + seconds
         if extent.length:
             self._note(reader, version, extent)
@@ -360,10 +360,10 @@ class FastPath:
             self._tallies, self._tallied = {}, 0
             self._subjects.clear()  # they hold the old ones
             self._subjects_bytes = 0
-            subject.tallies = self._tallies.setdefault(self._metrics.ledger.dataset_of(*subject.operation.ref), {})
+            subject.tallies = self._tallies.setdefault(self._metrics.usage.dataset_of(*subject.operation.ref), {})
         self._tallied += 1
-        tally = subject.tallies[reader] = HitTally()
-        return tally
+        recorder = subject.tallies[reader] = HitTally()
+        return recorder
 
     def _tell_metrics(self) -> None:
         for kind, number in list(self._answered.items()):
@@ -381,9 +381,9 @@ class FastPath:
 
     def _tell_ledger(self, tallies: dict[DatasetName, dict[str, HitTally]]) -> None:
         for dataset, readers in list(tallies.items()):
-            for reader, tally in list(readers.items()):
-                if tally.requests != tally.told.requests:
-                    self._metrics.ledger.served(reader, dataset, tally.news())
+            for reader, recorder in list(readers.items()):
+                if recorder.requests != recorder.told.requests:
+                    self._metrics.usage.served(reader, dataset, recorder.news())
 
 
 def _begins_with_a_page(pieces: Sequence[Piece]) -> bool:
@@ -418,7 +418,7 @@ def _written(wire: SocketSender, head: bytes, brought: _Brought, length: int) ->
 def _operation(read: PlainRequest, domains: tuple[str, ...]) -> Operation | None:
     headers: Headers = (("host", read.host),)
     try:
-        operation = s3wire.classify("GET", read.path.decode("ascii"), headers, domains)
+        operation = operations.classify("GET", read.path.decode("ascii"), headers, domains)
     except S3Error:
         return None
     return operation if operation.kind is Kind.GET else None

@@ -28,7 +28,7 @@ from outrider.core.errors import (
 )
 from outrider.core.insight.usage import AWAY_S_MAX
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
-from outrider.core.s3 import operation as s3wire
+from outrider.core.s3 import operation as operations
 from outrider.core.s3 import xml
 from outrider.core.s3.form_fields import is_form
 from outrider.core.s3.headers import asks_checksums, passed_down
@@ -112,39 +112,39 @@ class S3Handler:
     """Called on the engine's loop."""
 
     def __init__(
-        self, reads: ObjectReads, forwards: Passthrough, prefetch: Prefetch, access: Access, steering: ControlBucket,
-        metrics: Metrics, buffers: MemoryBudget, warm: Callable[[ObjectRef], None], *, domains: tuple[str, ...] = (),
+        self, reads: ObjectReads, passthrough: Passthrough, prefetch: Prefetch, access: Access, control: ControlBucket,
+        metrics: Metrics, memory: MemoryBudget, warm: Callable[[ObjectRef], None], *, domains: tuple[str, ...] = (),
         most: int, client_timeout_s: float, spans: ServerSpans | None = None,
     ) -> None:  # fmt: skip
         """`warm`: bring an object, some time soon. `most`: how many may be under way. `spans` None: there are no
         traces."""
         self.access_log = AccessLog()
-        self._tally = RequestRecorder(metrics, self.access_log, spans)
+        self._recorder = RequestRecorder(metrics, self.access_log, spans)
         self._spans = spans
         self._reads = reads
-        self._forwards = forwards
+        self._passthrough = passthrough
         self._prefetch = prefetch
         self._access = access
-        self._steering = steering
+        self._control = control
         self._warm = warm
         self._metrics = metrics
-        self._buffers = buffers
+        self._memory = memory
         self._domains = domains
         self._most = most
         self._client_timeout_s = client_timeout_s
 
     @property
     def in_flight(self) -> int:
-        return self._tally.in_flight
+        return self._recorder.in_flight
 
     @property
     def are_full(self) -> bool:
         """As many are under way as may be: the next is refused."""
-        return self._tally.in_flight >= self._most
+        return self._recorder.in_flight >= self._most
 
     async def idle(self) -> None:
         """Returns once none is under way."""
-        await self._tally.idle()
+        await self._recorder.idle()
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         protocol = request.protocol
@@ -156,7 +156,7 @@ class S3Handler:
         wire = protocol.wire
         asked = _Asked(request, wire, headers, full_s=wire.full_s)
         asked.away_s = min(max(0.0, asked.started - wire.ended), AWAY_S_MAX)
-        self._tally.began()
+        self._recorder.began()
         begun = protocol.begun
         if self._spans is not None:
             started = asked.started if begun is None else begun.started
@@ -170,7 +170,7 @@ class S3Handler:
                 # (in awscli 1.46.2) takes a final answer without a 100 before it for an early one, keeps
                 # its status line for the next answer on the connection, and hangs there.
                 await send_leave(request, wire)
-            if protocol.is_one_too_many or self._tally.in_flight > self._most:
+            if protocol.is_one_too_many or self._recorder.in_flight > self._most:
                 raise SlowDown(headers=(("retry-after", "1"),))
             return await self._answer(asked)
         except S3Error as error:
@@ -192,7 +192,7 @@ class S3Handler:
 
     def refuse_unparsed(self, request: BaseRequest, wire: Sender) -> Reply:
         asked = _Asked(request, wire, ())
-        self._tally.began()
+        self._recorder.began()
         return _error_reply(asked, BadRequest(), "", close=True, on_end=self._on_end(asked))
 
     async def _answer(self, asked: _Asked) -> Reply:
@@ -204,23 +204,23 @@ class S3Handler:
         target = request.raw_path
         path, _, query = target.partition("?")
         host, asked.app = _first(asked.headers, "host"), app_of(_first(asked.headers, "user-agent"))
-        if (steered := s3wire.control_request_of(request.method, target, host, self._domains)) is not None:
+        if (steered := operations.control_request_of(request.method, target, host, self._domains)) is not None:
             return await self._steer(asked, steered, SignedRequest(request.method, path, query, asked.headers))
-        operation = s3wire.classify(request.method, target, asked.headers, self._domains)
+        operation = operations.classify(request.method, target, asked.headers, self._domains)
         if is_form(operation, asked.headers):
             return await self._post_form(asked, operation)
-        if s3wire.is_preflight(request.method, asked.headers):
-            asked.operation, asked.headers = s3wire.preflight_alone(operation, asked.headers)
+        if operations.is_preflight(request.method, asked.headers):
+            asked.operation, asked.headers = operations.preflight_alone(operation, asked.headers)
             return await self._send_up(asked, asked.operation, Upload(), None)
         signed = SignedRequest(request.method, path, query, asked.headers)
-        who = self._access.identify(signed, s3wire.bucket_of_host(host, self._domains))
+        who = self._access.identify(signed, operations.bucket_of_host(host, self._domains))
         asked.client = who.client.name if who.client else "-"
         asked.operation = operation
         if operation.forgets is Forgets.KEYS_IN_BODY:
             return await self._delete_objects(asked, operation, who)
         self._access.check(who, operation, None)
         if operation.kind is Kind.FORWARD:
-            if s3wire.is_warming_head(operation, asked.headers):
+            if operations.is_warming_head(operation, asked.headers):
                 self._warm(operation.ref)
             return await self._forward(asked, operation, who)
         asked.who = reader_name(who, asked.wire.address, asked.app)
@@ -243,11 +243,11 @@ class S3Handler:
         async def read_body(limit: int) -> bytes:
             request = asked.request
             body, length = client_body(request, asked.wire, self._client_timeout_s), request.content_length
-            with self._buffers.held(_most(length, limit)):
+            with self._memory.held(_most(length, limit)):
                 return (await whole_body(asked.headers, who.payload, who.identity, body, length, limit=limit))[0]
 
         client = reader_name(who, asked.wire.address, asked.app)
-        answer = await self._steering.answer(Steered(operation, asked.headers, who, client, read_body))
+        answer = await self._control.answer(Steered(operation, asked.headers, who, client, read_body))
         return self._reply(asked, answer.status, answer.headers, answer.body, None)
 
     def _on_asked(self, asked: _Asked, headers: dict[str, str]) -> OnAsked:
@@ -290,9 +290,9 @@ class S3Handler:
     async def _forward(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
         has_body = asked.request.body_exists
         # No body is one as well: what was signed for another one must not store an empty object.
-        if not has_body and operation.method in s3wire.SAFE_METHODS:
+        if not has_body and operation.method in operations.SAFE_METHODS:
             return await self._send_up(asked, operation, Upload(), None)
-        with self._buffers.held(_UPLOAD_BYTES):
+        with self._memory.held(_UPLOAD_BYTES):
             length = asked.request.content_length if has_body else 0
             body = client_body(asked.request, asked.wire, self._client_timeout_s)
             upload = upload_of(asked.headers, who.payload, who.identity, body, length)
@@ -301,16 +301,18 @@ class S3Handler:
     async def _send_up(
         self, asked: _Asked, operation: Operation, upload: Upload, deleted_keys: list[str] | None
     ) -> Reply:
-        answer = await self._forwards.send(operation, asked.headers, upload, deleted_keys)
+        answer = await self._passthrough.send(operation, asked.headers, upload, deleted_keys)
         asked.cache = answer.cache
         return self._reply(asked, answer.status, answer.headers, answer.body, answer.length)
 
     async def _delete_objects(self, asked: _Asked, operation: Operation, who: Who) -> Reply:
         """Its keys stand in its body: read that first, for the grants and for the catalog."""
         length, limit = asked.request.content_length, xml.DELETE_BODY_BYTES_MAX
-        with self._buffers.held(_most(length, limit)):
-            coming = client_body(asked.request, asked.wire, self._client_timeout_s)
-            body, trailers = await whole_body(asked.headers, who.payload, who.identity, coming, length, limit=limit)
+        with self._memory.held(_most(length, limit)):
+            outstanding = client_body(asked.request, asked.wire, self._client_timeout_s)
+            body, trailers = await whole_body(
+                asked.headers, who.payload, who.identity, outstanding, length, limit=limit
+            )
             keys = xml.keys_to_delete(body)
             self._access.check(who, operation, keys)
             upload = Upload(_once(body), len(body), headers=trailers) if body else Upload()
@@ -321,7 +323,7 @@ class S3Handler:
         asked.operation = operation
         assert operation.bucket is not None
         kind = dict(asked.headers)["content-type"]
-        with self._buffers.held(_UPLOAD_BYTES):
+        with self._memory.held(_UPLOAD_BYTES):
             body = client_body(asked.request, asked.wire, self._client_timeout_s)
             incoming = await incoming_form(kind, body, asked.request.content_length)
             who, sizes = self._access.identify_form(incoming.form, operation.bucket, asked.headers)
@@ -345,7 +347,7 @@ class S3Handler:
         if asked.reader is not None and asked.operation is not None:
             self._prefetch.sent(asked.reader, asked.operation.ref)
         asked.wire.ended = time.perf_counter()
-        self._tally.ended(
+        self._recorder.ended(
             Ended(
                 asked.id, asked.op, asked.request.method, asked.operation, dict(asked.headers).get("range"),
                 asked.client, asked.wire.address, status, asked.cache.value, sent, asked.started, cut, asked.who,
@@ -363,7 +365,7 @@ class S3Handler:
             self._prefetch.asked(begun.reader, begun.version, begun.extent, checksums=False)
 
     def lend(self, begun: Begun) -> Body:
-        self._tally.began()
+        self._recorder.began()
         self._begun_again(begun)
         return self._reads.resume(begun.version, begun.rest)
 
@@ -373,7 +375,7 @@ class S3Handler:
         span = None
         if self._spans is not None:
             span = self._spans.begin(operation.method, begun.traced, begun.started, current=False)
-        self._tally.ended(
+        self._recorder.ended(
             Ended(
                 begun.request_id, operation.kind.value, operation.method, operation, begun.asked_range, begun.client,
                 begun.address, begun.status, CacheStatus.HIT.value, sent, begun.started, cut, begun.reader,

@@ -54,7 +54,7 @@ class S3Server(Server):
         self.requests = requests
         self.client_timeout_s = client_timeout_s
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-read")
-        self.fast_lane = new_lane(requests.access_log)
+        self.fast_path = new_lane(requests.access_log)
         self.workers: Workers | None = None
         self._new_lane = new_lane
         self._connections_max = connections_max
@@ -100,7 +100,7 @@ class S3Server(Server):
         """After the last request: nothing is sent any more."""
         if self.workers is not None:
             await self.workers.stop()
-        self.fast_lane.stop()
+        self.fast_path.stop()
         self.readers.shutdown(wait=True)
 
     async def shutdown(self, timeout: float | None = None) -> None:

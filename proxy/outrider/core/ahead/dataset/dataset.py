@@ -74,14 +74,14 @@ class Dataset:
         self.names = Names()
         self.jobs: dict[str, Job] = {}
         # None: it has one client.
-        self._together: SharedEpoch | None = None
-        # Whether `passes` are those of all clients together; else, whether somebody reads it by chance.
+        self._shared_epoch: SharedEpoch | None = None
+        # Whether `epochs` are those of all clients together; else, whether somebody reads it by chance.
         self._sharing = self._is_by_chance = False
         self.learned: list[LearnedOrder] = []
         self.search = DiscoveryState()
         # So many names were listed when that was last thought over.
         self._names_listed = 0
-        self.kept: dict[int, CachedObject] = {}
+        self.cached: dict[int, CachedObject] = {}
         # On disk, outdated versions included.
         self.kept_bytes = 0
         # By expected next use on the dataset's own clock, which goes 1.0 forward in each pass of its jobs.
@@ -93,8 +93,8 @@ class Dataset:
         # Of the object whose size was learned last, in bytes: what one of unknown size is taken for.
         self.usual_bytes = -1
         self._sweep: list[int] = []
-        self._passes: list[Epoch] | None = None
-        # Passes of whose order more may be known by their reads so far; see `foresight`.
+        self._epochs: list[Epoch] | None = None
+        # Passes of whose order more may be known by their reads so far; see `order_search`.
         self.puzzles: list[Epoch] = []
 
     def number(self, key: str) -> int:
@@ -107,8 +107,8 @@ class Dataset:
     def _grow(self, key_count: int) -> None:
         for job in self.jobs.values():
             job.grow(key_count)
-        if self._together is not None:
-            self._together.grow(key_count)
+        if self._shared_epoch is not None:
+            self._shared_epoch.grow(key_count)
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
@@ -131,8 +131,8 @@ class Dataset:
         self._names_listed = len(self.names.listed)
         for job in self.jobs.values():
             job.listed(self.names)
-        if self._together is not None:
-            self._together.listed(self.names)
+        if self._shared_epoch is not None:
+            self._shared_epoch.listed(self.names)
 
     def _no_longer_counted(self) -> None:
         self.search.no_longer_counted()
@@ -144,27 +144,30 @@ class Dataset:
         self._no_longer_counted()
         self._think_over_names()
 
-    def passes(self) -> list[Epoch]:
-        if self._passes is None:
-            if self._together is None and len(self.jobs) == 1:
+    def epochs(self) -> list[Epoch]:
+        if self._epochs is None:
+            if self._shared_epoch is None and len(self.jobs) == 1:
                 # As a rule: one client, whose reads are its own.
                 (job,) = self.jobs.values()
                 self._sharing, self._is_by_chance = False, job.free
-                self._passes = job.predicting.copy()
-                return self._passes
-            each, together = self._passes_of_each(), self._together.passes if self._together is not None else []
+                self._epochs = job.predicting.copy()
+                return self._epochs
+            each, shared_epoch = (
+                self._passes_of_each(),
+                self._shared_epoch.epochs if self._shared_epoch is not None else [],
+            )
             # An order, of whomever, tells more than what is left of the epoch of all. Not one that a read or two
             # suggest: of many clients there is always one whose reads do.
-            self._sharing = bool(together) and not any(one.trusted and one.order_known for one in each)
+            self._sharing = bool(shared_epoch) and not any(one.trusted and one.order_known for one in each)
             self._is_by_chance = not self._sharing and any(job.free for job in self.jobs.values())
-            self._passes = together if self._sharing else each
-        return self._passes
+            self._epochs = shared_epoch if self._sharing else each
+        return self._epochs
 
     def _passes_of_each(self) -> list[Epoch]:
-        passes: list[Epoch] = []
+        epochs: list[Epoch] = []
         for job in self.jobs.values():
-            passes += job.predicting
-        return passes
+            epochs += job.predicting
+        return epochs
 
     @property
     def is_told(self) -> bool:
@@ -173,8 +176,8 @@ class Dataset:
         return any(one.told or (one.was_told and len(one.log) < _UNTOLD) for one in self._passes_of_each())
 
     def orders(self) -> list[Order]:
-        passes = self.passes()
-        return [*(self._passes_of_each() if self._sharing else passes), *self.learned]
+        epochs = self.epochs()
+        return [*(self._passes_of_each() if self._sharing else epochs), *self.learned]
 
     def opened(self, client: str, key: int, readers: int, now: float) -> None:
         self.active_at = now
@@ -182,63 +185,63 @@ class Dataset:
         if job is None and self._has_room(now):
             job = self._begin_job(client, now)
         self._sweep_some(now)
-        if len(self.jobs) > 1 and self._together is None:
-            self._together = SharedEpoch(self.jobs.values(), self.names, now)
+        if len(self.jobs) > 1 and self._shared_epoch is None:
+            self._shared_epoch = SharedEpoch(self.jobs.values(), self.names, now)
         if job is not None:
-            job.opened(key, self.names, readers, self.orders if job.free or len(job.passes) < 2 else list, now)
+            job.opened(key, self.names, readers, self.orders if job.free or len(job.epochs) < 2 else list, now)
             if job.puzzle is not None:
                 self.puzzles.append(job.puzzle)
                 job.puzzle = None
-        if self._together is not None:
-            self._together.opened(client, key, self.names, readers, now)
-        self._passes = None
-        passes = self.passes()
-        if mine := passes if self._sharing else job.predicting if job is not None else ():
-            self._clock += 1.0 / (mine[0].size * len(passes))
-        kept = self.kept.get(key)
-        if kept is not None:
-            kept.ahead, kept.reading, kept.served, kept.used_at = False, True, 0, now
-            if not kept.aside:
+        if self._shared_epoch is not None:
+            self._shared_epoch.opened(client, key, self.names, readers, now)
+        self._epochs = None
+        epochs = self.epochs()
+        if mine := epochs if self._sharing else job.predicting if job is not None else ():
+            self._clock += 1.0 / (mine[0].size * len(epochs))
+        cached = self.cached.get(key)
+        if cached is not None:
+            cached.ahead, cached.reading, cached.served, cached.used_at = False, True, 0, now
+            if not cached.aside:
                 self.recent.move_to_end(key)
-            self.rank(kept, now)
+            self.rank(cached, now)
 
     def told(self, client: str, keys: Sequence[int], start: int, total: int, now: float) -> Epoch:
         job = self.jobs.get(client) or self._begin_job(client, now)
         one = job.told(keys, start, total, len(self.names.keys), now)
         self.active_at = now
-        if len(keys) >= len(self.kept):
+        if len(keys) >= len(self.cached):
             self._expect_anew(now)
             return one
         # It comes in many pieces: each ranks its own, and as many of the others.
-        self._passes = None
+        self._epochs = None
         for key in keys:
-            if (kept := self.kept.get(key)) is not None:
-                self.rank(kept, now)
+            if (cached := self.cached.get(key)) is not None:
+                self.rank(cached, now)
         self._sweep_some(now, len(keys))
         return one
 
     def pass_in(self, one_round: Round) -> Epoch | None:
         """The pass that is in this epoch; None: it is over, or given up."""
-        return next((one for job in self.jobs.values() for one in job.passes if one.round is one_round), None)
+        return next((one for job in self.jobs.values() for one in job.epochs if one.round is one_round), None)
 
     def withdraw(self, one: Epoch, keys: Set[int], now: float) -> None:
         """See `Job.withdraw`."""
         for job in self.jobs.values():
-            if one in job.passes:
+            if one in job.epochs:
                 job.withdraw(one, keys, self.names)
         self._expect_anew(now)
 
     def _expect_anew(self, now: float) -> None:
-        self._passes = None
-        for kept in self.kept.values():
-            self.rank(kept, now)
+        self._epochs = None
+        for cached in self.cached.values():
+            self.rank(cached, now)
 
     def think_anew(self) -> Generator[None, None, None]:
         """What a pass reads next is known better; yields now and then."""
-        self._passes = None
-        for number, kept in enumerate(list(self.kept.values())):
-            if self.kept.get(kept.key) is kept:
-                self.rank(kept, self.active_at)
+        self._epochs = None
+        for number, cached in enumerate(list(self.cached.values())):
+            if self.cached.get(cached.key) is cached:
+                self.rank(cached, self.active_at)
             if number % _RANKED_AT_ONCE == 0:
                 yield
 
@@ -263,15 +266,15 @@ class Dataset:
 
     def _end(self, job: Job) -> None:
         del self.jobs[job.client]
-        self._passes = None
+        self._epochs = None
         self._learn(job)
 
     def _end_old(self, now: float) -> None:
         for job in list(self.jobs.values()):
-            if now - job.last > max([_OVER_S, *(2 * one.seconds(one.last) for one in job.passes)]):
+            if now - job.last > max([_OVER_S, *(2 * one.seconds(one.last) for one in job.epochs)]):
                 self._end(job)
         if len(self.jobs) < 2:
-            self._together = None
+            self._shared_epoch = None
 
     def _learn(self, job: Job) -> None:
         self.learned = [*_learned_of(job), *self.learned][:_ORDERS_MAX]
@@ -283,14 +286,14 @@ class Dataset:
 
     def shrink(self) -> None:
         """Forget all but what is kept, and number it anew."""
-        kept, names = list(self.kept.values()), self.names
+        cached, names = list(self.cached.values()), self.names
         self.names, self.jobs, self.learned = Names(), {}, []
         self.search.forgotten()
-        self._together = None
-        self.kept, self._ranked, self.recent = {}, RankIndex(), OrderedDict()
-        self._passes, self._sweep, self._names_listed = None, [], 0
+        self._shared_epoch = None
+        self.cached, self._ranked, self.recent = {}, RankIndex(), OrderedDict()
+        self._epochs, self._sweep, self._names_listed = None, [], 0
         self.puzzles.clear()
-        for one in kept:
+        for one in cached:
             size = names.sizes[one.key]
             one.key = self.names.number(names.keys[one.key])
             self.names.sizes[one.key] = size
@@ -303,13 +306,13 @@ class Dataset:
         self.usual_bytes = max(self.usual_bytes, other.usual_bytes)
         now = max(self.active_at, other.active_at)
         for client, job in other.jobs.items():
-            for _ in chain.from_iterable(one.log for one in job.passes):
+            for _ in chain.from_iterable(one.log for one in job.epochs):
                 self.opened(client, key, 1, now)
-        if (kept := other.kept.pop(0, None)) is not None:
-            kept.dataset, kept.key = self, key
-            count = kept.present.bit_count() * kept.block_bytes
+        if (cached := other.cached.pop(0, None)) is not None:
+            cached.dataset, cached.key = self, key
+            count = cached.present.bit_count() * cached.block_bytes
             self.kept_bytes, other.kept_bytes = self.kept_bytes + count, other.kept_bytes - count
-            self.keep(kept, kept.used_at)
+            self.keep(cached, cached.used_at)
         other.shrink()
         return key
 
@@ -317,9 +320,9 @@ class Dataset:
 
     def _rank_of(self, key: int, now: float) -> float:
         """When somebody reads `key` next, on the dataset's clock."""
-        passes = self.passes()
-        soonest = _NEVER if passes else 1.0
-        for one in passes:
+        epochs = self.epochs()
+        soonest = _NEVER if epochs else 1.0
+        for one in epochs:
             parts = one.until(key)
             if now - one.last > _SILENCE_S:
                 parts += silence(one, now) * _FADE / one.seconds(now)
@@ -327,12 +330,12 @@ class Dataset:
                 soonest = parts
         return self._clock + soonest
 
-    def seconds_until(self, kept: CachedObject, now: float) -> float:
+    def seconds_until(self, cached: CachedObject, now: float) -> float:
         """Expected until the next read. Where there is no epoch, what was used lately is used soon."""
-        passes = self.passes()
-        soonest = _NEVER if passes and not self._is_by_chance else now - kept.used_at
-        for one in passes:
-            seconds = one.until(kept.key) * one.seconds(now)
+        epochs = self.epochs()
+        soonest = _NEVER if epochs and not self._is_by_chance else now - cached.used_at
+        for one in epochs:
+            seconds = one.until(cached.key) * one.seconds(now)
             if now - one.last > _SILENCE_S:
                 seconds += silence(one, now) * _FADE
             if seconds < soonest:
@@ -341,13 +344,13 @@ class Dataset:
 
     def farthest(self, now: float) -> Iterator[tuple[float, CachedObject]]:
         """Seconds until the next use, and what is kept: about the farthest first."""
-        if not self.passes():
+        if not self.epochs():
             keys = iter(self.recent)
         elif self._is_by_chance:
             return self._farthest_of_both(now)
         else:
             keys = reversed(self._ranked)
-        return ((self.seconds_until(self.kept[key], now), self.kept[key]) for key in keys)
+        return ((self.seconds_until(self.cached[key], now), self.cached[key]) for key in keys)
 
     def _farthest_of_both(self, now: float) -> Iterator[tuple[float, CachedObject]]:
         """One job reads in epochs and another one by chance: the best of the next few candidates of either."""
@@ -360,72 +363,74 @@ class Dataset:
                 for key in islice(stream, take):
                     if key not in seen:
                         seen.add(key)
-                        heappush(heap, (-self.seconds_until(self.kept[key], now), key))
+                        heappush(heap, (-self.seconds_until(self.cached[key], now), key))
             if not heap:
                 return
             take = 1
             seconds, key = heappop(heap)
-            yield -seconds, self.kept[key]
+            yield -seconds, self.cached[key]
 
-    def set_aside(self, kept: CachedObject) -> None:
+    def set_aside(self, cached: CachedObject) -> None:
         """It is pinned: those who look for a victim need not pass it by each time, until `put_back`."""
-        if self.kept.get(kept.key) is kept:
-            self._unrank(kept)
-            kept.aside = True
+        if self.cached.get(cached.key) is cached:
+            self._unrank(cached)
+            cached.aside = True
 
     def put_back(self, now: float) -> None:
         """A pin let go some of its versions: all that were set aside are looked at anew."""
-        for kept in sorted((kept for kept in self.kept.values() if kept.aside), key=lambda kept: -kept.used_at):
-            self.keep(kept, now)
+        for cached in sorted(
+            (cached for cached in self.cached.values() if cached.aside), key=lambda cached: -cached.used_at
+        ):
+            self.keep(cached, now)
             # They are idle for long, or they would not have been looked at.
-            self.recent.move_to_end(kept.key, last=False)
+            self.recent.move_to_end(cached.key, last=False)
 
-    def rank(self, kept: CachedObject, now: float) -> None:
-        if kept.aside:
+    def rank(self, cached: CachedObject, now: float) -> None:
+        if cached.aside:
             return
         # Three times with each read, and as a rule of one pass: spelled out, two calls less for each.
-        passes = self._passes
-        if passes and len(passes) == 1 and now - passes[0].last <= _SILENCE_S:
-            rank = self._clock + passes[0].until(kept.key)
+        epochs = self._epochs
+        if epochs and len(epochs) == 1 and now - epochs[0].last <= _SILENCE_S:
+            rank = self._clock + epochs[0].until(cached.key)
         else:
-            rank = self._rank_of(kept.key, now)
-        if abs(rank - kept.rank) > _SAME_RANK:
-            self._ranked.discard(kept.key, kept.rank)
-            kept.rank = rank
-            self._ranked.add(kept.key, rank)
+            rank = self._rank_of(cached.key, now)
+        if abs(rank - cached.rank) > _SAME_RANK:
+            self._ranked.discard(cached.key, cached.rank)
+            cached.rank = rank
+            self._ranked.add(cached.key, rank)
 
     def _sweep_some(self, now: float, count: int = _SWEPT) -> None:
         """What is expected changes with a LIST, a plan, another job: ranks follow, a few with each read."""
-        for _ in range(min(count, len(self.kept))):
+        for _ in range(min(count, len(self.cached))):
             if not self._sweep:
-                self._sweep = list(self.kept)
-            kept = self.kept.get(self._sweep.pop())
-            if kept is not None:
-                self.rank(kept, now)
+                self._sweep = list(self.cached)
+            cached = self.cached.get(self._sweep.pop())
+            if cached is not None:
+                self.rank(cached, now)
 
     # -- what is here -------------------------------------------------------------------------------------------
 
     def came_at(self, key: int) -> float:
         """See `CachedObject`; after any time, where it is not here."""
-        kept = self.kept.get(key)
-        return _NEVER if kept is None else kept.came_at
+        cached = self.cached.get(key)
+        return _NEVER if cached is None else cached.came_at
 
-    def keep(self, kept: CachedObject, now: float) -> None:
-        self.kept[kept.key] = kept
-        kept.aside = False
-        self.recent[kept.key] = None
-        kept.rank = self._rank_of(kept.key, now)
-        self._ranked.add(kept.key, kept.rank)
+    def keep(self, cached: CachedObject, now: float) -> None:
+        self.cached[cached.key] = cached
+        cached.aside = False
+        self.recent[cached.key] = None
+        cached.rank = self._rank_of(cached.key, now)
+        self._ranked.add(cached.key, cached.rank)
 
-    def drop(self, kept: CachedObject) -> None:
-        if self.kept.get(kept.key) is kept:
-            del self.kept[kept.key]
-            self._unrank(kept)
+    def drop(self, cached: CachedObject) -> None:
+        if self.cached.get(cached.key) is cached:
+            del self.cached[cached.key]
+            self._unrank(cached)
 
-    def _unrank(self, kept: CachedObject) -> None:
-        if not kept.aside:
-            del self.recent[kept.key]
-            self._ranked.discard(kept.key, kept.rank)
+    def _unrank(self, cached: CachedObject) -> None:
+        if not cached.aside:
+            del self.recent[cached.key]
+            self._ranked.discard(cached.key, cached.rank)
 
 
 def _learned_of(job: Job) -> list[LearnedOrder]:
@@ -437,15 +442,15 @@ def silence(one: Epoch, now: float) -> float:
     return max(0.0, now - one.last - max(_SILENCE_S, _PAUSES * one.pause_s))
 
 
-def may_go(kept: CachedObject) -> int:
+def may_go(cached: CachedObject) -> int:
     """Its blocks that may be evicted, as bits: of an object that is being read, those that were."""
-    return kept.present & kept.served if kept.reading else kept.present
+    return cached.present & cached.served if cached.reading else cached.present
 
 
-def blocks_of(kept: CachedObject) -> Iterator[BlockKey]:
+def blocks_of(cached: CachedObject) -> Iterator[BlockKey]:
     """The same, last first: the head of an object hides the latency of the rest."""
-    mask = may_go(kept)
+    mask = may_go(cached)
     while mask:
         index = mask.bit_length() - 1
         mask ^= 1 << index
-        yield BlockKey(kept.version_id, index)
+        yield BlockKey(cached.version_id, index)

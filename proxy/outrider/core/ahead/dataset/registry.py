@@ -109,7 +109,7 @@ class DatasetRegistry:
             if whole is None:
                 # Without room made for it, or some of these would be forgotten.
                 whole = self._datasets[name] = Dataset(*name)
-            if one.kept and whole.names.known(one.names.keys[0]) in whole.kept:
+            if one.cached and whole.names.known(one.names.keys[0]) in whole.cached:
                 continue  # of another version
             del self._datasets[one.bucket, one.template]
             before = len(whole.names.keys)
@@ -232,7 +232,7 @@ class DatasetRegistry:
 
     def _forget_some(self) -> None:
         """Of many sets, those of which nothing is kept and that were silent for longest."""
-        empty = [one for one in self._datasets.values() if not one.kept]
+        empty = [one for one in self._datasets.values() if not one.cached]
         for one in nsmallest(_FORGOTTEN_AT_ONCE, empty, key=lambda one: one.active_at):
             self._forget(one)
             self._keys -= len(one.names.keys)
@@ -244,7 +244,7 @@ class DatasetRegistry:
         """False: nothing more can be forgotten."""
         # To number all anew for a few names would cost more than they take.
         idle = [one for one in self._datasets.values()
-                if (count := len(one.names.keys)) - len(one.kept) > count // _WORTH_IT]  # fmt: skip
+                if (count := len(one.names.keys)) - len(one.cached) > count // _WORTH_IT]  # fmt: skip
         if not idle:
             return False
         oldest = min(idle, key=lambda one: (one is wanted, one.active_at))
@@ -255,7 +255,7 @@ class DatasetRegistry:
         if oldest is wanted:
             # No other was left to be forgotten: listed again, it would only be forgotten again.
             oldest.search.too_many = True
-        if not oldest.kept and oldest is not wanted:
+        if not oldest.cached and oldest is not wanted:
             del self._datasets[oldest.bucket, oldest.template]
         return oldest is not wanted
 
@@ -276,18 +276,18 @@ class DatasetRegistry:
     def outlook(self) -> Outlook:
         ordered = known = part = free = ordered_bytes = known_bytes = 0
         for dataset in self._datasets.values():
-            passes = dataset.passes()
-            if not passes:
-                free += sum(one.reads for job in dataset.jobs.values() for one in job.passes)
+            epochs = dataset.epochs()
+            if not epochs:
+                free += sum(one.reads for job in dataset.jobs.values() for one in job.epochs)
                 continue
-            some = passes[0].sequence()[:64]
+            some = epochs[0].sequence()[:64]
             mean = sum(max(0, dataset.names.sizes[key]) for key in some) / max(1, len(some))
-            total, reads = int(mean * passes[0].size), sum(one.reads for one in passes)
-            if passes[0].order_known:
+            total, reads = int(mean * epochs[0].size), sum(one.reads for one in epochs)
+            if epochs[0].order_known:
                 ordered, ordered_bytes = ordered + reads, ordered_bytes + total
             else:
                 known_bytes += total
-                if passes[0].trusted:
+                if epochs[0].trusted:
                     known += reads
                 else:
                     part += reads
@@ -297,9 +297,9 @@ class DatasetRegistry:
 def _next_of(
     begun: list[tuple[float, int, CachedObject, Iterator[tuple[float, CachedObject]]]],
 ) -> tuple[float, CachedObject]:
-    negative_s, number, kept, its = begun[0]
+    negative_s, number, cached, its = begun[0]
     if (pair := next(its, None)) is not None:
         heapreplace(begun, (-pair[0], number, pair[1], its))
     else:
         heappop(begun)
-    return -negative_s, kept
+    return -negative_s, cached

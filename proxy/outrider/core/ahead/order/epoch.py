@@ -108,7 +108,7 @@ class Epoch:
         # What was expected before it was told: the agenda, how likely its order was, and `number`.
         self._untold: tuple[array[int], float, int] = (array("i"), order, 0)
         # The seed by which this pass' order is drawn, and the last pass' was; which of those that may follow one did so
-        # last time, -1: not known; after how many reads it is looked for. See `foresight`.
+        # last time, -1: not known; after how many reads it is looked for. See `order_search`.
         self.draw: Seeded | None = None
         self.last_draw: Seeded | None = None
         self.way = -1

@@ -56,13 +56,13 @@ class Order(Protocol):
 
 
 class Job:
-    """The passes of one client over one dataset, oldest first. `free`: no epoch is to be seen; then `passes` holds one
+    """The passes of one client over one dataset, oldest first. `free`: no epoch is to be seen; then `epochs` holds one
     pass at most that watches for the return of epochs, and nothing is predicted."""
 
     def __init__(self, client: str, now: float) -> None:
         self.client = client
         self.free = False
-        self.passes: list[Epoch] = []
+        self.epochs: list[Epoch] = []
         self.last = now
         self._repeats = 0
         self._thirds = 0
@@ -76,15 +76,15 @@ class Job:
         # Where each pass reads another part of the set: how many keys the last one did. 0: passes read all of it.
         self._chosen = 0
         self._part = _Part()
-        # A pass of whose order more may be known by its reads so far; see `foresight`.
+        # A pass of whose order more may be known by its reads so far; see `order_search`.
         self.puzzle: Epoch | None = None
 
     @property
     def predicting(self) -> list[Epoch]:
-        return [] if self.free else self.passes
+        return [] if self.free else self.epochs
 
     def grow(self, key_count: int) -> None:
-        for one in self.passes:
+        for one in self.epochs:
             one.grow(key_count)
 
     # -- reads --------------------------------------------------------------------------------------------------
@@ -93,27 +93,27 @@ class Job:
         """`orders` tells in which this dataset was read before, or is being read by others."""
         self.last = now
         key_count = len(names.keys)
-        if not self.passes:
-            self.passes = [Epoch(names.listed, key_count, now, order=ORDER_UNLIKELY)]
-        if len(self.passes) > 1:
+        if not self.epochs:
+            self.epochs = [Epoch(names.listed, key_count, now, order=ORDER_UNLIKELY)]
+        if len(self.epochs) > 1:
             self._let_go(max(16, 4 * readers))
         self._reads += 1
-        if names.listed or self.passes[0].number > 0:
-            first = self.passes[0]
+        if names.listed or self.epochs[0].number > 0:
+            first = self.epochs[0]
             size = first.size
             self._by_chance += len(first.log) / (key_count if self.free and key_count > size else size)
-        if not self.passes[0].unread(key):
+        if not self.epochs[0].unread(key):
             self._count(key)
         if self._repeats and not self.free and not self._is_told:
             self._see_whether_epochs_go_on(names, now)
-        if self.passes[-1].draw is not None:
+        if self.epochs[-1].draw is not None:
             self._see_whether_drawn_anew(key, readers, now)
         one = self._pass_of(key)
         if one is None:
             one = self._repeated(key, key_count, readers, now)
         if one is None:
             return
-        for each in self.passes:
+        for each in self.epochs:
             each.passed_over += 1
         one.read(key, now)
         self._settle(one, readers, names, orders, now)
@@ -129,7 +129,7 @@ class Job:
     def _see_whether_drawn_anew(self, key: int, readers: int, now: float) -> None:
         """A key that its sampler has not drawn, as its epoch ends, is of the next draw: what is left of this one does
         not fill a batch."""
-        newest = self.passes[-1]
+        newest = self.epochs[-1]
         if newest.is_sampled and newest.is_strange(key) and newest.left <= _tail(newest, readers):
             newest.begin_next(now)
             self._clear_evidence()
@@ -169,31 +169,31 @@ class Job:
     def _let_go(self, silent: int) -> None:
         """What began with a key read twice and has not gone on for so many reads follows nobody: a sampler that pads
         reads some twice."""
-        for one in self.passes[1:]:
+        for one in self.epochs[1:]:
             # Of a pass that is nearly over, another one may have taken the last reads for its own.
             if one.passed_over > silent and (not one.trusted or (one.agenda and one.left <= one.size // 50)):
-                self.passes.remove(one)
+                self.epochs.remove(one)
                 one.disband()
-                for leader in self.passes:
+                for leader in self.epochs:
                     if one in leader.followers:
                         leader.followers.remove(one)
 
     def _count(self, key: int) -> None:
         """A key that the oldest pass has read is a repeat, unless a pass that is believed expects it."""
-        if any(one.trusted and one.unread(key) for one in self.passes[1:]):
+        if any(one.trusted and one.unread(key) for one in self.epochs[1:]):
             return
         if self._repeats == 0:
             self._clean = self._by_chance
-            self._reads_then, self._log_then = self._reads, len(self.passes[0].log)
+            self._reads_then, self._log_then = self._reads, len(self.epochs[0].log)
         self._repeats += 1
-        self._fresh_repeats += self.passes[0].done[key] >= self._log_then
-        if len(self.passes) > 1 and not any(one.unread(key) for one in self.passes):
+        self._fresh_repeats += self.epochs[0].done[key] >= self._log_then
+        if len(self.epochs) > 1 and not any(one.unread(key) for one in self.epochs):
             self._thirds += 1
 
     def _pass_of(self, key: int) -> Epoch | None:
-        if len(self.passes) == 1:
-            return self.passes[0] if self.passes[0].unread(key) else None
-        unread = [one for one in self.passes if one.unread(key)]
+        if len(self.epochs) == 1:
+            return self.epochs[0] if self.epochs[0].unread(key) else None
+        unread = [one for one in self.epochs if one.unread(key)]
         if len(unread) < 2:
             return unread[0] if unread else None
         # Who is next to where this key stands; else the oldest that expects it.
@@ -205,7 +205,7 @@ class Job:
 
     def _repeated(self, key: int, key_count: int, readers: int, now: float) -> Epoch | None:
         """All passes have read this key before."""
-        newest = self.passes[-1]
+        newest = self.epochs[-1]
         if newest.is_sampled and newest.left > 0 and 0 <= newest.place[key] < _PADDING:
             return None
         tail = _tail(newest, readers)
@@ -218,8 +218,8 @@ class Job:
         if self.free:
             # Chance is still at work: watch anew.
             self._restart(key_count, now)
-            return self.passes[0]
-        if len(self.passes) >= 2 and not (newest.trusted and len(self.passes) < self._passes_max(key_count)):
+            return self.epochs[0]
+        if len(self.epochs) >= 2 and not (newest.trusted and len(self.epochs) < self._passes_max(key_count)):
             return None
         return self._follow(newest.leader or newest, key_count, now, trusted=False)
 
@@ -238,9 +238,9 @@ class Job:
             one.draw_after(leader)
         if not trusted:
             leader.lead(one)
-        self.passes.append(one)
-        if len(self.passes) > self._passes_max(key_count):
-            self.passes.pop(0).disband()
+        self.epochs.append(one)
+        if len(self.epochs) > self._passes_max(key_count):
+            self.epochs.pop(0).disband()
         return one
 
     def _passes_max(self, key_count: int) -> int:
@@ -249,10 +249,10 @@ class Job:
     @property
     def _is_told(self) -> bool:
         """What it reads next is known, be it drawn by chance."""
-        return any(one.told and one.left > 0 for one in self.passes)
+        return any(one.told and one.left > 0 for one in self.epochs)
 
     def _is_chance(self) -> bool:
-        if any(one.order > _LEANS for one in self.passes[1:]):
+        if any(one.order > _LEANS for one in self.epochs[1:]):
             return False
         if self._thirds >= 3 and self._thirds > 0.02 * self._reads:
             return True
@@ -263,31 +263,31 @@ class Job:
     def _is_another_part(self) -> bool:
         """After an epoch that did not come to its end, keys are read of which as many were read in it as chance would
         have it, and none twice: another part of the set, as each node of several gets one in each epoch."""
-        oldest = self.passes[0]
+        oldest = self.epochs[0]
         expected = (self._reads - self._reads_then) * self._log_then / oldest.size
         if (
             self._clean < _CLEAN
             or expected < (_ANEW / 4 if self._chosen else _ANEW)
-            or any(one.order > _LEANS for one in self.passes)
+            or any(one.order > _LEANS for one in self.epochs)
         ):
             return False
         return 0.7 * expected <= self._repeats <= 1.4 * expected and self._fresh_repeats <= max(1, expected / _ANEW)
 
     def _begin_another_part(self, names: Names, now: float) -> None:
-        oldest = self.passes[0]
+        oldest = self.epochs[0]
         self._chosen = self._log_then if self._log_then < _NEARLY_ALL * oldest.size else 0
         one = Epoch(oldest.agenda, len(names.keys), now, order=ORDER_UNLIKELY, trusted=not self._chosen)
-        for key in chain(oldest.log[self._log_then :], *(later.log for later in self.passes[1:])):
+        for key in chain(oldest.log[self._log_then :], *(later.log for later in self.epochs[1:])):
             if one.unread(key):
                 one.read(key, now)
         one.go_on_like(oldest)
-        self.passes = [one]
+        self.epochs = [one]
         self._clear_evidence()
         self._reads = len(one.log)
         self._by_chance = self._reads**2 / (2 * one.size)
 
     def _restart(self, key_count: int, now: float) -> None:
-        self.passes = [Epoch((), key_count, now, order=ORDER_UNLIKELY, trusted=not self._chosen)]
+        self.epochs = [Epoch((), key_count, now, order=ORDER_UNLIKELY, trusted=not self._chosen)]
         self._clear_evidence()
 
     def _clear_evidence(self) -> None:
@@ -306,9 +306,9 @@ class Job:
             return
         if not one.trusted:
             self._see_whether_proven(one, readers)
-        oldest = self.passes[0]
-        if len(self.passes) > 1 and oldest.passed_over > max(16, 4 * readers) and oldest is not one:
-            self.passes.pop(0).disband()
+        oldest = self.epochs[0]
+        if len(self.epochs) > 1 and oldest.passed_over > max(16, 4 * readers) and oldest is not one:
+            self.epochs.pop(0).disband()
             if not one.told and all(4 * one.place[key] > len(one.agenda) for key in one.log):
                 # It began late in what was read: a run that was taken up again will read what was left of it.
                 one.expect(key for key in oldest.agenda if oldest.unread(key))
@@ -317,8 +317,8 @@ class Job:
                 one.period_s = max(one.began - oldest.began, 0.0)
             self._clear_evidence()
         if one.agenda and one.left == 0 and one.leader is None and not self._is_guess(one, names):
-            if len(self.passes) > 1 and one is oldest and self.passes[1].trusted and self._tail_of(one):
-                self.passes.pop(0).disband()
+            if len(self.epochs) > 1 and one is oldest and self.epochs[1].trusted and self._tail_of(one):
+                self.epochs.pop(0).disband()
             else:
                 one.begin_next(now)
             self._clear_evidence()
@@ -326,7 +326,7 @@ class Job:
             self._learn(one, names, orders)
 
     def _see_whether_proven(self, one: Epoch, readers: int) -> None:
-        if self._chosen and one is self.passes[0] and len(one.log) > max(1.25 * self._chosen, one.size / 2):
+        if self._chosen and one is self.epochs[0] and len(one.log) > max(1.25 * self._chosen, one.size / 2):
             # This is more than a part.
             one.trusted, self._chosen = True, 0
         # More than a sampler reads twice that gives each reader as many.
@@ -340,7 +340,7 @@ class Job:
 
     def _tail_of(self, one: Epoch) -> bool:
         """Its successor has begun already, and is none that has followed it from its beginning on."""
-        successor = self.passes[1]
+        successor = self.epochs[1]
         return successor.number == one.number + 1 and (successor.leader is not one or successor.joined > one.size / 2)
 
     # -- the first pass -----------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class Job:
 
     def listed(self, names: Names) -> None:
         """A LIST has shown which keys there are."""
-        for one in self.passes:
+        for one in self.epochs:
             if one.is_shuffled and one.drawn_of != len(names.listed):
                 # What was drawn, was drawn of less.
                 one.undraw(refuted=False)
@@ -386,10 +386,10 @@ class Job:
         Which one that is."""
         self.last, self.free = now, False
         self.grow(key_count)
-        if self.passes and len(self.passes[0].log) < _HARDLY_BEGUN:
+        if self.epochs and len(self.epochs[0].log) < _HARDLY_BEGUN:
             # It is the one that these are told of, as its epoch begins.
             self._let_go(-1)
-        one = self.passes[-1] if self.passes else None
+        one = self.epochs[-1] if self.epochs else None
         if one is None or 2 * sum(one.unread(key) for key in keys) < len(keys):
             period_s = one.seconds(now) if one is not None and one.log else 0.0
             new = Epoch((), key_count, now, order=ORDER_UNLIKELY)
@@ -397,13 +397,13 @@ class Job:
             if one is not None:
                 new.go_on_like(one)
             one = new
-            self.passes = [*self.passes[1 - self._passes_max(key_count) :], one]
+            self.epochs = [*self.epochs[1 - self._passes_max(key_count) :], one]
         elif start == 0 and one.told and one.log and _is_another_order(keys, one):
             # The run was begun anew, or its epoch cut short.
             new = Epoch((), key_count, now, order=ORDER_UNLIKELY)
             new.period_s, new.number = one.seconds(now), one.number
             new.go_on_like(one)
-            one = self.passes[-1] = new
+            one = self.epochs[-1] = new
         if start == 0:
             # Plans that repeat are as good for the next pass as an order that was learned.
             one.repeats = len(keys) > 0 and all(0 <= one.place[key] <= 2 * one.tolerance for key in keys[:_ALIKE])
@@ -415,14 +415,14 @@ class Job:
     def withdraw(self, one: Epoch, keys: Set[int], names: Names) -> None:
         """`one` was told to expect these, which are unread, and is not to any more."""
         one.withdraw(keys)
-        for later in self.passes[self.passes.index(one) + 1 :]:
+        for later in self.epochs[self.epochs.index(one) + 1 :]:
             if not later.told:
                 # It began as one that follows, and took over what `one` had still to read.
                 later.withdraw(keys)
         if one.told:
             return
         if not one.log and not one.agenda:
-            self.passes.remove(one)
+            self.epochs.remove(one)
         elif one.number == 0 and not one.agenda:
             self.listed(names)
 

@@ -24,13 +24,13 @@ class SharedEpoch:
     def __init__(self, jobs: Iterable[Job], names: Names, now: float) -> None:
         """`jobs`: what each client has done so far, by itself."""
         self._begin(now)
-        begun = [(job.client, job.passes[-1]) for job in jobs if job.passes]
+        begun = [(job.client, job.epochs[-1]) for job in jobs if job.epochs]
         if sum(len(one.log) for _, one in begun) > _LOOKED_AT:
             return
         for client, one in begun:
             for key in one.log:
                 self.opened(client, key, names, len(begun), now)
-        for mine in self._job.passes:
+        for mine in self._job.epochs:
             mine.began = min(one.began for _, one in begun)
 
     def _begin(self, now: float) -> None:
@@ -40,7 +40,7 @@ class SharedEpoch:
         self._by_chance = 0.0
 
     @property
-    def passes(self) -> list[Epoch]:
+    def epochs(self) -> list[Epoch]:
         """Empty: they have nothing in common, or that is not clear yet."""
         return self._job.predicting if self._by_chance >= _NO_CHANCE else []
 
@@ -57,6 +57,6 @@ class SharedEpoch:
             self._by_chance += (self._own.total() - self._own[client]) / len(names.keys)
             self._own[client] += 1
         self._job.opened(key, names, readers, list, now)
-        if self._by_chance < _NO_CHANCE and not all(one.trusted for one in self._job.passes):
+        if self._by_chance < _NO_CHANCE and not all(one.trusted for one in self._job.epochs):
             # Each reads for himself.
             self._begin(now)

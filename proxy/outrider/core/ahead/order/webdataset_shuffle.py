@@ -171,8 +171,8 @@ def as_read(shuffle: Shuffle, reads: Sequence[int], count: int) -> Generator[Non
     best, most = shuffle, -1
     # No more than that are ever in one.
     enough = (count // shuffle.workers + _INITIAL) // 2 + 2
-    buffers = {min(enough, buffer): buffer for buffer in reversed((shuffle.buffer, *_BUFFERS))}
-    for buffer in sorted(buffers.values(), key=lambda buffer: buffer != shuffle.buffer):
+    memory = {min(enough, buffer): buffer for buffer in reversed((shuffle.buffer, *_BUFFERS))}
+    for buffer in sorted(memory.values(), key=lambda buffer: buffer != shuffle.buffer):
         other = shuffle._replace(buffer=buffer, seeds=shuffle.seeds + late)
         right = yield from _right(other, reads, count)
         if right > most:
@@ -236,12 +236,12 @@ def found(reads: Sequence[int], count: int, workers: int, tried: int = 0) -> Gen
     """By which shuffle these of `count` shards were read, each worker's in its order; none of the first `tried` seeds
     has done so. `workers`: see `workers_of`. Yields now and then."""
     groups = _groups_of(reads, workers, count)
-    buffers = _buffers_of(groups)
-    if not buffers:
+    memory = _buffers_of(groups)
+    if not memory:
         return Found(None, tried, 0)
     # Of one seed there may be two groups: some workers have a shard more.
     longest = {group.share: group for group in sorted(groups, key=lambda group: len(group.places))}
-    bits = sum(group.bits(buffers[-1]) for group in longest.values())
+    bits = sum(group.bits(memory[-1]) for group in longest.values())
     if not bits:
         return Found(None, tried, 0)
     looked_at = sum(group.reads for group in groups)
@@ -254,7 +254,7 @@ def found(reads: Sequence[int], count: int, workers: int, tried: int = 0) -> Gen
         wanted = _SMALL_SEEDS if until < _SMALL_SEEDS else ALL_SEEDS
         share_of_all = (log2(wanted) + _MARGIN_BITS) / bits
         look_at = ceil(len(reads) * share_of_all) + sum(len(group.workers) for group in groups) // 2
-    trial = _Trial(groups, buffers)
+    trial = _Trial(groups, memory)
     yield from trial.run(range(tried, until))
     if sum(group.reads for group in trial.seeds) < _NEARLY_ALL * looked_at:
         # Of several ranks, the seeds of some may have been found.
@@ -351,28 +351,28 @@ def _is_beginning(reads: Sequence[int], count: int) -> bool:
 class _Trial:
     """Seeds tried on groups. `seeds`: of those of which one was found, which draw from a buffer of `buffer`."""
 
-    def __init__(self, groups: Sequence[_Group], buffers: Sequence[int]) -> None:
+    def __init__(self, groups: Sequence[_Group], memory: Sequence[int]) -> None:
         self.seeds: dict[_Group, int] = {}
         self._groups = groups
-        self._buffers = buffers
+        self._memory = memory
         self._by_share: defaultdict[int, list[_Group]] = defaultdict(list)
         # The first places that a group has read, by how many were in the buffer.
         self._firsts: defaultdict[int, set[int]] = defaultdict(set)
         for group in groups:
             self._by_share[group.share].append(group)
-            for buffer in buffers:
+            for buffer in memory:
                 self._firsts[next(_sizes(group.share, buffer))].add(group.places[0])
 
     @property
     def buffer(self) -> int:
-        return self._buffers[0]
+        return self._memory[0]
 
     def run(self, seeds: range) -> Generator[None, None, None]:
         starts = [(size, _WORD_BITS - size.bit_length(), places) for size, places in self._firsts.items()]
         numbers = Random(0)  # noqa: S311 it is WebDataset's
         # Not `Random.seed`, which sees first what it was given. Of 5 us a seed this and the words take 4.
         reseed, getrandbits = super(Random, numbers).seed, numbers.getrandbits
-        look, work = _LOOK * len(self._by_share) * len(self._buffers), 0
+        look, work = _LOOK * len(self._by_share) * len(self._memory), 0
         for seed in seeds:
             reseed(seed)
             words = getrandbits(2 * _WORD_BITS)
@@ -393,7 +393,7 @@ class _Trial:
                 work = 0
 
     def _try(self, seed: int) -> None:
-        for buffer in self._buffers:
+        for buffer in self._memory:
             its: list[_Group] = []
             for share, groups in self._by_share.items():
                 order = drawn(Random(seed), share, buffer)  # noqa: S311 it is WebDataset's
@@ -405,5 +405,5 @@ class _Trial:
             if its and sum(group.bits(buffer) for group in its) >= log2(seed + 1) + _MARGIN_BITS:
                 self.seeds.update(dict.fromkeys(its, seed))
                 # All of a job draw from as large a one.
-                self._buffers = [buffer]
+                self._memory = [buffer]
                 return
