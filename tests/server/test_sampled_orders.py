@@ -78,7 +78,7 @@ def one_rank_of_four(data: Written, workers: int) -> Any:
 def test_what_a_sampler_draws_is_foreseen(loader_of: Callable[[Written, int], Any], tmp_path: Path) -> None:
     count = 4 * COUNT if loader_of is one_rank_of_four else COUNT
     data, proxy = Written(tmp_path / "read", count), Sampled(count)
-    # What workers make of an order is a matter of time: see `tests/unit/test_foresight.py`.
+    # What workers make of an order is a matter of time: see `tests/unit/ahead/order/test_order_search.py`.
     loader = loader_of(data, 0)
     orders = []
     for epoch in range(EPOCHS):

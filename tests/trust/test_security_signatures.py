@@ -1,5 +1,5 @@
 """Signed requests as a thief has them: caught on the wire, and used for something else. The S3 API's own examples of
-signatures are in `tests/support/signed.py` with their source, and checked in `tests/unit/test_sigv4.py`."""
+signatures are in `tests/support/signed.py` with their source, and checked in `tests/unit/auth/test_sigv4.py`."""
 
 from __future__ import annotations
 

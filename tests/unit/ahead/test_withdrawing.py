@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outrider.core.ahead.candidates import Want
 from outrider.core.ahead.hints import Hint, Told
 from outrider.core.model import BlockKey, ObjectRef
-from tests.unit.test_ahead_properties import BLOCK, Store
+from tests.unit.ahead.test_properties import BLOCK, Store
 
 COUNT = 40
 

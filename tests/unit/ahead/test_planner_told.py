@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, Epoch
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from tests.unit.test_ahead_properties import BLOCK, Store, calls_of
+from tests.unit.ahead.test_properties import BLOCK, Store, calls_of
 
 
 def cut(keys: list[int], sizes: list[int]) -> list[tuple[int, list[int]]]:

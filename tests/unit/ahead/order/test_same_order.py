@@ -6,8 +6,8 @@ import pytest
 
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Shards, order_of
-from tests.unit.test_ahead_properties import Store
-from tests.unit.test_planner_told import drive, shuffled
+from tests.unit.ahead.test_planner_told import drive, shuffled
+from tests.unit.ahead.test_properties import Store
 
 SHARDS = Shards(200, 8 * 2**20)
 READERS = 2

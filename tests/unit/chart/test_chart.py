@@ -34,7 +34,7 @@ from tests.support.chart import (
 WARNING = 2  # of Helm's lint: 1 info, 2 warning, 3 error
 any_case = pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
 any_node_case = pytest.mark.parametrize("values", NODE_CASES.values(), ids=NODE_CASES.keys())
-# Custom resources: tests/unit/test_chart_extras.py.
+# Custom resources: tests/unit/chart/test_chart_extras.py.
 UNKNOWN_TO_KUBERNETES = {"PodMonitor", "PrometheusRule"}
 
 

@@ -75,7 +75,7 @@ def test_every_block_says_what_it_is_and_is_that(page: Path) -> None:
 
 def test_no_block_is_left_out() -> None:
     """Commands are run by tests/server/test_docs.py, TOML is loaded and Python compiled here, YAML is what
-    tests/unit/test_chart_sidecar.py renders; `text` and the like say nothing to a machine."""
+    tests/unit/chart/test_chart_sidecar.py renders; `text` and the like say nothing to a machine."""
     every = {
         path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
     }

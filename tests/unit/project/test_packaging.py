@@ -17,7 +17,7 @@ import pytest
 import outrider
 import outrider_sdk
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 # Only what the build reads, so that a build leaves nothing in the tree, and finds nothing there that is not its own.
 OF_BUILD = ("pyproject.toml", "README.md", "LICENSE", "proxy", "sdk")
 

@@ -11,8 +11,8 @@ from outrider.core.ahead.candidates import Candidates, Want
 from outrider.core.ahead.dataset import dataset as dataset_module
 from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.model import ObjectRef
-from tests.unit.test_ahead_properties import Store
-from tests.unit.test_planner_told import drive, ratio, shuffled
+from tests.unit.ahead.test_planner_told import drive, ratio, shuffled
+from tests.unit.ahead.test_properties import Store
 
 
 def listed(count: int) -> Store:
