@@ -1,10 +1,10 @@
 """The way of a request through the source: files entered, moves between files, and pairs of files that call each other.
 
-`python -m tests.bench.ways` prints one row each for a cold GET, a hot GET, a PUT and a prefetch decision: medians of five
-runs, traced with the interpreter's profile hook on every thread of the proxy. A row tells how much of the house a reader
-has to visit to follow one request. `files` and `packages` are entered by a call; `moves` are distinct pairs (caller's file,
-callee's file); `both ways` counts the pairs of files of which each calls the other; `crossings` counts all calls from one
-file into another.
+`python -m tests.bench.ways` prints one row each for a cold GET, a hot GET, a PUT and a prefetch decision: medians of
+five runs, traced with the interpreter's profile hook on every thread of the proxy. A row tells how much of the house
+a reader has to visit to follow one request. `files` and `packages` are entered by a call; `moves` are distinct pairs
+(caller's file, callee's file); `both ways` counts the pairs of files of which each calls the other; `crossings`
+counts all calls from one file into another.
 """
 
 from __future__ import annotations
