@@ -8,6 +8,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
+from outrider.core.memo import Memo
+
 Headers = tuple[tuple[str, str], ...]
 """Header names in lower case, in the order the origin sent them."""
 
@@ -91,8 +93,7 @@ def is_strong_etag(etag: str | None) -> bool:
 
 
 # By identity: to compare, or to hash, all fields of a version takes as long.
-_named: dict[int, tuple[ObjectVersion, str, int, bytes]] = {}
-_NAMED_MAX = 256
+_named: Memo[int, tuple[ObjectVersion, str, int, bytes]] = Memo(256)
 
 
 def version_id(origin: str, version: ObjectVersion, block_bytes: int) -> bytes:
@@ -109,9 +110,7 @@ def version_id(origin: str, version: ObjectVersion, block_bytes: int) -> bytes:
         raw = field.encode("utf-8", "surrogateescape")
         digest.update(len(raw).to_bytes(4, "big"))
         digest.update(raw)
-    if len(_named) >= _NAMED_MAX:
-        _named.clear()
-    _named[id(version)] = version, origin, block_bytes, digest.digest()
+    _named.put(id(version), (version, origin, block_bytes, digest.digest()))
     return digest.digest()
 
 

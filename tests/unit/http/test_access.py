@@ -14,6 +14,7 @@ from botocore.credentials import Credentials
 from outrider.core.auth.grants import Client
 from outrider.core.auth.sigv4 import SignedRequest, verify
 from outrider.core.errors import AccessDenied, S3Error
+from outrider.core.memo import Memo
 from outrider.core.s3.encoding import epoch_of
 from outrider.http.s3 import access
 from outrider.http.s3.access import SigV4
@@ -87,8 +88,8 @@ def test_what_was_proved_is_good_for_that_very_request_alone(door: SigV4, clock:
             door.identify(other, None)
 
 
-def test_what_is_remembered_is_bounded(door: SigV4, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "_PROVED_MAX", 2)
+def test_what_is_remembered_is_bounded(door: SigV4, clock: FakeClock) -> None:
+    door._proved = Memo(2)
     for expires_s in range(10, 20):
         door.identify(presigned(clock, expires_s=expires_s), None)
-    assert len(door._proved) <= 2
+    assert len(door._proved) == 2

@@ -25,6 +25,7 @@ from outrider.core.errors import (
     S3Error,
     SignatureDoesNotMatch,
 )
+from outrider.core.memo import Memo
 from outrider.core.s3.body_integrity import UNSIGNED, Payload, PayloadForm, payload_of, payload_rule
 from outrider.core.s3.encoding import (
     OF_STORES,
@@ -121,11 +122,10 @@ class Identity:
 
 
 class SigningKeys:
-    """Derived keys, kept because four of the five HMACs of a signature change once a day. Bounded, oldest out."""
+    """Derived keys, kept because four of the five HMACs of a signature change once a day. Any thread may ask."""
 
     def __init__(self, capacity: int = 256) -> None:
-        self._capacity = capacity
-        self._keys: dict[tuple[str, str, str, str], bytes] = {}
+        self._keys: Memo[tuple[str, str, str, str], bytes] = Memo(capacity)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -138,9 +138,7 @@ class SigningKeys:
             key = b"AWS4" + raw_bytes(secret_key)
             for part in (date, region, service, "aws4_request"):
                 key = hmac.digest(key, raw_bytes(part), "sha256")
-            while len(self._keys) >= self._capacity:
-                self._keys.pop(next(iter(self._keys)), None)  # another thread may have been here first
-            self._keys[name] = key
+            self._keys.put(name, key)
         return key
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from outrider.core.memo import Memo
 from outrider.core.model import Headers
 from outrider.core.s3 import ranges
 from outrider.core.s3.ranges import RangeSpec
@@ -33,8 +34,7 @@ _SIGNED = frozenset(
 _PLAIN = _SIGNED | {"host", "if-match", "x-amz-checksum-mode", "x-amz-content-sha256", "connection"}
 _EACH_TIME_ANOTHER = frozenset(("authorization", "x-amz-date", "amz-sdk-invocation-id", "traceparent"))
 # A name comes in two or three spellings; each is put into lower case once.
-_SPELLINGS: dict[bytes, str] = {}
-_SPELLINGS_MAX = 256
+_SPELLINGS: Memo[bytes, str] = Memo(256)
 
 # What bodiless requests say of their body; other values may be refused.
 _NO_BODY = re.compile(r"UNSIGNED-PAYLOAD|[0-9a-f]{64}")
@@ -51,8 +51,8 @@ class _Meaning(NamedTuple):
 
 # By all fields of a request but its Range: many clients send the same ones each time, and to read them one by one is a
 # fifth of what a hit costs here.
-_MEANINGS: dict[bytes, _Meaning] = {}
 _MEANINGS_MAX = 256
+_MEANINGS: Memo[bytes, _Meaning] = Memo(_MEANINGS_MAX)
 _MEANING_BYTES_MAX = 2048
 
 
@@ -139,9 +139,7 @@ def _meaning_of(fields: bytes) -> _Meaning | None:
     app = app_of(agent) if "app/" in agent else ""
     meaning = _Meaning(said["host"], said.get("if-match"), "x-amz-checksum-mode" in said, app)
     if _EACH_TIME_ANOTHER.isdisjoint(said) and len(fields) <= _MEANING_BYTES_MAX:
-        if len(_MEANINGS) >= _MEANINGS_MAX:
-            _MEANINGS.clear()
-        _MEANINGS[fields] = meaning
+        _MEANINGS.put(fields, meaning)
     return meaning
 
 
@@ -158,6 +156,5 @@ def _name_of(spelled: bytes) -> str | None:
     name = spelled.decode("ascii").lower()
     if name not in _PLAIN:
         return None
-    if len(_SPELLINGS) < _SPELLINGS_MAX:
-        _SPELLINGS[spelled] = name
+    _SPELLINGS.put(spelled, name)
     return name

@@ -11,6 +11,7 @@ from outrider.core.auth.form_policy import SizeRange, parse_policy, signer_of
 from outrider.core.auth.grants import Client, allowed, may_read
 from outrider.core.auth.sigv4 import Identity, SignedRequest, SigningKeys, verify
 from outrider.core.errors import AccessDenied
+from outrider.core.memo import Memo
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.body_integrity import UNSIGNED, Payload, payload_rule
 from outrider.core.s3.encoding import OF_STORES
@@ -145,7 +146,7 @@ class SigV4:
         self._clock = clock
         self._keys = SigningKeys()
         # What was proved by URLs that are asked for again and again, each time for another range.
-        self._proved: dict[tuple[str, str, str, str], Who] = {}
+        self._proved: Memo[tuple[str, str, str, str], Who] = Memo(_PROVED_MAX)
 
     def owner(self, access_key: str) -> Who | None:
         client = self._clients.get(access_key)
@@ -158,9 +159,7 @@ class SigV4:
             return who
         who = self._identify(request, bucket_of_host)
         if told is not None and who.identity is not None and who.identity.until:
-            if len(self._proved) >= _PROVED_MAX:
-                self._proved.clear()
-            self._proved[told] = who
+            self._proved.put(told, who)
         return who
 
     def _identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:

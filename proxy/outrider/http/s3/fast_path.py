@@ -18,6 +18,7 @@ from outrider.core.auth.sigv4 import SignedRequest
 from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.core.errors import InvalidRange, S3Error
 from outrider.core.insight.usage import AWAY_S_MAX, DatasetName, HitTally
+from outrider.core.memo import Memo
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.s3 import operation as operations
 from outrider.core.s3 import ranges
@@ -124,10 +125,10 @@ class FastPath:
         self._subjects_bytes = 0
         self._heads_bytes = heads_bytes
         self._copied = memoryview(bytearray(_COPIED_BYTES))
-        self._harmless_queries: dict[bytes, bool] = {}
-        self._harmless_hosts: set[str] = set()
+        self._harmless_queries: Memo[bytes, bool] = Memo(_QUERIES_MAX)
+        self._harmless_hosts: Memo[str, bool] = Memo(_HOSTS_MAX)
         # Access keys and names that a grant covers: grants stand for as long as the process.
-        self._granted: set[tuple[str, bytes]] = set()
+        self._granted: Memo[tuple[str, bytes], bool] = Memo(_GRANTED_MAX)
         self._second = 0
         self._date = b""
         self._first_byte_s = {op: metrics.first_byte_s.labels(op) for op in ("get", "head")}
@@ -228,15 +229,13 @@ class FastPath:
         if harmless is None:
             rest = operations.without_signature(tuple(parse_query(query.decode("ascii"))))
             harmless = all(name in operations.MEANINGLESS_QUERY for name, _ in rest)
-            if len(self._harmless_queries) >= _QUERIES_MAX:
-                self._harmless_queries.clear()
-            self._harmless_queries[query] = harmless
+            self._harmless_queries.put(query, harmless)
         return harmless
 
     def _admitted(self, read: PlainRequest, name: bytes) -> Who | None:
         """None: refused, or not to be judged here."""
         if self._access.is_open:
-            return _NOBODY if read.host in self._harmless_hosts or self._is_harmless_host(read.host) else None
+            return _NOBODY if self._harmless_hosts.get(read.host) or self._is_harmless_host(read.host) else None
         host = operations.bucket_of_host(read.host, self._domains)
         signed = SignedRequest(read.method, read.path.decode("ascii"), read.query.decode("ascii"), read.headers())
         try:
@@ -246,7 +245,7 @@ class FastPath:
         if who.client is None:
             return None
         asks = who.client.access_key, name
-        return who if asks in self._granted or self._is_granted(read, who, asks) else None
+        return who if self._granted.get(asks) or self._is_granted(read, who, asks) else None
 
     def _is_granted(self, read: PlainRequest, who: Who, asks: tuple[str, bytes]) -> bool:
         operation = _operation(read, self._domains)
@@ -256,9 +255,7 @@ class FastPath:
             self._access.check(who, operation, None)
         except S3Error:
             return False
-        if len(self._granted) >= _GRANTED_MAX:
-            self._granted.clear()
-        self._granted.add(asks)
+        self._granted.put(asks, True)
         return True
 
     def _is_harmless_host(self, host: str) -> bool:
@@ -266,9 +263,7 @@ class FastPath:
             self._access.check_sender((("host", host),))
         except S3Error:
             return False
-        if len(self._harmless_hosts) >= _HOSTS_MAX:
-            self._harmless_hosts.clear()
-        self._harmless_hosts.add(host)
+        self._harmless_hosts.put(host, True)
         return True
 
     def _bring(self, extent: Extent, pieces: Sequence[Piece]) -> _Brought | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from outrider.core.memo import Memo
 from outrider.core.model import shared_text
 
 # The long hexadecimal names that tools give to parts, and numbers that count: short ones (`v2/`, `train2-`) name a set,
@@ -124,11 +125,11 @@ class Templates:
         # How many keys they hold.
         self._firsts = 0
         # Where all is one set that is not known for one of its own.
-        self._merged: dict[_Place, None] = {}
+        self._merged: Memo[_Place, bool] = Memo(_PLACES_MAX)
         # Of folders beside each other, how many are merged.
-        self._alike: Counter[tuple[str, str]] = Counter()
+        self._alike: Memo[tuple[str, str], int] = Memo(_PLACES_MAX)
         # What only a merger would change.
-        self._settled: dict[tuple[str, str], str] = {}
+        self._settled: Memo[tuple[str, str], str] = Memo(_SETTLED_MAX)
         self.mergers = 0
         """How often many sets became one: what named a set of one key before may name none now."""
 
@@ -164,14 +165,14 @@ class Templates:
     def so_far(self, bucket: str, key: str) -> str:
         """The same, of a key that is no reason to believe in any set: there may be no such object."""
         template = template_of(key)
-        return self._settled.get((bucket, template), template)
+        return self._settled.get((bucket, template)) or template
 
     def _found(self, bucket: str, key: str, template: str) -> str:
         parts = _parts_of(template)
         name, settled, is_folder_s = parts.name, True, True
         if name != parts.any_name:
             place = _Place(bucket, parts.path + parts.any_name, in_folder=False)
-            alone = self._is_alone(place, name, key, self._alike[bucket, parts.beside] >= _ALIKE)
+            alone = self._is_alone(place, name, key, (self._alike.get((bucket, parts.beside)) or 0) >= _ALIKE)
             name, settled = parts.any_name if alone is False else name, alone is not None
             # Where a folder has more names that are odd, it is not for their folder that they are.
             is_folder_s = settled or len(self._siblings[place].first) == 1
@@ -182,9 +183,7 @@ class Templates:
         # One string for all of them: it is kept for each of the keys.
         found = shared_text("".join(folders) + name)
         if settled:
-            if len(self._settled) >= _SETTLED_MAX:
-                self._settled.clear()
-            self._settled[bucket, template] = found
+            self._settled.put((bucket, template), found)
         return found
 
     def _is_alone(self, place: _Place, what: str, key: str, is_merged: bool = False) -> bool | None:
@@ -224,16 +223,13 @@ class Templates:
                 self._firsts -= siblings.odd
 
     def _merge(self, place: _Place) -> None:
-        if len(self._merged) >= _PLACES_MAX:
-            del self._merged[next(iter(self._merged))]
-        self._merged[place] = None
+        self._merged.put(place, True)
         self._forget_odd(place)
         if not place.in_folder:
             beside = place.bucket, _parts_of(place.name).beside
-            if len(self._alike) >= _PLACES_MAX:
-                self._alike.clear()
-            self._alike[beside] += 1
-            if self._alike[beside] == _ALIKE:
+            alike = (self._alike.get(beside) or 0) + 1
+            self._alike.put(beside, alike)
+            if alike == _ALIKE:
                 # All at once, rather than each when its turn comes: whoever knows sets looks at all of them each time.
                 for other in list(self._siblings):
                     if not other.in_folder and (other.bucket, _parts_of(other.name).beside) == beside:
@@ -255,14 +251,15 @@ class Templates:
             its = _parts_of(template_of(key))
             if last == any_name != its.name:
                 if folders and folders[-1] == _ANY_FOLDER:
-                    self._alike[bucket, its.beside] = _ALIKE
+                    self._alike.put((bucket, its.beside), _ALIKE)
                 else:
                     found.add(_Place(bucket, its.path + any_name, in_folder=False))
             for at, (folder, other) in enumerate(zip(folders, its.folders, strict=False)):
                 if folder == _ANY_FOLDER != other:
                     found.add(_in_folder(bucket, [*its.folders[:at], *folders[at:]], at, last))
-        for place in found - self._merged.keys():
-            self._merge(place)
+        for place in found:
+            if place not in self._merged:
+                self._merge(place)
         for key in keys[:2]:
             self.of(bucket, key)
 
