@@ -218,8 +218,8 @@ async def _drain(outrider: Outrider, hurry: asyncio.Event) -> None:
     await asyncio.wait(waits, timeout=outrider.settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
-    if outrider.server.requests.in_flight:
-        log.warning("stopping with requests under way", extra={"requests": outrider.server.requests.in_flight})
+    if outrider.server.handler.in_flight:
+        log.warning("stopping with requests under way", extra={"requests": outrider.server.handler.in_flight})
 
 
 @contextmanager

@@ -46,9 +46,9 @@ from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import Background
 from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.touched import note_written
+from outrider.http.access import Access, Loopback, SigV4, reader_shown
 from outrider.http.control.control_bucket import ControlBucket
 from outrider.http.control.maintenance import MaintenanceCommands
-from outrider.http.s3.access import Access, Loopback, SigV4, reader_shown
 from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handler import S3Handler
 from outrider.http.s3.server import S3Server
@@ -114,7 +114,7 @@ class Outrider:
             "bytes": self.store.used_bytes,
             "objects": len(self.catalog),
             "fills": len(self.flights),
-            "requests": self.server.requests.in_flight,
+            "requests": self.server.handler.in_flight,
             "connections": self.server.connected,
             "tasks": len(asyncio.all_tasks(self.loop)),
             "served_bytes": {
@@ -219,12 +219,12 @@ def make_rooms(
         reads, passthrough, prefetch, access, control, metrics, memory, warmup_runner.hint,
         domains=settings.domain, most=settings.requests, client_timeout_s=settings.client_timeout_s, spans=spans,
     )  # fmt: skip
-    new_lane = partial(
+    new_fast_path = partial(
         FastPath, hits, access, prefetch.note, metrics,
         domains=settings.domain, heads_bytes=shares.heads_bytes // settings.workers, spans=spans,
     )  # fmt: skip
     server = S3Server(
-        requests, new_lane,
+        requests, new_fast_path,
         # Each takes two descriptors, and block files a quarter of them all.
         connections_max=min(settings.max_connections, max(16, open_files // 4)),
         client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,

@@ -299,7 +299,7 @@ def test_a_presigned_url_is_a_hit_until_it_expires(strict: Lane, monkeypatch: py
         target = f"{url.path}?{url.query}"
         answer, seen = strict.ask("GET", target)
         assert (answer.status, answer.body, seen) == (200, OBJECTS["a"], True)
-        access = strict.proxy.outrider.server.requests._access
+        access = strict.proxy.outrider.server.handler._access
         with monkeypatch.context() as moved:
             clock = access._clock  # type: ignore[attr-defined]
             moved.setattr(access, "_clock", lambda clock=clock: clock() + 61)
@@ -599,7 +599,7 @@ def test_a_client_that_leaves_in_mid_body_leaves_nothing_behind(lane: Lane) -> N
             connection.read_head().close()
         assert lane.seen == ["begun"]
     assert descriptors() <= before
-    assert proxy.outrider.server.requests.in_flight == 0
+    assert proxy.outrider.server.handler.in_flight == 0
     assert proxy.metric("outrider_requests_total") - requests == 5
 
 
@@ -802,7 +802,7 @@ def test_a_disk_that_brings_nothing_is_waited_for_the_longer_way(
         while len(lane.seen) < 2:
             lane.proxy.on_loop(scheduler)
         assert lane.seen == ["cold", False]
-        assert lane.proxy.outrider.server.requests.in_flight == 1
+        assert lane.proxy.outrider.server.handler.in_flight == 1
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
         lane.proxy.settle()

@@ -109,7 +109,7 @@ async def _give_room(proxy: Proxy, count: int) -> bool:
 
 
 async def _under_way(proxy: Proxy) -> int:
-    return proxy.outrider.server.requests.in_flight
+    return proxy.outrider.server.handler.in_flight
 
 
 # In the lower of the two transports; so much that it pauses the upper one; in both; and more than both take.

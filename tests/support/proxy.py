@@ -156,9 +156,9 @@ class Proxy:
                     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_turns(), worker._loop))
                 store = running.store
                 while (
-                    len(running.flights) or running.server.requests.in_flight or store._leaving or store.work._cleaning
+                    len(running.flights) or running.server.handler.in_flight or store._leaving or store.work._cleaning
                 ):
-                    await running.server.requests.idle()
+                    await running.server.handler.idle()
                     await asyncio.sleep(0.001)
 
         self.on_loop(settled)

@@ -410,7 +410,7 @@ def test_uploads_beyond_the_budget_are_asked_to_slow_down_and_reads_go_on(
 def _requests(proxy: Proxy, count: int) -> None:
     async def under_way() -> None:
         async with asyncio.timeout(60):
-            while proxy.outrider.server.requests.in_flight < count:
+            while proxy.outrider.server.handler.in_flight < count:
                 await asyncio.sleep(0)
 
     proxy.on_loop(under_way)
@@ -470,7 +470,7 @@ def test_a_listing_that_finds_no_room_is_passed_on_and_not_kept(bucket: Bucket, 
     config: dict[str, Any] = {"list_cache": ({"prefixes": "*", "ttl_s": 3600},)}
     with Proxy(bucket, **config) as proxy:
         target = f"/{NAME}?list-type=2&prefix=small"
-        memory = proxy.outrider.server.requests._memory
+        memory = proxy.outrider.server.handler._memory
         room = memory._capacity_bytes
         assert memory.take(room)
         for _ in range(2):

@@ -137,7 +137,7 @@ _LOOKING = tuple(
         "engine.listing.list_cache",
         "engine.read",
         "engine.write.passthrough",
-        "http.s3.access",
+        "http.access",
         "http.s3.fast_path",
         "http.s3.server",
     )

@@ -16,8 +16,8 @@ from outrider.core.auth.sigv4 import SignedRequest, verify
 from outrider.core.errors import AccessDenied, S3Error
 from outrider.core.memo import Memo
 from outrider.core.s3.encoding import epoch_of
-from outrider.http.s3 import access
-from outrider.http.s3.access import SigV4
+from outrider.http import access
+from outrider.http.access import SigV4
 from tests.support.fakes import FakeClock
 
 HOST = "127.0.0.1:9480"

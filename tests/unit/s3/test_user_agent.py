@@ -13,7 +13,7 @@ from outrider.core.auth.sigv4 import Identity
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.plain_request import recognise
 from outrider.core.s3.user_agent import app_of
-from outrider.http.s3.access import Who, reader_name, reader_shown
+from outrider.http.access import Who, reader_name, reader_shown
 from outrider_sdk.s3port import _app_of
 
 NOBODY = Who(None, None, UNSIGNED)

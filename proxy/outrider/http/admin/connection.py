@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp.http import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response, StreamResponse
+from aiohttp.web_server import Server
 
 from outrider.http.wire.parser_guard import guarded
-
-if TYPE_CHECKING:
-    from outrider.http.admin.server import AdminServer
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ class AdminConnection(RequestHandler):
 
     __slots__ = ("_end", "_head_bytes", "_life_s", "is_cut")
 
-    def __init__(self, server: AdminServer, life_s: float) -> None:
+    def __init__(self, server: Server, life_s: float) -> None:
         """`life_s`: from its first byte to the last of its answer."""
         options: dict[str, Any] = {"access_log": None, "lingering_time": _LINGER_S, "logger": log}
         super().__init__(server, loop=asyncio.get_running_loop(), **options)

@@ -25,9 +25,9 @@ from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
 from outrider.core.model import ObjectRef
 from outrider.core.s3 import operation, xml
 from outrider.core.s3.encoding import encode_path
+from outrider.http.access import Access, Who
 from outrider.http.control.maintenance import FOLDERS, MaintenanceCommands
 from outrider.http.control.objects import Answer, Asked, ControlObject, ControlObjects, etag_of, note_of, object_of
-from outrider.http.s3.access import Access, Who
 from outrider.metrics import Metrics
 from outrider.ports import Clock
 

@@ -35,8 +35,8 @@ from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.verification import Verification
 from outrider.engine.maintenance.warmup import Book, May, Warmup
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
+from outrider.http.access import Access, Who
 from outrider.http.control.objects import Answer, Asked, ControlObject, ControlObjects, etag_of, note_of, object_of
-from outrider.http.s3.access import Access, Who
 from outrider.ports import Clock
 from outrider.settings import parse_bytes
 

@@ -14,7 +14,7 @@ from outrider.core.model import Headers
 from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import decoded_length_of
 from outrider.core.s3.operation import Operation
-from outrider.http.s3.access import Who
+from outrider.http.access import Who
 
 
 @dataclass(frozen=True, slots=True)

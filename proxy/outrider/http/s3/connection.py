@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from aiohttp import StreamReader
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
+from aiohttp.web_server import Server
 
 from outrider.http.s3.handoff import PAGES_WAIT_S, Begun, PageCold
+from outrider.http.s3.port import ConnectionPort
 from outrider.http.wire.parser_guard import guarded
 from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
-
-if TYPE_CHECKING:
-    from outrider.http.s3.server import S3Server
 
 # A connection with so many hits in a row asks for little else: a worker may have it.
 _HITS_TO_LEND_OUT = 8
@@ -33,14 +32,14 @@ class Connection(RequestHandler):
 
     __slots__ = (
         "_cold", "_cold_timer", "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_paging",
-        "_parser_is_clean", "begun", "closed", "is_ending", "is_one_too_many", "server", "wire",
+        "_parser_is_clean", "begun", "closed", "is_ending", "is_one_too_many", "port", "wire",
     )  # fmt: skip
 
-    def __init__(self, server: S3Server, data: bytes = b"", **options: Any) -> None:
+    def __init__(self, server: Server, port: ConnectionPort, data: bytes = b"", **options: Any) -> None:
         """`data`: what the client had sent before it came here."""
         super().__init__(server, **options)
         self._parser = guarded(self._parser)
-        self.server = server
+        self.port = port
         self._data = data
         # What came while it could not be answered; what the disk is asked for meanwhile, if it is that.
         self._early = b""
@@ -60,20 +59,20 @@ class Connection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # One that a worker had is no new one.
-        spare = self.server.spare_connections
+        spare = self.port.spare_connections
         self.is_one_too_many = spare <= 0 and not self._data
-        self.is_ending = self.server.is_ending
+        self.is_ending = self.port.is_ending
         super().connection_made(transport)
         assert self._task_handler is not None
         self._task_handler.add_done_callback(self._is_over)
         # Not asked of its class: uvloop's transports are none of asyncio's.
-        self.wire = wire_of(cast(asyncio.Transport, transport), self.server.readers)
+        self.wire = wire_of(cast(asyncio.Transport, transport), self.port.readers)
         if self._data:
             self.data_received(self._data)
         elif spare <= -_TURNED_AWAY_MAX:
             self.wire.abort()
         elif self.is_one_too_many:
-            self._start_head_timer(min(_TURNED_AWAY_S, self.server.client_timeout_s))
+            self._start_head_timer(min(_TURNED_AWAY_S, self.port.client_timeout_s))
 
     def _is_over(self, _: object) -> None:
         """aiohttp (3.14) leaves a connection open, and deaf, whose task was cancelled or died."""
@@ -89,7 +88,7 @@ class Connection(RequestHandler):
             # A request came in the same moment: aiohttp (3.14) would begin it, without what this takes away.
             self._task_handler.cancel()
         elif self._task_handler is not None and self._request_in_progress:
-            self.server.left_alone(self._task_handler)
+            self.port.left_alone(self._task_handler)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -141,7 +140,7 @@ class Connection(RequestHandler):
         self._early, self._cold = data, cold
         came = partial(self._pages_came, cold)
         self._cold_timer = self._loop.call_later(PAGES_WAIT_S, came)
-        self._paging = self._loop.run_in_executor(self.server.readers, cold.page_in)
+        self._paging = self._loop.run_in_executor(self.port.readers, cold.page_in)
         self._paging.add_done_callback(came)
         # To aiohttp it is idle meanwhile.
         self._next_keepalive_close_time = self._loop.time() + PAGES_WAIT_S + self._keepalive_timeout
@@ -161,7 +160,7 @@ class Connection(RequestHandler):
         if self._parser_is_clean:
             self._stop_head_timer()
         elif self._head_timer is None:
-            self._start_head_timer(self.server.client_timeout_s)
+            self._start_head_timer(self.port.client_timeout_s)
         self._head_bytes = self._head_bytes + len(data) if self._is_waiting() else 0
         if self._head_bytes > _HEAD_BYTES_MAX:
             self.force_close()
@@ -218,19 +217,19 @@ class Connection(RequestHandler):
         """Or soon, and before whatever comes next: once the disk has brought its pages."""
         wire = self.wire
         # What has to be said beside the object, the longer way says.
-        unusual = self.server.requests.are_full or self.is_one_too_many or self.is_ending
+        unusual = self.port.handler.are_full or self.is_one_too_many or self.is_ending
         if not isinstance(wire, SocketSender) or unusual:
             return False
-        answered = self.server.fast_path.answer(data, wire, cold)
+        answered = self.port.fast_path.answer(data, wire, cold)
         # aiohttp takes a connection on which it saw nothing for an idle one.
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if answered is True:
             # A worker sends back what waits for the disk.
             self._hits_in_a_row = self._hits_in_a_row + 1 if cold is None else 0
-            if self._hits_in_a_row >= _HITS_TO_LEND_OUT and self.server.workers is not None:
+            if self._hits_in_a_row >= _HITS_TO_LEND_OUT and self.port.workers is not None:
                 client = wire.release()
                 self.force_close()
-                self.server.workers.lend_out(client)
+                self.port.workers.lend_out(client)
             return True
         if isinstance(answered, PageCold):
             self._wait_for_pages(data, answered)
@@ -265,7 +264,7 @@ class Connection(RequestHandler):
             self.force_close()
         else:
             # A body has a bound of its own; half a head behind a request waits for that one's end.
-            self._start_head_timer(self.server.client_timeout_s)
+            self._start_head_timer(self.port.client_timeout_s)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -286,4 +285,4 @@ class Connection(RequestHandler):
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> StreamResponse:
         """What aiohttp's parser refuses is answered in S3's words, and the connection closed."""
-        return self.server.requests.refuse_unparsed(request, self.wire)
+        return self.port.handler.refuse_unparsed(request, self.wire)

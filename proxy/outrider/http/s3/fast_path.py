@@ -28,9 +28,9 @@ from outrider.core.s3.headers import without_checksums
 from outrider.core.s3.operation import Kind, Operation
 from outrider.core.s3.plain_request import PlainRequest, recognise
 from outrider.engine.read.hit_lookup import HitLookup, Known, Piece
+from outrider.http.access import Access, Who, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_id, subject_of
 from outrider.http.record.record import Ended
-from outrider.http.s3.access import Access, Who, reader_name
 from outrider.http.s3.handoff import Begun, PageCold
 from outrider.http.wire.sender import SocketSender
 from outrider.metrics import Metrics

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aiohttp import hdrs
 from aiohttp.web_request import BaseRequest
@@ -41,14 +41,13 @@ from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.write.form_upload import incoming_form
 from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.upload import Upload, upload_of, whole_body
+from outrider.http.access import Access, Who, reader_name
 from outrider.http.control.control_bucket import ControlBucket
 from outrider.http.control.objects import Asked as Steered
 from outrider.http.record.access_log import AccessLog, new_request_id
 from outrider.http.record.record import Ended, Sent
 from outrider.http.record.request_end import RequestRecorder
-from outrider.http.s3.access import Access, Who, reader_name
-from outrider.http.s3.connection import Connection
-from outrider.http.s3.handoff import Begun
+from outrider.http.s3.handoff import Begun, Caller
 from outrider.http.wire.reply import OnEnd, Reply
 from outrider.http.wire.request_body import client_body, send_leave
 from outrider.http.wire.sender import Sender
@@ -147,22 +146,21 @@ class S3Handler:
         await self._recorder.idle()
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
-        protocol = request.protocol
-        assert isinstance(protocol, Connection)
+        caller = cast(Caller, request.protocol)
         headers = tuple(
             (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape").strip())
             for name, value in request.raw_headers
         )
-        wire = protocol.wire
+        wire = caller.wire
         asked = _Asked(request, wire, headers, full_s=wire.full_s)
         asked.away_s = min(max(0.0, asked.started - wire.ended), AWAY_S_MAX)
         self._recorder.began()
-        begun = protocol.begun
+        begun = caller.begun
         if self._spans is not None:
             started = asked.started if begun is None else begun.started
             asked.span = self._spans.begin(request.method, headers, started, current=True)
         if begun is not None:
-            protocol.begun = None
+            caller.begun = None
             return self._resumed(asked, begun)
         try:
             if not request.body_exists:
@@ -170,7 +168,7 @@ class S3Handler:
                 # (in awscli 1.46.2) takes a final answer without a 100 before it for an early one, keeps
                 # its status line for the next answer on the connection, and hangs there.
                 await send_leave(request, wire)
-            if protocol.is_one_too_many or self._recorder.in_flight > self._most:
+            if caller.is_one_too_many or self._recorder.in_flight > self._most:
                 raise SlowDown(headers=(("retry-after", "1"),))
             return await self._answer(asked)
         except S3Error as error:
@@ -335,8 +333,7 @@ class S3Handler:
     def _refuse(self, asked: _Asked, error: S3Error) -> Reply:
         unread = asked.request.body_exists and not asked.request.content.is_eof()
         close = unread or asked.is_last or isinstance(error, BadRequest | IncompleteBody | RequestTimeout)
-        protocol = asked.request.protocol
-        close = close or (isinstance(protocol, Connection) and protocol.is_one_too_many)
+        close = close or cast(Caller, asked.request.protocol).is_one_too_many
         return _error_reply(asked, error, asked.request.raw_path.partition("?")[0], close=close,
                             on_end=self._on_end(asked))  # fmt: skip
 

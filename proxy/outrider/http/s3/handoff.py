@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.s3.operation import Operation
+from outrider.http.wire.sender import Sender
 
 # A disk that brings pages no sooner is no matter of speed any more: the longer way has bounds, and words, for that.
 PAGES_WAIT_S = 1.0
@@ -52,3 +54,13 @@ class PageCold:
 
     page_in: Callable[[], None]
     started: float
+
+
+class Caller(Protocol):
+    """A client's connection as the request handler sees it."""
+
+    wire: Sender
+    begun: Begun | None
+    """A reply that the fast path began to the request that is handled next."""
+    is_one_too_many: bool
+    """There are as many connections as allowed without this one: its first request is refused, and it is closed."""

@@ -46,17 +46,17 @@ class S3Server(Server):
     """The protocol factory of the S3 port."""
 
     def __init__(
-        self, requests: S3Handler, new_lane: Callable[[AccessLog], FastPath], *,
+        self, handler: S3Handler, new_fast_path: Callable[[AccessLog], FastPath], *,
         connections_max: int, client_timeout_s: float, client_idle_s: float,
     ) -> None:  # fmt: skip
-        """`new_lane`: for each loop its own."""
-        super().__init__(requests.handle)
-        self.requests = requests
+        """`new_fast_path`: for each loop its own."""
+        super().__init__(handler.handle)
+        self.handler = handler
         self.client_timeout_s = client_timeout_s
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-read")
-        self.fast_path = new_lane(requests.access_log)
+        self.fast_path = new_fast_path(handler.access_log)
         self.workers: Workers | None = None
-        self._new_lane = new_lane
+        self._new_fast_path = new_fast_path
         self._connections_max = connections_max
         self._client_idle_s = client_idle_s
         self._moving: set[asyncio.Task[None]] = set()
@@ -76,9 +76,14 @@ class S3Server(Server):
 
     def work_with(self, threads: int, new_loop: NewLoop) -> Workers:
         """Share the hits with so many more loops, each in a thread of its own."""
-        lanes = [self._new_lane(AccessLog()) for _ in range(threads)]
+        fast_paths = [self._new_fast_path(AccessLog()) for _ in range(threads)]
         self.workers = Workers(
-            lanes, self, self.readers, new_loop, lambda: len(self.connections) + len(self._moving), self._client_idle_s
+            fast_paths,
+            self,
+            self.readers,
+            new_loop,
+            lambda: len(self.connections) + len(self._moving),
+            self._client_idle_s,
         )
         return self.workers
 
@@ -91,10 +96,10 @@ class S3Server(Server):
 
     async def idle(self) -> None:
         """Returns once no request is under way, and none about to be."""
-        await self.requests.idle()
+        await self.handler.idle()
         while self._moving or any(isinstance(one, Connection) and one.has_work for one in self.connections):
             await asyncio.sleep(_LOOK_AGAIN_S)
-            await self.requests.idle()
+            await self.handler.idle()
 
     async def stop(self) -> None:
         """After the last request: nothing is sent any more."""
@@ -125,7 +130,7 @@ class S3Server(Server):
 
     def _connection(self, data: bytes) -> Connection:
         return Connection(
-            self, data, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False,
+            self, self, data, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False,
             lingering_time=_LINGER_S, max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX,
             max_headers=_HEADERS_MAX, keepalive_timeout=self._client_idle_s, read_bufsize=_BODY_BUFFER_BYTES,
             logger=log,
@@ -145,10 +150,10 @@ class S3Server(Server):
         task.add_done_callback(self._moving.discard)
 
     def lend(self, begun: Begun) -> Body:
-        return self.requests.lend(begun)
+        return self.handler.lend(begun)
 
     def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
-        self.requests.returned(begun, sent, cut)
+        self.handler.returned(begun, sent, cut)
 
 
 async def _all_closed(connections: list[Connection]) -> None:

@@ -17,13 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from outrider.core.errors import S3Error, Signal
 from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece
 from outrider.http.record.record import Sent
 from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handoff import Begun, PageCold
+from outrider.http.s3.port import WorkerPort
 from outrider.http.wire.sender import SocketSender
 
 log = logging.getLogger(__name__)
@@ -33,27 +34,6 @@ T = TypeVar("T")
 _SWEEP_S = 60.0
 
 
-class Engine(Protocol):
-    """What workers need of the S3 port; all of it lives on the engine's loop."""
-
-    @property
-    def spare_connections(self) -> int:
-        """How many more clients may connect."""
-        ...
-
-    def lend(self, begun: Begun) -> Body:
-        """The rest of a reply that a worker began."""
-        ...
-
-    def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
-        """It has ended. `cut`: why too early; None: it is whole."""
-        ...
-
-    def take(self, client: socket.socket, data: bytes) -> None:
-        """A connection that wants more than a worker knows, and the first bytes that it sent."""
-        ...
-
-
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
 
 
@@ -61,14 +41,14 @@ class Worker:
     """One thread, its loop and its connections."""
 
     def __init__(
-        self, lane: FastPath, engine: Engine, readers: Executor, new_loop: NewLoop, idle_s: float, number: int
+        self, fast_path: FastPath, port: WorkerPort, readers: Executor, new_loop: NewLoop, idle_s: float, number: int
     ) -> None:
         self._idle_s = idle_s
-        self.lane = lane
-        self.engine = engine
+        self.fast_path = fast_path
+        self.port = port
         self.readers = readers
         self.main = asyncio.get_running_loop()
-        self.connections: set[_Connection] = set()
+        self.connections: set[WorkerConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.load = 0
         self.is_ending = False
@@ -117,7 +97,7 @@ class Worker:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*self.tasks, return_exceptions=True))
         finally:
-            self.lane.stop()
+            self.fast_path.stop()
             self._loop.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -127,7 +107,7 @@ class Worker:
 
     async def _connect(self, client: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(lambda: _Connection(self), client)
+            await self._loop.connect_accepted_socket(lambda: WorkerConnection(self), client)
         except OSError:
             client.close()
             self.left()
@@ -144,7 +124,7 @@ class Worker:
                 connection.abort()
 
 
-class _Connection(asyncio.Protocol):
+class WorkerConnection(asyncio.Protocol):
     """A client's connection while it asks for hits."""
 
     def __init__(self, worker: Worker) -> None:
@@ -175,7 +155,7 @@ class _Connection(asyncio.Protocol):
             return
         self.used = time.monotonic()
         try:
-            answered = self._worker.lane.answer(data, self._wire)
+            answered = self._worker.fast_path.answer(data, self._wire)
         except OSError:
             self.abort()
             return
@@ -190,7 +170,7 @@ class _Connection(asyncio.Protocol):
     def _move(self, data: bytes) -> None:
         client = self._wire.release()
         self._transport.abort()
-        self._worker.main.call_soon_threadsafe(self._worker.engine.take, client, data)
+        self._worker.main.call_soon_threadsafe(self._worker.port.take, client, data)
 
     def abort(self) -> None:
         self._transport.abort()
@@ -199,10 +179,10 @@ class _Connection(asyncio.Protocol):
         """Send what the socket did not take at once; the pieces come from the engine."""
         sent: Sent = Counter(disk=begun.sent)
         cut: str | None = "stopped"
-        body: _Lent | None = None
+        body: LentBody | None = None
         full_s = self._wire.full_s
         try:
-            body = await _Lent.ask(self._worker, begun)
+            body = await LentBody.ask(self._worker, begun)
             await self._wire.send(begun.head, more=begun.rest.length > 0)
             async for piece in body:
                 await self._send(piece, sent)
@@ -242,7 +222,7 @@ class _Connection(asyncio.Protocol):
             self.data_received(held)
 
 
-class _Lent:
+class LentBody:
     """A body of the engine's, read from another loop: a hop for each piece, which is a block of some MiB."""
 
     def __init__(self, worker: Worker, body: Body) -> None:
@@ -251,13 +231,13 @@ class _Lent:
         self._pieces = aiter(body)
 
     @classmethod
-    async def ask(cls, worker: Worker, begun: Begun) -> _Lent:
+    async def ask(cls, worker: Worker, begun: Begun) -> LentBody:
         async def lend() -> Body:
-            return worker.engine.lend(begun)
+            return worker.port.lend(begun)
 
         return cls(worker, await worker.on_main(lend))
 
-    def __aiter__(self) -> _Lent:
+    def __aiter__(self) -> LentBody:
         return self
 
     async def __anext__(self) -> Piece:
@@ -272,7 +252,7 @@ class _Lent:
     async def close(self, begun: Begun, sent: Sent, cut: str | None) -> None:
         async def end() -> None:
             await self._body.aclose()
-            self._worker.engine.returned(begun, sent, cut)
+            self._worker.port.returned(begun, sent, cut)
 
         await self._worker.on_main(end)
 
@@ -281,13 +261,13 @@ class Workers:
     """Accepts connections and gives each to the least loaded loop, the engine's own included."""
 
     def __init__(
-        self, lanes: list[FastPath], engine: Engine, readers: Executor, new_loop: NewLoop,
+        self, fast_paths: list[FastPath], port: WorkerPort, readers: Executor, new_loop: NewLoop,
         own_load: Callable[[], int], idle_s: float,
     ) -> None:  # fmt: skip
-        self._engine = engine
+        self._port = port
         self._own_load = own_load
         self._workers = [
-            Worker(lane, engine, readers, new_loop, idle_s, number) for number, lane in enumerate(lanes, 1)
+            Worker(fast_path, port, readers, new_loop, idle_s, number) for number, fast_path in enumerate(fast_paths, 1)
         ]
         self._listener: socket.socket | None = None
 
@@ -308,8 +288,8 @@ class Workers:
     def place(self, client: socket.socket) -> None:
         worker = min(self._workers, key=lambda worker: worker.load)
         # One too many is turned away by the engine's loop: a worker has no words of its own.
-        if self._own_load() <= worker.load or self._engine.spare_connections <= 0:
-            self._engine.take(client, b"")
+        if self._own_load() <= worker.load or self._port.spare_connections <= 0:
+            self._port.take(client, b"")
         else:
             worker.adopt(client)
 

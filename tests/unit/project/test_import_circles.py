@@ -1,0 +1,30 @@
+"""No module imports itself through others, not even under TYPE_CHECKING: each can be read, moved and tested alone."""
+
+from __future__ import annotations
+
+import grimp
+
+_BEING_OPENED = {"outrider.adapters.disk.block_store", "outrider.adapters.disk.block_writer"}
+
+
+def _circles(graph: grimp.ImportGraph) -> list[set[str]]:
+    """The groups of modules of which each imports each, at once or through others."""
+    downstream = {module: graph.find_downstream_modules(module) for module in graph.modules}
+    circles: list[set[str]] = []
+    for module in sorted(graph.modules):
+        members = {module} | {other for other in downstream[module] if module in downstream[other]}
+        if len(members) > 1 and members not in circles:
+            circles.append(members)
+    return circles
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = grimp.build_graph("outrider", exclude_type_checking_imports=False, cache_dir=None)
+    assert [circle for circle in _circles(graph) if circle != _BEING_OPENED] == []
+
+
+def test_a_circle_of_two_modules_would_be_seen() -> None:
+    graph = grimp.ImportGraph()
+    for importer, imported in (("a", "b"), ("b", "c"), ("c", "b"), ("c", "d")):
+        graph.add_import(importer=importer, imported=imported)
+    assert _circles(graph) == [{"b", "c"}]
