@@ -19,13 +19,13 @@ from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.state import learned_file, pin_file
 from outrider.core.ahead.planner import Planner
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.memory_budget import MemoryBudget, Shares
-from outrider.core.cache.pins import Pins, SavedPin, disk_bytes_of
+from outrider.core.cache.pins import Pins, SavedPin
 from outrider.core.cache.policies import POLICIES
 from outrider.core.insight.miss_ratio import MissRatioCurve
 from outrider.core.insight.usage import Prices
-from outrider.core.model import version_id
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
@@ -150,10 +150,8 @@ def make_rooms(
     total = directory.total_bytes()
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
     miss_ratio = MissRatioCurve(limits.capacity_bytes)
-    pins = Pins(
-        lambda size: disk_bytes_of(size, settings.block_size, block_file.usual_disk_bytes),
-        lambda version: version_id(origin.endpoint, version, settings.block_size),
-    )
+    layout = BlockLayout(origin.endpoint, settings.block_size)
+    pins = Pins(lambda size: layout.disk_bytes(size, block_file.usual_disk_bytes), layout.version_id)
     planner = Planner(
         limits.capacity_bytes,
         settings.block_size,
@@ -171,35 +169,25 @@ def make_rooms(
     catalog = VersionCache(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
     scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), time.monotonic)
     origin_reader = OriginReader(origin, Patience(), metrics, scheduler, Hedging())
-    flights = FlightTable(origin_reader, store, tasks.spawn, scheduler, time.monotonic)
+    flights = FlightTable(layout, origin_reader, store, tasks.spawn, scheduler, time.monotonic)
     version_lookup = VersionLookup(
-        origin_reader, origin.endpoint, catalog, flights, tasks.spawn, time.monotonic,
-        block_bytes=settings.block_size, stale_if_error=settings.stale_if_error,
-    )  # fmt: skip
-    reads = ObjectReads(
-        origin_reader,
-        origin.endpoint,
-        catalog,
-        store,
-        flights,
-        version_lookup,
-        metrics,
-        block_bytes=settings.block_size,
+        layout, origin_reader, catalog, flights, tasks.spawn, time.monotonic, stale_if_error=settings.stale_if_error
     )
+    reads = ObjectReads(layout, origin_reader, catalog, store, flights, version_lookup, metrics)
     memory = MemoryBudget(shares.clients_bytes)
     list_cache = ListCache(settings.list_ttl_of, time.monotonic, shares.listings_bytes, memory)
-    hits = HitLookup(origin.endpoint, catalog, store, time.monotonic, block_bytes=settings.block_size)
+    hits = HitLookup(layout, catalog, store, time.monotonic)
     access = _access(settings)
     enumerator = Enumerator(origin_reader, memory, catalog)
     budget = PrefetchLimits(settings.prefetch_blocks, settings.prefetch_bandwidth)
     prefetch = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, version_lookup, enumerator, scheduler,
-        tasks.spawn_apart, time.monotonic, metrics, block_bytes=settings.block_size,
+        planner, layout, catalog, store, flights, version_lookup, enumerator, scheduler,
+        tasks.spawn_apart, time.monotonic, metrics,
         mode_of=lambda ref: Mode(settings.prefetch_of(ref)), budget=budget,
     )  # fmt: skip
     warmup_runner = WarmupRunner(
-        origin.endpoint, catalog, store, prefetch, enumerator, pins, tasks.spawn_apart, time.monotonic,
-        block_bytes=settings.block_size, blocks_at_once=budget.blocks, disk_bytes=block_file.usual_disk_bytes,
+        layout, catalog, store, prefetch, enumerator, pins, tasks.spawn_apart, time.monotonic,
+        blocks_at_once=budget.blocks,
     )  # fmt: skip
     pinning = Pinning(warmup_runner, prefetch, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from outrider.adapters.disk import index_snapshot
 from outrider.adapters.disk.block_dir import BlockDir
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import ObjectRef, ObjectVersion
@@ -133,9 +134,10 @@ def _metas(origin: str, count: int) -> Iterator[BlockMeta]:
         ("content-type", "application/x-tar"), ("last-modified", "Wed, 21 Oct 2026 07:28:00 GMT"),
         ("accept-ranges", "bytes"), ("x-amz-server-side-encryption", "AES256"),
     )  # fmt: skip
+    layout = BlockLayout(origin, _BLOCK_BYTES)
     for shard in range(-(-count // _BLOCKS_PER_SHARD)):
         ref = ObjectRef("imagenet", f"train/shard-{shard:06d}.tar")
         blocks = min(_BLOCKS_PER_SHARD, count - shard * _BLOCKS_PER_SHARD)
         version = ObjectVersion(ref, f'"{shard:032x}-{blocks}"', blocks * _BLOCK_BYTES, headers)
         for index in range(blocks):
-            yield BlockMeta(origin, version, _BLOCK_BYTES, index)
+            yield BlockMeta(layout, version, index)

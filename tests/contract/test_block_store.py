@@ -27,6 +27,7 @@ from outrider.adapters.disk.disk_threads import _THREADS, DiskThreads
 from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import WrittenNamesFile
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, Header
 from outrider.core.cache.policies import POLICIES, Lru
 from outrider.core.cache.scrub_pace import ScrubPace
@@ -39,6 +40,7 @@ from tests.support.sickdisk import SickDisk
 
 BLOCK = 8 * 1024
 MIB = 1024 * 1024
+LAYOUT = BlockLayout("http://o", BLOCK)
 FILE = BLOCK + PAGE_BYTES
 """What a whole block takes on disk."""
 
@@ -55,7 +57,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 def meta_of(index: int = 0, key: str = "k", *, blocks: int = 100, headers: Headers = ()) -> BlockMeta:
     version = ObjectVersion(ObjectRef("bucket", key), '"e"', blocks * BLOCK, headers)
-    return BlockMeta("http://o", version, BLOCK, index)
+    return BlockMeta(LAYOUT, version, index)
 
 
 def payload_of(meta: BlockMeta) -> bytes:
@@ -238,7 +240,7 @@ async def test_a_reader_of_an_aborted_block_keeps_what_he_has(disk: Disk) -> Non
 
 async def test_the_last_block_is_short_and_long_metadata_moves_the_payload(disk: Disk) -> None:
     version = ObjectVersion(ObjectRef("b", "\udcff" * 200), '"e"', BLOCK + 3, (("x-amz-meta-a", "v" * 9000),))
-    meta = BlockMeta("http://o", version, BLOCK, 1)
+    meta = BlockMeta(LAYOUT, version, 1)
     await disk.write(meta)
     assert await disk.read(meta) == payload_of(meta)
     assert Header(meta).length > PAGE_BYTES
@@ -377,7 +379,7 @@ async def test_a_block_that_two_opened_at_once_is_no_victim_while_either_reads(r
 async def test_a_block_larger_than_the_budget_is_refused_and_costs_nobody_his_place(root: Path) -> None:
     disk = Disk(root, FILE)
     await disk.write(meta_of(0))
-    big = BlockMeta("http://o", meta_of().version, 10 * BLOCK, 0)
+    big = BlockMeta(BlockLayout("http://o", 10 * BLOCK), meta_of().version, 0)
     with pytest.raises(StoreUnavailable):
         await disk.store.create(big)
     assert disk.store.has(meta_of(0).key)
@@ -546,7 +548,9 @@ async def test_what_the_disk_has_brought_is_a_lease_at_once(root: Path) -> None:
 
 
 async def test_the_middle_of_a_large_block_is_brought_without_its_beginning(root: Path) -> None:
-    large = BlockMeta("http://o", ObjectVersion(ObjectRef("bucket", "large"), '"e"', 4 * MIB, ()), 4 * MIB, 0)
+    large = BlockMeta(
+        BlockLayout("http://o", 4 * MIB), ObjectVersion(ObjectRef("bucket", "large"), '"e"', 4 * MIB, ()), 0
+    )
     disk = Disk(root, 8 * MIB)
     await disk.write(large)
     with disk.path(large).open("rb") as file:

@@ -97,7 +97,7 @@ class OneVersion(RuleBasedStateMachine):
         self.room.store.work.threads.shutdown()
         self.room.store.work.threads = SeededThreads(self.loop)
         self.recovery = Recovery(self.room.store, self.room.catalog)
-        self.hits = HitLookup(self.origin.endpoint, self.room.catalog, self.room.store, self.clock, block_bytes=BLOCK)
+        self.hits = HitLookup(self.room.layout, self.room.catalog, self.room.store, self.clock)
         self.runner.run(index())
 
     def teardown(self) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.core.ahead.planner import Planner
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import usual_disk_bytes
 from outrider.core.cache.freshness import Freshness
 from outrider.core.cache.memory_budget import MemoryBudget
-from outrider.core.cache.pins import Pins, disk_bytes_of
+from outrider.core.cache.pins import Pins
 from outrider.core.cache.policies import POLICIES
-from outrider.core.model import ObjectRef, version_id
+from outrider.core.model import ObjectRef
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
@@ -63,6 +64,7 @@ class Engine:
     """All rooms of one proxy without its doors."""
 
     origin: FakeOrigin
+    layout: BlockLayout
     clock: FakeClock
     tasks: FakeTasks
     metrics: Metrics
@@ -137,10 +139,8 @@ def engine(
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
     mode = Freshness.parse(freshness)
-    pins = Pins(
-        lambda size: disk_bytes_of(size, BLOCK, usual_disk_bytes),
-        lambda version: version_id(origin.endpoint, version, BLOCK),
-    )
+    layout = BlockLayout(origin.endpoint, BLOCK)
+    pins = Pins(lambda size: layout.disk_bytes(size, usual_disk_bytes), layout.version_id)
     planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s, pins=pins)
     its_policy = planner if policy == "epoch" else POLICIES[policy]()
     store = DiskBlockStore(
@@ -150,29 +150,27 @@ def engine(
     catalog = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries)
     scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
     origin_reader = OriginReader(origin, patience or no_wait_patience(), metrics, scheduler, Hedging())
-    flights = FlightTable(origin_reader, store, tasks.spawn, scheduler, clock, may_hold=may_hold, sleep=reads_on)
-    version_lookup = VersionLookup(
-        origin_reader, origin.endpoint, catalog, flights, tasks.spawn, clock, block_bytes=BLOCK,
-        stale_if_error=stale_if_error, sleep=sleep,
-    )  # fmt: skip
-    reads = ObjectReads(
-        origin_reader, origin.endpoint, catalog, store, flights, version_lookup, metrics, block_bytes=BLOCK
+    flights = FlightTable(
+        layout, origin_reader, store, tasks.spawn, scheduler, clock, may_hold=may_hold, sleep=reads_on
     )
+    version_lookup = VersionLookup(
+        layout, origin_reader, catalog, flights, tasks.spawn, clock, stale_if_error=stale_if_error, sleep=sleep
+    )
+    reads = ObjectReads(layout, origin_reader, catalog, store, flights, version_lookup, metrics)
     memory = MemoryBudget(64 * 1024 * 1024)
     passthrough = Passthrough(origin, origin_reader, catalog, ListCache(lambda prefix: None, clock, 1 << 20, memory))
     enumerator, budget = Enumerator(origin_reader, memory, catalog), budget or PrefetchLimits(64)
     ahead = Prefetch(
-        planner, origin.endpoint, catalog, store, flights, version_lookup, enumerator, scheduler,
-        tasks.spawn, clock, metrics, block_bytes=BLOCK, mode_of=lambda _: prefetch, budget=budget, later=later,
+        planner, layout, catalog, store, flights, version_lookup, enumerator, scheduler,
+        tasks.spawn, clock, metrics, mode_of=lambda _: prefetch, budget=budget, later=later,
     )  # fmt: skip
     warmup_runner = WarmupRunner(
-        origin.endpoint, catalog, store, ahead, enumerator, pins, tasks.spawn, clock, block_bytes=BLOCK,
-        blocks_at_once=budget.blocks, disk_bytes=usual_disk_bytes, sleep=sleep,
-    )  # fmt: skip
+        layout, catalog, store, ahead, enumerator, pins, tasks.spawn, clock, blocks_at_once=budget.blocks, sleep=sleep
+    )
     try:
         yield Engine(
-            origin, clock, tasks, metrics, store, catalog, flights, reads, passthrough, ahead, planner, scheduler, pins,
-            warmup_runner, version_lookup,
+            origin, layout, clock, tasks, metrics, store, catalog, flights, reads, passthrough, ahead, planner,
+            scheduler, pins, warmup_runner, version_lookup,
         )  # fmt: skip
     finally:
         store.close()

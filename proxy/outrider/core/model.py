@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 from typing import NamedTuple
-
-from outrider.core.memo import Memo
 
 Headers = tuple[tuple[str, str], ...]
 """Header names in lower case, in the order the origin sent them."""
@@ -90,31 +87,3 @@ class BlockKey(NamedTuple):
 def is_strong_etag(etag: str | None) -> bool:
     """A cache needs a strong validator: quoted and not `W/`. Source: RFC 9110 section 8.8.3."""
     return etag is not None and len(etag) >= 2 and etag[0] == '"' and etag[-1] == '"'
-
-
-# By identity: to compare, or to hash, all fields of a version takes as long.
-_named: Memo[int, tuple[ObjectVersion, str, int, bytes]] = Memo(256)
-
-
-def version_id(origin: str, version: ObjectVersion, block_bytes: int) -> bytes:
-    """A 16-byte name for all that makes the blocks of `version` what they are.
-
-    Fields are length-prefixed: no two versions share an input by moving a separator.
-    """
-    # One read asks some eight times, in its different rooms.
-    named = _named.get(id(version))
-    if named is not None and named[0] is version and named[1:3] == (origin, block_bytes):
-        return named[3]
-    digest = blake2b(digest_size=16)
-    for field in (origin, version.ref.bucket, version.ref.key, version.etag, str(version.size), str(block_bytes)):
-        raw = field.encode("utf-8", "surrogateescape")
-        digest.update(len(raw).to_bytes(4, "big"))
-        digest.update(raw)
-    _named.put(id(version), (version, origin, block_bytes, digest.digest()))
-    return digest.digest()
-
-
-def block_extent(index: int, size: int, block_bytes: int) -> Extent:
-    """Where block `index` lies in an object of `size` bytes; the last one is cut."""
-    start = index * block_bytes
-    return Extent(start, min(start + block_bytes, size))

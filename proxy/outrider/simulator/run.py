@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider.core.ahead.numbered_names import Found, NumberedNames
 from outrider.core.ahead.planner import Planner
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cache.readahead import window_blocks
 from outrider.core.model import Extent, ObjectRef
@@ -84,6 +85,7 @@ class Simulation:
     def __init__(self, machine: Machine, policy: str | EvictionPolicy, jobs: Sequence[JobSpec] = (),
                  requests: Iterable[Request] = ()) -> None:  # fmt: skip
         self.machine = machine
+        self.layout = BlockLayout("simulated", machine.block_bytes)
         if isinstance(policy, str):
             policy = policy_of(policy, machine.capacity_bytes, machine.block_bytes)
         self.planner = policy if isinstance(policy, Planner) else None
@@ -111,7 +113,7 @@ class Simulation:
     def _know(self, ref: ObjectRef, size: int) -> None:
         known = self.objects.get(ref)
         if known is None or known.version.size < size:
-            self.objects[ref] = SimObject.of(ref, size, self.machine.block_bytes)
+            self.objects[ref] = SimObject.of(ref, size, self.layout)
 
     def run(self) -> list[EpochResult]:
         self.time.run()
@@ -205,9 +207,8 @@ class _Visit:
         self._bytes_s = bytes_s
         self._row = row
         self._then = then
-        block_bytes = sim.machine.block_bytes
-        self._at = self._first = extent.start // block_bytes
-        self._last = (extent.stop - 1) // block_bytes
+        self._at = self._first = sim.layout.index_of(extent.start)
+        self._last = sim.layout.index_of(extent.stop - 1)
         # Blocks that were relayed to this reader, and are read from memory.
         self._relayed: set[int] = set()
         sim.readers += 1

@@ -9,8 +9,9 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.policies import EvictionPolicy
-from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
 Act = Callable[[], None]
 
@@ -45,11 +46,10 @@ class SimObject:
     blocks: tuple[tuple[BlockKey, int], ...]
 
     @classmethod
-    def of(cls, ref: ObjectRef, size: int, block_bytes: int) -> SimObject:
+    def of(cls, ref: ObjectRef, size: int, layout: BlockLayout) -> SimObject:
         version = ObjectVersion(ref, '"simulated"', size)
-        vid = version_id("simulated", version, block_bytes)
-        lengths = [min(block_bytes, size - start) for start in range(0, size, block_bytes)]
-        return cls(ref, version, tuple((BlockKey(vid, index), length) for index, length in enumerate(lengths)))
+        indexes = range(layout.count(size))
+        return cls(ref, version, tuple((layout.key(version, i), layout.extent(i, size).length) for i in indexes))
 
 
 class SimStore:

@@ -29,7 +29,7 @@ def room(tmp_path: Path) -> Iterator[Engine]:
 
 
 def hits_of(room: Engine) -> HitLookup:
-    return HitLookup(room.origin.endpoint, room.catalog, room.store, room.clock, block_bytes=BLOCK)
+    return HitLookup(room.layout, room.catalog, room.store, room.clock)
 
 
 async def known(room: Engine) -> Known:

@@ -607,7 +607,7 @@ async def test_a_reader_goes_on_until_he_has_asked_for_all_that_he_lacks(room: E
         if rest == "prefetched":
             version = room.catalog.fresh(REF)
             assert version is not None
-            begun = room.flights.board(room.origin.endpoint, version, BLOCK, Run(FIRST_BLOCKS, 2))
+            begun = room.flights.board(version, Run(FIRST_BLOCKS, 2))
             room.flights.fill(begun, prefetch=True)
         reader = asyncio.create_task(room.get())
         async with asyncio.timeout(10):

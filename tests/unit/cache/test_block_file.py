@@ -9,6 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import (
     FORMAT,
     HEADER_BYTES_MAX,
@@ -30,14 +31,15 @@ def meta_of(
     key: str = "k", *, headers: Headers = (), size: int = 100, block_bytes: int = 30, index: int = 3
 ) -> BlockMeta:
     version = ObjectVersion(ObjectRef("bucket", key), '"etag"', size, headers)
-    return BlockMeta("http://origin", version, block_bytes, index)
+    return BlockMeta(BlockLayout("http://origin", block_bytes), version, index)
 
 
 # All that the wire can bring: text, and bytes that are no UTF-8 as surrogate escapes.
 wire_text = st.binary(max_size=40).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 metas = st.builds(
     lambda origin, bucket, key, etag, headers, size, block_bytes: BlockMeta(
-        origin, ObjectVersion(ObjectRef(bucket, key), f'"{etag}"', size, tuple(headers)), block_bytes,
+        BlockLayout(origin, block_bytes),
+        ObjectVersion(ObjectRef(bucket, key), f'"{etag}"', size, tuple(headers)),
         (size - 1) // block_bytes,
     ),
     wire_text, wire_text, wire_text, wire_text, st.lists(st.tuples(wire_text, wire_text), max_size=5),

@@ -16,6 +16,7 @@ from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.adapters.disk.leases import OpenFile
 from outrider.adapters.disk.recovery import Recovery
 from outrider.core.ahead.dataset.templates import template_of
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.freshness import Freshness
@@ -26,6 +27,7 @@ from outrider.metrics import Metrics
 from outrider.simulator.policies import policy_of
 
 BLOCK_BYTES = 8 * 2**20
+LAYOUT = BlockLayout("http://origin", BLOCK_BYTES)
 OBJECTS, BLOCKS_EACH = 200, 100
 # Its key, its slot and its place in the table take 190. An object for its meta, or its own copy of the version's name
 # or of a size, would each add 30 to 70; its own copy of the headers a thousand.
@@ -37,7 +39,7 @@ def meta_of(number: int, index: int, version: ObjectVersion | None = None) -> Bl
     headers = tuple((f"x-amz-meta-{name}", f"{number} of many") for name in range(4))
     ref = ObjectRef("imagenet", f"train/shard-{number:06d}.tar")
     version = ObjectVersion(ref, f'"{number:032x}"', BLOCKS_EACH * BLOCK_BYTES, headers)
-    return BlockMeta("http://origin", version, BLOCK_BYTES, index)
+    return BlockMeta(LAYOUT, version, index)
 
 
 @pytest.mark.parametrize("by", ["snapshot", "headers"])
@@ -85,7 +87,7 @@ def small(number: int) -> BlockMeta:
     came = [(name.encode().decode(), value.encode().decode()) for name, value in told.items()]
     ref = ObjectRef(b"imagenet".decode(), f"train/{number:07d}.jpg")
     version = ObjectVersion(ref, dict(came)["etag"], BLOCK_BYTES, replayable(tuple(came)))
-    return BlockMeta(b"http://origin".decode(), version, BLOCK_BYTES, 0)
+    return BlockMeta(LAYOUT, version, 0)
 
 
 @pytest.mark.parametrize("by", ["fills", "snapshot", "files"])
@@ -110,7 +112,7 @@ async def test_what_the_headers_of_small_objects_have_in_common_is_held_once(by:
                 meta, _ = block_file.decode_header(block_file.Header(meta).sealed(bytes(16)))
             store.budget.take(block_file.Header(meta).disk_bytes)
             store.adopt(meta, block_file.Header(meta).disk_bytes)
-            catalog.recall(meta.origin, meta.version)
+            catalog.recall(meta.layout.origin, meta.version)
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]
     finally:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.cache.pins import Pins, disk_bytes_of
+from outrider.core.cache.pins import Pins
 from outrider.core.errors import NoRoom
 from outrider.core.model import ObjectRef, ObjectVersion
 
@@ -70,10 +70,3 @@ def test_a_pin_follows_its_name_to_the_newer_version() -> None:
     pins.came(version(2, 9), b"other")
     pins.unpin(("", "a"))
     assert (pins.reserved_bytes, pins.holds(identity(new))) == (0, False)
-
-
-@settings(deadline=None)
-@given(st.integers(0, 10**4), st.integers(1, 5000))
-def test_what_an_object_takes_is_what_its_blocks_take(size: int, block: int) -> None:
-    lengths = [min(block, size - start) for start in range(0, size, block)]
-    assert disk_bytes_of(size, block, lambda length: length + 13) == sum(length + 13 for length in lengths)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import xxhash
 
+from outrider.core.block_layout import BlockLayout, shared_layout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import ObjectRef, ObjectVersion, shared_headers, shared_text
 
@@ -29,7 +30,7 @@ class Snapshot:
     version is vouched for: all at once they would take many times the room of what is kept here."""
 
     def __init__(self) -> None:
-        self.versions: list[tuple[str, ObjectVersion, int]] = []
+        self.versions: list[tuple[BlockLayout, ObjectVersion]] = []
         self.vouched = bytearray()
         self._numbers, self._indexes = array("I"), array("I")
 
@@ -59,17 +60,17 @@ def encode(
 
 def _lines(blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool]) -> Iterator[bytes]:
     yield _line(_HEAD)
-    numbers: dict[tuple[str, ObjectVersion, int], int] = {}
+    numbers: dict[tuple[BlockLayout, ObjectVersion], int] = {}
     for meta in blocks:
         version = meta.version
         # With its headers: they decide how long a block's file is, and two fills may have been told different ones.
-        identity = (meta.origin, version, meta.block_bytes)
+        layout, identity = meta.layout, (meta.layout, version)
         number = numbers.get(identity)
         if number is None:
             number = numbers[identity] = len(numbers)
-            vouched = vouches(meta.origin, version)
+            vouched = vouches(layout.origin, version)
             yield _line(
-                [*version.ref, meta.origin, version.etag, version.size, meta.block_bytes, version.headers, vouched]
+                [*version.ref, layout.origin, version.etag, version.size, layout.block_bytes, version.headers, vouched]
             )
         yield _line([number, meta.index])
 
@@ -113,7 +114,7 @@ def _decode_lines(lines: Iterable[bytes]) -> Snapshot:
 
 def _decode_version(
     bucket: str, key: str, origin: str, etag: str, size: int, block_bytes: int, headers: list[tuple[str, str]]
-) -> tuple[str, ObjectVersion, int]:
+) -> tuple[BlockLayout, ObjectVersion]:
     pairs = tuple((name, value) for name, value in headers)
     for text in (bucket, key, origin, etag, *(text for pair in pairs for text in pair)):
         if not isinstance(text, str):
@@ -122,4 +123,4 @@ def _decode_version(
     if type(size) is not int or type(block_bytes) is not int:
         raise BadSnapshot("a size is a number")
     ref = ObjectRef(shared_text(bucket), key)
-    return shared_text(origin), ObjectVersion(ref, etag, size, shared_headers(pairs)), block_bytes
+    return shared_layout(origin, block_bytes), ObjectVersion(ref, etag, size, shared_headers(pairs))

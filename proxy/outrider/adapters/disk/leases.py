@@ -95,10 +95,10 @@ class FileLease:
 class Edition:
     """What the blocks of one version have in common, held once for all of them; `blocks` counts those that hold it."""
 
-    __slots__ = ("block_bytes", "blocks", "disk_bytes", "origin", "version", "version_id")
+    __slots__ = ("blocks", "disk_bytes", "layout", "version", "version_id")
 
     def __init__(self, meta: BlockMeta, version_id: bytes, disk_bytes: int) -> None:
-        self.origin, self.version, self.block_bytes = meta.origin, meta.version, meta.block_bytes
+        self.layout, self.version = meta.layout, meta.version
         self.version_id = version_id
         self.disk_bytes = disk_bytes
         self.blocks = 0
@@ -123,7 +123,7 @@ class Slot:
 
     def meta(self, block: BlockKey) -> BlockMeta:
         edition = self.edition
-        return BlockMeta(edition.origin, edition.version, edition.block_bytes, block.index)
+        return BlockMeta(edition.layout, edition.version, block.index)
 
     @property
     def in_use(self) -> bool:

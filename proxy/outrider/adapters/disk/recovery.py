@@ -121,7 +121,7 @@ class Recovery:
         if not vouched and len(self._doubtful) <= NAMES_MAX:
             self._doubtful.add(meta.version.ref)
         if self._store.adopt(meta, disk_bytes):
-            self._versions.recall(meta.origin, meta.version, vouched=vouched)
+            self._versions.recall(meta.layout.origin, meta.version, vouched=vouched)
 
     async def scrub(self, pace: ScrubPace) -> None:
         """Verify what was here at the start and has not been read since; then all blocks, round after round."""

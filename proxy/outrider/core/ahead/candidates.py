@@ -13,6 +13,7 @@ from outrider.core.ahead.dataset.registry import DatasetRegistry
 from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.ahead.outstanding import Outstanding
+from outrider.core.block_layout import block_count
 from outrider.core.model import ObjectRef
 
 # A block goes for one that is needed sooner by this part of its dataset's pass; less would only trade places.
@@ -228,7 +229,7 @@ class Candidates:
         if likely < 0 and self._handed.has_any_of(dataset):
             # Of many whose size nobody knows, too much would come: the first tells what the others take.
             return None
-        count = max(1, -(-likely // self._block_bytes))
+        count = max(1, block_count(likely, self._block_bytes))
         missing = ((1 << count) - 1) & ~(cached.present if cached is not None else 0)
         each_bytes = self._disk_bytes(-(-likely // count) if likely >= 0 else self._block_bytes)
         object_bytes = count * each_bytes

@@ -21,6 +21,7 @@ from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.order_search import OrderSearch
 from outrider.core.ahead.outstanding import Outstanding
 from outrider.core.ahead.readers import Readers
+from outrider.core.block_layout import block_count
 from outrider.core.cache.pins import Pins
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
@@ -243,7 +244,7 @@ class Planner:
         handed = self._handed.of(ref)
         if handed is None or not unknown:
             return ()
-        count = max(1, -(-size // self._block_bytes))
+        count = max(1, block_count(size, self._block_bytes))
         self._handed.found(handed, count, self._disk_bytes(-(-size // count)))
         return tuple(range(1, count))
 
@@ -255,7 +256,7 @@ class Planner:
         if cached is None:
             dataset.names.sizes[key] = dataset.usual_bytes = version.size
             handed = self._handed.of(version.ref)
-            count = -(-version.size // self._block_bytes)
+            count = block_count(version.size, self._block_bytes)
             block_bytes = self._disk_bytes(-(-version.size // count))
             cached = CachedObject(
                 dataset, key, block.version_id, count, block_bytes, self._now, self._now,

@@ -16,15 +16,14 @@ from dataclasses import dataclass
 
 import xxhash
 
+from outrider.core.block_layout import BlockLayout, shared_layout
 from outrider.core.model import (
     BlockKey,
     Extent,
     ObjectRef,
     ObjectVersion,
-    block_extent,
     shared_headers,
     shared_text,
-    version_id,
 )
 
 PAGE_BYTES = 4096
@@ -48,25 +47,25 @@ PayloadChecksum = xxhash.xxh3_128
 
 @dataclass(frozen=True, slots=True)
 class BlockMeta:
-    """What a block file says of itself. `origin` is the endpoint that the version was read from."""
+    """What a block file says of itself."""
 
-    origin: str
+    layout: BlockLayout
     version: ObjectVersion
-    block_bytes: int
     index: int
 
     def __post_init__(self) -> None:
-        if self.block_bytes <= 0 or self.index < 0 or self.index * self.block_bytes >= self.version.size:
-            raise ValueError(f"no block {self.index} of {self.block_bytes} bytes in {self.version.size}")
+        # Not by `layout.count`: a start makes one of these for each block on disk, and there may be millions.
+        if self.index < 0 or self.index * self.layout.block_bytes >= self.version.size:
+            raise ValueError(f"no block {self.index} of {self.layout.block_bytes} bytes in {self.version.size}")
 
     @property
     def key(self) -> BlockKey:
-        return BlockKey(version_id(self.origin, self.version, self.block_bytes), self.index)
+        return self.layout.key(self.version, self.index)
 
     @property
     def extent(self) -> Extent:
         """Where the payload lies in the object."""
-        return block_extent(self.index, self.version.size, self.block_bytes)
+        return self.layout.extent(self.index, self.version.size)
 
 
 class Header:
@@ -151,13 +150,13 @@ def decode_header(header: bytes) -> tuple[BlockMeta, bytes]:
 def _meta_json(meta: BlockMeta) -> bytes:
     version = meta.version
     fields = {
-        "origin": meta.origin,
+        "origin": meta.layout.origin,
         "bucket": version.ref.bucket,
         "key": version.ref.key,
         "etag": version.etag,
         "size": version.size,
         "headers": version.headers,
-        "block_bytes": meta.block_bytes,
+        "block_bytes": meta.layout.block_bytes,
         "index": meta.index,
     }
     # ASCII: keys that are no UTF-8 live as surrogate escapes, which only \u escapes carry safely.
@@ -171,9 +170,8 @@ def _meta_of(fields: dict[str, object]) -> BlockMeta:
         raise TypeError("headers")
     headers = shared_headers((_text(name), _text(value)) for name, value in raw_headers)
     version = ObjectVersion(ref, _text(fields["etag"]), _number(fields["size"]), headers)
-    return BlockMeta(
-        shared_text(_text(fields["origin"])), version, _number(fields["block_bytes"]), _number(fields["index"])
-    )
+    layout = shared_layout(_text(fields["origin"]), _number(fields["block_bytes"]))
+    return BlockMeta(layout, version, _number(fields["index"]))
 
 
 def _text(value: object) -> str:

@@ -42,7 +42,7 @@ class Pins:
     a version's blocks."""
 
     def __init__(self, disk_bytes: Callable[[int], int], identify: Callable[[ObjectVersion], bytes]) -> None:
-        self._disk_bytes = disk_bytes
+        self.disk_bytes = disk_bytes
         self._identify = identify
         self._held: dict[ObjectRef, _Held] = {}
         self._pins: dict[PinKey, frozenset[ObjectRef]] = {}
@@ -70,7 +70,7 @@ class Pins:
             NoRoom: they do not fit next to the other pins, and by how much; nothing has changed.
         """
         new = {version.ref: version for version in versions}
-        need = sum(self._disk_bytes(version.size) for ref, version in new.items() if not self._others_hold(ref, pin))
+        need = sum(self.disk_bytes(version.size) for ref, version in new.items() if not self._others_hold(ref, pin))
         others = self.reserved_bytes - sum(
             self._held[ref].disk_bytes for ref in self._pins.get(pin, ()) if not self._others_hold(ref, pin)
         )
@@ -99,7 +99,7 @@ class Pins:
         if held is not None and held.version_id != version_id:
             self._let_go(held.version_id)
             self._versions.add(version_id)
-            self.reserved_bytes += (disk_bytes := self._disk_bytes(version.size)) - held.disk_bytes
+            self.reserved_bytes += (disk_bytes := self.disk_bytes(version.size)) - held.disk_bytes
             held.version_id, held.disk_bytes = version_id, disk_bytes
 
     def _let_go(self, version_id: bytes) -> None:
@@ -113,15 +113,9 @@ class Pins:
     def _hold(self, pin: PinKey, ref: ObjectRef, version: ObjectVersion) -> None:
         held = self._held.get(ref)
         if held is None:
-            held = self._held[ref] = _Held(self._identify(version), self._disk_bytes(version.size))
+            held = self._held[ref] = _Held(self._identify(version), self.disk_bytes(version.size))
             self._versions.add(held.version_id)
             self.reserved_bytes += held.disk_bytes
         else:
             self.came(version, self._identify(version))
         held.by.add(pin)
-
-
-def disk_bytes_of(size: int, block_bytes: int, of_block: Callable[[int], int]) -> int:
-    """What the blocks of an object of `size` bytes take; `of_block`: what one of so many bytes does."""
-    whole, rest = divmod(size, block_bytes)
-    return whole * of_block(block_bytes) + (of_block(rest) if rest else 0)

@@ -22,9 +22,10 @@ from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
 from outrider.core.ahead.readers import Readers
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import Run
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.discovery_runner import NOT_TO_BE_HAD, DiscoveryRunner
@@ -99,13 +100,13 @@ class Prefetch:
     """Owned by the composition root, called on the engine's thread; only `note` may be called from others."""
 
     def __init__(
-        self, planner: Planner, origin: str, catalog: VersionCache, store: BlockStore, flights: FlightTable,
+        self, planner: Planner, layout: BlockLayout, catalog: VersionCache, store: BlockStore, flights: FlightTable,
         version_lookup: VersionLookup,
         enumerator: Enumerator, scheduler: FillScheduler, spawn: Spawn, clock: Clock, metrics: Metrics,
-        *, block_bytes: int, mode_of: Callable[[ObjectRef], Mode], budget: PrefetchLimits, later: Later = _later,
+        *, mode_of: Callable[[ObjectRef], Mode], budget: PrefetchLimits, later: Later = _later,
     ) -> None:  # fmt: skip
         self._planner = planner
-        self._origin = origin
+        self._layout = layout
         self._catalog = catalog
         self._store = store
         self._flights = flights
@@ -115,7 +116,6 @@ class Prefetch:
         self._spawn = spawn
         self._clock = clock
         self._metrics = metrics
-        self._block_bytes = block_bytes
         self._mode_of = mode_of
         self._budget = budget
         self._streams = Readers()
@@ -194,8 +194,8 @@ class Prefetch:
         version = self._catalog.stale(ref)
         if version is None:
             return False
-        vid = version_id(self._origin, version, self._block_bytes)
-        return all(self._store.has(BlockKey(vid, index)) for index in range(-(-version.size // self._block_bytes)))
+        vid = self._layout.version_id(version)
+        return all(self._store.has(BlockKey(vid, index)) for index in range(self._layout.count(version.size)))
 
     async def tick(self) -> bool:
         """Called some times a second: hears the notes, with pauses in which others are served, and thinks. Whether it
@@ -284,8 +284,8 @@ class Prefetch:
             if not wants:
                 return
             for want in wants:
-                size = want.size if want.size >= 0 else self._block_bytes
-                self.allowance.spend(min(size, len(want.blocks) * self._block_bytes))
+                size = want.size if want.size >= 0 else self._layout.block_bytes
+                self.allowance.spend(min(size, len(want.blocks) * self._layout.block_bytes))
                 yield want
 
     async def _bring(self, want: Want) -> None:
@@ -328,7 +328,7 @@ class Prefetch:
     def _begin(self, want: Want, version: ObjectVersion) -> list[Flight]:
         if version.size != want.size:
             self._planner.found(want.ref, version.size)
-        count = -(-version.size // self._block_bytes)
+        count = self._layout.count(version.size)
         blocks = range(count) if want.size < 0 else [index for index in want.blocks if index < count]
         return self.fill(version, blocks)
 
@@ -363,7 +363,7 @@ class Prefetch:
             if version is None:
                 asks = self._checksums.get(_folder(ref), False)
                 version = await self._version_lookup.ask(ref, 0, whole_headers=asks, if_small=True, size=size)
-            opened = self._flights.get(BlockKey(version_id(self._origin, version, self._block_bytes), 0))
+            opened = self._flights.get(self._layout.key(version, 0))
             begin(version)
             if opened is not None and opened.slot is None:
                 if not joined:
@@ -376,13 +376,13 @@ class Prefetch:
     def fill(self, version: ObjectVersion, blocks: Iterable[int], *, ordered: bool = False) -> list[Flight]:
         """Begin to fill those that are neither here nor coming; the flights of all that are not here. `ordered`: see
         `Turn`."""
-        vid = version_id(self._origin, version, self._block_bytes)
+        vid = self._layout.version_id(version)
         flights: list[Flight] = []
         for index in blocks:
             key = BlockKey(vid, index)
             if self._flights.wanted(key):
                 # A GET each: a reader that comes meanwhile brings forward just what it waits for.
-                begun = self._flights.board(self._origin, version, self._block_bytes, Run(index, 1))
+                begun = self._flights.board(version, Run(index, 1))
                 self._flights.fill(begun, prefetch=True, ordered=ordered)
                 self._metrics.prefetched_blocks.inc()
             flight = self._flights.get(key)
@@ -391,8 +391,7 @@ class Prefetch:
         return flights
 
     def _bring_ahead(self, version: ObjectVersion, extent: Extent) -> None:
-        first, last = extent.start // self._block_bytes, (extent.stop - 1) // self._block_bytes
-        self.fill(version, range(first, last + 1))
+        self.fill(version, self._layout.indexes(extent))
 
 
 def _joined(notes: deque[Note]) -> list[Note]:

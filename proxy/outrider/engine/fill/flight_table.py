@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.disk_pressure import DiskPressure
 from outrider.core.cache.readahead import Run, fill_start
@@ -30,12 +31,13 @@ class FlightTable:
     """The table of flights, and the tasks that carry them out: one fill per block at a time."""
 
     def __init__(
-        self, origin_reader: OriginReader, store: BlockStore, spawn: Spawn, scheduler: FillScheduler, clock: Clock,
-        *, may_hold: Callable[[int], int] = hold_bytes,
+        self, layout: BlockLayout, origin_reader: OriginReader, store: BlockStore, spawn: Spawn,
+        scheduler: FillScheduler, clock: Clock, *, may_hold: Callable[[int], int] = hold_bytes,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         """`may_hold`: how many bytes one of so many fills under way may hold back before they are written. `sleep`: for
         how long readers are given to ask for more before the disk's work begins."""
+        self._layout = layout
         self._origin_reader = origin_reader
         self._store = store
         self._spawn = spawn
@@ -57,18 +59,16 @@ class FlightTable:
         """Neither here nor on its way."""
         return block not in self._flights and not self._store.has(block)
 
-    def board(
-        self, origin: str, version: ObjectVersion, block_bytes: int, run: Run, wanted_byte: int | None = None
-    ) -> list[Flight]:
+    def board(self, version: ObjectVersion, run: Run, wanted_byte: int | None = None) -> list[Flight]:
         """Enter the blocks of `run`, all of them wanted, into the table. The caller sees to it that they are filled.
 
         `wanted_byte`: the object's byte that somebody waits for; when it lies in the first block, the fill begins there
         or a little before. None, or elsewhere: at the start.
         """
-        flights = [Flight(BlockMeta(origin, version, block_bytes, run.first + i)) for i in range(run.count)]
+        flights = [Flight(BlockMeta(self._layout, version, run.first + i)) for i in range(run.count)]
         lead = flights[0].meta
         if wanted_byte is not None and lead.extent.start < wanted_byte < lead.extent.stop:
-            flights[0] = Flight(lead, fill_start(wanted_byte - lead.extent.start, block_bytes))
+            flights[0] = Flight(lead, fill_start(wanted_byte - lead.extent.start, self._layout.block_bytes))
         for flight in flights:
             key = flight.meta.key
             assert self.wanted(key), "one fill per block"

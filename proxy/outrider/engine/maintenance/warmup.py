@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.core.block_layout import BlockLayout
 from outrider.core.errors import InvalidRequest
 from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
-from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, block_extent
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
 
 May = Callable[[ObjectRef], bool]
@@ -106,7 +107,7 @@ class Warmup:
             item.whole = True
             self.progress.objects += 1
 
-    def recount(self, has: Callable[[BlockKey], bool], block_bytes: int, removals: int, clock: Callable[[], float],
+    def recount(self, has: Callable[[BlockKey], bool], layout: BlockLayout, removals: int, clock: Callable[[], float],
                 *, at_once: bool = False) -> None:  # fmt: skip
         """Blocks may have left since they were seen: look again at all objects that were whole, unless that was done a
         moment ago."""
@@ -115,7 +116,7 @@ class Warmup:
         began, self._removals = clock(), removals
         for item in self.items.values():
             if item.version_id and (item.whole or not self.running):
-                here = sum(length for key, length in blocks_of(item, block_bytes) if has(key))
+                here = sum(length for key, length in blocks_of(item, layout) if has(key))
                 self.progress.bytes += here - item.here
                 self.progress.objects += (here == item.size) - item.whole
                 item.here, item.whole = here, here == item.size
@@ -125,10 +126,10 @@ class Warmup:
         return {"name": self.name, "client": self.client, **self.progress.told(now, failures_max)}
 
 
-def blocks_of(item: Item, block_bytes: int) -> Iterator[tuple[BlockKey, int]]:
+def blocks_of(item: Item, layout: BlockLayout) -> Iterator[tuple[BlockKey, int]]:
     """Each block of an object whose size is known, and how many bytes it has."""
-    for index in range(-(-item.size // block_bytes)):
-        yield BlockKey(item.version_id, index), block_extent(index, item.size, block_bytes).length
+    for index in range(layout.count(item.size)):
+        yield BlockKey(item.version_id, index), layout.extent(index, item.size).length
 
 
 # Of one owner. With plans and stalls they fit on one page of a LIST.

@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from itertools import chain, takewhile
 
-from outrider.core.cache.pins import Pins, disk_bytes_of
+from outrider.core.block_layout import BlockLayout
+from outrider.core.cache.pins import Pins
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, StoreUnavailable, VersionChanged
 from outrider.core.maintenance.object_list import OBJECTS_MAX
 from outrider.core.maintenance.progress import State
-from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, version_id
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.flight_table import Spawn
@@ -52,13 +53,11 @@ class WarmupRunner:
     """Called on the engine's thread. Owns no warm-up: it carries them out."""
 
     def __init__(
-        self, origin: str, catalog: VersionCache, store: ControlledStore, prefetch: Prefetch, enumerator: Enumerator,
-        pins: Pins,
-        spawn: Spawn, clock: Clock, *, block_bytes: int, blocks_at_once: int, disk_bytes: Callable[[int], int],
+        self, layout: BlockLayout, catalog: VersionCache, store: ControlledStore, prefetch: Prefetch,
+        enumerator: Enumerator, pins: Pins, spawn: Spawn, clock: Clock, *, blocks_at_once: int,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
-        """`disk_bytes`: what a block of so many bytes takes of the cache."""
-        self._origin = origin
+        self._layout = layout
         self._catalog = catalog
         self.store = store
         self._prefetch = prefetch
@@ -66,8 +65,6 @@ class WarmupRunner:
         self.pins = pins
         self.spawn = spawn
         self.clock = clock
-        self._block_bytes = block_bytes
-        self._disk_bytes = disk_bytes
         self._sleep = sleep
         # Blocks on their way for warm-ups, all together.
         self._blocks = asyncio.Semaphore(blocks_at_once)
@@ -90,7 +87,7 @@ class WarmupRunner:
             warmup.task.cancel()
 
     def counted(self, warmup: Warmup, *, at_once: bool = False) -> Warmup:
-        warmup.recount(self.store.has, self._block_bytes, self.store.removals, self.clock, at_once=at_once)
+        warmup.recount(self.store.has, self._layout, self.store.removals, self.clock, at_once=at_once)
         return warmup
 
     def hint(self, ref: ObjectRef) -> None:
@@ -170,11 +167,7 @@ class WarmupRunner:
                 group.create_task(work())
 
     def version_id(self, version: ObjectVersion) -> bytes:
-        return version_id(self._origin, version, self._block_bytes)
-
-    def disk_bytes(self, size: int) -> int:
-        """What an object of `size` bytes takes of the cache."""
-        return disk_bytes_of(size, self._block_bytes, self._disk_bytes)
+        return self._layout.version_id(version)
 
     # -- one warm-up --------------------------------------------------------------------------------------------------
 
@@ -241,7 +234,7 @@ class WarmupRunner:
         if version is None:
             brought = not self._begins_here(item.ref)
             # The answer brings the first block: a whole one, as long as no size is known.
-            first_bytes = min(item.size, self._block_bytes) if item.size >= 0 else self._block_bytes
+            first_bytes = min(item.size, self._layout.block_bytes) if item.size >= 0 else self._layout.block_bytes
             if warmup is not None:
                 await self._wait_for_allowance(warmup)
                 self._spend(warmup, first_bytes)
@@ -249,7 +242,7 @@ class WarmupRunner:
             try:
                 async with self._blocks:
                     version = await self._prefetch.opened(item.ref, size=item.size, ordered=True)
-                came_bytes = min(version.size, self._block_bytes)
+                came_bytes = min(version.size, self._layout.block_bytes)
             finally:
                 if warmup is not None:
                     self._spend(warmup, came_bytes - first_bytes)
@@ -272,7 +265,7 @@ class WarmupRunner:
         """Rather than to evict for its end what it brought at its beginning, it stops taking more."""
         if warmup is None or room_bytes is None or item.has_room or self.pins.is_pinned(item.ref):
             return
-        need = self.disk_bytes(size)
+        need = self.pins.disk_bytes(size)
         if warmup.need_bytes + need > room_bytes:
             raise _NoRoomError(f"no room: {warmup.need_bytes + need - room_bytes} bytes are missing in the cache")
         item.has_room = True
@@ -281,7 +274,7 @@ class WarmupRunner:
     async def _bring_blocks(self, warmup: Warmup | None, item: Item, version: ObjectVersion, brought: bool) -> None:
         passed = 0
         async with TaskGroup() as group:
-            for key, length in blocks_of(item, self._block_bytes):
+            for key, length in blocks_of(item, self._layout):
                 if self.store.is_verified(key) or (self.store.has(key) and warmup is not None and warmup.trusting):
                     # The first one may have come a moment ago, with the answer to which version it is.
                     _count(warmup, item, length, self.clock(), fetched=brought and key.index == 0)

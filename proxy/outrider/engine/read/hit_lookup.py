@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion, version_id
+from outrider.core.block_layout import BlockLayout
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.read.version_cache import VersionCache
 from outrider.ports import BlockStore, Clock, Lease
 
@@ -29,22 +30,18 @@ class Known:
 class HitLookup:
     """Looks only, and keeps nothing; from any thread."""
 
-    def __init__(
-        self, origin: str, catalog: VersionCache, store: BlockStore, clock: Clock, *, block_bytes: int
-    ) -> None:
-        self._origin = origin
+    def __init__(self, layout: BlockLayout, catalog: VersionCache, store: BlockStore, clock: Clock) -> None:
+        self._layout = layout
         self._catalog = catalog
         self._store = store
         self._clock = clock
-        self._block_bytes = block_bytes
 
     def known(self, ref: ObjectRef) -> Known | None:
         """None: the origin has to be asked first."""
         fresh = self._catalog.look(ref)
         if fresh is None:
             return None
-        vid = version_id(self._origin, fresh.version, self._block_bytes)
-        return Known(fresh.version, vid, fresh.until, fresh.changes)
+        return Known(fresh.version, self._layout.version_id(fresh.version), fresh.until, fresh.changes)
 
     def is_current(self, known: Known) -> bool:
         """Whether the catalog would say the same again. False may also mean: look it up again."""
@@ -55,7 +52,8 @@ class HitLookup:
 
         None: something is missing, or not open.
         """
-        block_bytes = self._block_bytes
+        # Not by the layout's methods: each hit would pay some 80 ns for each call.
+        block_bytes = self._layout.block_bytes
         first, inside = divmod(extent.start, block_bytes)
         last = (extent.stop - 1) // block_bytes
         if last == first:
@@ -83,8 +81,8 @@ class HitLookup:
 
     def page_in(self, known: Known, extent: Extent) -> Callable[[], None] | None:
         """As `BlockStore.page_in`, of what lies in one block; of more: None."""
-        index, inside = divmod(extent.start, self._block_bytes)
-        if inside + extent.length > self._block_bytes:
+        index, inside = divmod(extent.start, self._layout.block_bytes)
+        if inside + extent.length > self._layout.block_bytes:
             return None
         return self._store.page_in(BlockKey(known.version_id, index), inside, extent.length)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
 from outrider.core.errors import (
     OriginBroke,
@@ -23,8 +24,6 @@ from outrider.core.model import (
     Headers,
     ObjectRef,
     ObjectVersion,
-    block_extent,
-    version_id,
 )
 from outrider.core.s3 import ranges
 from outrider.core.s3.conditions import CONDITIONALS, Precondition, evaluate
@@ -143,18 +142,16 @@ class ObjectReads:
     """Reads from the store, the flights and, past them, the origin."""
 
     def __init__(
-        self, origin_reader: OriginReader, origin: str, catalog: VersionCache, store: BlockStore,
-        flights: FlightTable, version_lookup: VersionLookup,
-        metrics: Metrics, *, block_bytes: int,
+        self, layout: BlockLayout, origin_reader: OriginReader, catalog: VersionCache, store: BlockStore,
+        flights: FlightTable, version_lookup: VersionLookup, metrics: Metrics,
     ) -> None:  # fmt: skip
+        self._layout = layout
         self._origin_reader = origin_reader
-        self._origin = origin
         self._catalog = catalog
         self._store = store
         self._flights = flights
         self._version_lookup = version_lookup
         self._metrics = metrics
-        self._block_bytes = block_bytes
         self._readers = 0
         # Those who do not know yet what they read. A job's first readers begin so, all at once.
         self._beginning = 0
@@ -223,8 +220,7 @@ class ObjectReads:
 
     def doubt(self, version: ObjectVersion, position: int) -> None:
         """The block that has this byte could not be read where it was to be sent from."""
-        vid = version_id(self._origin, version, self._block_bytes)
-        self._store.doubt(BlockKey(vid, position // self._block_bytes))
+        self._store.doubt(self._layout.key(version, self._layout.index_of(position)))
 
     # -- which version ------------------------------------------------------------------------------------------
 
@@ -250,13 +246,12 @@ class ObjectReads:
     def _status_of(self, version: ObjectVersion, extent: Extent) -> CacheStatus:
         if extent.length == 0:
             return CacheStatus.HIT
-        vid = version_id(self._origin, version, self._block_bytes)
-        first, last = extent.start // self._block_bytes, (extent.stop - 1) // self._block_bytes
-        last = min(last, first + _STATUS_BLOCKS_MAX - 1)
-        here = sum(self._store.has(BlockKey(vid, index)) for index in range(first, last + 1))
+        vid = self._layout.version_id(version)
+        indexes = self._layout.indexes(extent)[:_STATUS_BLOCKS_MAX]
+        here = sum(self._store.has(BlockKey(vid, index)) for index in indexes)
         if here == 0:
             return CacheStatus.MISS
-        return CacheStatus.HIT if here == last - first + 1 else CacheStatus.PARTIAL
+        return CacheStatus.HIT if here == len(indexes) else CacheStatus.PARTIAL
 
     async def _body(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
         self._readers += 1
@@ -274,14 +269,14 @@ class ObjectReads:
 
     async def _pieces(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
         """The bytes of `extent` in order, each from the nearest place that has it."""
-        vid = version_id(self._origin, version, self._block_bytes)
-        position, relaying, step = extent.start, False, self._block_bytes // _PLANS_PER_BLOCK
+        layout, vid = self._layout, self._layout.version_id(version)
+        position, relaying, step = extent.start, False, layout.block_bytes // _PLANS_PER_BLOCK
         sick_index = -1  # the block whose file failed under this read: the rest of it comes from the origin
         lagged = False  # the last block came at the pace of a disk that lags: what follows need not
         while position < extent.stop:
-            index = position // self._block_bytes
+            index = layout.index_of(position)
             key = BlockKey(vid, index)
-            block = block_extent(index, version.size, self._block_bytes)
+            block = layout.extent(index, version.size)
             inside = Extent(position - block.start, min(extent.stop, block.stop) - block.start)
             filling = not relaying and not lagged and self._flights.admits()
             if filling:
@@ -318,7 +313,7 @@ class ObjectReads:
             self._metrics.relays.inc()
             # Where the disk only lags, it is asked again whether it still does.
             lagged = False
-            window = WINDOW_BLOCKS_MAX * self._block_bytes
+            window = WINDOW_BLOCKS_MAX * layout.block_bytes
             relay_max = extent.stop if relaying else min(extent.stop, position + window)
             stop = self._relay_stop(version, vid, position, relay_max)
             async with aclosing(self._origin_reader.stream(version, Extent(position, stop))) as chunks:
@@ -334,16 +329,16 @@ class ObjectReads:
         return key.index
 
     def _fill_ahead(self, version: ObjectVersion, vid: bytes, rest: Extent, begun_at: int) -> None:
-        blocks_sent = (rest.start - begun_at) / self._block_bytes
+        blocks_sent = (rest.start - begun_at) / self._layout.block_bytes
         # By its second block the others would have begun, too: a long read that is alone then has the line to itself.
         readers = round(self._readers_lately) if blocks_sent < 1 else self._readers
         readers = max(readers, self._readers + self._beginning)
-        index, last = rest.start // self._block_bytes, (rest.stop - 1) // self._block_bytes
+        index, last = self._layout.index_of(rest.start), self._layout.index_of(rest.stop - 1)
         wanted = self._flights.wanted
         for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), readers):
             if run.first > index and not self._flights.admits():
                 break
-            begun = self._flights.board(self._origin, version, self._block_bytes, run, rest.start)
+            begun = self._flights.board(version, run, rest.start)
             self._flights.fill(begun, ahead=run.first - index)
         # What was to be brought for nobody is what this reader would ask for now: it must not come one by one.
         stop = min(last + 1, index + window_blocks(blocks_sent, readers))
@@ -368,9 +363,9 @@ class ObjectReads:
 
     def _relay_stop(self, version: ObjectVersion, vid: bytes, position: int, stop: int) -> int:
         """Where the run of missing blocks ends that `position` lies in: one GET relays it."""
-        index = position // self._block_bytes
+        index = self._layout.index_of(position)
         while True:
-            block_stop = block_extent(index, version.size, self._block_bytes).stop
+            block_stop = self._layout.extent(index, version.size).stop
             if block_stop >= stop:
                 return stop
             index += 1

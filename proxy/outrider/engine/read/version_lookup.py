@@ -12,10 +12,11 @@ from typing import Any
 
 from cachetools import LRUCache, TTLCache
 
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.freshness import is_settled
 from outrider.core.cache.readahead import FIRST_BLOCKS, Run, fill_start
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, like, unanswered
-from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, is_strong_etag, version_id
+from outrider.core.model import Headers, ObjectRef, ObjectVersion, is_strong_etag
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.s3 import ranges
 from outrider.core.s3.headers import replayable, without_checksums
@@ -71,17 +72,15 @@ class VersionLookup:
     """Owns the questions under way. What they learn goes into the catalog; the block they bring, into a flight."""
 
     def __init__(
-        self, origin_reader: OriginReader, origin: str, catalog: VersionCache, flights: FlightTable, spawn: Spawn,
-        clock: Clock,
-        *, block_bytes: int, stale_if_error: bool = False,
+        self, layout: BlockLayout, origin_reader: OriginReader, catalog: VersionCache, flights: FlightTable,
+        spawn: Spawn, clock: Clock, *, stale_if_error: bool = False,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:  # fmt: skip
+        self._layout = layout
         self._origin_reader = origin_reader
-        self._origin = origin
         self._catalog = catalog
         self._flights = flights
         self._spawn = spawn
-        self._block_bytes = block_bytes
         self._clock = clock
         self._stale_if_error = stale_if_error
         self._sleep = sleep
@@ -144,8 +143,7 @@ class VersionLookup:
         return opening.version
 
     def _is_here(self, version: ObjectVersion, byte: int) -> bool:
-        vid = version_id(self._origin, version, self._block_bytes)
-        return not self._flights.wanted(BlockKey(vid, byte // self._block_bytes))
+        return not self._flights.wanted(self._layout.key(version, self._layout.index_of(byte)))
 
     async def ask_checksums(self, ref: ObjectRef) -> None:
         """Of an object whose version is fresh: the catalog knows more then, or nothing new where the origin does not
@@ -179,15 +177,15 @@ class VersionLookup:
             return await self._version_of(ref, opening, reply, whole=True)
 
     async def _open_by_get(self, ref: ObjectRef, opening: _Opening, first_byte: int) -> None:
-        index, inside = divmod(first_byte, self._block_bytes)
-        stop = (index + 1) * self._block_bytes
+        index, inside = divmod(first_byte, self._layout.block_bytes)
+        stop = (index + 1) * self._layout.block_bytes
         # One request that tells all, or a part and a HEAD beside it. The first is for small objects: of a large one
         # too much would be under way when we stop it.
         whole = opening.whole_headers and opening.small
         asks = opening.whole_headers and not whole and _folder(ref) not in self._untold
         beside = self._beside(ref, self._head(ref, opening)) if asks else None
         headers: Headers = _CHECKSUMS
-        start = 0 if whole else stop - self._block_bytes + fill_start(inside, self._block_bytes)
+        start = 0 if whole else first_byte - inside + fill_start(inside, self._layout.block_bytes)
         if not whole:
             headers += (("range", f"bytes={start}-{stop - 1}"),)
         asked_at = self._clock()
@@ -217,7 +215,7 @@ class VersionLookup:
     def _is_small(self, ref: ObjectRef, size: int) -> bool:
         """Whether one block will most likely hold it. `size` -1: nobody told it."""
         seen = [size] if size >= 0 else [self._sizes[kind] for kind in _kinds(ref) if kind in self._sizes]
-        return bool(seen) and seen[0] <= self._block_bytes
+        return bool(seen) and seen[0] <= self._layout.block_bytes
 
     def _beside(
         self, ref: ObjectRef, question: Coroutine[Any, Any, ObjectVersion]
@@ -254,14 +252,13 @@ class VersionLookup:
         return beside.result()
 
     def _adopt(self, version: ObjectVersion, index: int, start: int, *, whole: bool) -> list[Flight]:
-        blocks = -(-version.size // self._block_bytes)
+        blocks = self._layout.count(version.size)
         # Larger than it was taken for: what comes of the next blocks is kept, too, where they are few.
         count = blocks if whole and index == 0 and blocks <= FIRST_BLOCKS else 1
-        vid = version_id(self._origin, version, self._block_bytes)
-        here = not all(self._flights.wanted(BlockKey(vid, one)) for one in range(index, index + count))
+        here = not all(self._flights.wanted(self._layout.key(version, one)) for one in range(index, index + count))
         if index >= blocks or here:
             return []
-        return self._flights.board(self._origin, version, self._block_bytes, Run(index, count), start)
+        return self._flights.board(version, Run(index, count), start)
 
     def _learn(self, ref: ObjectRef, opening: _Opening, version: ObjectVersion) -> None:
         self._catalog.learn(version, opening.mark, settled=opening.settled)
