@@ -35,6 +35,7 @@ from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader, Patience
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.listing.list_cache import ListCache
+from outrider.engine.listing.lists import Lists
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.verification import Verification
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
@@ -194,7 +195,7 @@ def make_rooms(
     # What is kept in memory ends with us.
     touched = None if str(settings.cache_dir) == "memory" else WrittenNamesFile(directory, store.work)
     passthrough = Passthrough(
-        origin, origin_reader, catalog, list_cache, partial(note_written, touched, catalog, version_lookup)
+        origin, origin_reader, catalog, list_cache.forget, partial(note_written, touched, catalog, version_lookup)
     )
     control = ControlBucket(
         lambda: outrider.status(), prefetch,
@@ -204,7 +205,8 @@ def make_rooms(
     )  # fmt: skip
     spans = _spans(settings, traces)
     requests = S3Handler(
-        reads, passthrough, prefetch, access, control, metrics, memory, warmup_runner.hint,
+        reads, Lists(list_cache, passthrough), passthrough, prefetch, access, control, metrics, memory,
+        warmup_runner.hint,
         domains=settings.domain, most=settings.requests, client_timeout_s=settings.client_timeout_s, spans=spans,
     )  # fmt: skip
     new_fast_path = partial(

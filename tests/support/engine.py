@@ -158,7 +158,8 @@ def engine(
     )
     reads = ObjectReads(layout, origin_reader, catalog, store, flights, version_lookup, metrics)
     memory = MemoryBudget(64 * 1024 * 1024)
-    passthrough = Passthrough(origin, origin_reader, catalog, ListCache(lambda prefix: None, clock, 1 << 20, memory))
+    list_cache = ListCache(lambda prefix: None, clock, 1 << 20, memory)
+    passthrough = Passthrough(origin, origin_reader, catalog, list_cache.forget)
     enumerator, budget = Enumerator(origin_reader, memory, catalog), budget or PrefetchLimits(64)
     ahead = Prefetch(
         planner, layout, catalog, store, flights, version_lookup, enumerator, scheduler,

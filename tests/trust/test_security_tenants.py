@@ -134,7 +134,7 @@ _LOOKING = tuple(
         "core.errors",
         "core.s3",
         "engine.fill.origin_reader",
-        "engine.listing.list_cache",
+        "engine.listing",
         "engine.read",
         "engine.write.passthrough",
         "http.access",

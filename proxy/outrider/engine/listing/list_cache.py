@@ -6,7 +6,7 @@ somebody writes past us shows when the time is up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -78,7 +78,7 @@ class ListCache:
         self._forgotten.note(bucket, self._generation)
 
     async def keeping(
-        self, operation: Operation, key: ListingKey, mark: Mark, headers: Headers, chunks: Chunks
+        self, operation: Operation, key: ListingKey, mark: Mark, headers: Headers, chunks: AsyncIterator[bytes]
     ) -> Chunks:
         """Passes `chunks` on, and keeps the page if it came whole and no write came in between.
 

@@ -1,5 +1,7 @@
-"""The way of everything that the cache does not answer: signed anew, streamed both ways, and what a write makes
-doubtful forgotten before it is sent and again after its answer came."""
+"""Requests that the cache does not answer go to the origin: signed anew, streamed both ways.
+
+The names that a write may change are forgotten before the write is sent, and again after its answer came.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.s3.headers import passed_down, passed_up
 from outrider.core.s3.operation import Forgets, Operation
 from outrider.engine.fill.origin_reader import OriginReader
-from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.write.upload import Upload
@@ -29,7 +30,7 @@ class ForwardAnswer:
     length: int | None
     body: ForwardBody
     cache: CacheStatus = CacheStatus.BYPASS
-    """HIT: a kept listing."""
+    """HIT: the LIST cache gave the answer, and the origin was not asked (see `listing.lists`)."""
 
 
 class ForwardBody:
@@ -71,23 +72,22 @@ async def _nowhere(names: Sequence[Name]) -> None:
     pass
 
 
-async def _once(body: bytes) -> Chunks:
-    yield body
-
-
 class Passthrough:
     """Writes go to the origin exactly once; reads without a body may be tried again."""
 
     def __init__(
-        self, origin: Origin, origin_reader: OriginReader, catalog: VersionCache, list_cache: ListCache,
+        self, origin: Origin, origin_reader: OriginReader, catalog: VersionCache, forget_lists: Callable[[str], None],
         note: Callable[[Sequence[Name]], Awaitable[None]] = _nowhere,
     ) -> None:  # fmt: skip
-        """`note` keeps the names, for a start after a crash, and never fails. It is called before a write is sent, and
-        before its answer is relayed: a read in between may have been told of what the write then changed."""
+        """`forget_lists` drops the cached LISTs of a bucket.
+
+        `note` keeps the names on disk, for a start after a crash, and never fails. It is called before a write is sent,
+        and again before the answer is relayed: a read in between may have seen the object before the write changed it.
+        """
         self._origin = origin
         self._origin_reader = origin_reader
         self._catalog = catalog
-        self._list_cache = list_cache
+        self._forget_lists = forget_lists
         self._note = note
 
     async def send(
@@ -98,11 +98,6 @@ class Passthrough:
         Raises:
             S3Error: the body is not what the client said; ServiceUnavailable: the origin cannot be reached.
         """
-        listing = self._list_cache.key_of(operation, headers)
-        if listing is not None and (page := self._list_cache.get(listing)) is not None:
-            body = ForwardBody(_once(page.body), AsyncExitStack())
-            return ForwardAnswer(200, page.headers, len(page.body), body, CacheStatus.HIT)
-        mark = self._list_cache.mark()
         if upload.body is not None and upload.body_bytes == 0:
             # An origin that is told of an empty object commits it at once: all must have held before.
             async for _ in upload.body:
@@ -136,8 +131,6 @@ class Passthrough:
             if operation.forgets is not Forgets.NOTHING:
                 outcome.in_doubt = reply.status in RETRYABLE_STATUSES
                 chunks = outcome.of(chunks)
-            if listing is not None and reply.status == 200:
-                chunks = self._list_cache.keeping(operation, listing, mark, told, chunks)
             return ForwardAnswer(reply.status, told, reply.content_length, ForwardBody(chunks, stack.pop_all()))
         raise AssertionError("unreachable")
 
@@ -151,7 +144,7 @@ class Passthrough:
             else:
                 self._catalog.forget(name)
         for bucket in {name if isinstance(name, str) else name.bucket for name in touched}:
-            self._list_cache.forget(bucket)
+            self._forget_lists(bucket)
 
 
 def _touched(operation: Operation, deleted_keys: Sequence[str] | None) -> list[Name]:

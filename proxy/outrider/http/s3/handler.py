@@ -36,6 +36,7 @@ from outrider.core.s3.operation import Forgets, Kind, Operation
 from outrider.core.s3.user_agent import app_of
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.listing.lists import Lists
 from outrider.engine.read.object_read import Body, CacheStatus, ObjectReads, OnAsked, ReadAnswer
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.write.form_upload import incoming_form
@@ -111,9 +112,9 @@ class S3Handler:
     """Called on the engine's loop."""
 
     def __init__(
-        self, reads: ObjectReads, passthrough: Passthrough, prefetch: Prefetch, access: Access, control: ControlBucket,
-        metrics: Metrics, memory: MemoryBudget, warm: Callable[[ObjectRef], None], *, domains: tuple[str, ...] = (),
-        most: int, client_timeout_s: float, spans: ServerSpans | None = None,
+        self, reads: ObjectReads, lists: Lists, passthrough: Passthrough, prefetch: Prefetch, access: Access,
+        control: ControlBucket, metrics: Metrics, memory: MemoryBudget, warm: Callable[[ObjectRef], None], *,
+        domains: tuple[str, ...] = (), most: int, client_timeout_s: float, spans: ServerSpans | None = None,
     ) -> None:  # fmt: skip
         """`warm`: bring an object, some time soon. `most`: how many may be under way. `spans` None: there are no
         traces."""
@@ -121,6 +122,7 @@ class S3Handler:
         self._recorder = RequestRecorder(metrics, self.access_log, spans)
         self._spans = spans
         self._reads = reads
+        self._lists = lists
         self._passthrough = passthrough
         self._prefetch = prefetch
         self._access = access
@@ -299,7 +301,9 @@ class S3Handler:
     async def _send_up(
         self, asked: _Asked, operation: Operation, upload: Upload, deleted_keys: list[str] | None
     ) -> Reply:
-        answer = await self._passthrough.send(operation, asked.headers, upload, deleted_keys)
+        answer = await self._lists.answer(operation, asked.headers, upload)
+        if answer is None:
+            answer = await self._passthrough.send(operation, asked.headers, upload, deleted_keys)
         asked.cache = answer.cache
         return self._reply(asked, answer.status, answer.headers, answer.body, answer.length)
 

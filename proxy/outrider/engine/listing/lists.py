@@ -1,0 +1,47 @@
+"""A client's LIST: answered from the LIST cache, else sent to the origin and kept."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from outrider.core.model import Headers
+from outrider.core.s3.operation import Operation
+from outrider.engine.listing.list_cache import ListCache
+from outrider.engine.read.object_read import CacheStatus
+from outrider.engine.write.passthrough import ForwardAnswer, ForwardBody, Passthrough
+from outrider.engine.write.upload import Upload
+from outrider.ports import Chunks
+
+
+class Lists:
+    """The LIST cache in front of the passthrough."""
+
+    def __init__(self, cache: ListCache, passthrough: Passthrough) -> None:
+        self._cache = cache
+        self._passthrough = passthrough
+
+    async def answer(self, operation: Operation, headers: Headers, upload: Upload) -> ForwardAnswer | None:
+        """None: this is no LIST that a rule lets the cache keep, and nothing was sent.
+
+        Raises:
+            S3Error: as `Passthrough.send` does.
+        """
+        key = self._cache.key_of(operation, headers)
+        if key is None:
+            return None
+        if (page := self._cache.get(key)) is not None:
+            body = ForwardBody(_once(page.body), AsyncExitStack())
+            return ForwardAnswer(200, page.headers, len(page.body), body, CacheStatus.HIT)
+        mark = self._cache.mark()
+        answer = await self._passthrough.send(operation, headers, upload)
+        if answer.status != 200:
+            return answer
+        stack = AsyncExitStack()
+        stack.push_async_callback(answer.body.aclose)
+        chunks = self._cache.keeping(operation, key, mark, answer.headers, answer.body)
+        return replace(answer, body=ForwardBody(chunks, stack))
+
+
+async def _once(body: bytes) -> Chunks:
+    yield body
