@@ -45,7 +45,7 @@ test-tools:
 # Native tracebacks: pytest's own are parsed anew, at which Python 3.11 may fail beside running threads ("AST constructor
 # recursion depth mismatch"), and one failure would end it all without a table.
 SOAK ?= 30
-TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_machine.py
+TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_machine.py tests/server/test_fresh_clone.py
 soak: install
 	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 --tb native $(TESTS)
 
