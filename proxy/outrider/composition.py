@@ -199,7 +199,7 @@ def make_rooms(
     )
     control = ControlBucket(
         lambda: outrider.status(), prefetch,
-        MaintenanceCommands(warmup_runner, pinning, Verification(store, tasks.spawn, time.time), access, time.time),
+        MaintenanceCommands(warmup_runner, pinning, Verification(store, tasks.spawn), access, time.time),
         access, metrics,
         time.time,
     )  # fmt: skip

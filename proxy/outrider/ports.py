@@ -203,10 +203,6 @@ class ControlledStore(BlockStore, Protocol):
         """Raises StoreUnavailable: the disk would not let one go."""
         ...
 
-    async def sweep(self) -> None:
-        """Drop what was being read when it was to be dropped."""
-        ...
-
 
 class Versions(Protocol):
     """Told by the store, after a start, of each version that it found blocks of."""

@@ -60,16 +60,16 @@ def test_stalls_are_added() -> None:
 def test_what_is_remembered_of_a_plan_counts_as_its_text_does() -> None:
     """It grows with each part that is told under the name."""
     notes, planner, telling = ControlObjects(10, 4950), Planner(1 << 20, 1 << 10), Hint()
-    notes.put("", "short", ControlObject(bytes(100), "a", 0.0))
+    notes.put("", "short", ControlObject(bytes(100), 0.0))
     for part in range(3):
         refs = [ObjectRef("bkt", f"{part}-{number:04}") for number in range(400)]
         planner.told("a", refs, 0.0, telling=telling)
-        notes.put("", "long", ControlObject(bytes(100), "a", 0.0, telling))
+        notes.put("", "long", ControlObject(bytes(100), 0.0, telling))
         assert [name for name, _ in notes.of("")] == (["short", "long"] if part < 2 else ["long"])
     assert notes.hints() == [telling]
     notes.pop("", "long")
-    notes.put("", "next", ControlObject(bytes(4850), "a", 0.0))
-    notes.put("", "other", ControlObject(bytes(100), "a", 0.0))
+    notes.put("", "next", ControlObject(bytes(4850), 0.0))
+    notes.put("", "other", ControlObject(bytes(100), 0.0))
     assert [name for name, _ in notes.of("")] == ["next", "other"]
-    notes.put("", "more", ControlObject(b"1", "a", 0.0))
+    notes.put("", "more", ControlObject(b"1", 0.0))
     assert [name for name, _ in notes.of("")] == ["other", "more"]

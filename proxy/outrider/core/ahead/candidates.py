@@ -35,12 +35,11 @@ _SURE = 0.8
 
 class Want(NamedTuple):
     """Fill these blocks of an object, first to last. `size` -1: not known; then the only block is 0, and the planner
-    learns the rest by `found`. `due_s`: in how many seconds it is expected to be read."""
+    learns the rest by `found`."""
 
     ref: ObjectRef
     size: int
     blocks: tuple[int, ...]
-    due_s: float
 
 
 class _Candidate(NamedTuple):
@@ -250,7 +249,7 @@ class Candidates:
             return None  # as another dataset's, which it was
         self._handed.hand_out((dataset, key), ref, missing, each_bytes, self._now)
         blocks = tuple(index for index in range(count if size >= 0 else 1) if missing >> index & 1)
-        return Want(ref, size, blocks, due_s)
+        return Want(ref, size, blocks)
 
     def _has_room(self, free_bytes: int, need: int, later_than_s: float) -> bool:
         if free_bytes >= need:

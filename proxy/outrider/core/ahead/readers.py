@@ -40,7 +40,6 @@ class Reader:
     """One client's pass over one object. `covered` are the bytes asked for so far, as disjoint ascending extents."""
 
     size: int
-    began: float
     last: float
     covered: list[Extent]
     covered_bytes: int
@@ -60,12 +59,6 @@ class Reader:
         if self.jumps > 2 and 4 * self.jumps > self.requests:
             return Shape.RANDOM
         return Shape.FORWARD
-
-    @property
-    def drain_bytes_s(self) -> float:
-        """How fast its requests move on; 0: too early to say."""
-        elapsed = self.last - self.began
-        return self.covered_bytes / elapsed if elapsed > 0 and self.requests > 1 else 0.0
 
     def overlap(self, extent: Extent) -> int:
         return sum(max(0, min(extent.stop, one.stop) - max(extent.start, one.start)) for one in self.covered)
@@ -140,7 +133,7 @@ def _begins_anew(reader: Reader, size: int, extent: Extent, now: float) -> bool:
 
 def _begun_with(extent: Extent, size: int, now: float) -> Reader:
     jumps = extent.start > 0 and not _is_near(extent, 0)
-    return Reader(size, now, now, [extent], extent.stop - extent.start, 1, jumps)
+    return Reader(size, now, [extent], extent.stop - extent.start, 1, jumps)
 
 
 def _is_near(extent: Extent, end: int) -> bool:

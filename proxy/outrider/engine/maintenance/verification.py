@@ -12,7 +12,7 @@ from outrider.core.maintenance.progress import State
 from outrider.core.model import BlockKey, ObjectRef
 from outrider.engine.fill.flight_table import Spawn
 from outrider.engine.tasks.task_group import TaskGroup
-from outrider.ports import Clock, ControlledStore
+from outrider.ports import ControlledStore
 
 # Of one owner; the oldest is given up for a new one.
 NAMES_MAX = 15
@@ -26,7 +26,6 @@ class Check:
 
     owner: str
     name: str
-    at: float
     state: State = State.RUNNING
     blocks: int = 0
     verified: int = 0
@@ -46,11 +45,9 @@ class Check:
 class Verification:
     """Called on the engine's thread."""
 
-    def __init__(self, store: ControlledStore, spawn: Spawn, clock: Clock) -> None:
-        """`clock`: seconds since 1970."""
+    def __init__(self, store: ControlledStore, spawn: Spawn) -> None:
         self._store = store
         self._spawn = spawn
-        self._clock = clock
         self._checks: dict[tuple[str, str], Check] = {}
 
     def get(self, owner: str, name: str) -> Check | None:
@@ -63,7 +60,7 @@ class Verification:
         self.cancel(owner, name)
         while len(those := self.of(owner)) >= NAMES_MAX:
             self.cancel(owner, those[0].name)
-        check = self._checks[owner, name] = Check(owner, name, self._clock())
+        check = self._checks[owner, name] = Check(owner, name)
         check.task = self._spawn(self._run(check, wanted), f"verify {name}")
         check.task.add_done_callback(lambda _: _stopped(check))
         return check

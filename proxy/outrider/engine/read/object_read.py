@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -36,8 +35,6 @@ from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import NotCacheable, VersionLookup
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Buffer, Lease
-
-log = logging.getLogger(__name__)
 
 # How often one read begins again because the object was overwritten under it. A name that moves faster is relayed.
 _BEGINNINGS = 3

@@ -145,7 +145,7 @@ class ControlBucket:
                     self.plans.told(asked.client, piece, start=plan.start + first, total=plan.total, telling=telling)
             finally:
                 # However far it came: what was told can be withdrawn.
-                self._kept_plans.put(asked.owner, name, ControlObject(text, asked.client, self._clock(), telling))
+                self._kept_plans.put(asked.owner, name, ControlObject(text, self._clock(), telling))
         return Answer(200, (("etag", etag_of(body)),))
 
     def _readable_plan(self, body: bytes, who: Who) -> tuple[Plan, bytes]:
@@ -173,7 +173,7 @@ class ControlBucket:
         known = self._kept_stalls.get(asked.owner, name)
         sums = parse_stall(known.body).plus(more) if known else more
         self._kept_stalls.put(
-            asked.owner, name, ControlObject(json.dumps(asdict(sums)).encode() + b"\n", asked.client, self._clock())
+            asked.owner, name, ControlObject(json.dumps(asdict(sums)).encode() + b"\n", self._clock())
         )
 
     # -- the bucket itself ------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class ControlBucket:
             },
             **{f"stall/{name}": note for name, note in self._kept_stalls.of(asked.owner)},
             **dict(self.orders.entries(asked.owner)),
-            "status.json": ControlObject(self._status_json(asked.owner), "", self._clock()),
+            "status.json": ControlObject(self._status_json(asked.owner), self._clock()),
         }
         return Answer(200, (("content-type", "application/xml"),), _list_xml(dict(asked.operation.query), entries))
 

@@ -90,7 +90,7 @@ class MaintenanceCommands:
             ("verify", [one.name for one in self._verification.of(owner)]),
         ):
             for name in names:
-                yield f"{folder}/{name}", ControlObject(_json(self._told(owner, folder, name)), "", self._clock())
+                yield f"{folder}/{name}", ControlObject(_json(self._told(owner, folder, name)), self._clock())
         for name, note in self._evictions.of(owner):
             yield f"evict/{name}", note
 
@@ -175,7 +175,7 @@ class MaintenanceCommands:
             raise ServiceUnavailable(f"The cache disk does not let them go: {error}.") from error
         told = {"name": name, "blocks": gone.blocks, "bytes": gone.bytes, "in_use_blocks": gone.later,
                 "pinned_blocks": gone.pinned}  # fmt: skip
-        self._evictions.put(asked.owner, name, ControlObject(_json(told), asked.client, self._clock()))
+        self._evictions.put(asked.owner, name, ControlObject(_json(told), self._clock()))
 
     # -- GET, DELETE --------------------------------------------------------------------------------------------------
 

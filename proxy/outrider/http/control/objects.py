@@ -49,10 +49,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ControlObject:
-    """What stands under a name, who put it there (`client`), and when (seconds since 1970). `telling`: of a plan."""
+    """What stands under a name, and since when (`at`, seconds since 1970). `telling`: of a plan."""
 
     body: bytes
-    client: str
     at: float
     telling: Hint | None = None
 
