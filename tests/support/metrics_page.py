@@ -13,19 +13,24 @@ if TYPE_CHECKING:
 
 _HEAD = """# Metrics
 
-`/metrics` on the admin port, in Prometheus' text format. This page is written by `make docs` from the code; a test
-holds it to that. [Rules](../charts/outrider/files/rules.yaml) (recording and alerts) and a [Grafana
-dashboard](../charts/outrider/files/dashboard.json) are in the chart.
+For platform engineers who watch Outrider with Prometheus: each metric of `/metrics` on the admin port, with its unit
+and labels. `make docs` writes this page from the code, and a test compares the two. The chart has
+[rules](../charts/outrider/files/rules.yaml) (recording and alerts) and a [Grafana
+dashboard](../charts/outrider/files/dashboard.json).
 
-Labels are bounded. No label is an object's key. `dataset` is a bucket and a key template, such as
-`data/train-{}.tar`: the first twenty datasets of which a gigabyte was read have one of their own, all others together
-are `other`. `op` is `get`, `head`, `forward` and a method, or `bad`; `cache` is what `x-cache` said; a `status` of
-`0` is a request that had no answer. Each counter has a companion `_created`, a gauge: when it began.
+Labels are bounded. No label is an object's key.
 
-Two of them tell whom training waits for. `outrider_dataset_wait_seconds_total` is how long readers waited for the
-proxy: from a request's head to its last byte, but for the time for which the client's socket was full.
+- `dataset` is a bucket and a key template, such as `data/train-{}.tar`. The first twenty datasets of which a gigabyte
+  was read have a label of their own; all others together are `other`.
+- `op` is `get`, `head`, `forward` and a method, or `bad`. `cache` is the value of `x-cache`. A `status` of `0` is a
+  request that had no answer.
+- Each counter has a companion `_created`, a gauge of the time when it began.
+
+Two metrics tell whether training waits for the proxy. `outrider_dataset_wait_seconds_total` is the time for which
+readers waited: from a request's head to its last byte, except the time for which the client's socket was full.
 `outrider_dataset_away_seconds_total` is the rest: the socket was full, or the connection asked for nothing (of one
-such pause, a minute counts at most). Their ratio is the stall of the dashboard and of `outrider stats`.
+such pause, a minute counts at most). The stall of the dashboard and of `outrider stats` is the part of both that the
+first one has.
 
 | metric | type | unit | labels | meaning |
 | --- | --- | --- | --- | --- |

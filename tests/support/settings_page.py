@@ -17,16 +17,17 @@ from outrider.settings import Settings, Size
 
 _HEAD = """# Settings
 
-Generated from `proxy/outrider/settings.py` by `make docs`; a test holds the two together.
+For platform engineers who configure Outrider: each setting with its flag, variable, default and meaning. `make docs`
+generates this page from `proxy/outrider/settings.py`, and a test compares the two.
 
 A setting comes from its flag, from its environment variable, or from the TOML file that `--config FILE`
-(`OUTRIDER_CONFIG`) names; the first of these wins. All are checked at the start: one that is unknown or makes no sense
-is an error that names it and says what is allowed, with exit code 2. Nothing is read again later: to change a setting,
-restart.
+(`OUTRIDER_CONFIG`) names; the first of these wins. All settings are checked at the start. An unknown setting or a value
+that makes no sense ends the start with exit code 2 and a message that names the setting and the allowed values. No
+setting is read again later: to change one, restart.
 
 Sizes are bytes, or a number with `KiB`, `MiB`, `GiB`, `TiB` (powers of 1,024) or `kB`, `MB`, `GB`, `TB` (powers of
-1,000); those on disk may be a share of the file system, such as `40%`. Names that end in `_s` are seconds. The
-flags are those of `serve` and `run`; `run` changes four defaults: `listen` and `admin` are any free port of loopback,
+1,000). Sizes on disk may be a share of the file system, such as `40%`. Names that end in `_s` are seconds. The
+flags are those of `serve` and `run`. `run` changes four defaults: `listen` and `admin` are any free port of loopback,
 `log_level` is `warning`, `drain_s` is 1.
 """
 
@@ -38,13 +39,14 @@ _FILE = """
 
 ## Rules
 
-Lists of tables in the settings file; the first that matches counts. As environment variables they are not of use.
+Rules are lists of tables in the settings file. The first rule that matches counts. They cannot be given as
+environment variables.
 {rules}
 ## The clients file
 
-For `auth = "sigv4"`: who may ask, and for what. It is read at the start only. A grant without a prefix is for the whole
-bucket; `write` includes `read`. [Security](security.md) says what a grant covers,
-[Operations](operations.md#several-tenants) how to hand them out.
+With `auth = "sigv4"` the clients file lists the client keys and their grants. It is read at the start only. A grant
+without a prefix is for the whole bucket; `write` includes `read`. [Security](security.md) says what a grant covers,
+[Operations](operations.md#several-tenants) shows how to give out keys.
 
 ```toml
 {clients}```
