@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
     from tests.support.certificate import Certificate
 
-ONE: Keys = ("STEERONE", "one/secret")
-TWO: Keys = ("STEERTWO", "two/secret")
+ONE: Keys = ("CONTROLONE", "one/secret")
+TWO: Keys = ("CONTROLTWO", "two/secret")
 CLIENTS = f"""
 [[client]]
 access_key = "{ONE[0]}"
@@ -71,7 +71,7 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def guarded(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    clients = tmp_path_factory.mktemp("steering") / "clients.toml"
+    clients = tmp_path_factory.mktemp("control") / "clients.toml"
     clients.write_text(CLIENTS)
     with Proxy(bucket, auth="sigv4", clients=clients) as running:
         yield running
@@ -162,7 +162,7 @@ def test_a_plan_in_another_encoding_of_json_can_be_read_back(proxy: Proxy, encod
     assert json.loads(ask(proxy.address, "GET", "/_outrider/plan/other").body)["reads"] == ["s3://bkt/ä"]
 
 
-def test_the_aws_command_steers(proxy: Proxy, tmp_path: Path) -> None:
+def test_the_aws_command_reads_and_writes_the_control_bucket(proxy: Proxy, tmp_path: Path) -> None:
     plans = told_by(proxy)
     door = Door(proxy.endpoint, ANY_KEYS, tmp_path)
     aws = program("aws")
@@ -286,10 +286,10 @@ def test_whatever_is_asked_of_the_reserved_bucket_is_answered_here(
 
 def test_a_key_of_a_virtual_host_bucket_may_be_called_so_too(bucket: Bucket) -> None:
     s3 = bucket.client()
-    s3.put_object(Bucket=bucket.make_bucket("steering-host"), Key="_outrider/status.json", Body=b"theirs")
+    s3.put_object(Bucket=bucket.make_bucket("control-host"), Key="_outrider/status.json", Body=b"theirs")
     s3.close()
     with Proxy(bucket, domain=("s3.test",)) as proxy, RawConnection(proxy.address) as connection:
-        connection.send(b"GET /_outrider/status.json HTTP/1.1\r\nHost: steering-host.s3.test\r\n\r\n")
+        connection.send(b"GET /_outrider/status.json HTTP/1.1\r\nHost: control-host.s3.test\r\n\r\n")
         assert connection.read_answer().body == b"theirs"
 
 

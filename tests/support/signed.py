@@ -22,7 +22,7 @@ from outrider.core.auth.sigv4 import (
     parse_query,
     verify,
 )
-from outrider.core.s3.encoding import epoch_of
+from outrider.core.s3.encoding import amz_date_seconds
 
 AWS = Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 KEYS = SigningKeys()
@@ -59,7 +59,7 @@ def of_boto(request: AWSRequest) -> tuple[SignedRequest, float]:
     headers = [("host", url.netloc), *((name.lower(), value) for name, value in request.headers.items())]
     wire = SignedRequest(request.method, url.path, url.query, tuple(headers))
     dates = [v for n, v in (*headers, *parse_query(url.query)) if n.lower() == "x-amz-date"]
-    at = epoch_of(dates[0])
+    at = amz_date_seconds(dates[0])
     assert at is not None
     return wire, at
 

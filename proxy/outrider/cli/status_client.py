@@ -83,7 +83,7 @@ def console() -> Console:
 
 
 def shown(text: str) -> str:
-    """A name as it may stand on a terminal: what would steer it is escaped."""
+    """A name as it may stand on a terminal: control characters are escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

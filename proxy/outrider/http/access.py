@@ -13,7 +13,7 @@ from outrider.core.auth.sigv4 import Identity, SignedRequest, SigningKeys, verif
 from outrider.core.errors import AccessDenied
 from outrider.core.memo import Memo
 from outrider.core.model import Headers, ObjectRef
-from outrider.core.s3.body_integrity import UNSIGNED, Payload, payload_rule
+from outrider.core.s3.body_integrity import UNSIGNED, PayloadRule, payload_rule
 from outrider.core.s3.encoding import OF_STORES
 from outrider.core.s3.form_fields import PostForm
 from outrider.core.s3.operation import Operation
@@ -31,7 +31,7 @@ class Who:
 
     client: Client | None
     identity: Identity | None
-    payload: Payload
+    payload: PayloadRule
 
 
 def reader_name(who: Who, address: str, app: str) -> str:

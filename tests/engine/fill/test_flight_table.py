@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from outrider.adapters.disk import block_dir
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.readahead import Run
+from outrider.core.cache.readahead import BlockRun
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.engine.fill import fill as fill_module
@@ -124,7 +124,7 @@ async def test_a_flight_that_fails_between_a_byte_and_its_readers_turn_says_so(r
 
 async def test_a_run_is_one_get_and_fills_each_of_its_blocks(room: Engine) -> None:
     version = version_in(room)
-    room.flights.fill(room.flights.board(version, Run(0, 4)))
+    room.flights.fill(room.flights.board(version, BlockRun(0, 4)))
     assert not room.flights.wanted(key_of(version, 2))
     await room.tasks.settle()
     assert room.origin.ranges == [f"bytes=0-{4 * BLOCK - 1}"]
@@ -138,7 +138,7 @@ async def test_pieces_may_end_where_blocks_do(chunk_bytes: int, may_hold: Callab
     with engine(tmp_path / "c", FakeOrigin(chunk_bytes=chunk_bytes), may_hold=may_hold) as room:
         room.origin.put(REF, DATA)
         version = version_in(room)
-        flights = room.flights.board(version, Run(0, 4))
+        flights = room.flights.board(version, BlockRun(0, 4))
         room.flights.fill(flights)
         await room.tasks.settle()
         assert all(flight.has_landed for flight in flights)
@@ -150,7 +150,7 @@ async def test_pieces_may_end_where_blocks_do(chunk_bytes: int, may_hold: Callab
 
 async def test_a_block_is_in_the_table_or_in_the_store_at_every_moment_of_its_fill(room: Engine) -> None:
     version = version_in(room)
-    flights = room.flights.board(version, Run(0, 2))
+    flights = room.flights.board(version, BlockRun(0, 2))
     room.flights.fill(flights)
     while len(room.flights):
         for index in range(2):
@@ -161,9 +161,9 @@ async def test_a_block_is_in_the_table_or_in_the_store_at_every_moment_of_its_fi
 
 async def test_one_block_is_never_boarded_twice(room: Engine) -> None:
     version = version_in(room)
-    room.flights.fill(room.flights.board(version, Run(0, 1)))
+    room.flights.fill(room.flights.board(version, BlockRun(0, 1)))
     with pytest.raises(AssertionError):
-        room.flights.board(version, Run(0, 1))
+        room.flights.board(version, BlockRun(0, 1))
     await room.tasks.settle()
 
 
@@ -174,7 +174,7 @@ async def test_fills_take_turns(tmp_path: Path) -> None:
         gate = asyncio.Event()
         room.origin.faults = [Fault(times=None, gate=gate)]
         for index in range(4):
-            room.flights.fill(room.flights.board(version, Run(index, 1)))
+            room.flights.fill(room.flights.board(version, BlockRun(index, 1)))
         while room.origin.under_way < 2:
             await asyncio.sleep(0)
         for _ in range(50):
@@ -192,7 +192,7 @@ async def test_fills_take_turns(tmp_path: Path) -> None:
 )  # fmt: skip
 async def test_all_waiters_of_a_failed_fill_are_told_why(fault: Fault, error: type[Exception], room: Engine) -> None:
     room.origin.faults = [fault]
-    flights = room.flights.board(version_in(room), Run(0, 2))
+    flights = room.flights.board(version_in(room), BlockRun(0, 2))
     waiters = [asyncio.create_task(here(one, 0)) for one in flights for _ in range(3)]
     room.flights.fill(flights)
     for waiter in waiters:
@@ -203,7 +203,7 @@ async def test_all_waiters_of_a_failed_fill_are_told_why(fault: Fault, error: ty
 
 
 async def test_a_bug_in_a_fill_is_told_to_its_waiters_too(room: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    flights = room.flights.board(version_in(room), Run(0, 1))
+    flights = room.flights.board(version_in(room), BlockRun(0, 1))
     room.origin.faults = [Fault(bug=ZeroDivisionError())]
     room.flights.fill(flights)
     with pytest.raises(ZeroDivisionError):
@@ -214,7 +214,7 @@ async def test_a_bug_in_a_fill_is_told_to_its_waiters_too(room: Engine, caplog: 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 20])
 async def test_a_stop_tells_the_waiters_and_leaves_nothing_behind(steps: int, room: Engine) -> None:
     room.origin.faults = [Fault(body_gate=asyncio.Event(), gate_after=BLOCK)]
-    flights = room.flights.board(version_in(room), Run(0, 2))
+    flights = room.flights.board(version_in(room), BlockRun(0, 2))
     room.flights.fill(flights)
     waiter = asyncio.create_task(here(flights[1], 0))
     for _ in range(steps):
@@ -246,7 +246,7 @@ async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine
 async def test_no_room_means_no_traffic(tmp_path: Path) -> None:
     with engine(tmp_path / "c", capacity_bytes=0) as room:
         room.origin.put(REF, DATA)
-        flights = room.flights.board(version_in(room), Run(0, 1))
+        flights = room.flights.board(version_in(room), BlockRun(0, 1))
         room.flights.fill(flights)
         with pytest.raises(StoreUnavailable):
             await here(flights[0], 0)
@@ -263,7 +263,7 @@ async def test_a_prefetch_asks_for_nothing_before_it_has_room(room: Engine, monk
 
     monkeypatch.setattr(room.store, "create", slow)
     room.origin.put(REF, DATA)
-    (flight,) = room.flights.board(version_in(room), Run(0, 1))
+    (flight,) = room.flights.board(version_in(room), BlockRun(0, 1))
     room.flights.fill([flight], prefetch=True)
     for _ in range(20):
         await asyncio.sleep(0)
@@ -287,7 +287,7 @@ def payload_in(room: Engine, key: BlockKey) -> bytes:
 
 async def test_a_fill_begins_where_its_first_reader_wants_and_brings_no_byte_twice(room: Engine) -> None:
     version = version_in(room)
-    flights = room.flights.board(version, Run(0, 2), AT)
+    flights = room.flights.board(version, BlockRun(0, 2), AT)
     room.flights.fill(flights)
     assert await here(flights[0], AT) < BLOCK
     await room.tasks.settle()
@@ -301,7 +301,7 @@ async def test_a_fill_begins_where_its_first_reader_wants_and_brings_no_byte_twi
 async def test_little_is_not_skipped_and_only_the_first_block_begins_in_its_middle(
     wanted: int, start: int, room: Engine
 ) -> None:
-    flights = room.flights.board(version_in(room), Run(0, 2), wanted)
+    flights = room.flights.board(version_in(room), BlockRun(0, 2), wanted)
     assert [one.begins_at for one in flights] == [start, BLOCK]
     room.flights.fill(flights)
     await room.tasks.settle()
@@ -310,7 +310,7 @@ async def test_little_is_not_skipped_and_only_the_first_block_begins_in_its_midd
 async def test_what_lies_before_is_brought_at_once_when_somebody_waits_for_it(room: Engine) -> None:
     version, gate = version_in(room), asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=100)]
-    (one,) = room.flights.board(version, Run(0, 1), AT)
+    (one,) = room.flights.board(version, BlockRun(0, 1), AT)
     room.flights.fill([one])
     assert await here(one, AT) == AT + 100
     for _ in range(50):
@@ -332,7 +332,7 @@ async def test_either_part_that_fails_ends_the_flight_for_all(which: int, room: 
     gate = asyncio.Event()
     faults = [Fault(status=412), Fault(body_gate=gate, gate_after=100)]
     room.origin.faults = faults if which == 0 else faults[::-1]
-    (one,) = room.flights.board(version_in(room), Run(0, 1), AT)
+    (one,) = room.flights.board(version_in(room), BlockRun(0, 1), AT)
     waiters = [asyncio.create_task(here(one, at)) for at in (0, BLOCK - 1)]
     room.flights.fill([one])
     for waiter in waiters:
@@ -344,7 +344,7 @@ async def test_either_part_that_fails_ends_the_flight_for_all(which: int, room: 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 20, 40])
 async def test_a_stop_in_either_part_leaves_nothing_behind(steps: int, room: Engine) -> None:
-    (one,) = room.flights.board(version_in(room), Run(0, 1), AT)
+    (one,) = room.flights.board(version_in(room), BlockRun(0, 1), AT)
     room.flights.fill([one])
     waiters = [asyncio.create_task(here(one, at)) for at in (AT - 1, BLOCK - 1)]
     for _ in range(steps):
@@ -364,7 +364,7 @@ async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_somebody_wait
         room.origin.put(REF, DATA)
         version, gate = version_in(room), asyncio.Event()
         room.origin.faults = [Fault(gate=gate)]
-        boarded = [room.flights.board(version, Run(index, 1)) for index in range(4)]
+        boarded = [room.flights.board(version, BlockRun(index, 1)) for index in range(4)]
         room.flights.fill(boarded[0])
         while room.origin.under_way < 1:
             await asyncio.sleep(0)
@@ -387,7 +387,7 @@ async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_somebody_wait
 async def test_what_is_held_back_from_the_disk_is_had_by_whoever_comes(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
-    (one,) = room.flights.board(version_in(room), Run(0, 1))
+    (one,) = room.flights.board(version_in(room), BlockRun(0, 1))
     room.flights.fill([one])
     while room.origin.body_bytes < 25_000:
         await asyncio.sleep(0)
@@ -404,7 +404,7 @@ async def test_what_is_held_back_from_the_disk_is_had_by_whoever_comes(room: Eng
 
 
 async def test_what_somebody_waits_for_is_given_as_it_comes(room: Engine) -> None:
-    (one,) = room.flights.board(version_in(room), Run(0, 1))
+    (one,) = room.flights.board(version_in(room), BlockRun(0, 1))
     reader = asyncio.create_task(here(one, 0))
     await asyncio.sleep(0)
     room.flights.fill([one])
@@ -415,7 +415,7 @@ async def test_what_somebody_waits_for_is_given_as_it_comes(room: Engine) -> Non
 async def test_a_disk_that_fails_what_was_held_ends_the_fill(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
-    flights = room.flights.board(version_in(room), Run(0, 2))
+    flights = room.flights.board(version_in(room), BlockRun(0, 2))
     room.flights.fill(flights)
     while room.origin.body_bytes < 25_000:
         await asyncio.sleep(0)
@@ -452,7 +452,7 @@ async def test_many_fills_that_nobody_waits_for_write_sooner_than_one_does(tmp_p
                 nonlocal writes
                 writes += 1
 
-            each = [room.flights.board(version, Run(index, 1)) for index in range(fills)]
+            each = [room.flights.board(version, BlockRun(index, 1)) for index in range(fills)]
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(room.flights, "_arrived", counted)
                 for flights in each:
@@ -553,7 +553,7 @@ async def test_meanwhile_the_next_one_may_be_fetched(tmp_path: Path) -> None:
         for ref in (REF, other):
             room.origin.put(ref, DATA[:BLOCK])
             version = version_in(room, ref, BLOCK)
-            room.flights.fill(room.flights.board(version, Run(0, 1)))
+            room.flights.fill(room.flights.board(version, BlockRun(0, 1)))
         async with asyncio.timeout(60):
             while len(room.origin.log) < 2:
                 await asyncio.sleep(0)
@@ -578,7 +578,7 @@ async def test_what_was_fetched_ahead_is_written_once_readers_of_what_is_here_re
 
     with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on) as its:
         its.origin.put(REF, DATA[:BLOCK])
-        flights = its.flights.board(version_in(its, size=BLOCK), Run(0, 1))
+        flights = its.flights.board(version_in(its, size=BLOCK), BlockRun(0, 1))
         its.scheduler.read_at = its.clock()
         its.flights.fill(flights, prefetch=True)
         await its.tasks.settle()
@@ -610,7 +610,7 @@ async def test_before_what_came_for_nobody_is_on_disk_more_is_begun_unless_it_is
         for ref in (REF, other):
             room.origin.put(ref, DATA[:BLOCK])
             version = version_in(room, ref, BLOCK)
-            room.flights.fill(room.flights.board(version, Run(0, 1)), prefetch=True)
+            room.flights.fill(room.flights.board(version, BlockRun(0, 1)), prefetch=True)
         async with asyncio.timeout(60):
             while len(room.origin.log) < begun:
                 await asyncio.sleep(0)
@@ -640,7 +640,7 @@ async def test_what_nobody_reads_comes_in_parts_or_is_large_is_written_at_once(
     with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), may_hold=may_hold, reads_on=reads_on) as room:
         room.origin.put(REF, DATA[: count * BLOCK])
         version = version_in(room, size=count * BLOCK)
-        room.flights.fill(room.flights.board(version, Run(0, 1)), prefetch=prefetch)
+        room.flights.fill(room.flights.board(version, BlockRun(0, 1)), prefetch=prefetch)
         await room.tasks.settle()
         assert (len(room.store), waits) == (1, [])
 
@@ -655,13 +655,13 @@ async def test_of_small_bodies_the_time_is_told_and_of_others_the_bytes(
     monkeypatch.setattr(room.scheduler, "flowed", lambda count, awaited: flowed.append(count))
     version, gate = version_in(room), asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
-    room.flights.fill(room.flights.board(version, Run(0, 1)))
+    room.flights.fill(room.flights.board(version, BlockRun(0, 1)))
     while room.origin.body_bytes < 25_000:
         await asyncio.sleep(0)
     room.clock.advance(3.0)
     gate.set()
     await room.tasks.settle()
     assert (small, flowed) == ([3.0], []), "until its end, in pieces as it came"
-    room.flights.fill(room.flights.board(version, Run(1, 2)))
+    room.flights.fill(room.flights.board(version, BlockRun(1, 2)))
     await room.tasks.settle()
     assert (small, sum(flowed)) == ([3.0], 2 * BLOCK - 10_000), "after the first piece, whose time is latency"

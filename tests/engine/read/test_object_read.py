@@ -13,7 +13,7 @@ import pytest
 
 from outrider.adapters.disk.block_writer import DiskBlockWriter
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.readahead import FIRST_BLOCKS, Run, runs_ahead
+from outrider.core.cache.readahead import FIRST_BLOCKS, BlockRun, runs_ahead
 from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, StoreUnavailable, VersionChanged
 from outrider.core.model import ObjectRef
 from outrider.engine.fill.fill_scheduler import FillSlot
@@ -537,7 +537,7 @@ async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeyp
 
     fill = room.flights.fill
 
-    def planned(position: int, last: int, sent: float, wanted: Callable[[int], bool], readers: int) -> list[Run]:
+    def planned(position: int, last: int, sent: float, wanted: Callable[[int], bool], readers: int) -> list[BlockRun]:
         nonlocal reader_at
         reader_at = position
         return runs_ahead(position, last, sent, wanted, readers)
@@ -607,7 +607,7 @@ async def test_a_reader_goes_on_until_he_has_asked_for_all_that_he_lacks(room: E
         if rest == "prefetched":
             version = room.catalog.fresh(REF)
             assert version is not None
-            begun = room.flights.board(version, Run(FIRST_BLOCKS, 2))
+            begun = room.flights.board(version, BlockRun(FIRST_BLOCKS, 2))
             room.flights.fill(begun, prefetch=True)
         reader = asyncio.create_task(room.get())
         async with asyncio.timeout(10):

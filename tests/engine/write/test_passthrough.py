@@ -12,7 +12,7 @@ import pytest
 
 from outrider.core.errors import ContentSha256Mismatch, ServiceUnavailable
 from outrider.core.model import ObjectRef
-from outrider.core.s3.body_integrity import UNSIGNED, Payload, PayloadForm
+from outrider.core.s3.body_integrity import UNSIGNED, PayloadForm, PayloadRule
 from outrider.core.s3.operation import classify
 from outrider.engine.write.passthrough import ForwardAnswer
 from outrider.engine.write.upload import Upload, upload_of
@@ -232,13 +232,13 @@ async def test_a_forwarded_read_without_a_body_is_tried_again(room: Engine) -> N
 
 
 async def test_an_empty_body_that_is_not_what_was_signed_reaches_no_origin(room: Engine) -> None:
-    payload = Payload(PayloadForm.HASHED, "0" * 64)
+    payload = PayloadRule(PayloadForm.HASHED, "0" * 64)
     with pytest.raises(ContentSha256Mismatch):
         upload_of((), payload, None, source(), 0)
 
 
 async def test_a_body_that_proves_wrong_is_the_clients_error_and_nothing_is_stored(room: Engine) -> None:
-    payload = Payload(PayloadForm.HASHED, "0" * 64)
+    payload = PayloadRule(PayloadForm.HASHED, "0" * 64)
     upload = upload_of((), payload, None, source(b"ab", b"cd"), 4)
     with pytest.raises(ContentSha256Mismatch):
         await room.passthrough.send(classify("PUT", "/train/a.tar", ()), (), upload, None)

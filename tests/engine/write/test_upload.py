@@ -21,13 +21,13 @@ from outrider.core.errors import (
 )
 from outrider.core.model import Headers
 from outrider.core.s3.aws_chunked import ChunkSigning
-from outrider.core.s3.body_integrity import UNSIGNED, Payload, PayloadForm
+from outrider.core.s3.body_integrity import UNSIGNED, PayloadForm, PayloadRule
 from outrider.engine.write.upload import Upload, upload_of, whole_body
 from tests.support.fakes import RAMP
 
 SIGNING = ChunkSigning(b"k" * 32, "20260101/us-east-1/s3/aws4_request", "20260101T000000Z", "0" * 64)
-SIGNED_CHUNKS = Payload(PayloadForm.SIGNED_CHUNKS)
-TRAILER = Payload(PayloadForm.UNSIGNED_CHUNKS_TRAILER)
+SIGNED_CHUNKS = PayloadRule(PayloadForm.SIGNED_CHUNKS)
+TRAILER = PayloadRule(PayloadForm.UNSIGNED_CHUNKS_TRAILER)
 WHO = Identity("AK", SIGNED_CHUNKS, SIGNING.seed_signature, SIGNING.signing_key, SIGNING.scope, SIGNING.amz_date)
 
 
@@ -36,8 +36,8 @@ async def source(*chunks: bytes) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def hashed(data: bytes) -> Payload:
-    return Payload(PayloadForm.HASHED, hashlib.sha256(data).hexdigest())
+def hashed(data: bytes) -> PayloadRule:
+    return PayloadRule(PayloadForm.HASHED, hashlib.sha256(data).hexdigest())
 
 
 async def gathered(upload: Upload) -> tuple[bytes, BaseException | None]:

@@ -17,8 +17,8 @@ from outrider.core import errors
 from outrider.core.auth.sigv4 import (
     UNSIGNED,
     Credentials,
-    Payload,
     PayloadForm,
+    PayloadRule,
     SignedRequest,
     SigningKeys,
     encode_path,
@@ -91,7 +91,7 @@ def test_whatever_botocore_signs_in_headers_is_accepted(
     request, at = signed_by_boto("PUT", "/bucket/" + encode_path(key), encode_query(query), headers, body)
     identity = ask(request, at)
     assert identity is not None
-    assert identity.payload == Payload(PayloadForm.HASHED, sha256(body).hexdigest())
+    assert identity.payload == PayloadRule(PayloadForm.HASHED, sha256(body).hexdigest())
 
 
 @given(key=awkward_keys, query=queries)
@@ -207,7 +207,7 @@ def test_a_presigned_url_may_sign_the_payload_in_a_header_or_in_the_query() -> N
     for request in (in_header, in_query):
         identity = ask(request)
         assert identity is not None
-        assert identity.payload == Payload(PayloadForm.HASHED, EMPTY)
+        assert identity.payload == PayloadRule(PayloadForm.HASHED, EMPTY)
 
 
 def test_a_date_header_serves_when_x_amz_date_is_absent() -> None:

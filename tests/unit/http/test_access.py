@@ -15,7 +15,7 @@ from outrider.core.auth.grants import Client
 from outrider.core.auth.sigv4 import SignedRequest, verify
 from outrider.core.errors import AccessDenied, S3Error
 from outrider.core.memo import Memo
-from outrider.core.s3.encoding import epoch_of
+from outrider.core.s3.encoding import amz_date_seconds
 from outrider.http import access
 from outrider.http.access import SigV4
 from tests.support.fakes import FakeClock
@@ -27,7 +27,7 @@ def presigned(clock: FakeClock, *, expires_s: int = 60) -> SignedRequest:
     request = AWSRequest("GET", f"http://{HOST}/bkt/train/a%20b.tar")
     S3SigV4QueryAuth(Credentials("AK", "secret"), "s3", "us-east-1", expires=expires_s).add_auth(request)
     url = urlsplit(request.url)
-    signed_at = epoch_of(dict(parse_qsl(url.query))["X-Amz-Date"])
+    signed_at = amz_date_seconds(dict(parse_qsl(url.query))["X-Amz-Date"])
     assert signed_at is not None
     clock.now = signed_at
     return SignedRequest("GET", url.path, url.query, (("host", HOST), ("range", "bytes=0-9")))

@@ -9,7 +9,7 @@ from hashlib import md5, sha1, sha256, sha512
 import pytest
 
 from outrider.core import errors
-from outrider.core.auth.sigv4 import UNSIGNED, Payload, PayloadForm, payload_rule
+from outrider.core.auth.sigv4 import UNSIGNED, PayloadForm, PayloadRule, payload_rule
 from outrider.core.s3.body_integrity import (
     CHECKSUM_CHARS,
     check_checksum_form,
@@ -29,7 +29,7 @@ CRC32 = "x-amz-checksum-crc32"
 @pytest.mark.parametrize("form", [form for form in PayloadForm if form is not PayloadForm.HASHED])
 def test_the_payload_forms_are_known_by_their_names(form: PayloadForm) -> None:
     payload = payload_rule([("host", HOST), ("x-amz-content-sha256", form.value)])
-    assert payload == Payload(form)
+    assert payload == PayloadRule(form)
     assert payload.chunked == form.value.startswith("STREAMING")
     assert payload.trailers_expected == form.value.endswith("TRAILER")
     assert payload.chunks_signed == ("HMAC" in form.value)
@@ -37,7 +37,7 @@ def test_the_payload_forms_are_known_by_their_names(form: PayloadForm) -> None:
 
 def test_a_body_without_the_header_is_unsigned() -> None:
     assert payload_rule([("host", HOST)]) == UNSIGNED
-    assert payload_rule([("x-amz-content-sha256", EMPTY.upper())]) == Payload(PayloadForm.HASHED, EMPTY)
+    assert payload_rule([("x-amz-content-sha256", EMPTY.upper())]) == PayloadRule(PayloadForm.HASHED, EMPTY)
 
 
 @pytest.mark.parametrize("value", ["", "x", EMPTY[1:], "unsigned-payload", "STREAMING-", f"{EMPTY},{EMPTY}", "a hash"])

@@ -25,7 +25,7 @@ from outrider.core.errors import (
     InvalidPolicyDocument,
     SignatureDoesNotMatch,
 )
-from outrider.core.s3.encoding import epoch_of, raw_bytes
+from outrider.core.s3.encoding import amz_date_seconds, raw_bytes
 from outrider.core.s3.form_fields import Fields, PostForm, lacking
 
 _V2 = ("awsaccesskeyid", "signature")
@@ -158,7 +158,7 @@ def signer_of(form: PostForm, *, secret_of: Callable[[str], str | None], keys: S
         claimed = values["x-amz-signature"]
         if values["x-amz-algorithm"] != ALGORITHM:
             raise InvalidArgument(f'X-Amz-Algorithm only supports "{ALGORITHM}".')
-        if epoch_of(values["x-amz-date"]) is None:
+        if amz_date_seconds(values["x-amz-date"]) is None:
             raise InvalidArgument("X-Amz-Date must be in the ISO8601 form YYYYMMDDTHHMMSSZ.")
         scope = scope_of(values["x-amz-credential"], values["x-amz-date"], InvalidArgument)
         access_key = scope.access_key

@@ -26,13 +26,13 @@ from outrider.core.errors import (
     SignatureDoesNotMatch,
 )
 from outrider.core.memo import Memo
-from outrider.core.s3.body_integrity import UNSIGNED, Payload, PayloadForm, payload_of, payload_rule
+from outrider.core.s3.body_integrity import UNSIGNED, PayloadForm, PayloadRule, payload_of, payload_rule
 from outrider.core.s3.encoding import (
     OF_STORES,
     amz_date_of,
+    amz_date_seconds,
     encode_path,
     encode_query,
-    epoch_of,
     joined,
     parse_query,
     raw_bytes,
@@ -49,8 +49,8 @@ __all__ = [
     "UNSIGNED",
     "Credentials",
     "Identity",
-    "Payload",
     "PayloadForm",
+    "PayloadRule",
     "Scope",
     "SignedRequest",
     "SigningKeys",
@@ -112,7 +112,7 @@ class Identity:
     """
 
     access_key: str
-    payload: Payload
+    payload: PayloadRule
     seed_signature: str
     signing_key: bytes = field(repr=False)
     scope: str
@@ -276,7 +276,7 @@ def _presigned(headers: Mapping[str, str], query: list[tuple[str, str]], now: fl
     if given["x-amz-algorithm"] != ALGORITHM:
         raise AuthorizationQueryParametersError(f'X-Amz-Algorithm only supports "{ALGORITHM}".')
     amz_date = given["x-amz-date"]
-    sent_at = epoch_of(amz_date)
+    sent_at = amz_date_seconds(amz_date)
     if sent_at is None:
         raise AuthorizationQueryParametersError("X-Amz-Date must be in the ISO8601 form YYYYMMDDTHHMMSSZ.")
     scope = scope_of(given["x-amz-credential"], amz_date, AuthorizationQueryParametersError)
@@ -390,7 +390,7 @@ def _date_of_headers(headers: Mapping[str, str]) -> tuple[str, float]:
     amz_date = headers.get("x-amz-date")
     if amz_date is None:
         amz_date = amz_date_of(headers.get("date", ""))
-    sent_at = epoch_of(amz_date)
+    sent_at = amz_date_seconds(amz_date)
     if sent_at is None:
         raise AccessDenied("AWS authentication requires a valid Date or x-amz-date header")
     return amz_date, sent_at

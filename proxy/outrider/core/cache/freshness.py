@@ -9,7 +9,7 @@ from datetime import timedelta
 from math import inf
 
 from outrider.core.model import ObjectVersion
-from outrider.core.s3.conditions import _date
+from outrider.core.s3.conditions import parse_http_date
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ _SETTLED_HERE = timedelta(seconds=60)
 def is_settled(reply: Mapping[str, str]) -> bool:
     """Whether the origin told of a version (names in lower case) so long after its Last-Modified that whatever is put
     later has another. Both dates are the origin's own: its clock may be any."""
-    modified, told_at = _date(reply.get("last-modified")), _date(reply.get("date"))
+    modified, told_at = parse_http_date(reply.get("last-modified")), parse_http_date(reply.get("date"))
     return modified is not None and told_at is not None and told_at - modified >= _SETTLED
 
 
 def was_settled(version: ObjectVersion, filled_at: float) -> bool:
     """As `is_settled`, of a version of which a block was filled at `filled_at`, in seconds since 1970."""
-    modified = _date(dict(version.headers).get("last-modified"))
+    modified = parse_http_date(dict(version.headers).get("last-modified"))
     return modified is not None and filled_at - modified.timestamp() >= _SETTLED_HERE.total_seconds()

@@ -31,7 +31,7 @@ _SKIP_SHARE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BlockRun:
     """Adjacent blocks `[first, first + count)`, to be brought by one GET."""
 
     first: int
@@ -53,7 +53,7 @@ def window_blocks(blocks_sent: float, readers: int = 1) -> int:
 
 def runs_ahead(
     position: int, last: int, blocks_sent: float, wanted: Callable[[int], bool], readers: int = 1
-) -> list[Run]:
+) -> list[BlockRun]:
     """The GETs to start now for a read at block `position` that ends with block `last` (inclusive).
 
     `wanted(i)`: block i is neither here nor on its way. The first GETs take a block each, so that they run in
@@ -63,7 +63,7 @@ def runs_ahead(
     """
     window = window_blocks(blocks_sent, readers)
     gets = _GETS_OF_FEW if readers <= _FEW else _GETS_OF_MANY
-    runs: list[Run] = []
+    runs: list[BlockRun] = []
     index, stop = position, min(last + 1, position + window)
     while index < stop:
         if not wanted(index):
@@ -75,7 +75,7 @@ def runs_ahead(
             count += 1
         cut_short = count < join and index + count == stop <= last and index >= position + join
         if not cut_short:
-            runs.append(Run(index, count))
+            runs.append(BlockRun(index, count))
         index += count
     return runs
 

@@ -53,7 +53,7 @@ class PayloadForm(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
+class PayloadRule:
     """What the body must be; `sha256` (lower-case hex) is None unless the form is `HASHED`."""
 
     form: PayloadForm
@@ -73,11 +73,11 @@ class Payload:
         return self.form in (PayloadForm.SIGNED_CHUNKS_TRAILER, PayloadForm.UNSIGNED_CHUNKS_TRAILER)
 
 
-UNSIGNED = Payload(PayloadForm.UNSIGNED)
-_PAYLOADS = {form.value: Payload(form) for form in PayloadForm if form is not PayloadForm.HASHED}
+UNSIGNED = PayloadRule(PayloadForm.UNSIGNED)
+_PAYLOADS = {form.value: PayloadRule(form) for form in PayloadForm if form is not PayloadForm.HASHED}
 
 
-def payload_rule(headers: Iterable[tuple[str, str]]) -> Payload:
+def payload_rule(headers: Iterable[tuple[str, str]]) -> PayloadRule:
     """What x-amz-content-sha256 says of the body; without the header it is `UNSIGNED`.
 
     Raises:
@@ -87,13 +87,13 @@ def payload_rule(headers: Iterable[tuple[str, str]]) -> Payload:
     return payload_of(joined(headers).get("x-amz-content-sha256", PayloadForm.UNSIGNED.value))
 
 
-def payload_of(value: str) -> Payload:
+def payload_of(value: str) -> PayloadRule:
     """The same, from the header's value alone."""
     payload = _PAYLOADS.get(value)
     if payload is not None:
         return payload
     if _SHA256.fullmatch(value) is not None:
-        return Payload(PayloadForm.HASHED, value.lower())
+        return PayloadRule(PayloadForm.HASHED, value.lower())
     if value.startswith("STREAMING-AWS4-ECDSA-"):
         raise InvalidRequest("Signature Version 4A (ECDSA) is not supported. Please use AWS4-HMAC-SHA256.")
     raise InvalidArgument("x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-*, or a valid sha256 value.")

@@ -41,7 +41,7 @@ def are_plain(headers: Headers) -> bool:
         if name not in CONDITIONALS:
             continue
         form = _PLAIN_ETAG if name.endswith("-match") else _PLAIN_DATE
-        if name in seen or form.fullmatch(value) is None or (form is _PLAIN_DATE and _date(value) is None):
+        if name in seen or form.fullmatch(value) is None or (form is _PLAIN_DATE and parse_http_date(value) is None):
             return False
         seen.add(name)
     return True
@@ -55,16 +55,16 @@ def evaluate(headers: Mapping[str, str], version: ObjectVersion) -> Precondition
     """
     if not any(name in headers for name in CONDITIONALS):
         return Precondition.SERVE
-    modified = _date(dict(version.headers).get("last-modified"))
+    modified = parse_http_date(dict(version.headers).get("last-modified"))
     if (wanted := headers.get("if-match")) is not None:
         if not _names(wanted, version.etag):
             return Precondition.FAILED
-    elif (since := _date(headers.get("if-unmodified-since"))) and modified and modified > since:
+    elif (since := parse_http_date(headers.get("if-unmodified-since"))) and modified and modified > since:
         return Precondition.FAILED
     if (unwanted := headers.get("if-none-match")) is not None:
         if _names(unwanted, version.etag):
             return Precondition.NOT_MODIFIED
-    elif (since := _date(headers.get("if-modified-since"))) and modified and modified <= since:
+    elif (since := parse_http_date(headers.get("if-modified-since"))) and modified and modified <= since:
         return Precondition.NOT_MODIFIED
     return Precondition.SERVE
 
@@ -75,7 +75,7 @@ def _names(header: str, etag: str) -> bool:
     return any(part.strip() == "*" or part.strip().strip('"') == bare for part in header.split(","))
 
 
-def _date(header: str | None) -> datetime | None:
+def parse_http_date(header: str | None) -> datetime | None:
     if header is None:
         return None
     try:

@@ -86,7 +86,7 @@ def amz_date_of(date: str) -> str:
     return f"{match[3]}{_MONTHS.index(match[2]) + 1:02}{match[1]}T{match[4]}{match[5]}{match[6]}Z"
 
 
-def epoch_of(amz_date: str) -> float | None:
+def amz_date_seconds(amz_date: str) -> float | None:
     """Seconds since 1970 of `YYYYMMDDTHHMMSSZ`; None when it is no such time."""
     match = _AMZ_DATE.fullmatch(amz_date)
     if match is None:

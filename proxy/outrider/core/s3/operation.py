@@ -21,12 +21,12 @@ Query = tuple[tuple[str, str], ...]
 
 
 class Kind(Enum):
-    """GET and HEAD are of plain objects and answered by the cache; STEER is meant for the proxy itself (see
-    `http.steering`); all else is forwarded."""
+    """Who answers a request: the cache (GET and HEAD of plain objects), the proxy itself (CONTROL, see
+    `http.control`), or the origin (FORWARD: all else)."""
 
     GET = "get"
     HEAD = "head"
-    STEER = "steer"
+    CONTROL = "steer"  # the value is a label of metrics, and stays
     FORWARD = "forward"
 
 
@@ -143,7 +143,7 @@ def control_request_of(method: str, target: str, host: str, domains: Iterable[st
     if _decoded(first) != CONTROL_BUCKET or bucket_of_host(host, domains) is not None:
         return None
     query = without_signature(tuple(parse_query(raw_query)))
-    return Operation(Kind.STEER, method, CONTROL_BUCKET, _decoded(rest), query, bare=not slash)
+    return Operation(Kind.CONTROL, method, CONTROL_BUCKET, _decoded(rest), query, bare=not slash)
 
 
 def bucket_of_host(host: str, domains: Iterable[str]) -> str | None:

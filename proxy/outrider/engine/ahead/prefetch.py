@@ -23,7 +23,7 @@ from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
 from outrider.core.ahead.readers import Readers
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.readahead import Run
+from outrider.core.cache.readahead import BlockRun
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
@@ -166,7 +166,7 @@ class Prefetch:
     def told(
         self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Hint | None = None
     ) -> None:
-        """The order in which one worker of `client` will read; see `http.steering.Plans`."""
+        """The order in which one worker of `client` will read; see `http.control.control_bucket.Plans`."""
         wanted = [ref for ref in refs if self._mode_of(ref) is Mode.EPOCH]
         if telling is not None:
             telling.ignored += len(refs) - len(wanted)
@@ -175,13 +175,13 @@ class Prefetch:
         self.think()
 
     def withdraw(self, telling: Hint, others: Iterable[Hint]) -> int:
-        """See `http.steering.Plans`."""
+        """See `http.control.control_bucket.Plans`."""
         count = self._planner.withdraw(telling, others, self._clock())
         self.think()
         return count
 
     async def progress(self, telling: Hint) -> PlanProgress:
-        """See `http.steering.Plans`."""
+        """See `http.control.control_bucket.Plans`."""
         read = here = unread = unknown = 0
         for piece in telling.told(_LOOKED_FOR):
             read, unread, unknown = read + piece.read, unread + len(piece.unread), unknown + piece.unknown
@@ -382,7 +382,7 @@ class Prefetch:
             key = BlockKey(vid, index)
             if self._flights.wanted(key):
                 # A GET each: a reader that comes meanwhile brings forward just what it waits for.
-                begun = self._flights.board(version, Run(index, 1))
+                begun = self._flights.board(version, BlockRun(index, 1))
                 self._flights.fill(begun, prefetch=True, ordered=ordered)
                 self._metrics.prefetched_blocks.inc()
             flight = self._flights.get(key)

@@ -11,7 +11,7 @@ from typing import Any
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.disk_pressure import DiskPressure
-from outrider.core.cache.readahead import Run, fill_start
+from outrider.core.cache.readahead import BlockRun, fill_start
 from outrider.core.errors import Signal, StoreUnavailable
 from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.engine.fill.fill import Pouring, hold_bytes
@@ -59,7 +59,7 @@ class FlightTable:
         """Neither here nor on its way."""
         return block not in self._flights and not self._store.has(block)
 
-    def board(self, version: ObjectVersion, run: Run, wanted_byte: int | None = None) -> list[Flight]:
+    def board(self, version: ObjectVersion, run: BlockRun, wanted_byte: int | None = None) -> list[Flight]:
         """Enter the blocks of `run`, all of them wanted, into the table. The caller sees to it that they are filled.
 
         `wanted_byte`: the object's byte that somebody waits for; when it lies in the first block, the fill begins there

@@ -14,7 +14,7 @@ from cachetools import LRUCache, TTLCache
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.freshness import is_settled
-from outrider.core.cache.readahead import FIRST_BLOCKS, Run, fill_start
+from outrider.core.cache.readahead import FIRST_BLOCKS, BlockRun, fill_start
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, like, unanswered
 from outrider.core.model import Headers, ObjectRef, ObjectVersion, is_strong_etag
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
@@ -258,7 +258,7 @@ class VersionLookup:
         here = not all(self._flights.wanted(self._layout.key(version, one)) for one in range(index, index + count))
         if index >= blocks or here:
             return []
-        return self._flights.board(version, Run(index, count), start)
+        return self._flights.board(version, BlockRun(index, count), start)
 
     def _learn(self, ref: ObjectRef, opening: _Opening, version: ObjectVersion) -> None:
         self._catalog.learn(version, opening.mark, settled=opening.settled)

@@ -15,7 +15,13 @@ from outrider.core.auth.sigv4 import Identity
 from outrider.core.errors import ContentSha256Mismatch, IncompleteBody, InvalidRequest, MissingContentLength
 from outrider.core.model import Headers
 from outrider.core.s3.aws_chunked import ChunkedDecoder, ChunkSigning, TrailerEncoder
-from outrider.core.s3.body_integrity import CHECKSUM_CHARS, Payload, PayloadForm, decoded_length_of, trailer_names_of
+from outrider.core.s3.body_integrity import (
+    CHECKSUM_CHARS,
+    PayloadForm,
+    PayloadRule,
+    decoded_length_of,
+    trailer_names_of,
+)
 from outrider.core.s3.form_fields import PostForm
 from outrider.ports import Buffer
 
@@ -34,7 +40,7 @@ class Upload:
 
 
 def upload_of(
-    headers: Headers, payload: Payload, identity: Identity | None, source: AsyncIterator[bytes],
+    headers: Headers, payload: PayloadRule, identity: Identity | None, source: AsyncIterator[bytes],
     content_length: int | None,
 ) -> Upload:  # fmt: skip
     """`source` is the body from the wire (transfer coding undone); `content_length` None: it came in chunks.
@@ -57,7 +63,7 @@ def upload_of(
 
 
 def _chunked_upload(
-    headers: Headers, payload: Payload, identity: Identity | None, source: AsyncIterator[bytes]
+    headers: Headers, payload: PayloadRule, identity: Identity | None, source: AsyncIterator[bytes]
 ) -> Upload:
     decoder = _decoder(headers, payload, identity)
     length = decoded_length_of(headers)
@@ -81,7 +87,7 @@ def _chunked_upload(
 
 
 async def whole_body(
-    headers: Headers, payload: Payload, identity: Identity | None, source: AsyncIterator[bytes],
+    headers: Headers, payload: PayloadRule, identity: Identity | None, source: AsyncIterator[bytes],
     content_length: int | None, *, limit: int,
 ) -> tuple[bytes, Headers]:  # fmt: skip
     """A small body, decoded and verified, and its trailers.
@@ -109,7 +115,7 @@ async def _gathered(body: AsyncIterator[Buffer] | None, limit: int) -> bytes:
     return bytes(gathered)
 
 
-def _decoder(headers: Headers, payload: Payload, identity: Identity | None) -> ChunkedDecoder:
+def _decoder(headers: Headers, payload: PayloadRule, identity: Identity | None) -> ChunkedDecoder:
     length = decoded_length_of(headers)
     if length is None:
         raise MissingContentLength
@@ -129,7 +135,7 @@ async def noting(upload: Upload, body: AsyncIterator[Buffer]) -> AsyncIterator[B
         raise
 
 
-async def _plain(source: AsyncIterator[bytes], payload: Payload, length: int) -> AsyncIterator[Buffer]:
+async def _plain(source: AsyncIterator[bytes], payload: PayloadRule, length: int) -> AsyncIterator[Buffer]:
     digest = hashlib.sha256() if payload.sha256 is not None else None
     held = b""
     left = length

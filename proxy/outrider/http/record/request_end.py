@@ -69,7 +69,7 @@ class RequestRecorder:
             self._spans.ended(end, span)
 
     def _tell_ledger(self, end: Ended, operation: Operation, seconds: float) -> None:
-        if operation.kind is Kind.STEER or not operation.bucket or not operation.key:
+        if operation.kind is Kind.CONTROL or not operation.bucket or not operation.key:
             return
         sent, usage = end.sent, self._metrics.usage
         refused = end.status is None or end.status >= 400

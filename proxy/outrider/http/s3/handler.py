@@ -44,7 +44,7 @@ from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.upload import Upload, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.control.control_bucket import ControlBucket
-from outrider.http.control.objects import Asked as Steered
+from outrider.http.control.objects import Asked as ControlAsked
 from outrider.http.record.access_log import AccessLog, new_request_id
 from outrider.http.record.record import Ended, Sent
 from outrider.http.record.request_end import RequestRecorder
@@ -204,8 +204,8 @@ class S3Handler:
         target = request.raw_path
         path, _, query = target.partition("?")
         host, asked.app = _first(asked.headers, "host"), app_of(_first(asked.headers, "user-agent"))
-        if (steered := operations.control_request_of(request.method, target, host, self._domains)) is not None:
-            return await self._steer(asked, steered, SignedRequest(request.method, path, query, asked.headers))
+        if (control := operations.control_request_of(request.method, target, host, self._domains)) is not None:
+            return await self._answer_control(asked, control, SignedRequest(request.method, path, query, asked.headers))
         operation = operations.classify(request.method, target, asked.headers, self._domains)
         if is_form(operation, asked.headers):
             return await self._post_form(asked, operation)
@@ -234,7 +234,7 @@ class S3Handler:
             # a Range past the end differ from store to store.
             return await self._forward(asked, operation, who)
 
-    async def _steer(self, asked: _Asked, operation: Operation, signed: SignedRequest) -> Reply:
+    async def _answer_control(self, asked: _Asked, operation: Operation, signed: SignedRequest) -> Reply:
         """For the proxy itself: the origin never hears of it."""
         who = self._access.identify(signed, None)
         asked.client = who.client.name if who.client else "-"
@@ -247,7 +247,7 @@ class S3Handler:
                 return (await whole_body(asked.headers, who.payload, who.identity, body, length, limit=limit))[0]
 
         client = reader_name(who, asked.wire.address, asked.app)
-        answer = await self._control.answer(Steered(operation, asked.headers, who, client, read_body))
+        answer = await self._control.answer(ControlAsked(operation, asked.headers, who, client, read_body))
         return self._reply(asked, answer.status, answer.headers, answer.body, None)
 
     def _on_asked(self, asked: _Asked, headers: dict[str, str]) -> OnAsked:
