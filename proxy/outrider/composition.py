@@ -30,6 +30,7 @@ from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.engine.ahead.prefetch import Mode, Prefetch, PrefetchLimits
+from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader, Patience
@@ -45,6 +46,7 @@ from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
 from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import Background
+from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.touched import note_written
 from outrider.http.access import Access, Loopback, SigV4, reader_shown
@@ -170,11 +172,13 @@ def make_rooms(
     catalog = VersionCache(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
     scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), time.monotonic)
     origin_reader = OriginReader(origin, Patience(), metrics, scheduler, Hedging())
-    flights = FlightTable(layout, origin_reader, store, tasks.spawn, scheduler, time.monotonic)
+    source = BlockSource(origin_reader)
+    runtime, apart = Runtime(tasks.spawn, time.monotonic), Runtime(tasks.spawn_apart, time.monotonic)
+    flights = FlightTable(layout, source, store, scheduler, runtime)
     version_lookup = VersionLookup(
-        layout, origin_reader, catalog, flights, tasks.spawn, time.monotonic, stale_if_error=settings.stale_if_error
+        layout, origin_reader, source, catalog, flights, runtime, stale_if_error=settings.stale_if_error
     )
-    reads = ObjectReads(layout, origin_reader, catalog, store, flights, version_lookup, metrics)
+    reads = ObjectReads(layout, source, catalog, store, flights, version_lookup, scheduler, metrics)
     memory = MemoryBudget(shares.clients_bytes)
     list_cache = ListCache(settings.list_ttl_of, time.monotonic, shares.listings_bytes, memory)
     hits = HitLookup(layout, catalog, store, time.monotonic)
@@ -187,9 +191,8 @@ def make_rooms(
         mode_of=lambda ref: Mode(settings.prefetch_of(ref)), budget=budget,
     )  # fmt: skip
     warmup_runner = WarmupRunner(
-        layout, catalog, store, prefetch, enumerator, pins, tasks.spawn_apart, time.monotonic,
-        blocks_at_once=budget.blocks,
-    )  # fmt: skip
+        layout, catalog, store, prefetch, enumerator, pins, apart, blocks_at_once=budget.blocks
+    )
     pinning = Pinning(warmup_runner, prefetch, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
     # What is kept in memory ends with us.

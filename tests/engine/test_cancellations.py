@@ -65,7 +65,7 @@ async def writes(room: Engine) -> None:
 
 @contextlib.contextmanager
 def room_of(
-    root: Path, capacity_bytes: int, may_hold: Callable[[int], int], *, ahead: bool,
+    root: Path, capacity_bytes: int, buffer_bytes: Callable[[int], int], *, ahead: bool,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Iterator[Engine]:  # fmt: skip
     origin = FakeOrigin(chunk_bytes=30_000)
@@ -73,8 +73,8 @@ def room_of(
     origin.put(OTHER, OTHER_DATA)
     policy, mode = ("epoch", Mode.EPOCH) if ahead else ("lru", Mode.OFF)
     with engine(
-        root, origin, capacity_bytes=capacity_bytes, policy=policy, prefetch=mode, fills_max=2, may_hold=may_hold,
-        sleep=sleep,
+        root, origin, capacity_bytes=capacity_bytes, policy=policy, prefetch=mode, fills_max=2,
+        buffer_bytes=buffer_bytes, sleep=sleep,
     ) as room:  # fmt: skip
         room.store.work.threads.shutdown()
         loop = asyncio.get_running_loop()
@@ -153,16 +153,16 @@ async def nothing_is_left(room: Engine) -> None:
     await room.tasks.settle()
 
 
-@pytest.mark.parametrize("may_hold", [as_large, as_small])
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
 @pytest.mark.parametrize(("act", "kind", "warm", "ahead"), CASES)
 def test_a_cancellation_at_any_wait_is_nobody_elses(
     act: Callable[[Engine], Coroutine[Any, Any, None]], kind: str, warm: bool, ahead: bool,
-    may_hold: Callable[[int], int], tmp_path: Path, trials: Trials,
+    buffer_bytes: Callable[[int], int], tmp_path: Path, trials: Trials,
 ) -> None:  # fmt: skip
     capacity_bytes, fault = ROOMS[kind]
 
     async def attempt(root: Path, waits: int) -> bool:
-        with room_of(root, capacity_bytes, may_hold, ahead=ahead) as room:
+        with room_of(root, capacity_bytes, buffer_bytes, ahead=ahead) as room:
             await prepare(room, fault, warm=warm)
             victim, beside = asyncio.ensure_future(act(room)), asyncio.ensure_future(reads(room))
             for _ in range(waits):
@@ -179,16 +179,16 @@ def test_a_cancellation_at_any_wait_is_nobody_elses(
     trials.record("order", f"cancelled at each of its waits, {kind}", "the right bytes", times=times)
 
 
-@pytest.mark.parametrize("may_hold", [as_large, as_small])
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
 @pytest.mark.parametrize("kind", ROOMS)
 def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(
-    kind: str, may_hold: Callable[[int], int], tmp_path: Path, trials: Trials
+    kind: str, buffer_bytes: Callable[[int], int], tmp_path: Path, trials: Trials
 ) -> None:
     """Readers get the right bytes past the cache, or hear that the proxy stops."""
     capacity_bytes, fault = ROOMS[kind]
 
     async def attempt(root: Path, waits: int) -> bool:
-        with room_of(root, capacity_bytes, may_hold, ahead=True) as room:
+        with room_of(root, capacity_bytes, buffer_bytes, ahead=True) as room:
             await prepare(room, fault, warm=False)
             readers = [asyncio.ensure_future(act(room)) for act in (reads, reads_the_middle)]
             for _ in range(waits):
@@ -204,8 +204,8 @@ def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(
     trials.record("order", f"the background cancelled at each wait, {kind}", "the right bytes, or 503", times=times)
 
 
-@pytest.mark.parametrize("may_hold", [as_large, as_small])
-def test_a_stop_at_any_wait_of_a_warm_up_ends_it(may_hold: Callable[[int], int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
+def test_a_stop_at_any_wait_of_a_warm_up_ends_it(buffer_bytes: Callable[[int], int], tmp_path: Path) -> None:
     """Its fills end in the same moment, and that is no failure which it would try again after."""
 
     pauses: list[float] = []
@@ -214,7 +214,7 @@ def test_a_stop_at_any_wait_of_a_warm_up_ends_it(may_hold: Callable[[int], int],
         pauses.append(seconds)
 
     async def attempt(root: Path, waits: int) -> bool:
-        with room_of(root, 16 * BLOCK, may_hold, ahead=False, sleep=sleep) as room:
+        with room_of(root, 16 * BLOCK, buffer_bytes, ahead=False, sleep=sleep) as room:
             now = room.clock()
             wanted = ObjectList((REF, OTHER), ())
             one = Warmup("", "", "all", b"", now, wanted, lambda _: True, Progress(now), TokenBucket(0.0, now))

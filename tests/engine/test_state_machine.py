@@ -67,7 +67,7 @@ class OneVersion(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**16))
     def begin(self, seed: int) -> None:
         self.loop = SeededLoop(seed)
-        self.may_hold = as_small if seed % 2 else as_large
+        self.buffer_bytes = as_small if seed % 2 else as_large
         self.runner = asyncio.Runner(loop_factory=lambda: self.loop)
         self.origin = FakeOrigin(chunk_bytes=20_000)
         self.clock = FakeClock()
@@ -90,7 +90,7 @@ class OneVersion(RuleBasedStateMachine):
                 policy=self.policy,
                 prefetch=self.prefetch,
                 fills_max=2,
-                may_hold=self.may_hold,
+                buffer_bytes=self.buffer_bytes,
             )
         )
         self.runner.get_loop()

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.adapters.disk.block_dir import BlockDir
@@ -23,6 +23,7 @@ from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchLimits
+from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader, Patience
@@ -32,6 +33,7 @@ from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, ObjectReads, Piece, ReadAnswer
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
+from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock, FakeOrigin, FakeTasks, no_wait_patience
@@ -130,11 +132,11 @@ def engine(
     stale_if_error: bool = False, fills_max: int = 64, verify_always: bool = False, clock: FakeClock | None = None,
     catalog_entries: int = 10_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, budget: PrefetchLimits | None = None,
-    may_hold: Callable[[int], int] = as_large, reads_on: Callable[[float], Awaitable[object]] = at_once,
+    buffer_bytes: Callable[[int], int] = as_large, reads_on: Callable[[float], Awaitable[object]] = at_once,
     later: Later = called_at_once,
 ) -> Iterator[Engine]:  # fmt: skip
-    """`may_hold`: `as_large`, or `as_small`, where each block is written whole. `reads_on`: what the disk's work of a
-    small block waits for. `later`: what calls that may wait until a reader has asked for more."""
+    """`buffer_bytes`: `as_large`, or `as_small`, where each block is written whole. `reads_on`: the sleep by which the
+    disk's work of a small block waits. `later`: makes the calls that may wait until a reader has asked for more."""
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
@@ -150,13 +152,14 @@ def engine(
     catalog = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries)
     scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
     origin_reader = OriginReader(origin, patience or no_wait_patience(), metrics, scheduler, Hedging())
+    source, runtime = BlockSource(origin_reader), Runtime(tasks.spawn, clock, sleep)
     flights = FlightTable(
-        layout, origin_reader, store, tasks.spawn, scheduler, clock, may_hold=may_hold, sleep=reads_on
+        layout, source, store, scheduler, replace(runtime, sleep=reads_on), buffer_bytes_of=buffer_bytes
     )
     version_lookup = VersionLookup(
-        layout, origin_reader, catalog, flights, tasks.spawn, clock, stale_if_error=stale_if_error, sleep=sleep
+        layout, origin_reader, source, catalog, flights, runtime, stale_if_error=stale_if_error
     )
-    reads = ObjectReads(layout, origin_reader, catalog, store, flights, version_lookup, metrics)
+    reads = ObjectReads(layout, source, catalog, store, flights, version_lookup, scheduler, metrics)
     memory = MemoryBudget(64 * 1024 * 1024)
     list_cache = ListCache(lambda prefix: None, clock, 1 << 20, memory)
     passthrough = Passthrough(origin, origin_reader, catalog, list_cache.forget)
@@ -165,9 +168,7 @@ def engine(
         planner, layout, catalog, store, flights, version_lookup, enumerator, scheduler,
         tasks.spawn, clock, metrics, mode_of=lambda _: prefetch, budget=budget, later=later,
     )  # fmt: skip
-    warmup_runner = WarmupRunner(
-        layout, catalog, store, ahead, enumerator, pins, tasks.spawn, clock, blocks_at_once=budget.blocks, sleep=sleep
-    )
+    warmup_runner = WarmupRunner(layout, catalog, store, ahead, enumerator, pins, runtime, blocks_at_once=budget.blocks)
     try:
         yield Engine(
             origin, layout, clock, tasks, metrics, store, catalog, flights, reads, passthrough, ahead, planner,

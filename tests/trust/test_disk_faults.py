@@ -215,7 +215,7 @@ def test_a_flight_whose_file_cannot_be_read_is_relayed_and_not_followed_over_a_g
 
     simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=30_000)]
     with proxy_of(bucket, origin=simulator.endpoint) as proxy, SickDisk(proxy.cache_dir) as sick:
-        proxy.outrider.flights._may_hold = lambda fills: 10_000
+        proxy.outrider.flights._buffer_bytes_of = lambda fills: 10_000
         with RawConnection(proxy.address) as first, RawConnection(proxy.address) as second:
             first.send(request("GET", f"/{shelf.name}/0"))
             reply = first.read_head()

@@ -196,7 +196,7 @@ async def test_the_limit_grows_where_it_holds_somebody_up(names: list[str], back
     queue = Queue(64, background_limit=background_limit)
     await queue.add(*names)
     for _ in range(3):
-        queue.scheduler.arrived(10**6)
+        queue.scheduler.written(10**6)
         queue.clock.advance(1.0)
     await queue.settle()
     assert (queue.aimd.limit > FIRST_FILLS) == grows
@@ -291,10 +291,10 @@ async def test_before_demand_ends_what_comes_next_is_asked_for() -> None:
     await seen_at_10_mb_s(queue)
     await queue.add("p1", "p2", "p3", "p4", "p5")
     for name in ("x", "y", "z"):
-        queue.scheduler.came(2 * MB, queue.of[name])
+        queue.scheduler.received(2 * MB, queue.of[name])
     await queue.end("x", "y")
     assert queue.order == ["x", "y", "z", "p1"], "2 MB are 0.2 s yet"
-    queue.scheduler.came(8 * MB // 5, queue.of["z"])
+    queue.scheduler.received(8 * MB // 5, queue.of["z"])
     await queue.settle()
     assert queue.order == ["x", "y", "z", "p1", "p2"], "as many in all as it had at its best, of late"
     await queue.drain()
@@ -306,7 +306,7 @@ async def test_what_comes_before_demand_ends_is_no_more_than_the_limit_leaves(li
     await seen_at_10_mb_s(queue)
     queue.aimd.limit = limit
     for name in ("x", "y", "z"):
-        queue.scheduler.came(4 * MB, queue.of[name])
+        queue.scheduler.received(4 * MB, queue.of[name])
     await queue.add("p1", "p2", "p3", "p4", "p5")
     assert sum(queue.scheduler._held.values()) == max(3, limit)
     await queue.drain()
@@ -329,7 +329,7 @@ async def test_what_was_ordered_does_not_take_the_places_of_demand_that_ends() -
     await seen_at_10_mb_s(queue)
     await queue.add("p1", "p2", "p3", "p4", "p5", ordered=True)
     for name in ("x", "y", "z"):
-        queue.scheduler.came(4 * MB, queue.of[name])
+        queue.scheduler.received(4 * MB, queue.of[name])
     await queue.end("x", "y")
     assert queue.order == ["x", "y", "z", "p1"]
     await queue.drain()
@@ -340,7 +340,7 @@ async def test_where_the_limit_holds_prefetch_back_courtesy_does_not_grow() -> N
     await queue.add(*(f"d{i}" for i in range(14)), "p1")
     for _ in range(100):
         queue.scheduler.came_small(0.05)
-        queue.scheduler.arrived(1000)
+        queue.scheduler.written(1000)
     assert queue.background_limit.beside == 1, "nothing has shown that more would do no harm"
     await queue.drain()
 
@@ -351,7 +351,7 @@ async def test_whoever_asks_for_something_new_is_about_to_want_more() -> None:
     with queue.scheduler.question():
         await queue.add("p1", "p2", "p3")
         for name in ("x", "y", "z"):
-            queue.scheduler.came(4 * MB, queue.of[name])
+            queue.scheduler.received(4 * MB, queue.of[name])
         await queue.settle()
         assert queue.order == ["x", "y", "z", "p1"]
     await queue.settle()
@@ -366,17 +366,17 @@ async def test_whoever_goes_on_with_what_he_reads_is_about_to_want_more(was_pref
     last = "z"
     if was_prefetch:
         await queue.add(last := "p0", left_bytes=4 * MB)
-    queue.of[last].goes_on()
-    queue.of[last].goes_on()
+    queue.of[last].expect_more()
+    queue.of[last].expect_more()
     queue.of[last].promote()
     await queue.add("p1", "p2", "p3")
     for name in ("x", "y", "z", last):
-        queue.scheduler.came(4 * MB, queue.of[name])
+        queue.scheduler.received(4 * MB, queue.of[name])
     await queue.settle()
     before = len(queue.order)
     await queue.end(last)
     assert (before, len(queue.order)) == ((5, 7) if was_prefetch else (4, 5))
-    assert queue.scheduler._going_on == 0
+    assert queue.scheduler._expecting_more == 0
     await queue.drain()
 
 
@@ -386,10 +386,10 @@ async def test_what_is_left_of_demand_is_what_has_its_turn_and_is_waited_for() -
     assert queue.scheduler._left_bytes == 3 * MB
     queue.of["p1"].promote()
     assert queue.scheduler._left_bytes == 6 * MB
-    queue.scheduler.came(MB, queue.of["a"])
+    queue.scheduler.received(MB, queue.of["a"])
     queue.of["a"].give_back()
     assert queue.scheduler._left_bytes == 3 * MB
-    queue.scheduler.came(5 * MB, queue.of["p1"])
+    queue.scheduler.received(5 * MB, queue.of["p1"])
     assert queue.scheduler._left_bytes == 0, "it brought what came before it, too"
     again = asyncio.create_task(queue.of["a"].take())
     await queue.settle()

@@ -22,8 +22,10 @@ from outrider.core.cache.readahead import BlockRun
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.engine.fill import fill as fill_module
+from outrider.engine.fill.fill import Fill, FillParts
 from outrider.engine.fill.fill_scheduler import READS_ON_S
 from outrider.engine.fill.flight import Flight
+from outrider.engine.tasks.runtime import Runtime
 from outrider.ports import BlockWriter
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault
@@ -41,7 +43,7 @@ def room(tmp_path: Path) -> Iterator[Engine]:
 
 async def here(one: Flight, offset: int) -> int:
     """Up to where the bytes from `offset` on are, once that one is."""
-    early = await one.come(offset)
+    early = await one.arrival(offset)
     return one.partial.reach(offset) if early is None else offset + len(early)
 
 
@@ -74,7 +76,7 @@ async def test_a_waiter_wakes_when_his_byte_is_here_and_not_before() -> None:
 
 async def test_what_is_on_its_way_to_disk_is_here_for_whoever_waits_for_it() -> None:
     one = flight()
-    first, inner, beyond = (asyncio.create_task(one.come(at)) for at in (0, 7, 10))
+    first, inner, beyond = (asyncio.create_task(one.arrival(at)) for at in (0, 7, 10))
     await asyncio.sleep(0)
     one.hand_out(0, DATA[:10])
     assert bytes(await first or b"") == DATA[:10]
@@ -82,7 +84,7 @@ async def test_what_is_on_its_way_to_disk_is_here_for_whoever_waits_for_it() -> 
     assert not beyond.done()
     one.advance(0, 11)
     assert await beyond is None
-    assert await one.come(0) is None, "it is on disk"
+    assert await one.arrival(0) is None, "it is on disk"
 
 
 async def test_no_waiter_sees_a_cancellation_that_was_not_his_own() -> None:
@@ -132,10 +134,12 @@ async def test_a_run_is_one_get_and_fills_each_of_its_blocks(room: Engine) -> No
     assert len(room.flights) == 0
 
 
-@pytest.mark.parametrize("may_hold", [as_large, as_small])
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
 @pytest.mark.parametrize("chunk_bytes", [BLOCK // 4, BLOCK, 2 * BLOCK, 10_000])
-async def test_pieces_may_end_where_blocks_do(chunk_bytes: int, may_hold: Callable[[int], int], tmp_path: Path) -> None:
-    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=chunk_bytes), may_hold=may_hold) as room:
+async def test_pieces_may_end_where_blocks_do(
+    chunk_bytes: int, buffer_bytes: Callable[[int], int], tmp_path: Path
+) -> None:
+    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=chunk_bytes), buffer_bytes=buffer_bytes) as room:
         room.origin.put(REF, DATA)
         version = version_in(room)
         flights = room.flights.board(version, BlockRun(0, 4))
@@ -228,12 +232,12 @@ async def test_a_stop_tells_the_waiters_and_leaves_nothing_behind(steps: int, ro
 
 async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine) -> None:
     unused: Any = None
-    fill = fill_module.Pouring(unused, room.store, None, unused, unused, unused, unused, unused, unused, unused)
+    fill = Fill([], None, FillParts(unused, room.store, unused, unused, Runtime(unused, unused)))
     version = version_in(room)
     for index in range(2):
-        await fill.begin(Flight(BlockMeta(LAYOUT, version, index)))
+        await fill._open(Flight(BlockMeta(LAYOUT, version, index)))
     assert room.store.used_bytes > 2 * BLOCK
-    giving_up = asyncio.ensure_future(fill.abort())
+    giving_up = asyncio.ensure_future(fill._abort())
     await asyncio.sleep(0)
     giving_up.cancel()
     await asyncio.wait([giving_up])
@@ -396,11 +400,11 @@ async def test_what_is_held_back_from_the_disk_is_had_by_whoever_comes(room: Eng
     assert one.partial.reach(0) == 0
     # The origin is silent: what is here is given all the same.
     for start, stop in ((0, 10_000), (5, 10_000), (10_000, 20_000), (24_999, 25_000)):
-        assert bytes(await one.come(start) or b"") == DATA[start:stop]
+        assert bytes(await one.arrival(start) or b"") == DATA[start:stop]
     gate.set()
     await room.tasks.settle()
     assert payload_in(room, one.meta.key) == DATA[:BLOCK]
-    assert not one._early, "what is on disk is not in memory as well"
+    assert not one._unwritten, "what is on disk is not in memory as well"
 
 
 async def test_what_somebody_waits_for_is_given_as_it_comes(room: Engine) -> None:
@@ -427,7 +431,7 @@ async def test_a_disk_that_fails_what_was_held_ends_the_fill(room: Engine, monke
     gate.set()
     for one in flights:
         with pytest.raises(StoreUnavailable):
-            await one.come(BLOCK - 1)
+            await one.arrival(BLOCK - 1)
     await room.tasks.settle()
     assert (len(room.flights), room.store.used_bytes, room.origin.under_way) == (0, 0, 0)
 
@@ -435,15 +439,15 @@ async def test_a_disk_that_fails_what_was_held_ends_the_fill(room: Engine, monke
 @given(st.integers(1, 10_000))
 def test_what_all_fills_hold_back_is_bounded_and_one_alone_holds_enough_for_a_write(fills: int) -> None:
     # 64 is the default of the setting `fills`; more than 128 hold 64 KiB each, what a socket brings at once.
-    assert fills * fill_module.hold_bytes(fills) <= max(8 * 2**20, fills * 64 * 2**10)
-    assert fill_module.hold_bytes(fills) <= fill_module.hold_bytes(1) == 512 * 2**10
+    assert fills * fill_module.buffer_bytes(fills) <= max(8 * 2**20, fills * 64 * 2**10)
+    assert fill_module.buffer_bytes(fills) <= fill_module.buffer_bytes(1) == 512 * 2**10
 
 
 async def test_many_fills_that_nobody_waits_for_write_sooner_than_one_does(tmp_path: Path) -> None:
     written: dict[int, int] = {}
     for fills in (1, 4):
         with engine(
-            tmp_path / str(fills), FakeOrigin(chunk_bytes=1000), may_hold=lambda count: BLOCK // 2 // count
+            tmp_path / str(fills), FakeOrigin(chunk_bytes=1000), buffer_bytes=lambda count: BLOCK // 2 // count
         ) as room:
             room.origin.put(REF, DATA)
             version, writes = version_in(room), 0
@@ -454,7 +458,7 @@ async def test_many_fills_that_nobody_waits_for_write_sooner_than_one_does(tmp_p
 
             each = [room.flights.board(version, BlockRun(index, 1)) for index in range(fills)]
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(room.flights, "_arrived", counted)
+                patch.setattr(room.flights, "written", counted)
                 for flights in each:
                     room.flights.fill(flights, prefetch=False)
                 await room.tasks.settle()
@@ -466,7 +470,7 @@ async def test_many_fills_that_nobody_waits_for_write_sooner_than_one_does(tmp_p
 
 
 async def test_a_small_block_costs_one_hop_to_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), may_hold=as_small) as room:
+    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), buffer_bytes=as_small) as room:
         refs = [ObjectRef("train", f"{number}.jpg") for number in range(5)]
         for ref in refs:
             room.origin.put(ref, DATA[:BLOCK])
@@ -495,7 +499,7 @@ async def test_readers_of_a_small_block_get_it_before_the_disk_has(
         disk.wait(60)
         return real(*given)
 
-    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), may_hold=as_small) as room:
+    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), buffer_bytes=as_small) as room:
         room.origin.put(REF, DATA[:BLOCK])
         monkeypatch.setattr(os, "pwritev", write)
         readers = [room.get(), room.range(5, BLOCK - 5), room.range(BLOCK // 2, BLOCK)]
@@ -516,7 +520,7 @@ async def test_whoever_reads_small_objects_may_ask_for_the_next_one_before_the_d
         waits.append(seconds)
         await gate.wait()
 
-    with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on) as room:
+    with engine(tmp_path / "c", buffer_bytes=as_small, reads_on=reads_on) as room:
         room.origin.put(REF, DATA[:BLOCK])
         assert await room.get() == DATA[:BLOCK]
         assert await room.range(1, 9) == DATA[1:9], "from memory"
@@ -534,7 +538,7 @@ async def test_a_stop_before_the_disk_begins_leaves_nothing_behind(tmp_path: Pat
         waiting.set()
         await asyncio.Event().wait()
 
-    with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on) as room:
+    with engine(tmp_path / "c", buffer_bytes=as_small, reads_on=reads_on) as room:
         room.origin.put(REF, DATA[:BLOCK])
         assert await room.get() == DATA[:BLOCK]
         await waiting.wait()
@@ -549,7 +553,7 @@ async def test_meanwhile_the_next_one_may_be_fetched(tmp_path: Path) -> None:
     async def reads_on(seconds: float) -> None:
         await gate.wait()
 
-    with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on, fills_max=1) as room:
+    with engine(tmp_path / "c", buffer_bytes=as_small, reads_on=reads_on, fills_max=1) as room:
         for ref in (REF, other):
             room.origin.put(ref, DATA[:BLOCK])
             version = version_in(room, ref, BLOCK)
@@ -576,7 +580,7 @@ async def test_what_was_fetched_ahead_is_written_once_readers_of_what_is_here_re
         if len(waits) != ends_after:
             its.scheduler.read_at = its.clock()
 
-    with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on) as its:
+    with engine(tmp_path / "c", buffer_bytes=as_small, reads_on=reads_on) as its:
         its.origin.put(REF, DATA[:BLOCK])
         flights = its.flights.board(version_in(its, size=BLOCK), BlockRun(0, 1))
         its.scheduler.read_at = its.clock()
@@ -602,7 +606,7 @@ async def test_before_what_came_for_nobody_is_on_disk_more_is_begun_unless_it_is
         await asyncio.sleep(0)
 
     monkeypatch.setattr(os, "pwritev", write)
-    with engine(tmp_path / "c", may_hold=as_small, reads_on=reads_on, fills_max=1) as room, ExitStack() as stack:
+    with engine(tmp_path / "c", buffer_bytes=as_small, reads_on=reads_on, fills_max=1) as room, ExitStack() as stack:
         if reads:
             room.scheduler.read_at = room.clock()
         if waits:
@@ -622,12 +626,12 @@ async def test_before_what_came_for_nobody_is_on_disk_more_is_begun_unless_it_is
         assert len(room.store) == 2
 
 
-@pytest.mark.parametrize(("prefetch", "may_hold", "small", "count"), [
+@pytest.mark.parametrize(("prefetch", "buffer_bytes", "small", "count"), [
     (True, as_small, BLOCK, 1), (False, as_large, BLOCK, 1), (False, as_small, BLOCK - 1, 1),
     (False, as_small, BLOCK, 2),
 ])  # fmt: skip
 async def test_what_nobody_reads_comes_in_parts_or_is_large_is_written_at_once(
-    prefetch: bool, may_hold: Callable[[int], int], small: int, count: int, tmp_path: Path,
+    prefetch: bool, buffer_bytes: Callable[[int], int], small: int, count: int, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """`count`: the blocks of the object, of which one is brought."""
@@ -637,7 +641,7 @@ async def test_what_nobody_reads_comes_in_parts_or_is_large_is_written_at_once(
     async def reads_on(seconds: float) -> None:
         waits.append(seconds)
 
-    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), may_hold=may_hold, reads_on=reads_on) as room:
+    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), buffer_bytes=buffer_bytes, reads_on=reads_on) as room:
         room.origin.put(REF, DATA[: count * BLOCK])
         version = version_in(room, size=count * BLOCK)
         room.flights.fill(room.flights.board(version, BlockRun(0, 1)), prefetch=prefetch)

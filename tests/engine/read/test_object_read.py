@@ -33,7 +33,7 @@ OTHER = ramp(SIZE, start=17)
 
 @pytest.fixture(params=[as_large, as_small])
 def room(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), may_hold=request.param) as room:
+    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), buffer_bytes=request.param) as room:
         room.origin.put(REF, DATA, (("content-type", "application/x-tar"), ("last-modified", "x")))
         yield room
 
@@ -496,11 +496,11 @@ class SlowWrites:
         monkeypatch.setattr(DiskBlockWriter, "write", write)
 
 
-@pytest.mark.parametrize("may_hold", [as_large, as_small])
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
 async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_it_is_well(
-    may_hold: Callable[[int], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    buffer_bytes: Callable[[int], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine(tmp_path / "c", freshness="immutable", may_hold=may_hold) as room:
+    with engine(tmp_path / "c", freshness="immutable", buffer_bytes=buffer_bytes) as room:
         refs = [ObjectRef("train", f"{number}.tar") for number in range(60)]
         for ref in refs:
             room.origin.put(ref, DATA)
@@ -613,11 +613,11 @@ async def test_a_reader_goes_on_until_he_has_asked_for_all_that_he_lacks(room: E
         async with asyncio.timeout(10):
             while room.scheduler._held[True] < FIRST_BLOCKS:
                 await asyncio.sleep(0)
-        assert room.scheduler._going_on == (rest != "here")
+        assert room.scheduler._expecting_more == (rest != "here")
         gate.set()
         assert await reader == DATA
         await room.tasks.settle()
-        assert room.scheduler._going_on == 0
+        assert room.scheduler._expecting_more == 0
 
 
 async def test_a_reader_who_takes_nothing_promises_nothing_once_what_he_asked_for_is_here(room: Engine) -> None:
@@ -625,7 +625,7 @@ async def test_a_reader_who_takes_nothing_promises_nothing_once_what_he_asked_fo
     answer = await room.reads.get(REF, {})
     await room.tasks.settle()
     assert not room.flights
-    assert room.scheduler._going_on == 0
+    assert room.scheduler._expecting_more == 0
     assert await taken(answer) == DATA
 
 
@@ -833,7 +833,7 @@ async def test_a_disk_that_fails_at_any_step_costs_no_byte(
         await room.tasks.settle()
     assert bodies == [DATA, DATA, DATA, DATA[3:-9]]
     assert room.metrics.total("outrider_store_errors_total") >= 1
-    if room.flights._may_hold is as_large and (act, good_calls) in (("open", 0), ("pwritev", 0)):
+    if room.flights._buffer_bytes_of is as_large and (act, good_calls) in (("open", 0), ("pwritev", 0)):
         # The second half of no block can be held; what is handed out from memory before needs no disk.
         assert room.metrics.value("outrider_relays_total") >= 1
     room.clock.advance(10)
@@ -872,7 +872,7 @@ async def test_a_reader_who_comes_while_a_failed_fill_is_cleaned_up_gets_his_byt
     leader = asyncio.create_task(room.range(0, BLOCK))
     while not (flights := list(room.flights._flights.values())):
         await asyncio.sleep(0)
-    await flights[0].come(0)
+    await flights[0].arrival(0)
     # Nobody else shall hold the file open.
     leader.cancel()
     await asyncio.wait([leader])

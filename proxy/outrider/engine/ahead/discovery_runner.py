@@ -12,9 +12,9 @@ from outrider.core.ahead.numbered_names import NumberedNames
 from outrider.core.ahead.planner import Planner
 from outrider.core.errors import S3Error, Signal
 from outrider.engine.fill.fill_scheduler import FillScheduler
-from outrider.engine.fill.flight_table import Spawn
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
+from outrider.engine.tasks.runtime import Spawn
 from outrider.ports import Clock
 
 log = logging.getLogger(__name__)

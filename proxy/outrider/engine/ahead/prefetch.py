@@ -31,11 +31,12 @@ from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.discovery_runner import NOT_TO_BE_HAD, DiscoveryRunner
 from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler
 from outrider.engine.fill.flight import Flight
-from outrider.engine.fill.flight_table import FlightTable, Spawn
+from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import NotCacheable, VersionLookup
+from outrider.engine.tasks.runtime import Spawn
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Clock
 
@@ -368,7 +369,7 @@ class Prefetch:
             if opened is not None and opened.slot is None:
                 if not joined:
                     opened.slot = slot
-                    slot.brings(opened.meta.extent.length)
+                    slot.expect(opened.meta.extent.length)
                     self._metrics.prefetched_blocks.inc()
                 await opened.ended()
             return version

@@ -1,158 +1,247 @@
-"""One fill carried out: bytes from the origin into block files, told to the flights as they land."""
+"""One fill: the bytes of adjacent missing blocks are read from the block source, handed to their readers from memory,
+and written to disk.
+
+A fill has up to two parts, each with a GET of its own. The tail begins at the byte that the first reader waits for and
+ends with the last block. The head is what lies before that byte in the first block: it is brought when somebody waits
+for it, or after the tail.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+from outrider.core.errors import Signal, StoreUnavailable
 from outrider.core.model import Extent
-from outrider.engine.fill.fill_scheduler import READS_ON_S, FillSlot
+from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
-from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.tasks.task_group import TaskGroup
-from outrider.ports import BlockStore, BlockWriter, Buffer, Clock, OriginReply
+from outrider.ports import BlockStore, BlockWriter, Buffer, OriginReply
 
-# Written by so much at once: a write costs a hop to a thread and back, with the GIL handed over at each of its system
-# calls, and bytes come from a bucket's connection some 100 KiB at a time. Readers do not wait for it: what came is
-# handed out from memory until it is on disk.
-_HOLD_BYTES = 512 * 1024
-# All fills together hold less than this: a fill of many holds less of its own. Half a hundred that each held as much as
-# one alone took more memory than all else in the process.
-_HOLD_ALL_BYTES = 8 * 1024 * 1024
-_HOLD_BYTES_MIN = 64 * 1024
-# Of a body of so few bytes the time is latency, and says more of a line than its rate does.
+log = logging.getLogger(__name__)
+
+# A write costs a hop to a thread and back, with the GIL handed over at each of its system calls, while a connection of
+# the bucket brings some 100 KiB at a time: so bytes are held in memory until there are as many as this. Readers do not
+# wait for the write: they get the bytes from memory.
+_BUFFER_BYTES = 512 * 1024
+# All fills together hold less than this, so each of many fills holds less. Fifty fills that each held as much as a
+# single one took more memory than everything else in the process.
+_ALL_BUFFERS_BYTES = 8 * 1024 * 1024
+_BUFFER_BYTES_MIN = 64 * 1024
+# The time of a body of so few bytes is latency: its rate says nothing about the line.
 _SMALL_BYTES = 256 * 1024
-# A small object is written once readers rest, or after these waits: the disk's thread and the loop hand the GIL to and
-# fro, and a burst of small hits beside that takes half as long again.
+# A small object is written once its readers rest, or after these waits. The disk's thread and the loop hand the GIL to
+# and fro, and a burst of small hits takes half as long again beside a write.
 _WAITS_S = (READS_ON_S, 2 * READS_ON_S, 4 * READS_ON_S, 8 * READS_ON_S)
 
 
-def hold_bytes(fills: int) -> int:
-    """How much one of so many fills under way may hold back."""
-    return max(_HOLD_BYTES_MIN, min(_HOLD_BYTES, _HOLD_ALL_BYTES // max(1, fills)))
+def buffer_bytes(fills: int) -> int:
+    """How many bytes one of `fills` fills under way may hold in memory before it writes them."""
+    return max(_BUFFER_BYTES_MIN, min(_BUFFER_BYTES, _ALL_BUFFERS_BYTES // max(1, fills)))
 
 
-class Pouring:
-    """One fill under way: the block files that it has open, and the bytes that go into them."""
+class Table(Protocol):
+    """The table of flights, as far as a fill needs it."""
 
-    def __init__(
-        self, origin_reader: OriginReader, store: BlockStore, slot: FillSlot | None, clock: Clock,
-        arrived: Callable[[float, float, int], None], landed: Callable[[Flight], None],
-        came: Callable[[int, bool], None], came_small: Callable[[float], None], may_hold: Callable[[], int],
-        reads_on: Callable[[], bool], sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:  # fmt: skip
-        """`slot`: given away while this waits for another try. `arrived` is told of each write: seconds of waiting for
-        the origin, seconds that the disk took, bytes. `came` is told of bytes as they come, and whether they are of a
-        large body and not its first: then their time says how fast the line is; `came_small`, of a body with few, how
-        many seconds it took from question to end. `may_hold`: how many bytes may be held back before they are
-        written. `reads_on`: whether somebody reads what is here, and is about to ask for more."""
-        self._origin_reader = origin_reader
-        self._store = store
+    @property
+    def buffer_bytes(self) -> int:
+        """How many bytes each fill may hold in memory now."""
+        ...
+
+    def is_awaited(self) -> bool:
+        """Whether a reader waits for bytes of any flight."""
+        ...
+
+    def written(self, origin_s: float, disk_s: float, count: int) -> None:
+        """A fill waited `origin_s` for `count` bytes, and then `disk_s` for the disk to write them."""
+        ...
+
+    def landed(self, flight: Flight) -> None:
+        """The store has the block."""
+        ...
+
+    def failed(self, flights: Sequence[Flight], error: Exception) -> None:
+        """Those of `flights` that have not landed never will."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FillParts:
+    """The parts of the engine that every fill works with."""
+
+    source: BlockSource
+    store: BlockStore
+    scheduler: FillScheduler
+    table: Table
+    runtime: Runtime
+
+
+class FirstReply(NamedTuple):
+    """A reply that brings the bytes of the tail already, and when it was asked for."""
+
+    reply: OriginReply
+    asked_at: float
+
+
+class Fill:
+    """One fill under way. Owns the block files that it has open."""
+
+    def __init__(self, flights: Sequence[Flight], slot: FillSlot | None, parts: FillParts) -> None:
+        """`flights`: adjacent blocks in order. `slot`: held by the caller, and lent to other fills while this one waits
+        before another try; None: the fill needs none."""
+        self._flights = flights
         self._slot = slot
-        self._clock = clock
-        self._arrived = arrived
-        self._landed = landed
-        self._came = came
-        self._came_small = came_small
-        self._may_hold = may_hold
-        self._reads_on = reads_on
-        self._sleep = sleep
+        self._source = parts.source
+        self._store = parts.store
+        self._scheduler = parts.scheduler
+        self._table = parts.table
+        self._runtime = parts.runtime
         self._writers: dict[Flight, BlockWriter] = {}
-        self._beginning: asyncio.Task[BlockWriter] | None = None
+        self._opening: asyncio.Task[BlockWriter] | None = None
 
-    async def begin_beside(self, lead: Flight, parts: TaskGroup, *, hurry: bool) -> None:
-        """Take room for the first block before its bytes are asked for: no room, no traffic. `hurry`: somebody waits
-        for them, so they are asked for while the disk makes room, which may take a hop to a thread; where there can be
-        none, that is known at once, and elsewhere the request is given up."""
-        self._beginning = parts.create_task(self.begin(lead))
-        if hurry:
+    async def run(self, first: FirstReply | None = None) -> None:
+        """Carry the fill out. Raises no error of the origin or the disk: the readers of the flights get it."""
+        try:
+            await self._run(first)
+        except (Signal, OSError) as error:
+            log.debug("fill failed", extra={"object": str(self._flights[0].meta.version.ref), "error": repr(error)})
+        except Exception:  # our own bug; the readers were told
+            log.exception("fill failed")
+
+    async def _run(self, first: FirstReply | None) -> None:
+        lead = self._flights[0]
+        tail = Extent(lead.begins_at, self._flights[-1].meta.extent.stop)
+        head = Extent(lead.meta.extent.start, tail.start)
+        try:
+            async with TaskGroup() as tasks:
+                if first is None or head.length:
+                    # With a reply that is here already, its first bytes go to their reader while the file is made.
+                    await self._open_beside(lead, tasks)
+                if head.length:
+                    tasks.create_task(self._bring_head(lead, head))
+                await self._bring(self._flights, tail, first)
+                lead.head_wanted.set()
+        except BaseException as error:
+            # Out of the table before the file is closed: a reader that finds a flight in the table may lease its file.
+            stopped = StoreUnavailable("the proxy is stopping")
+            self._table.failed(self._flights, error if isinstance(error, Exception) else stopped)
+            await self._abort()
+            raise
+
+    # -- room on disk -----------------------------------------------------------------------------------------------
+
+    async def _open_beside(self, lead: Flight, tasks: TaskGroup) -> None:
+        """Take room for the first block before its bytes are asked for: without room there is to be no traffic.
+
+        The disk may need a hop to a thread to make room. While a reader waits, the origin is asked meanwhile: a store
+        that can have no room says so at once, and otherwise the request is given up when the room is refused.
+        """
+        self._opening = tasks.create_task(self._open(lead))
+        in_hurry = self._slot is None or self._slot.demand
+        if in_hurry:
             await asyncio.sleep(0)
-        if not hurry or self._beginning.done():
-            await self._beginning
+        if not in_hurry or self._opening.done():
+            await self._opening
 
-    async def begin(self, flight: Flight) -> BlockWriter:
+    async def _open(self, flight: Flight) -> BlockWriter:
         writer = self._writers[flight] = await self._store.create(flight.meta)
         flight.begin(writer)
         return writer
 
-    async def _writer(self, flight: Flight) -> BlockWriter:
-        if self._beginning is not None:
-            await self._beginning
-            self._beginning = None
-        return self._writers.get(flight) or await self.begin(flight)
+    async def _writer_of(self, flight: Flight) -> BlockWriter:
+        if self._opening is not None:
+            await self._opening
+            self._opening = None
+        return self._writers.get(flight) or await self._open(flight)
 
-    async def bring(
-        self, flights: Sequence[Flight], extent: Extent, first: OriginReply | None = None,
-        begun_at: float | None = None,
-    ) -> None:  # fmt: skip
-        """The bytes of `extent` into those of `flights` that they belong to. `begun_at`: when `first` was asked for."""
+    # -- bytes ------------------------------------------------------------------------------------------------------
+
+    async def _bring_head(self, lead: Flight, head: Extent) -> None:
+        # After the tail, unless a reader waits for bytes of the head.
+        await lead.head_wanted.wait()
+        await self._bring([lead], head, None)
+
+    async def _bring(self, flights: Sequence[Flight], extent: Extent, first: FirstReply | None) -> None:
+        """The bytes of `extent` into those of `flights` that they belong to."""
         outstanding = iter(flights)
-        held = _Held(next(outstanding), extent.start)
-        stream = self._origin_reader.stream(held.flight.meta.version, extent, first, self._slot)
+        buffer = _WriteBuffer(next(outstanding), extent.start)
+        reply = None if first is None else first.reply
+        stream = self._source.stream(buffer.flight.meta.version, extent, reply, self._slot)
+        clock = self._runtime.clock
         async with aclosing(stream) as chunks:
-            asked_at = self._clock()
-            took_s, pieces = 0.0 if begun_at is None else asked_at - begun_at, 0
+            asked_at = clock()
+            took_s, pieces = 0.0 if first is None else asked_at - first.asked_at, 0
             is_small = extent.length <= _SMALL_BYTES
             async for chunk in chunks:
-                waited_s = self._clock() - asked_at
-                held.waited_s += waited_s
+                waited_s = clock() - asked_at
+                buffer.waited_s += waited_s
                 took_s += waited_s
                 pieces += 1
-                self._came(len(chunk), pieces > 1 and not is_small)
+                self._received(len(chunk), flows=pieces > 1 and not is_small)
                 rest: Buffer = chunk
-                while rest := held.add(rest):
-                    if held.count:
-                        await self._write(held)
-                    held.flight = next(outstanding)
-                if held.full or held.count >= self._may_hold():
-                    await self._write(held)
-                asked_at = self._clock()
+                while rest := buffer.add(rest):
+                    if buffer.count:
+                        await self._write(buffer)
+                    buffer.flight = next(outstanding)
+                if buffer.full or buffer.count >= self._table.buffer_bytes:
+                    await self._write(buffer)
+                asked_at = clock()
             if is_small:
-                self._came_small(took_s)
-            if held.count:
-                # What lies before the first bytes that came ends amid a block.
-                await self._write(held)
+                self._scheduler.came_small(took_s)
+            if buffer.count:
+                # The head ends within its block.
+                await self._write(buffer)
 
-    async def bring_head(self, lead: Flight, head: Extent) -> None:
-        # What nobody waits for comes after what somebody does.
-        await lead.head_wanted.wait()
-        await self.bring([lead], head)
+    def _received(self, count: int, *, flows: bool) -> None:
+        """`flows`: not the first bytes of a large body, so that their time tells the rate of the line."""
+        if flows:
+            self._scheduler.flowed(count, self._table.is_awaited)
+        # Not `self._slot`: a flight that was opened with the first reply may have got a slot since.
+        self._scheduler.received(count, self._flights[0].slot)
 
-    async def _write(self, held: _Held) -> None:
-        flight, offset, pieces, count = held.flight, held.offset, held.pieces, held.count
+    async def _write(self, buffer: _WriteBuffer) -> None:
+        flight, offset, pieces, count = buffer.flight, buffer.offset, buffer.pieces, buffer.count
         if not flight.partial.begun:
-            # The disk's work takes the GIL for a while: first the reader sends what he was handed out. Who learns of
-            # the version in this very moment has his turn after the next.
+            # The disk's work takes the GIL for a while: the reader sends first what it was handed. A reader that learns
+            # of the version in this very step of the loop sends in the step after the next.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             if count == flight.meta.version.size <= _SMALL_BYTES:
                 await self._let_readers_ask(flight.slot)
-        writer = await self._writer(flight)
+        writer = await self._writer_of(flight)
         disk_s = await writer.write(offset, pieces)
         flight.advance(offset, count)
-        self._arrived(held.waited_s, disk_s, count)
-        held.written()
+        self._table.written(buffer.waited_s, disk_s, count)
+        buffer.empty()
         if flight.partial.whole:
             await writer.commit()
             del self._writers[flight]
-            self._landed(flight)
+            self._table.landed(flight)
 
     async def _let_readers_ask(self, slot: FillSlot | None) -> None:
-        """For more, before the disk's work of a small object begins. `slot`: of its fill."""
+        """Give readers time to ask for the next object before the disk's work of a small one begins. `slot`: of the
+        flight."""
         asks = slot is None or slot.demand
         if slot is not None:
-            slot.came_whole()
+            slot.body_received()
         for wait_s in _WAITS_S:
-            if not (asks or self._reads_on()):
+            if not (asks or self._scheduler.reads_on):
                 return
-            await self._sleep(wait_s)
+            await self._runtime.sleep(wait_s)
             asks = False
 
-    async def abort(self) -> None:
-        """Also when this is cancelled: each file goes, and with it the room that is reserved for it."""
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    async def _abort(self) -> None:
+        """Remove the files that are open, and free the room that is reserved for them, also when this is cancelled."""
         cancelled: asyncio.CancelledError | None = None
-        # One after the other, which are two at most as a rule: in tasks of their own they might never begin.
+        # One after the other: there are rarely more than two, and tasks of their own might never begin.
         for writer in self._writers.values():
             try:
                 await writer.abort()
@@ -162,8 +251,9 @@ class Pouring:
             raise cancelled
 
 
-class _Held:
-    """What came of one GET and is not on disk yet: `pieces`, from the object's byte `position` on, all of `flight`."""
+class _WriteBuffer:
+    """The bytes of one GET that are not on disk yet: `pieces`, from the object's byte `position` on, all in the block
+    of `flight`."""
 
     __slots__ = ("count", "flight", "pieces", "position", "waited_s")
 
@@ -184,7 +274,7 @@ class _Held:
         return self.position + self.count == self.flight.meta.extent.stop
 
     def add(self, chunk: Buffer) -> Buffer:
-        """Hold what of `chunk` belongs to the block, for its readers to have at once; the rest is returned."""
+        """Hold the bytes of `chunk` that belong to the block, for its readers to have at once; the rest is returned."""
         room = self.flight.meta.extent.stop - self.position - self.count
         rest: Buffer = b""
         if len(chunk) > room:
@@ -196,6 +286,7 @@ class _Held:
             self.count += len(chunk)
         return rest
 
-    def written(self) -> None:
+    def empty(self) -> None:
+        """Its bytes are on disk."""
         self.position += self.count
         self.pieces, self.count, self.waited_s = [], 0, 0.0

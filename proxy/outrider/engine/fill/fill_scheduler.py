@@ -1,4 +1,4 @@
-"""Whose fill asks the origin next: demand before prefetch, and not more at once than the origin bears."""
+"""The scheduler of fills: it grants slots, demand before prefetch, and no more at once than the origin bears."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.ports import Clock
 
 READS_ON_S = 0.003
-"""A loop that reads one small object after the other asks for the next one within this time. Were what can wait begun
-meanwhile, that request would wait for it, a millisecond of sixty; so it is done while the bucket takes its time."""
+"""A loop that reads one small object after the other asks for the next one within this time. Work that can wait would
+hold that request up for a millisecond of its sixty, so it is done later, while the bucket takes its time."""
 
 
 class FillSlot:
-    """One fill's place in the order: `async with` it. Until it ends, anybody may `promote` it.
+    """The place of one fill among all fills. `async with` waits until it is granted and gives it back at the end. Until
+    then anybody may `promote` it.
 
-    `ahead`: how many blocks its reader has before those that it brings; 0: he waits for them. Of many readers'
-    read-ahead the nearest comes first. `left_bytes`: what it has yet to bring, as far as is known.
-    `ordered`: it is brought because somebody ordered it, and no reader is about to want it. `more`: its reader is about
-    to ask for more.
+    `demand`: a reader waits for the fill, or is about to. `ahead`: how many blocks that reader has before those of the
+    fill; 0: it waits for them. Within demand the nearest comes first. `left_bytes`: how many bytes are still to come,
+    as far as is known. `ordered`: a command (a warm-up, a pin) asked for the fill, and no reader is about to want its
+    blocks. `more`: the reader is about to ask for more blocks after these.
     """
 
     __slots__ = ("_scheduler", "ahead", "demand", "held", "left_bytes", "more", "number", "ordered", "waiter")
@@ -51,60 +52,63 @@ class FillSlot:
         await self._scheduler.grant(self)
 
     def give_back(self) -> None:
-        """For others to have, as while one waits before the next try; `take` gets another."""
+        """Let other fills have the slot, for good or while this one waits before another try; `take` gets it again."""
         if self.held:
             self._scheduler.returned(self)
 
-    def came_whole(self) -> None:
-        """All that it was for is here, and nothing of it on disk: the next one's fill need not wait for that. But where
-        readers go on reading what is here, and nobody waits, what begins would only be in their way."""
+    def body_received(self) -> None:
+        """All bytes are here, and none of them is on disk: the next fill need not wait for the write. The slot is kept
+        while readers go on reading blocks that are here and no reader waits: another fill would only hold them up."""
         if self.demand or self._scheduler.is_awaited or not self._scheduler.reads_on:
             self.give_back()
 
-    def brings(self, count: int) -> None:
-        """So many bytes, as is seen now, are to come."""
-        self._scheduler.found(self, count)
+    def expect(self, left_bytes: int) -> None:
+        """It is known now how many bytes are to come."""
+        self._scheduler.expected(self, left_bytes)
 
-    def goes_on(self) -> None:
-        """When that has come, its reader asks for more of what he reads."""
+    def expect_more(self) -> None:
+        """The reader will ask for more blocks once these have come."""
         if not self.more:
-            self._scheduler.promised(self)
+            self._scheduler.expected_more(self)
 
     def promote(self, ahead: int = 0) -> None:
-        """Somebody waits for what was a prefetch, or has so many blocks before it now."""
+        """A reader has `ahead` blocks before those of this fill now; 0: it waits for them. A slot never moves back."""
         if not self.demand or ahead < self.ahead:
             self._scheduler.promoted(self, ahead)
 
 
 class FillScheduler:
-    """Grants turns: all demand before any prefetch, of demand what is nearest to its reader, of these, and of prefetch,
-    in the order in which they were asked for.
+    """Grants slots. Demand before prefetch; within demand, fewest blocks ahead of its reader, then first come; within
+    prefetch, first come.
 
-    Demand waits for demand alone: prefetch leaves a quarter of the turns free, and does not count where demand asks, so
-    that both together may for a moment be more than the limit. Of prefetch there are only so many as take
-    nothing from the rest.
+    Demand waits for demand alone. Prefetch leaves a quarter of the slots free and does not count where demand asks, so
+    that both together may exceed the limit for a moment. A `BackgroundLimit` lets only so many prefetches run as take
+    no bandwidth from demand.
     """
 
     def __init__(self, aimd: AimdLimit, background_limit: BackgroundLimit, clock: Clock) -> None:
         self._aimd = aimd
         self._background_limit = background_limit
         self._clock = clock
-        # By how far ahead, then by number; one whose number is not its turn's any more has moved on or gone.
+        # A heap by blocks ahead, then by number. An entry is void if its slot has another number by now: the slot has
+        # moved up, or is gone.
         self._demand: list[tuple[int, int, FillSlot]] = []
         self._numbers = count(1)
         self._prefetch: deque[FillSlot] = deque()
         self._held = {True: 0, False: 0}
-        # Of the demand that has its turn.
+        # Bytes still to come for the demand that holds slots.
         self._left_bytes = 0
-        # The limit holds somebody up, and not courtesy.
+        # Whether the AIMD limit holds fills up, and not the background limit.
         self._short = False
-        # Somebody did wait for bytes when that was last asked: not all that is waited for holds a turn.
+        # Whether a reader waited for bytes when that was last looked at: a reader may also wait for a fill that needs
+        # no slot.
         self._awaited = False
         self._questions = 0
-        # Of the demand that has its turn, as many as more will follow on.
-        self._going_on = 0
+        # How many fills of the demand that holds slots have a reader that is about to ask for more.
+        self._expecting_more = 0
         self.read_at = float("-inf")
-        """When a reader was last answered with what is here. Set from any thread; each hit would pay for a call."""
+        """When a reader was last answered with a block that is here. A plain attribute that any thread sets: each hit
+        would pay for a call."""
 
     def slot(
         self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, ordered: bool = False
@@ -113,7 +117,7 @@ class FillScheduler:
 
     @contextmanager
     def question(self) -> Iterator[None]:
-        """Somebody waits for a reply that needs no turn."""
+        """A client waits meanwhile for a reply that needs no slot."""
         self._questions += 1
         try:
             yield
@@ -121,34 +125,35 @@ class FillScheduler:
             self._questions -= 1
             self._admit()
 
-    def arrived(self, count: int) -> None:
-        """Bytes from the origin are on disk."""
+    def written(self, count: int) -> None:
+        """`count` bytes from the origin are on disk."""
         self._aimd.arrived(count, self._clock(), short=self._short)
         self._admit()
 
-    def came(self, count: int, slot: FillSlot | None) -> None:
-        """Bytes came from the origin, for whom has `slot`; None: it needs none."""
+    def received(self, count: int, slot: FillSlot | None) -> None:
+        """`count` bytes came from the origin for the fill that has `slot`; None: it needs none."""
         if slot is None:
             return
         brought = min(count, slot.left_bytes)
         slot.left_bytes -= brought
         if slot.held and slot.demand:
             self._left_bytes -= brought
-            # Not when they are on disk: half a megabyte of each fill is held back, and all of a small block.
+            # Now, and not when they are on disk: a fill holds half a megabyte in memory, or all of a small block.
             if self._prefetch and self._background_limit.ends(self._left_bytes):
                 self._admit()
 
-    def found(self, slot: FillSlot, left_bytes: int) -> None:
+    def expected(self, slot: FillSlot, left_bytes: int) -> None:
         if slot.held and slot.demand:
             self._left_bytes += left_bytes - slot.left_bytes
         slot.left_bytes = left_bytes
 
-    def promised(self, slot: FillSlot) -> None:
+    def expected_more(self, slot: FillSlot) -> None:
         slot.more = True
-        self._going_on += slot.held and slot.demand
+        self._expecting_more += slot.held and slot.demand
 
     def flowed(self, count: int, awaited: Callable[[], bool]) -> None:
-        """A connection brought `count` more bytes of a body. `awaited`: whether somebody waits for any."""
+        """A connection brought `count` bytes of a large body, after its first ones. `awaited`: whether a reader waits
+        for bytes of any fill."""
         now = self._clock()
         if self._background_limit.is_due(now):
             self._awaited = awaited()
@@ -156,31 +161,31 @@ class FillScheduler:
         self._background_limit.flowed(count)
 
     def came_small(self, after_s: float) -> None:
-        """A small body was here so long after it was asked for."""
+        """A small body was here `after_s` after it was asked for."""
         self._background_limit.came_small(after_s)
 
     def alone_again(self) -> None:
-        """A LIST of ours that shared the line has ended."""
+        """A LIST of ours that shared the line with fills has ended."""
         self._background_limit.alone_again(self._held[True] + self._held[False] + self._questions)
 
     @property
     def reads_on(self) -> bool:
-        """A reader of what is here is about to ask for more of it."""
+        """A reader was answered with a block that is here, and is about to ask for the next."""
         return self._clock() - self.read_at < READS_ON_S
 
     @property
     def is_awaited(self) -> bool:
-        """Somebody waits for what has not come yet, or for a reply."""
-        # Nobody waits for a turn of demand where no other demand holds one.
+        """A client waits for bytes that have not come yet, or for a reply."""
+        # Demand that waits for a slot counts, too: it waits only while other demand holds slots.
         return self._held[True] > 0 or self._questions > 0
 
     def slow_down(self) -> None:
-        """The origin says that it is asked too much."""
+        """The origin answered that it gets too many requests."""
         self._aimd.slow_down(self._clock())
 
     async def grant(self, slot: FillSlot) -> None:
-        """Two parts of one fill may each ask again after its own failure: the turn is one for both, and so they end
-        together."""
+        """Wait until `slot` is granted. The two parts of one fill share a slot: each may ask for it after a failure of
+        its own, and one grant ends both waits."""
         if slot.held:
             return
         waiter = slot.waiter or self._queued(slot)
@@ -198,7 +203,7 @@ class FillScheduler:
             raise
 
     def _queued(self, slot: FillSlot) -> asyncio.Future[None]:
-        """From here until it is granted or given up, a turn with a waiter stands in one queue, once."""
+        """From here until it is granted or given up, a slot with a waiter stands in one queue, once."""
         waiter = slot.waiter = asyncio.get_running_loop().create_future()
         if slot.demand:
             self._enter(slot)
@@ -216,12 +221,12 @@ class FillScheduler:
         self._count(slot, -1)
         self._admit()
 
-    def _count(self, slot: FillSlot, one: int) -> None:
-        """Among those that have their turn: `one` more, or, if negative, less."""
-        self._held[slot.demand] += one
+    def _count(self, slot: FillSlot, sign: int) -> None:
+        """Add `slot` to the sums over the slots that are held, or take it out of them if `sign` is negative."""
+        self._held[slot.demand] += sign
         if slot.demand:
-            self._left_bytes += one * slot.left_bytes
-            self._going_on += one * slot.more
+            self._left_bytes += sign * slot.left_bytes
+            self._expecting_more += sign * slot.more
 
     def promoted(self, slot: FillSlot, ahead: int) -> None:
         if slot.held:
@@ -237,7 +242,7 @@ class FillScheduler:
         self._admit()
 
     def _nearest(self) -> FillSlot | None:
-        """Of the demand that waits; it stays where it is."""
+        """The first of the demand that waits; it stays in the heap."""
         while self._demand:
             _, number, slot = self._demand[0]
             if number == slot.number:
@@ -250,24 +255,33 @@ class FillScheduler:
         while self._held[True] < limit and (slot := self._nearest()) is not None:
             heappop(self._demand)
             self._start(slot)
-        ours = max(1, limit - limit // 4)
-        while self._prefetch and self._held[False] < ours:
+        # A quarter of the slots stays free for demand that comes next.
+        for_prefetch = max(1, limit - limit // 4)
+        while self._prefetch and self._held[False] < for_prefetch:
             self._background_limit.heed(self._clock())
-            demand, free, room = self._held[True], ours, self._background_limit.alone
-            if self._awaited or demand > 0 or self._questions > 0:
-                # Who asks for something new is about to want more of it; of what was ordered, nobody wants any next.
-                goes_on = self._going_on > 0 or self._questions > 0 or self._prefetch[0].ordered
-                ends = demand > 0 and not goes_on and self._background_limit.ends(self._left_bytes)
-                free = limit if ends else ours
-                room = self._background_limit.after if ends else self._background_limit.beside
-            if self._held[False] >= free - demand:
+            slots, most = self._prefetch_limits(limit, for_prefetch)
+            if self._held[False] >= slots:
                 break
-            if self._held[False] >= room:
+            if self._held[False] >= most:
                 self._background_limit.felt()
                 break
             self._start(self._prefetch.popleft())
-        full = self._held[True] + self._held[False] >= ours
+        full = self._held[True] + self._held[False] >= for_prefetch
         self._short = self._nearest() is not None or (full and bool(self._prefetch))
+
+    def _prefetch_limits(self, limit: int, for_prefetch: int) -> tuple[int, int]:
+        """How many prefetches may hold slots now: by the AIMD limit, and by the background limit."""
+        demand = self._held[True]
+        if not (self._awaited or demand > 0 or self._questions > 0):
+            return for_prefetch, self._background_limit.alone
+        # The client of a question is about to want more of its object. Blocks that a command asked for are not what a
+        # reader wants next, so they need not take the place of demand that ends.
+        more_follows = self._expecting_more > 0 or self._questions > 0 or self._prefetch[0].ordered
+        if demand > 0 and not more_follows and self._background_limit.ends(self._left_bytes):
+            # All demand will be served within 50 ms and no reader has more to ask for: prefetch may use the free slots.
+            # Otherwise the link would idle for a round trip at the end of each shard.
+            return limit - demand, self._background_limit.after
+        return for_prefetch - demand, self._background_limit.beside
 
     def _start(self, slot: FillSlot) -> None:
         assert slot.waiter is not None

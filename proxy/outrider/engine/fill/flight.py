@@ -1,6 +1,6 @@
-"""One block on its way in, followed by any number of readers at any offset.
+"""A flight: one block on its way in, followed by any number of readers at any offset.
 
-A flight belongs to nobody: readers come and go, and only the task that fills it ends it.
+A flight belongs to nobody. Readers come and go; only the fill that brings the block ends the flight.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from outrider.ports import BlockWriter, Buffer, Lease
 
 
 class Flight:
-    """One block's arrival, from offset `start` on and then what lies before it; it is read through `lease`."""
+    """The arrival of one block, from offset `start` to its end and then what lies before `start`. Bytes that are on
+    disk are read through `lease`; bytes that are not yet are handed out from memory by `arrival`."""
 
     __slots__ = (
-        "_early",
         "_end",
         "_error",
+        "_unwritten",
         "_waiters",
         "_writer",
         "has_landed",
@@ -33,17 +34,20 @@ class Flight:
     def __init__(self, meta: BlockMeta, start: int = 0) -> None:
         self.meta = meta
         self.partial = PartialBlock(meta.extent.length, start)
+        """The bytes that are on disk."""
         self.head_wanted = asyncio.Event()
-        """Somebody waits for what lies before `start`, or all the rest is here."""
+        """A reader waits for what lies before `start`, or all the rest is here."""
         self.slot: FillSlot | None = None
         self._writer: BlockWriter | None = None
-        # What came and is not on disk yet: where it lies in the block, and the bytes.
-        self._early: list[tuple[int, Buffer]] = []
+        # Bytes that came and are not on disk yet, each piece with its offset in the block.
+        self._unwritten: list[tuple[int, Buffer]] = []
         self._error: Exception | None = None
         self.has_landed = False
-        """The store has it, or had it: it may have been evicted since."""
+        """The store has the block, or had it: it may have been evicted since."""
         self._end = asyncio.Event()
         self._waiters: set[asyncio.Future[None]] = set()
+
+    # -- for readers ------------------------------------------------------------------------------------------------
 
     @property
     def begins_at(self) -> int:
@@ -52,81 +56,22 @@ class Flight:
 
     @property
     def awaited(self) -> bool:
-        """Somebody waits for what has not come yet."""
+        """A reader waits for bytes that have not come yet."""
         return bool(self._waiters)
 
-    def begin(self, writer: BlockWriter) -> None:
-        self._writer = writer
-
-    def hand_out(self, offset: int, data: Buffer) -> None:
-        """These bytes came: who waits for them need not wait until they are on disk."""
-        self._early.append((offset, data))
-        self._wake()
-
-    def advance(self, offset: int, count: int) -> None:
-        self._early = [(start, data) for start, data in self._early if not offset <= start < offset + count]
-        self.partial.add(offset, count)
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        self._early = []
-        self._error = like(error)
-        self._end.set()
-        self._wake()
-
-    def land(self) -> None:
-        """The store has the block."""
-        self.has_landed = True
-        self._end.set()
-        self._wake()
-
-    async def ended(self) -> bool:
-        """Wait for the end of the flight, without being in a hurry; True: the store has the block."""
-        await self._end.wait()
-        return self.has_landed
-
-    @property
-    def failure(self) -> Exception | None:
-        """Why it ended without a block, to be raised; None: it did not."""
-        return None if self._error is None else like(self._error)
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
-
-    async def come(self, offset: int) -> Buffer | None:
-        """Wait until byte `offset` of the block is here. What came from there on and is not on disk yet; None: it is,
-        and `partial` tells how far.
+    async def arrival(self, offset: int) -> Buffer | None:
+        """Wait until byte `offset` of the block is here. Returns bytes from there on that are not on disk yet; None:
+        they are on disk, and `partial` tells how far.
 
         Raises:
-            Signal: why it will never come.
+            Signal: why the byte will never come.
         """
         while self.partial.reach(offset) <= offset:
-            for start, data in self._early:
+            for start, data in self._unwritten:
                 if start <= offset < start + len(data):
                     return memoryview(data)[offset - start :]
             await self._change(offset)
         return None
-
-    async def _change(self, offset: int) -> None:
-        if self._error is not None:
-            raise like(self._error)
-        if self.slot is not None:
-            self.slot.promote()
-        if offset < self.partial.start:
-            self.head_wanted.set()
-        await self._next_step()
-
-    async def _next_step(self) -> None:
-        # A future of one's own: a waiter that is cancelled takes nobody with it.
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.discard(waiter)
 
     def lease(self) -> Lease:
         """Good after the first byte arrived.
@@ -138,3 +83,63 @@ class Flight:
         if self._error is not None:
             raise like(self._error)
         return self._writer.lease()
+
+    async def ended(self) -> bool:
+        """Wait for the end of the flight, without being in a hurry; True: the store has the block."""
+        await self._end.wait()
+        return self.has_landed
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the flight ended without a block, to be raised; None: it did not."""
+        return None if self._error is None else like(self._error)
+
+    async def _change(self, offset: int) -> None:
+        if self._error is not None:
+            raise like(self._error)
+        if self.slot is not None:
+            self.slot.promote()
+        if offset < self.partial.start:
+            self.head_wanted.set()
+        # A future for each waiter: a waiter that is cancelled cancels no other.
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    # -- for the fill -----------------------------------------------------------------------------------------------
+
+    def begin(self, writer: BlockWriter) -> None:
+        """The block has a file, which `writer` writes."""
+        self._writer = writer
+
+    def hand_out(self, offset: int, data: Buffer) -> None:
+        """These bytes came. Readers get them from memory and do not wait until they are on disk."""
+        self._unwritten.append((offset, data))
+        self._wake()
+
+    def advance(self, offset: int, count: int) -> None:
+        """These bytes are on disk."""
+        self._unwritten = [(start, data) for start, data in self._unwritten if not offset <= start < offset + count]
+        self.partial.add(offset, count)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        self._unwritten = []
+        self._error = like(error)
+        self._end.set()
+        self._wake()
+
+    def land(self) -> None:
+        """The store has the block."""
+        self.has_landed = True
+        self._end.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     AsyncExitStack,
     aclosing,
     asynccontextmanager,
@@ -112,10 +111,6 @@ class OriginReader:
         self._metrics = metrics
         self._scheduler = scheduler
         self._hedging = hedging
-
-    def question(self) -> AbstractContextManager[None]:
-        """A client waits meanwhile for what it asks, and no flight says so."""
-        return self._scheduler.question()
 
     @asynccontextmanager
     async def reply(self, request: OriginRequest, *, hedged: bool = False) -> AsyncIterator[OriginReply]:

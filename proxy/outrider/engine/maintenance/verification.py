@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.maintenance.progress import State
 from outrider.core.model import BlockKey, ObjectRef
-from outrider.engine.fill.flight_table import Spawn
+from outrider.engine.tasks.runtime import Spawn
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import ControlledStore
 

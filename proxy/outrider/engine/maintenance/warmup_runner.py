@@ -20,14 +20,14 @@ from outrider.core.maintenance.progress import State
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.prefetch import Prefetch
-from outrider.engine.fill.flight_table import Spawn
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import NotCacheable
+from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.tasks.task_group import TaskGroup
-from outrider.ports import Clock, ControlledStore
+from outrider.ports import ControlledStore
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +54,7 @@ class WarmupRunner:
 
     def __init__(
         self, layout: BlockLayout, catalog: VersionCache, store: ControlledStore, prefetch: Prefetch,
-        enumerator: Enumerator, pins: Pins, spawn: Spawn, clock: Clock, *, blocks_at_once: int,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        enumerator: Enumerator, pins: Pins, runtime: Runtime, *, blocks_at_once: int,
     ) -> None:  # fmt: skip
         self._layout = layout
         self._catalog = catalog
@@ -63,9 +62,9 @@ class WarmupRunner:
         self._prefetch = prefetch
         self._enumerator = enumerator
         self.pins = pins
-        self.spawn = spawn
-        self.clock = clock
-        self._sleep = sleep
+        self._spawn = runtime.spawn
+        self.clock = runtime.clock
+        self._sleep = runtime.sleep
         # Blocks on their way for warm-ups, all together.
         self._blocks = asyncio.Semaphore(blocks_at_once)
         self._hinted: dict[ObjectRef, None] = {}
@@ -76,7 +75,7 @@ class WarmupRunner:
     def begin(self, warmup: Warmup, *, expand: bool = True) -> None:
         """`expand` False: it knows its objects already."""
         warmup.progress.state, warmup.progress.listing = State.RUNNING, expand
-        warmup.task = self.spawn(self._run(warmup, expand), f"warm {warmup.name}")
+        warmup.task = self._spawn(self._run(warmup, expand), f"warm {warmup.name}")
         # Not a `finally` in the task: one that is cancelled before its first step never gets there.
         warmup.task.add_done_callback(lambda _: self._stopped(warmup))
 
@@ -94,7 +93,7 @@ class WarmupRunner:
         """Bring this one object, some time soon."""
         if ref not in self._hinted and len(self._hinted) < _HINTS_MAX:
             self._hinted[ref] = None
-            task = self.spawn(self._bring_hinted(ref), f"warm {ref}")
+            task = self._spawn(self._bring_hinted(ref), f"warm {ref}")
             task.add_done_callback(lambda _: self._hinted.pop(ref, None))
 
     async def _bring_hinted(self, ref: ObjectRef) -> None:

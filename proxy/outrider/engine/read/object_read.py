@@ -27,10 +27,11 @@ from outrider.core.model import (
 from outrider.core.s3 import ranges
 from outrider.core.s3.conditions import CONDITIONALS, Precondition, evaluate
 from outrider.core.s3.headers import asks_checksums, without_checksums
-from outrider.engine.fill.fill_scheduler import FillSlot
+from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
-from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import NotCacheable, VersionLookup
 from outrider.metrics import Metrics
@@ -139,15 +140,16 @@ class ObjectReads:
     """Reads from the store, the flights and, past them, the origin."""
 
     def __init__(
-        self, layout: BlockLayout, origin_reader: OriginReader, catalog: VersionCache, store: BlockStore,
-        flights: FlightTable, version_lookup: VersionLookup, metrics: Metrics,
+        self, layout: BlockLayout, source: BlockSource, catalog: VersionCache, store: BlockStore, flights: FlightTable,
+        version_lookup: VersionLookup, scheduler: FillScheduler, metrics: Metrics,
     ) -> None:  # fmt: skip
         self._layout = layout
-        self._origin_reader = origin_reader
+        self._source = source
         self._catalog = catalog
         self._store = store
         self._flights = flights
         self._version_lookup = version_lookup
+        self._scheduler = scheduler
         self._metrics = metrics
         self._readers = 0
         # Those who do not know yet what they read. A job's first readers begin so, all at once.
@@ -160,7 +162,7 @@ class ObjectReads:
         """Raises what `get` raises."""
         version, cache = await self._known(ref, headers), CacheStatus.HIT
         if version is None:
-            with self._origin_reader.question():
+            with self._scheduler.question():
                 version, cache = await self._version_lookup.ask(ref, None), CacheStatus.MISS
         if (early := _conditional(version, headers, cache)) is not None:
             return early
@@ -182,7 +184,7 @@ class ObjectReads:
                     asks = asks_checksums(headers)
                     self._beginning += 1
                     try:
-                        with self._origin_reader.question():
+                        with self._scheduler.question():
                             version = await self._version_lookup.ask(ref, _first_byte(headers), whole_headers=asks)
                     finally:
                         self._beginning -= 1
@@ -313,7 +315,7 @@ class ObjectReads:
             window = WINDOW_BLOCKS_MAX * layout.block_bytes
             relay_max = extent.stop if relaying else min(extent.stop, position + window)
             stop = self._relay_stop(version, vid, position, relay_max)
-            async with aclosing(self._origin_reader.stream(version, Extent(position, stop))) as chunks:
+            async with aclosing(self._source.stream(version, Extent(position, stop))) as chunks:
                 async for chunk in chunks:
                     yield chunk
                     position += len(chunk)
@@ -349,7 +351,7 @@ class ObjectReads:
             return
         beyond = min(last + 1, stop + WINDOW_BLOCKS_MAX)
         if any(self._to_ask_for(BlockKey(vid, ahead)) for ahead in range(index, beyond)):
-            nearest.goes_on()
+            nearest.expect_more()
 
     def _to_ask_for(self, key: BlockKey) -> bool:
         """Neither here nor on its way for somebody."""
@@ -377,7 +379,7 @@ async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece | 
     lease: Lease | None = None
     try:
         while offset < inside.stop:
-            if (early := await flight.come(offset)) is not None:
+            if (early := await flight.arrival(offset)) is not None:
                 early = early[: inside.stop - offset]
                 yield EarlyPiece(early)
                 offset += len(early)

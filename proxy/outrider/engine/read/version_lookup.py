@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,13 @@ from outrider.core.model import Headers, ObjectRef, ObjectVersion, is_strong_eta
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.s3 import ranges
 from outrider.core.s3.headers import replayable, without_checksums
+from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.flight import Flight
-from outrider.engine.fill.flight_table import FlightTable, Spawn
+from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
 from outrider.engine.read.version_cache import Mark, VersionCache
-from outrider.ports import Clock, OriginReply, OriginRequest
+from outrider.engine.tasks.runtime import Runtime
+from outrider.ports import OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
 
@@ -72,21 +74,21 @@ class VersionLookup:
     """Owns the questions under way. What they learn goes into the catalog; the block they bring, into a flight."""
 
     def __init__(
-        self, layout: BlockLayout, origin_reader: OriginReader, catalog: VersionCache, flights: FlightTable,
-        spawn: Spawn, clock: Clock, *, stale_if_error: bool = False,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        self, layout: BlockLayout, origin_reader: OriginReader, source: BlockSource, catalog: VersionCache,
+        flights: FlightTable, runtime: Runtime, *, stale_if_error: bool = False,
     ) -> None:  # fmt: skip
         self._layout = layout
         self._origin_reader = origin_reader
         self._catalog = catalog
+        self._source = source
         self._flights = flights
-        self._spawn = spawn
-        self._clock = clock
+        self._spawn = runtime.spawn
+        self._clock = runtime.clock
         self._stale_if_error = stale_if_error
-        self._sleep = sleep
+        self._sleep = runtime.sleep
         self._version_lookup: dict[ObjectRef, _Opening] = {}
         # Folders whose checksums the origin does not tell just now.
-        self._untold: TTLCache[tuple[str, str], None] = TTLCache(_FOLDERS_MAX, _BESIDE_REST_S, clock)
+        self._untold: TTLCache[tuple[str, str], None] = TTLCache(_FOLDERS_MAX, _BESIDE_REST_S, runtime.clock)
         # The size last seen in each folder, and anywhere, of each ending: one shard, or sample, is much like the next.
         self._sizes: LRUCache[tuple[str, str], int] = LRUCache(_FOLDERS_MAX)
 
@@ -189,9 +191,7 @@ class VersionLookup:
         if not whole:
             headers += (("range", f"bytes={start}-{stop - 1}"),)
         asked_at = self._clock()
-        async with self._origin_reader.reply(
-            OriginRequest("GET", ref.bucket, ref.key, headers=headers), hedged=True
-        ) as reply:
+        async with self._source.first_reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers)) as reply:
             if reply.status != 416:
                 version = await self._version_of(ref, opening, reply, whole=whole)
                 if beside is not None:
@@ -201,7 +201,7 @@ class VersionLookup:
                 flights = self._adopt(version, index, start, whole=whole)
                 self._learn(ref, opening, version)
                 if flights and _begins_at(reply) == flights[0].begins_at:
-                    await self._flights.pour(flights, reply, asked_at)
+                    await self._flights.fill_from(flights, reply, asked_at)
                 elif flights:
                     # It ignored the Range or took another: ask as any fill does, which checks, skips and asks again.
                     self._flights.fill(flights)

@@ -1,0 +1,53 @@
+"""The source of missing blocks: which place their bytes are read from.
+
+The order is that of groupcache: the own cache, then the peer that owns the block, then the origin. The own cache has
+been asked by then: nothing is read here of a block that is on disk or on its way.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from outrider.core.model import Extent, ObjectVersion
+from outrider.engine.fill.fill_scheduler import FillSlot
+from outrider.engine.fill.origin_reader import OriginReader
+from outrider.ports import Chunks, OriginReply, OriginRequest
+
+
+class PeerReader(Protocol):
+    """Reads blocks from the other nodes of a cluster."""
+
+    def stream(self, version: ObjectVersion, extent: Extent) -> Chunks | None:
+        """The bytes of `extent` of `version`; None: no peer is to be asked for them."""
+        ...
+
+
+class NoPeers:
+    """The cluster of a node that is alone."""
+
+    def stream(self, version: ObjectVersion, extent: Extent) -> None:
+        return None
+
+
+class BlockSource:
+    """The only place that decides where the bytes of a missing block come from. It is asked by fills, by reads that
+    relay past the cache, and by the question that brings the first block of an unknown object."""
+
+    def __init__(self, origin_reader: OriginReader, peers: PeerReader | None = None) -> None:
+        """`peers` None: there are none."""
+        self._origin_reader = origin_reader
+        self._peers = NoPeers() if peers is None else peers
+
+    def stream(
+        self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, slot: FillSlot | None = None
+    ) -> Chunks:
+        """The bytes of `extent` in order. `first`, `slot` and what it raises: see `OriginReader.stream`."""
+        if first is None and (chunks := self._peers.stream(version, extent)) is not None:
+            return chunks
+        return self._origin_reader.stream(version, extent, first, slot)
+
+    def first_reply(self, request: OriginRequest) -> AbstractAsyncContextManager[OriginReply]:
+        """The reply to a GET of an object whose version is not known. Only the origin knows the version, so no peer is
+        asked. Raises what `OriginReader.reply` raises."""
+        return self._origin_reader.reply(request, hedged=True)

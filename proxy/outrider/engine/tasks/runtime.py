@@ -1,0 +1,22 @@
+"""The runtime of a part of the engine: how it starts tasks, tells the time and waits. Tests replace all three."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.ports import Clock
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+"""Starts a background task, with a name, in a group that somebody owns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """`clock`: monotonic seconds. `sleep`: waits for so many seconds."""
+
+    spawn: Spawn
+    clock: Clock
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
