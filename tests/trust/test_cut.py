@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.engine.read.object_read import EarlyPiece, FilePiece, ObjectReads
+from outrider.engine.read.body import EarlyPiece, FilePiece
+from outrider.engine.read.object_read import ObjectReads
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
     from outrider.core.model import Extent, ObjectVersion
-    from outrider.engine.read.object_read import Piece
+    from outrider.engine.read.body import Piece
     from tests.support.bucket import Bucket
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/xml\r\n"
@@ -143,7 +144,7 @@ def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
     client = bucket.client()
     client.put_object(Bucket="cut", Key="mistaken", Body=data)
     client.close()
-    whole = ObjectReads._pieces
+    whole = ObjectReads._body
 
     async def early(self: ObjectReads, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
         left = extent.length - 100
@@ -164,7 +165,7 @@ def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
         if not cold:
             assert ask(proxy.address, "GET", "/cut/mistaken").body == data
             proxy.settle()
-        monkeypatch.setattr(ObjectReads, "_pieces", early)
+        monkeypatch.setattr(ObjectReads, "_body", early)
         with contextlib.ExitStack() as stack:
             readers = [stack.enter_context(RawConnection(proxy.address)) for _ in range(2 * workers)]
             for reader in readers:

@@ -19,8 +19,9 @@ from outrider.core.model import ObjectRef
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.read import object_read
-from outrider.engine.read.object_read import Body, CacheStatus, EarlyPiece
+from outrider.engine.read import body as body_module
+from outrider.engine.read.body import Body, EarlyPiece
+from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.ports import BlockWriter, Buffer
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, pieces_of, taken
@@ -548,7 +549,7 @@ async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeyp
             most = max(most, len(room.flights))
         fill(flights, ahead=ahead)
 
-    monkeypatch.setattr(object_read, "runs_ahead", planned)
+    monkeypatch.setattr(body_module, "runs_ahead", planned)
     monkeypatch.setattr(room.flights, "admits", lambda: len(room.flights) < 2)
     monkeypatch.setattr(room.flights, "fill", counted)
     assert await room.get() == DATA
@@ -647,7 +648,7 @@ async def test_what_a_reader_asks_for_last_comes_before_what_nobody_reads_yet(ro
         start(slot)
 
     room.scheduler._start = started  # type: ignore[method-assign]
-    room.reads._readers_lately = 4.0  # two blocks first, then all that is left
+    room.reads._readers._lately = 4.0  # two blocks first, then all that is left
     reader = asyncio.create_task(room.get())
     while len(room.flights) < 2:
         await asyncio.sleep(0)

@@ -37,7 +37,8 @@ from outrider.core.s3.user_agent import app_of
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.lists import Lists
-from outrider.engine.read.object_read import Body, CacheStatus, ObjectReads, OnAsked, ReadAnswer
+from outrider.engine.read.body import Body
+from outrider.engine.read.object_read import CacheStatus, ObjectReads, OnAsked, ReadAnswer
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.write.form_upload import incoming_form
 from outrider.engine.write.passthrough import Passthrough

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from aiohttp.web_server import Server
 
-from outrider.engine.read.object_read import Body
+from outrider.engine.read.body import Body
 from outrider.http.record.access_log import AccessLog
 from outrider.http.record.record import Sent
 from outrider.http.s3.connection import Connection

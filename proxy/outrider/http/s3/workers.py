@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar, cast
 
 from outrider.core.errors import S3Error, Signal
-from outrider.engine.read.object_read import Body, EarlyPiece, FilePiece, Piece
+from outrider.engine.read.body import Body, EarlyPiece, FilePiece, Piece
 from outrider.http.record.record import Sent
 from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handoff import Begun, PageCold

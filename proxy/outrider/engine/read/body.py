@@ -1,0 +1,289 @@
+"""The body of a reply: each byte comes from the nearest place that has it, and missing blocks are filled ahead.
+
+The nearest place is the disk, then a flight that brings the block, then the source of missing blocks. Bytes that come
+straight from the source, past the cache, are relayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.core.block_layout import BlockLayout
+from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
+from outrider.core.errors import StoreUnavailable
+from outrider.core.model import BlockKey, Extent, ObjectVersion
+from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.fill_scheduler import FillSlot
+from outrider.engine.fill.flight import Flight
+from outrider.engine.fill.flight_table import FlightTable
+from outrider.metrics import Metrics
+from outrider.ports import BlockStore, Buffer, Chunks, Lease
+
+# A reader widens its read-ahead window this many times while a block arrives. A lone reader's first blocks take 0.2 s
+# at 40 MB/s, and the rest of the line would idle meanwhile.
+_PLANS_PER_BLOCK = 8
+# The number of readers of late falls by this factor with each read that begins: a lone reader has the line to itself
+# again after some fifty.
+_READERS_KEPT = 0.98
+
+
+@dataclass(slots=True)
+class FilePiece:
+    """`count` bytes of an open file, for the kernel to send; valid until the next piece is asked for.
+
+    Where the disk gives fewer, the sender puts into `sent` how many there were. The next piece begins there.
+    """
+
+    fd: int
+    offset: int
+    count: int
+    source: str
+    sent: int = -1
+
+    def __post_init__(self) -> None:
+        self.sent = self.count
+
+    @property
+    def fell_short(self) -> bool:
+        return self.sent < self.count
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyPiece:
+    """Bytes of a flight that are not on disk yet: to be sent from memory."""
+
+    data: Buffer
+    source: str = "flight"
+    fell_short: bool = False
+
+    @property
+    def sent(self) -> int:
+        return len(self.data)
+
+
+Piece = FilePiece | EarlyPiece | bytes
+"""Plain bytes were relayed."""
+
+
+class Body(Protocol):
+    """The pieces of a reply in order. `aclose` ends it, also when not all of it was taken, or nothing."""
+
+    def __aiter__(self) -> AsyncIterator[Piece]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class ReaderCount:
+    """How many reads share the line. The read-ahead window of each depends on that."""
+
+    def __init__(self) -> None:
+        self.reading = 0
+        # Reads whose version is not known yet. A job's first readers begin so, all at once.
+        self.beginning = 0
+        # The readers of a job begin one after the other, at each epoch again, and the first has the line to itself for
+        # a moment only: so the number of late counts, too.
+        self._lately = 0.0
+
+    def begin(self) -> None:
+        self.reading += 1
+        self._lately = max(self.reading, self._lately * _READERS_KEPT)
+
+    def end(self) -> None:
+        self.reading -= 1
+
+    def expected(self, blocks_sent: float) -> int:
+        """How many readers to expect beside a read that has sent `blocks_sent` blocks, with this one."""
+        # By its second block the others would have begun, too: a long read that is alone then has the line to itself.
+        readers = round(self._lately) if blocks_sent < 1 else self.reading
+        return max(readers, self.reading + self.beginning)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyParts:
+    """The parts of the engine that every body is made with."""
+
+    layout: BlockLayout
+    source: BlockSource
+    store: BlockStore
+    flights: FlightTable
+    readers: ReaderCount
+    metrics: Metrics
+
+
+class BodyRead:
+    """The read of one extent of one version, from `position` on."""
+
+    def __init__(self, version: ObjectVersion, extent: Extent, parts: BodyParts) -> None:
+        self._version = version
+        self._version_id = parts.layout.version_id(version)
+        self._extent = extent
+        self._position = self._planned_at = extent.start
+        self._layout = parts.layout
+        self._source = parts.source
+        self._store = parts.store
+        self._flights = parts.flights
+        self._readers = parts.readers
+        self._metrics = parts.metrics
+        # The disk took no fill of this read: what is missing of it is relayed to its end.
+        self._relaying = False
+        # The block whose file failed under this read: the rest of it is relayed.
+        self._sick_index = -1
+        # The last block came at the pace of a disk that lags: the blocks after it need not.
+        self._lagged = False
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The bytes in order.
+
+        Raises:
+            VersionChanged: the origin no longer has the version.
+            OriginRefused, OriginBroke: the origin does not give them.
+        """
+        self._readers.begin()
+        try:
+            while self._position < self._extent.stop:
+                key, inside = self._next_block()
+                fills = not self._relaying and not self._lagged and self._flights.admits()
+                if fills:
+                    self._fill_ahead()
+                sick = key.index == self._sick_index
+                if not sick and (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
+                    file_piece = _file_piece(lease, inside, "disk")
+                    try:
+                        yield file_piece
+                    finally:
+                        lease.release()
+                    self._sent(file_piece, key)
+                    continue
+                flight = None if sick else self._flights.get(key)
+                if flight is not None:
+                    try:
+                        async with aclosing(_follow(flight, inside)) as pieces:
+                            async for piece in pieces:
+                                yield piece
+                                self._sent(piece, key)
+                                if fills:
+                                    self._fill_further_ahead()
+                        self._lagged = self._flights.disk_lags
+                        continue
+                    except StoreUnavailable:
+                        # No room, or a sick disk.
+                        self._relaying = True
+                elif fills and not sick and not self._store.has(key):
+                    # The block was found bad and deleted, or evicted, since the fills were planned: plan again.
+                    continue
+                async with aclosing(self._relay()) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                        self._position += len(chunk)
+        finally:
+            self._readers.end()
+
+    def _next_block(self) -> tuple[BlockKey, Extent]:
+        """The block at `position`, and which of its bytes are to be sent."""
+        index = self._layout.index_of(self._position)
+        block = self._layout.extent(index, self._version.size)
+        stop = min(self._extent.stop, block.stop)
+        return BlockKey(self._version_id, index), Extent(self._position - block.start, stop - block.start)
+
+    def _sent(self, piece: FilePiece | EarlyPiece, key: BlockKey) -> None:
+        self._position += piece.sent
+        if piece.fell_short:
+            self._store.doubt(key)
+            self._sick_index = key.index
+
+    # -- read-ahead -------------------------------------------------------------------------------------------------
+
+    def _fill_further_ahead(self) -> None:
+        """Widen the window while a block arrives."""
+        step = self._layout.block_bytes // _PLANS_PER_BLOCK
+        if self._planned_at + step <= self._position < self._extent.stop:
+            self._fill_ahead()
+
+    def _fill_ahead(self) -> None:
+        """Begin the fills of the read-ahead window, and promote those in it that were prefetches."""
+        self._planned_at = self._position
+        blocks_sent = (self._position - self._extent.start) / self._layout.block_bytes
+        readers = self._readers.expected(blocks_sent)
+        index, last = self._layout.index_of(self._position), self._layout.index_of(self._extent.stop - 1)
+        vid, wanted = self._version_id, self._flights.wanted
+        for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), readers):
+            if run.first > index and not self._flights.admits():
+                break
+            begun = self._flights.board(self._version, run, self._position)
+            self._flights.fill(begun, ahead=run.first - index)
+        # This reader would ask now for the blocks that prefetches bring: they must not come one by one.
+        stop = min(last + 1, index + window_blocks(blocks_sent, readers))
+        nearest: FillSlot | None = None
+        for ahead in range(index, stop):
+            flight = self._flights.get(BlockKey(vid, ahead))
+            if flight is not None and flight.slot is not None:
+                flight.slot.promote(ahead - index)
+                nearest = nearest or flight.slot
+        if nearest is None or nearest.more:
+            return
+        beyond = min(last + 1, stop + WINDOW_BLOCKS_MAX)
+        if any(self._is_to_ask_for(BlockKey(vid, ahead)) for ahead in range(index, beyond)):
+            nearest.expect_more()
+
+    def _is_to_ask_for(self, key: BlockKey) -> bool:
+        """Neither here nor on its way for a reader."""
+        flight = self._flights.get(key)
+        if flight is None:
+            return not self._store.has(key)
+        return flight.slot is not None and not flight.slot.demand
+
+    # -- past the cache ---------------------------------------------------------------------------------------------
+
+    def _relay(self) -> Chunks:
+        """The run of missing blocks at `position`, by one GET."""
+        self._metrics.relays.inc()
+        # Where the disk only lags, it is asked again after a window whether it still does.
+        self._lagged = False
+        window_stop = self._position + WINDOW_BLOCKS_MAX * self._layout.block_bytes
+        stop = self._extent.stop if self._relaying else min(self._extent.stop, window_stop)
+        return self._source.stream(self._version, Extent(self._position, self._missing_until(stop)))
+
+    def _missing_until(self, stop: int) -> int:
+        """Where the run of missing blocks ends that `position` lies in; `stop` at the latest."""
+        index = self._layout.index_of(self._position)
+        while True:
+            block_stop = self._layout.extent(index, self._version.size).stop
+            if block_stop >= stop:
+                return stop
+            index += 1
+            key = BlockKey(self._version_id, index)
+            if self._store.has(key) or self._flights.get(key) is not None:
+                return block_stop
+
+
+async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece | EarlyPiece, None]:
+    """The bytes `inside` a block as they arrive, until a piece falls short."""
+    offset = inside.start
+    lease: Lease | None = None
+    try:
+        while offset < inside.stop:
+            if (early := await flight.arrival(offset)) is not None:
+                early = early[: inside.stop - offset]
+                yield EarlyPiece(early)
+                offset += len(early)
+                continue
+            if lease is None:
+                if flight.has_landed:
+                    # It may have been evicted since, and its file is closed.
+                    return
+                lease = flight.lease()
+            piece = _file_piece(lease, Extent(offset, min(flight.partial.reach(offset), inside.stop)), "flight")
+            yield piece
+            if piece.fell_short:
+                return
+            offset += piece.count
+    finally:
+        if lease is not None:
+            lease.release()
+
+
+def _file_piece(lease: Lease, inside: Extent, source: str) -> FilePiece:
+    return FilePiece(lease.block.fd, lease.block.payload_offset + inside.start, inside.length, source)
