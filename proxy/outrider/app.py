@@ -120,7 +120,7 @@ async def running(
                 outrider.server.workers.stop_listening()
             await _drain(outrider, hurry or asyncio.Event())
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
-            under_way = outrider.control.orders.under_way()
+            under_way = outrider.control.maintenance.under_way()
             # Readers may outlast the drain, and what they bring from here on no snapshot would tell of.
             outrider.store.stopping = True
             await tasks.stop()
@@ -132,8 +132,8 @@ async def running(
 async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     await recovery.index()
     outrider.indexed.set()
-    outrider.control.orders.pinning.resume()
-    await outrider.control.orders.resume(
+    outrider.control.maintenance.pinning.resume()
+    await outrider.control.maintenance.resume(
         await outrider.store.work.run(warmup_file.take, outrider.store.directory.warmups)
     )
     if outrider.settings.scrub_bandwidth:
@@ -151,14 +151,16 @@ async def _upkeep(outrider: Outrider) -> None:
     while True:
         await asyncio.sleep(_UPKEEP_S)
         await outrider.store.sweep()
-        outrider.control.orders.pinning.look_again()
+        outrider.control.maintenance.pinning.look_again()
 
 
 async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | None:
     """Who listens for clients; None: workers do."""
     settings = outrider.settings
     token = settings.admin_token.get_secret_value() if settings.admin_token else None
-    admin = AdminServer(outrider.metrics, lambda: outrider.ready, outrider.status, token, settings.client_timeout_s)
+    admin = AdminServer(
+        outrider.metrics, lambda: outrider.ready, outrider.status.whole, token, settings.client_timeout_s
+    )
     stack.push_async_callback(_shut_down, admin)
     at_admin, outrider.admin = await _listen(admin, settings.admin, None)
     stack.callback(at_admin.close)
@@ -218,8 +220,8 @@ async def _drain(outrider: Outrider, hurry: asyncio.Event) -> None:
     await asyncio.wait(waits, timeout=outrider.settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
-    if outrider.server.handler.in_flight:
-        log.warning("stopping with requests under way", extra={"requests": outrider.server.handler.in_flight})
+    if outrider.server.in_flight:
+        log.warning("stopping with requests under way", extra={"requests": outrider.server.in_flight})
 
 
 @contextmanager

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider import __version__
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.adapters.disk.recovery import Recovery
@@ -39,11 +37,13 @@ from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.listing.lists import Lists
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.verification import Verification
+from outrider.engine.maintenance.warmup import Book
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.hit_lookup import HitLookup
 from outrider.engine.read.object_read import ObjectReads
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
+from outrider.engine.status.document import Cache, Maintenance, StatusDocument
 from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
@@ -53,7 +53,7 @@ from outrider.http.access import Access, Loopback, SigV4, reader_shown
 from outrider.http.control.control_bucket import ControlBucket
 from outrider.http.control.maintenance import MaintenanceCommands
 from outrider.http.s3.fast_path import FastPath
-from outrider.http.s3.handler import S3Handler
+from outrider.http.s3.handler import HandlerSettings, S3Handler, Services
 from outrider.http.s3.server import S3Server
 from outrider.metrics import Metrics
 from outrider.ports import Origin
@@ -62,9 +62,6 @@ from outrider.settings import Settings, SettingsError
 if TYPE_CHECKING:
     from outrider.adapters.origin.traced_origin import Traces
     from outrider.http.record.server_spans import ServerSpans
-
-# Settings that the status tells.
-_TOLD = ("auth", "policy", "prefetch", "freshness", "verify", "block_size", "workers", "cache_dir")
 
 
 @dataclass(slots=True)
@@ -83,65 +80,20 @@ class Outrider:
     control: ControlBucket
     credentials: AwsCredentials
     overview: Overview
+    status: StatusDocument = field(init=False)
     listen: str = ""
     admin: str = ""
     ready: bool = False
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     began: float = field(default_factory=time.monotonic)
     indexed: asyncio.Event = field(default_factory=asyncio.Event)
-    """What the cache directory held at the start is known; until then it may be a miss."""
+    """Set once the blocks that the cache directory held at the start are known; until then a read of one may be a
+    miss."""
 
     @property
     def endpoint(self) -> str:
         scheme = "http" if self.settings.tls_cert is None else "https"
         return f"{scheme}://{self.listen}"
-
-    def status(self) -> dict[str, object]:
-        """What the admin port's /status tells."""
-        return {
-            "version": __version__,
-            "uptime_s": round(time.monotonic() - self.began, 1),
-            "ready": self.ready,
-            "indexed": self.indexed.is_set(),
-            "listen": self.listen,
-            "origin": self.settings.origin,
-            "settings": {
-                name: str(value) if isinstance(value := getattr(self.settings, name), Path) else value for name in _TOLD
-            },
-            "disk": {
-                "used_bytes": self.store.used_bytes,
-                "budget_bytes": self.store.budget.capacity_bytes,
-                "room_bytes": self.store.room_bytes,
-            },
-            "blocks": len(self.store),
-            "bytes": self.store.used_bytes,
-            "objects": len(self.catalog),
-            "fills": len(self.flights),
-            "requests": self.server.handler.in_flight,
-            "connections": self.server.connected,
-            "tasks": len(asyncio.all_tasks(self.loop)),
-            "served_bytes": {
-                source: self.metrics.value("outrider_served_bytes_total", source=source)
-                for source in ("disk", "flight", "origin")
-            },
-            "origin_bytes": self.metrics.value("outrider_origin_bytes_total"),
-            "origin_requests": self.metrics.total("outrider_origin_requests_total"),
-            "prefetch": {
-                "readers": self.planner.readers,
-                "blocks": self.metrics.value("outrider_prefetched_blocks_total"),
-                "fetched_bytes": self.planner.fetched_bytes,
-                "wasted_bytes": self.planner.wasted_bytes,
-                "window_bytes": self.planner.bytes_coming,
-                "window_blocks": self.planner.blocks_coming,
-                "window_bytes_max": self.settings.prefetch_blocks * self.settings.block_size,
-            },
-            "hit_ratio_by_size": {
-                f"{factor:g}": round(ratio, 4)
-                for factor, ratio in (self.miss_ratio.epoch(self.planner.registry.outlook()) or {}).items()
-            },
-            **self.overview.document(),
-            **self.control.orders.status(),
-        }
 
 
 def make_rooms(
@@ -200,32 +152,30 @@ def make_rooms(
     passthrough = Passthrough(
         origin, origin_reader, catalog, list_cache.forget, partial(note_written, touched, catalog, version_lookup)
     )
+    warmups = Book()
+    commands = MaintenanceCommands(warmups, warmup_runner, pinning, Verification(store, tasks.spawn), access, time.time)
     control = ControlBucket(
-        lambda: outrider.status(), prefetch,
-        MaintenanceCommands(warmup_runner, pinning, Verification(store, tasks.spawn), access, time.time),
-        access, metrics,
-        time.time,
-    )  # fmt: skip
+        lambda owner: outrider.status.for_client(owner), prefetch, commands, access, metrics, time.time
+    )
     spans = _spans(settings, traces)
-    requests = S3Handler(
-        reads, Lists(list_cache, passthrough), passthrough, prefetch, access, control, metrics, memory,
-        warmup_runner.hint,
-        domains=settings.domain, most=settings.requests, client_timeout_s=settings.client_timeout_s, spans=spans,
+    handler = S3Handler(
+        Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint),
+        access, control, metrics, memory,
+        HandlerSettings(settings.domain, settings.requests, settings.client_timeout_s), spans,
     )  # fmt: skip
     new_fast_path = partial(
         FastPath, hits, access, prefetch.note, metrics,
         domains=settings.domain, heads_bytes=shares.heads_bytes // settings.workers, spans=spans,
     )  # fmt: skip
     server = S3Server(
-        requests, new_fast_path,
+        handler, new_fast_path,
         # Each takes two descriptors, and block files a quarter of them all.
         connections_max=min(settings.max_connections, max(16, open_files // 4)),
         client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
     )  # fmt: skip
     stack.push_async_callback(server.stop)
     overview = Overview(
-        metrics, metrics.usage, planner, miss_ratio, metrics.recent_errors,
-        Prices(settings.price_per_gb, settings.price_per_1000_gets), time.monotonic,
+        metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), time.monotonic,
         capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, _names_of_keys(settings)),
     )  # fmt: skip
     outrider = Outrider(
@@ -242,6 +192,10 @@ def make_rooms(
         credentials,
         overview,
     )
+    outrider.status = StatusDocument(
+        outrider, settings, metrics, Cache(store, catalog, flights), server, planner, overview,
+        Maintenance(warmup_runner, warmups, pinning),
+    )  # fmt: skip
     return outrider, Recovery(store, catalog, touched=touched)
 
 

@@ -24,11 +24,13 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from outrider.core.s3.body_integrity import UNSIGNED
+from outrider.http.access import Who
 from outrider.http.s3 import connection as connection_module
 from outrider.http.s3 import fast_path
 from outrider.http.s3 import server as server_module
 from outrider.http.s3.connection import Connection
-from outrider.http.s3.handoff import Begun, PageCold
+from outrider.http.s3.handoff import Begun, PageCold, Recognised
 from outrider.http.wire.sender import SocketSender
 from tests.support.proxy import ANY_KEYS, Keys, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request
@@ -91,7 +93,7 @@ class Lane:
 
         def spied(data: bytes, wire: SocketSender, cold: PageCold | None = None) -> Any:
             answered = answer(data, wire, cold)
-            kinds = {Begun: "begun", PageCold: "cold"}
+            kinds: dict[type, object] = {Begun: "begun", PageCold: "cold", Recognised: False}
             self._seen.append(answered if isinstance(answered, bool) else kinds[type(answered)])
             return answered
 
@@ -954,7 +956,7 @@ def test_pages_that_come_late_are_nothing_to_the_next_request(bucket: Bucket, mo
         async def late() -> None:
             for one in lane.proxy.outrider.server.connections:
                 assert isinstance(one, Connection)
-                one._pages_came(PageCold(lambda: None, 0.0))
+                one._pages_came(PageCold(lambda: None, 0.0, Recognised(b"", Who(None, None, UNSIGNED), None)))
 
         lane.proxy.on_loop(late)
         assert lane.seen == ["cold"]

@@ -127,7 +127,7 @@ class Proxy:
         """What the admin port's /status tells, looked at where nothing changes meanwhile."""
 
         async def look() -> dict[str, Any]:
-            return dict(self.outrider.status())
+            return dict(self.outrider.status.whole())
 
         told: dict[str, Any] = self.on_loop(look)
         return told

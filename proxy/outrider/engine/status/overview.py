@@ -1,4 +1,5 @@
-"""What an operator sees: the part of the status document that tells of datasets, readers, stalls and money."""
+"""The part of the status document for operators: datasets, readers, the bottleneck, rates, savings and recent
+errors."""
 
 from __future__ import annotations
 
@@ -12,24 +13,24 @@ from outrider.core.insight.bottleneck import LargerCache, bottleneck_of, larger_
 from outrider.core.insight.dataset_map import data_bytes, shard_map
 from outrider.core.insight.miss_ratio import FACTORS, MissRatioCurve
 from outrider.core.insight.rates import STEP_S, Rates
-from outrider.core.insight.recent_errors import RecentErrors
-from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Prices, Saved, Sums, Usage
+from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Prices, Saved, Sums
 from outrider.metrics import Metrics
 from outrider.ports import Clock
 
-# Told in full: those that were read last. A map of 512 letters each is what makes the document long.
-_DATASETS_TOLD = 12
-_READERS_TOLD = 64
-# A reader that was silent for so long is not told of any more.
+# The datasets that were read last are shown in full. The map of each, 512 letters, is most of the document's length.
+_DATASETS_SHOWN = 12
+_READERS_SHOWN = 64
+# A reader that was silent for this long is not shown any more.
 _READER_GONE_S = 600.0
-_TROUBLES_TOLD = 20
-# Objects of a pass that is told of, where the dataset has as many.
-_EPOCH_MIN = 3
+_ERRORS_SHOWN = 20
+# An epoch is shown from this many objects on, or from all objects of a smaller dataset on.
+_EPOCH_OBJECTS_MIN = 3
 
 
 @dataclass(slots=True)
 class _Row:
-    """A dataset: what the ledger has of it, and what the planner has; either may be missing."""
+    """A dataset as `Usage` knows it, and as the planner knows it. `known` None: the planner does not. An empty account:
+    it was never read."""
 
     name: DatasetName
     account: DatasetAccount
@@ -37,53 +38,58 @@ class _Row:
 
 
 class Overview:
-    """Called on the engine's thread. `tick` keeps the time line; `document` looks, and costs some milliseconds at
-    most however much there is."""
+    """Called on the engine's thread. `tick` records the rates; `document` changes nothing, and takes some milliseconds
+    at most, however many datasets and readers there are."""
 
     def __init__(
-        self, metrics: Metrics, usage: Usage, planner: Planner, miss_ratio: MissRatioCurve,
-        recent_errors: RecentErrors, prices: Prices,
-        clock: Clock, *, capacity_bytes: int, name_of: Callable[[str], str] = str,
+        self, metrics: Metrics, planner: Planner, miss_ratio: MissRatioCurve, prices: Prices, clock: Clock, *,
+        capacity_bytes: int, name_of: Callable[[str], str] = str,
     ) -> None:  # fmt: skip
-        """`name_of`: of a reader (see `http.access.reader_name`), what may be shown."""
+        """`name_of`: a reader's name (see `http.access.reader_name`) as people may see it."""
         self._metrics = metrics
-        self._usage = usage
+        self._usage = metrics.usage
         self._planner = planner
         self._miss_ratio = miss_ratio
-        self._recent_errors = recent_errors
         self._prices = prices
         self._clock = clock
         self._capacity_bytes = capacity_bytes
         self._name_of = name_of
-        self._timeline = Rates()
+        self._rates = Rates()
         self._last = clock() - STEP_S
-        # So that what is read before the first tick is not from long ago.
-        usage.passed(clock())
-        self._told_fetched = self._told_wasted = 0
-        metrics.before_telling.append(self._tell_gauges)
+        # Else reads before the first tick would count as reads of long ago.
+        self._usage.passed(clock())
+        self._counted_fetched = self._counted_wasted = 0
+        metrics.before_telling.append(self._update_metrics)
 
-    def _tell_gauges(self) -> None:
-        ratios = self._miss_ratio.epoch(self._planner.registry.outlook())
+    def _update_metrics(self) -> None:
+        ratios = self._hit_ratios()
         for factor in FACTORS:
             self._metrics.ghost_hit_ratio.labels(f"{factor:g}").set(ratios[factor] if ratios else float("nan"))
         fetched, wasted = self._planner.fetched_bytes, self._planner.wasted_bytes
-        self._metrics.fetched_bytes.inc(fetched - self._told_fetched)
-        self._metrics.wasted_bytes.inc(wasted - self._told_wasted)
-        self._told_fetched, self._told_wasted = fetched, wasted
+        self._metrics.fetched_bytes.inc(fetched - self._counted_fetched)
+        self._metrics.wasted_bytes.inc(wasted - self._counted_wasted)
+        self._counted_fetched, self._counted_wasted = fetched, wasted
 
     def tick(self) -> None:
-        """As often as one likes: acts about once in `STEP_S`."""
+        """May be called as often as the caller likes: it acts about once in `STEP_S`."""
         now = self._clock()
         if now - self._last < STEP_S:
             return
         self._last = now
         traffic = self._metrics.traffic()
         self._usage.passed(now)
-        self._timeline.note(now, traffic)
+        self._rates.note(now, traffic)
+
+    def hit_ratio_by_size(self) -> dict[str, float]:
+        """The estimated hit ratio of a cache of so many times this one's size, by the miss-ratio curve."""
+        return {f"{factor:g}": round(ratio, 4) for factor, ratio in (self._hit_ratios() or {}).items()}
+
+    def _hit_ratios(self) -> dict[float, float] | None:
+        return self._miss_ratio.epoch(self._planner.registry.outlook())
 
     def document(self) -> dict[str, Any]:
         self._metrics.add_up()
-        ratios = self._miss_ratio.epoch(self._planner.registry.outlook())
+        ratios = self._hit_ratios()
         rows = self._rows()
         again = sum(data_bytes(row.known) for row in rows if row.known is not None and row.known.epochs())
         larger = larger_cache(ratios, self._capacity_bytes, again)
@@ -92,20 +98,21 @@ class Overview:
         return {
             "verdict": asdict(bottleneck_of(recent, larger)),
             "larger_cache": None if larger is None else asdict(larger),
-            "throughput": {"step_s": STEP_S, **self._timeline.rates()},
+            "throughput": {"step_s": STEP_S, **self._rates.rates()},
             "saved": asdict(saved),
             "prices": asdict(self._prices),
             "reads": _told(self._usage.total.sums),
-            "datasets": [self._dataset(row) for row in rows[:_DATASETS_TOLD]],
+            "datasets": [self._dataset(row) for row in rows[:_DATASETS_SHOWN]],
             "datasets_known": len(rows),
             "readers": readers,
-            "errors": [asdict(one) for one in self._recent_errors.last()[:_TROUBLES_TOLD]],
+            "errors": [asdict(error) for error in self._metrics.recent_errors.last()[:_ERRORS_SHOWN]],
         }
 
     # -- datasets -------------------------------------------------------------------------------------------------
 
     def _rows(self) -> list[_Row]:
-        """The latest read first; what was never read, such as what a LIST brought in passing, last."""
+        """Datasets in the order of their last read, the latest first. Datasets that were never read, such as those that
+        only a LIST showed, come last."""
         rows: dict[DatasetName, _Row] = {}
         accounts = self._usage.datasets()
         for name, dataset in self._planner.registry.items():
@@ -127,9 +134,10 @@ class Overview:
             return told
         whole, here = data_bytes(dataset), dataset.kept_bytes
         names = len(dataset.names.keys)
-        # An object or two of many, read over and over, are an epoch to nobody; nor is what may be no pass at all.
-        epochs = (one for one in dataset.epochs() if one.trusted and one.size >= min(_EPOCH_MIN, names))
-        newest = max(epochs, key=lambda one: one.last, default=None)
+        # One or two objects of many, read over and over, are no epoch to a person; nor are reads that the planner does
+        # not trust to be an epoch.
+        epochs = (epoch for epoch in dataset.epochs() if epoch.trusted and epoch.size >= min(_EPOCH_OBJECTS_MIN, names))
+        newest = max(epochs, key=lambda epoch: epoch.last, default=None)
         silent_s = max(0.0, self._clock() - dataset.active_at) if dataset.active_at else None
         return {
             **told,
@@ -143,28 +151,28 @@ class Overview:
             "epoch_objects": None if newest is None else newest.size,
             "order_known": newest is not None and newest.order_known,
             "order_of_a_seed": newest is not None and newest.order_known and newest.draw is not None,
-            "shards": shard_map(dataset, lambda key: self._planner.is_coming(dataset, key)),
+            "shards": shard_map(dataset, lambda index: self._planner.is_coming(dataset, index)),
         }
 
     # -- readers --------------------------------------------------------------------------------------------------
 
     def _readers(self, larger: LargerCache | None) -> tuple[list[dict[str, Any]], Sums]:
-        """The readers of late, and the sums of all that they did of late."""
-        told: list[dict[str, Any]] = []
-        shared_epoch = Sums()
+        """The readers that were active lately, and the sums of their latest requests."""
+        shown: list[dict[str, Any]] = []
+        sums = Sums()
         for reader, (bucket, template), account, silent_s in self._usage.readers():
             recent = replace(account.recent)
             recent.add(account.fresh)
-            shared_epoch.add(recent)
-            if silent_s > _READER_GONE_S or len(told) >= _READERS_TOLD:
+            sums.add(recent)
+            if silent_s > _READER_GONE_S or len(shown) >= _READERS_SHOWN:
                 continue
             verdict = bottleneck_of(recent, larger)
-            told.append({
+            shown.append({
                 "name": self._name_of(reader), "bucket": bucket, "dataset": template, "silent_s": round(silent_s, 1),
                 "bytes_s": round(account.bytes_s), "stall": _rounded(recent.stall), **_told(account.sums),
                 "slow": verdict.slow, "verdict": verdict.text,
             })  # fmt: skip
-        return told, shared_epoch
+        return shown, sums
 
 
 def _told(sums: Sums) -> Mapping[str, Any]:

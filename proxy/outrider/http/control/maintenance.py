@@ -1,19 +1,19 @@
-"""What the reserved bucket takes as orders: a list of names under warm/, pin/, evict/ or verify/ (`core.warmlists`).
+"""The maintenance commands of the control bucket: a list of names under warm/, pin/, evict/ or verify/ (see
+`core.maintenance.object_list`).
 
-    PUT     warm/<name>     bring all of it; `x-amz-meta-rate: 200MB` bounds the bytes a second
-    PUT     pin/<name>      the same, and nothing of it goes again; refused when it does not fit next to the other pins
-    PUT     evict/<name>    drop what is here of it
-    PUT     verify/<name>   read what is here of it and compare checksums; an empty list: all
-    GET     each of these   how far that is, as JSON
-    DELETE  warm/<name>     cancels it; of one that has ended, forgets it. pin/<name>: unpins
+    PUT     warm/<name>     fetch all of it; `x-amz-meta-rate: 200MB` bounds the bytes a second
+    PUT     pin/<name>      the same, and never evict it; refused when it does not fit next to the other pins
+    PUT     evict/<name>    drop the cached blocks of it
+    PUT     verify/<name>   read the cached blocks of it and compare checksums; an empty list: all blocks
+    GET     each of these   the progress, as JSON
+    DELETE  warm/<name>     cancels it; a warm-up that has ended is forgotten. pin/<name>: unpins
 
-A client key may name what it may read, and sees its own orders alone.
+A client key may name the objects that it may read, and sees its own commands alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -36,7 +36,16 @@ from outrider.engine.maintenance.verification import Verification
 from outrider.engine.maintenance.warmup import Book, May, Warmup
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.http.access import Access, Who
-from outrider.http.control.objects import Answer, Asked, ControlObject, ControlObjects, etag_of, note_of, object_of
+from outrider.http.control.objects import (
+    ControlAnswer,
+    ControlObject,
+    ControlObjects,
+    ControlRequest,
+    answer_with,
+    etag_of,
+    json_answer,
+    json_body,
+)
 from outrider.ports import Clock
 from outrider.settings import parse_bytes
 
@@ -45,101 +54,95 @@ log = logging.getLogger(__name__)
 FOLDERS = ("warm", "pin", "evict", "verify")
 _EVICTIONS_MAX = 30
 _EVICTIONS_BYTES_MAX = 64 * 1024
-# Of the failures of each warm-up, what the status document repeats.
-_FAILURES_SHOWN = 20
 
 
 class MaintenanceCommands:
-    """Answers for these folders. `clock`: seconds since 1970."""
+    """Answers the requests to these folders."""
 
     def __init__(
-        self, warmup_runner: WarmupRunner, pinning: Pinning, verification: Verification, access: Access, clock: Clock
-    ) -> None:
+        self, warmups: Book, warmup_runner: WarmupRunner, pinning: Pinning, verification: Verification, access: Access,
+        clock: Clock,
+    ) -> None:  # fmt: skip
+        """`warmups`: filled here. `clock`: seconds since 1970."""
+        self._warmups = warmups
         self._warmup_runner = warmup_runner
         self.pinning = pinning
         self._verification = verification
         self._access = access
         self._clock = clock
-        self._warmups = Book()
         self._evictions = ControlObjects(_EVICTIONS_MAX, _EVICTIONS_BYTES_MAX)
 
-    async def answer(self, asked: Asked, folder: str, name: str) -> Answer:
+    async def answer(self, request: ControlRequest, folder: str, name: str) -> ControlAnswer:
         """Raises S3Error."""
-        method = asked.operation.method
+        method = request.operation.method
         if method == "PUT":
-            body = await asked.body(BODY_BYTES_MAX)
-            await self._take(asked, folder, name, body)
-            return Answer(200, (("etag", etag_of(body)),))
+            body = await request.body(BODY_BYTES_MAX)
+            await self._take(request, folder, name, body)
+            return ControlAnswer(200, (("etag", etag_of(body)),))
         if method == "DELETE":
-            await self._delete(asked.owner, folder, name)
-            return Answer(204)
-        if method not in ("GET", "HEAD"):
+            await self._delete(request.owner, folder, name)
+            return ControlAnswer(204)
+        if not request.reads:
             raise MethodNotAllowed
         if folder == "evict":
-            return note_of(asked, self._evictions.get(asked.owner, name))
-        told = self._told(asked.owner, folder, name)
-        if told is None:
+            return answer_with(request, self._evictions.get(request.owner, name))
+        progress = self._progress(request.owner, folder, name)
+        if progress is None:
             raise NoSuchKey
-        return object_of(asked, _json(told), self._clock())
+        return json_answer(request, json_body(progress), self._clock())
 
     def entries(self, owner: str) -> Iterator[tuple[str, ControlObject]]:
-        """All that `owner` sees, by key."""
+        """The keys and objects that `owner` sees."""
         for folder, names in (
-            ("warm", [one.name for one in self._warmups.of(owner)]),
-            ("pin", [one.name for one in self.pinning.book.of(owner)]),
-            ("verify", [one.name for one in self._verification.of(owner)]),
+            ("warm", [warmup.name for warmup in self._warmups.of(owner)]),
+            ("pin", [pin.name for pin in self.pinning.book.of(owner)]),
+            ("verify", [check.name for check in self._verification.of(owner)]),
         ):
             for name in names:
-                yield f"{folder}/{name}", ControlObject(_json(self._told(owner, folder, name)), self._clock())
-        for name, note in self._evictions.of(owner):
-            yield f"evict/{name}", note
-
-    def status(self, owner: str | None = None) -> dict[str, list[dict[str, Any]]]:
-        """For the status document; `owner` None: of all. A pin tells what it reserves and what of that is on disk."""
-        of: Callable[[Book], list[Warmup]] = lambda book: book.all() if owner is None else book.of(owner)  # noqa: E731
-        now = self._warmup_runner.clock()
-        warmups = [self._warmup_runner.counted(one).told(now, _FAILURES_SHOWN) for one in of(self._warmups)]
-        return {"warmups": warmups, "pins": [self.pinning.told(one, _FAILURES_SHOWN) for one in of(self.pinning.book)]}
+                yield f"{folder}/{name}", ControlObject(json_body(self._progress(owner, folder, name)), self._clock())
+        for name, entry in self._evictions.of(owner):
+            yield f"evict/{name}", entry
 
     # -- from a stop to the next start --------------------------------------------------------------------------------
 
     def under_way(self) -> list[SavedWarmup]:
         """The warm-ups that have not ended."""
         return [
-            SavedWarmup(one.owner, one.name, one.body.decode("utf-8", "surrogateescape"), one.at,
-                        one.allowance.bytes_per_s)
-            for one in self._warmups.all() if one.running
+            SavedWarmup(warmup.owner, warmup.name, warmup.body.decode("utf-8", "surrogateescape"), warmup.at,
+                        warmup.allowance.bytes_per_s)
+            for warmup in self._warmups.all() if warmup.running
         ]  # fmt: skip
 
     async def resume(self, saved: Iterable[SavedWarmup]) -> None:
-        """Once it is known what lies in the directory: go on with them, for those who still may."""
-        for one in saved:
-            who = self._access.owner(one.owner)
-            if who is None or self._warmups.get(one.owner, one.name) is not None:
-                continue  # a key that is gone, or asked for again by now
-            body, now = one.body.encode("utf-8", "surrogateescape"), self._warmup_runner.clock()
+        """Go on with the warm-ups of owners that may still read their objects. To be called once the cache directory is
+        indexed."""
+        for warmup in saved:
+            who = self._access.owner(warmup.owner)
+            if who is None or self._warmups.get(warmup.owner, warmup.name) is not None:
+                continue  # the client key was removed, or it has asked for this warm-up again by now
+            body, now = warmup.body.encode("utf-8", "surrogateescape"), self._warmup_runner.clock()
             client = who.client.name if who.client else ""
             try:
                 wanted = await self._readable(body, who)
-                self._warm(Warmup(one.owner, client, one.name, body, one.at, wanted, _may(who), Progress(now),
-                                  TokenBucket(one.bytes_per_s, now)))  # fmt: skip
+                self._warm(Warmup(warmup.owner, client, warmup.name, body, warmup.at, wanted, _may(who), Progress(now),
+                                  TokenBucket(warmup.bytes_per_s, now)))  # fmt: skip
             except S3Error as error:
-                log.info("warm-up not resumed", extra={"warmup": one.name, "error": error.text})
+                log.info("warm-up not resumed", extra={"warmup": warmup.name, "error": error.text})
 
     # -- PUT ----------------------------------------------------------------------------------------------------------
 
-    async def _take(self, asked: Asked, folder: str, name: str, body: bytes) -> None:
+    async def _take(self, request: ControlRequest, folder: str, name: str, body: bytes) -> None:
         if folder == "verify":
-            wanted = await self._readable(body, asked.who) if body.strip() else None
-            self._verification.begin(asked.owner, name, _covered(wanted, _may(asked.who)))
+            wanted = await self._readable(body, request.who) if body.strip() else None
+            self._verification.begin(request.owner, name, _covered(wanted, _may(request.who)))
             return
-        wanted = await self._readable(body, asked.who)
+        wanted = await self._readable(body, request.who)
         if folder == "evict":
-            await self._evict(asked, name, wanted)
+            await self._evict(request, name, wanted)
         elif folder == "pin":
-            await self.pinning.pin(self._warmup(asked, name, body, wanted))
+            await self.pinning.pin(self._warmup(request, name, body, wanted))
         else:
-            self._warm(self._warmup(asked, name, body, wanted))
+            self._warm(self._warmup(request, name, body, wanted))
 
     async def _readable(self, body: bytes, who: Who) -> ObjectList:
         def readable() -> ObjectList:
@@ -149,37 +152,37 @@ class MaintenanceCommands:
             self._access.check_reads(who, wanted.prefixes)
             return wanted
 
-        # A long one takes a while, and the hits of others are not to wait for it.
+        # In a thread: a long list takes a while, and the hits of others must not wait for it.
         return await asyncio.to_thread(readable)
 
-    def _warmup(self, asked: Asked, name: str, body: bytes, wanted: ObjectList) -> Warmup:
-        now = self._warmup_runner.clock()
-        client = asked.who.client.name if asked.who.client else ""
-        return Warmup(asked.owner, client, name, body, self._clock(), wanted, _may(asked.who), Progress(now),
-                      TokenBucket(_rate(dict(asked.headers)), now))  # fmt: skip
+    def _warmup(self, request: ControlRequest, name: str, body: bytes, wanted: ObjectList) -> Warmup:
+        now, who = self._warmup_runner.clock(), request.who
+        client = who.client.name if who.client else ""
+        return Warmup(request.owner, client, name, body, self._clock(), wanted, _may(who), Progress(now),
+                      TokenBucket(_rate(dict(request.headers)), now))  # fmt: skip
 
     def _warm(self, warmup: Warmup) -> None:
         before = self._warmups.get(warmup.owner, warmup.name)
         if before is not None and before.running:
             if before.body == warmup.body and before.allowance.bytes_per_s == warmup.allowance.bytes_per_s:
-                return  # it is what is being done
+                return  # this very warm-up is under way
             self._warmup_runner.cancel(before)
         self._warmups.put(warmup)
         self._warmup_runner.begin(warmup)
 
-    async def _evict(self, asked: Asked, name: str, wanted: ObjectList) -> None:
+    async def _evict(self, request: ControlRequest, name: str, wanted: ObjectList) -> None:
         store = self._warmup_runner.store
         try:
-            gone = await store.drop(store.blocks_of(_covered(wanted, _may(asked.who))))
+            gone = await store.drop(store.blocks_of(_covered(wanted, _may(request.who))))
         except StoreUnavailable as error:
             raise ServiceUnavailable(f"The cache disk does not let them go: {error}.") from error
-        told = {"name": name, "blocks": gone.blocks, "bytes": gone.bytes, "in_use_blocks": gone.later,
-                "pinned_blocks": gone.pinned}  # fmt: skip
-        self._evictions.put(asked.owner, name, ControlObject(_json(told), self._clock()))
+        result = {"name": name, "blocks": gone.blocks, "bytes": gone.bytes, "in_use_blocks": gone.later,
+                  "pinned_blocks": gone.pinned}  # fmt: skip
+        self._evictions.put(request.owner, name, ControlObject(json_body(result), self._clock()))
 
     # -- GET, DELETE --------------------------------------------------------------------------------------------------
 
-    def _told(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
+    def _progress(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
         if folder == "verify":
             check = self._verification.get(owner, name)
             return None if check is None else check.told()
@@ -209,13 +212,15 @@ def _may(who: Who) -> May:
 
 
 def _covered(wanted: ObjectList | None, may: May) -> Callable[[ObjectRef], bool]:
-    """`wanted` None: all."""
+    """`wanted` None: all objects."""
     if wanted is None:
         return may
     refs, prefixes = frozenset(wanted.refs), wanted.prefixes
 
     def covered(ref: ObjectRef) -> bool:
-        named = ref in refs or any(one.bucket == ref.bucket and ref.key.startswith(one.key) for one in prefixes)
+        named = ref in refs or any(
+            prefix.bucket == ref.bucket and ref.key.startswith(prefix.key) for prefix in prefixes
+        )
         return named and may(ref)
 
     return covered
@@ -227,7 +232,3 @@ def _rate(headers: Mapping[str, str]) -> float:
         return 0.0 if told is None else float(parse_bytes(told))
     except ValueError as error:
         raise InvalidArgument(f"x-amz-meta-rate is a number of bytes a second, like 200MB: {error}") from error
-
-
-def _json(told: object) -> bytes:
-    return json.dumps(told, indent=2).encode() + b"\n"

@@ -1,7 +1,8 @@
-"""Objects of the reserved bucket: a request for one, what stands under a name, and the answer."""
+"""The objects of the control bucket: a request for one, the objects that clients put, and the answer."""
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from outrider.http.access import Who
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request to the reserved bucket. `client`: see `access.reader_name`. `read_body` takes the limit in bytes."""
+class ControlRequest:
+    """A request to the control bucket. `client`: see `access.reader_name`. `read_body` takes the limit in bytes."""
 
     operation: Operation
     headers: Headers
@@ -29,10 +30,15 @@ class Asked:
 
     @property
     def owner(self) -> str:
+        """The access key whose objects the request may see; empty in loopback mode."""
         return self.who.client.access_key if self.who.client else ""
 
+    @property
+    def reads(self) -> bool:
+        return self.operation.method in ("GET", "HEAD")
+
     async def body(self, limit: int) -> bytes:
-        """Raises EntityTooLarge, and what `engine.uploads.whole_body` raises."""
+        """Raises EntityTooLarge, and the errors of `engine.write.upload.whole_body`."""
         told = dict(self.headers).get("content-length", "")
         length = decoded_length_of(self.headers) if self.who.payload.chunked else int(told) if told else None
         if length is not None and length > limit:
@@ -41,7 +47,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ControlAnswer:
     status: int
     headers: Headers = ()
     body: bytes | None = None
@@ -49,70 +55,82 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ControlObject:
-    """What stands under a name, and since when (`at`, seconds since 1970). `telling`: of a plan."""
+    """An object that a client put: its body, and since when it is this one (`at`, seconds since 1970). `hint`: of a
+    plan, the reads that the planner was told of."""
 
     body: bytes
     at: float
-    telling: Hint | None = None
+    hint: Hint | None = None
 
     @property
     def bytes(self) -> int:
-        return len(self.body) + (self.telling.bytes if self.telling else 0)
+        return len(self.body) + (self.hint.bytes if self.hint else 0)
 
 
 class ControlObjects:
-    """The last ones put, by owner and name: bounded in number and in bytes."""
+    """The objects that were put last, by owner and name. Bounded in number and in bytes; the oldest are dropped."""
 
     def __init__(self, names_max: int, bytes_max: int) -> None:
         self._names_max = names_max
         self._bytes_max = bytes_max
-        # Each with the bytes that it was counted for: a telling may have grown since.
-        self._notes: OrderedDict[tuple[str, str], tuple[ControlObject, int]] = OrderedDict()
+        # Each with the bytes that it was counted for: its hint may have grown since.
+        self._objects: OrderedDict[tuple[str, str], tuple[ControlObject, int]] = OrderedDict()
         self._bytes = 0
 
-    def put(self, owner: str, name: str, note: ControlObject) -> None:
+    def put(self, owner: str, name: str, entry: ControlObject) -> None:
         self.pop(owner, name)
-        self._notes[owner, name] = note, note.bytes
-        self._bytes += note.bytes
-        while len(self._notes) > self._names_max or self._bytes > self._bytes_max:
-            self.pop(*next(iter(self._notes)))
+        self._objects[owner, name] = entry, entry.bytes
+        self._bytes += entry.bytes
+        while len(self._objects) > self._names_max or self._bytes > self._bytes_max:
+            self.pop(*next(iter(self._objects)))
 
     def get(self, owner: str, name: str) -> ControlObject | None:
-        return self._notes.get((owner, name), (None, 0))[0]
+        return self._objects.get((owner, name), (None, 0))[0]
 
     def pop(self, owner: str, name: str) -> ControlObject | None:
-        note, counted = self._notes.pop((owner, name), (None, 0))
+        entry, counted = self._objects.pop((owner, name), (None, 0))
         self._bytes -= counted
-        return note
+        return entry
 
     def of(self, owner: str) -> Iterator[tuple[str, ControlObject]]:
-        return ((name, note) for (whose, name), (note, _) in self._notes.items() if whose == owner)
+        """The names and objects of one owner."""
+        return ((name, entry) for (key, name), (entry, _) in self._objects.items() if key == owner)
 
     def hints(self) -> list[Hint]:
-        return [note.telling for note, _ in self._notes.values() if note.telling is not None]
+        """The hints of all owners."""
+        return [entry.hint for entry, _ in self._objects.values() if entry.hint is not None]
 
 
-def note_of(asked: Asked, note: ControlObject | None) -> Answer:
-    if asked.operation.method not in ("GET", "HEAD"):
+def answer_with(request: ControlRequest, entry: ControlObject | None) -> ControlAnswer:
+    """The answer to a GET or HEAD of an object. Raises MethodNotAllowed, NoSuchKey, InvalidRange."""
+    if not request.reads:
         raise MethodNotAllowed
-    if note is None:
+    if entry is None:
         raise NoSuchKey
-    return object_of(asked, note.body, note.at)
+    return json_answer(request, entry.body, entry.at)
 
 
-def object_of(asked: Asked, body: bytes, at: float) -> Answer:
-    """Whole, or the one range that was asked for: `aws s3 cp` reads what is long in parts."""
+def json_answer(request: ControlRequest, body: bytes, at: float) -> ControlAnswer:
+    """The whole body, or the one range that was asked for: `aws s3 cp` reads a long object in parts.
+
+    Raises InvalidRange.
+    """
     headers = (
         ("content-type", "application/json"), ("etag", etag_of(body)), ("last-modified", formatdate(at, usegmt=True)),
         ("cache-control", "no-store"),
     )  # fmt: skip
-    header = dict(asked.headers).get("range")
-    spec = ranges.parse(header) if header is not None and asked.operation.method == "GET" else None
+    header = dict(request.headers).get("range")
+    spec = ranges.parse(header) if header is not None and request.operation.method == "GET" else None
     extent = ranges.resolve(spec, len(body)) if spec is not None else None
     if extent is None:
-        return Answer(200, headers, body)
+        return ControlAnswer(200, headers, body)
     told = ("content-range", ranges.content_range(extent, len(body)))
-    return Answer(206, (*headers, told), body[extent.start : extent.stop])
+    return ControlAnswer(206, (*headers, told), body[extent.start : extent.stop])
+
+
+def json_body(document: object) -> bytes:
+    """The bytes of a JSON document as the control bucket shows it."""
+    return json.dumps(document, indent=2).encode() + b"\n"
 
 
 def etag_of(body: bytes) -> str:

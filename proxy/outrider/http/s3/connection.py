@@ -12,7 +12,7 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 from aiohttp.web_server import Server
 
-from outrider.http.s3.handoff import PAGES_WAIT_S, Begun, PageCold
+from outrider.http.s3.handoff import PAGES_WAIT_S, Begun, PageCold, Recognised
 from outrider.http.s3.port import ConnectionPort
 from outrider.http.wire.parser_guard import guarded
 from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
@@ -32,7 +32,7 @@ class Connection(RequestHandler):
 
     __slots__ = (
         "_cold", "_cold_timer", "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_paging",
-        "_parser_is_clean", "begun", "closed", "is_ending", "is_one_too_many", "port", "wire",
+        "_parser_is_clean", "begun", "closed", "is_ending", "is_one_too_many", "port", "recognised", "wire",
     )  # fmt: skip
 
     def __init__(self, server: Server, port: ConnectionPort, data: bytes = b"", **options: Any) -> None:
@@ -51,6 +51,7 @@ class Connection(RequestHandler):
         self._head_bytes = 0
         self._parser_is_clean = True
         self.begun: Begun | None = None
+        self.recognised: Recognised | None = None
         self.closed = asyncio.Event()
         self.is_ending = False
         """The request that is under way is the last one."""
@@ -150,6 +151,9 @@ class Connection(RequestHandler):
             self._is_no_longer_early(cold)
 
     def _parse(self, data: bytes) -> None:
+        if self.recognised is not None and self.recognised.head is not data:
+            # It is of other bytes than those that make the next request.
+            self.recognised = None
         body = self._last_body()
         fed = 0 if body is None else body.total_bytes
         super().data_received(data)
@@ -235,8 +239,10 @@ class Connection(RequestHandler):
             self._wait_for_pages(data, answered)
             return True
         self._hits_in_a_row = 0
-        if answered is not False:
+        if isinstance(answered, Begun):
             self.begun = answered
+        elif answered is not False:
+            self.recognised = answered
         return False
 
     def end(self) -> None:

@@ -31,7 +31,7 @@ from outrider.engine.read.hit_lookup import HitLookup, Known, Piece
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_id, subject_of
 from outrider.http.record.record import Ended
-from outrider.http.s3.handoff import Begun, PageCold
+from outrider.http.s3.handoff import Begun, PageCold, Recognised
 from outrider.http.wire.sender import SocketSender
 from outrider.metrics import Metrics
 from outrider.pagecache import in_memory, read_in_memory
@@ -100,6 +100,9 @@ class _Subject:
         return _SUBJECT_BYTES + heads + 4 * self.name_bytes
 
 
+Answered = bool | Begun | PageCold | Recognised
+"""True: answered, and counted. `Begun`: answered in part. False and all else: nothing was sent."""
+
 # A reply's body: block files whose bytes are in memory, or the bytes, where they are few; or why the disk failed.
 _Brought = Sequence[Piece] | memoryview | OSError
 
@@ -129,6 +132,10 @@ class FastPath:
         self._harmless_hosts: Memo[str, bool] = Memo(_HOSTS_MAX)
         # Access keys and names that a grant covers: grants stand for as long as the process.
         self._granted: Memo[tuple[str, bytes], bool] = Memo(_GRANTED_MAX)
+        # The last request that had to be classified: it is done once, and the slow path needs it, too.
+        self._classified: tuple[PlainRequest | None, Operation | None] = (None, None)
+        # The last request whose signature was good, and that no grant covers as a plain read.
+        self._not_granted: tuple[PlainRequest | None, Who | None] = (None, None)
         self._second = 0
         self._date = b""
         self._first_byte_s = {op: metrics.first_byte_s.labels(op) for op in ("get", "head")}
@@ -145,40 +152,53 @@ class FastPath:
         self._old_tallies: deque[dict[DatasetName, dict[str, HitTally]]] = deque()
         metrics.before_reading.append(self._tell_metrics)
 
-    def answer(self, data: bytes, wire: SocketSender, cold: PageCold | None = None) -> bool | Begun | PageCold:
-        """Answer `data`, a whole request, now. False: it is not one for here, and nothing was sent. `cold`: the answer
-        before its pages came; they are not waited for again."""
+    def answer(self, data: bytes, wire: SocketSender, cold: PageCold | None = None) -> Answered:
+        """Answer `data`, a whole request, now. `cold`: the result before its pages were read; they are not waited for
+        again."""
         started = time.perf_counter() if cold is None else cold.started
         read = recognise(data)
         if read is None:
             return False
         name = read.path if not self._domains else b"%s %s" % (read.host.encode(), read.path)
         # Before anything is looked up: how long a refusal takes must not tell what is here.
-        who = self._admitted(read, name)
+        known = None if cold is None or cold.recognised.head != data else cold.recognised.who
+        who = self._admitted(read, name, known)
         if who is None or (subject := self._subject(read, name)) is None:
-            return False
+            return self._recognised(data, read, who)
         version = subject.known.version
         try:
             extent = Extent(0, version.size) if read.span is None else ranges.resolve(read.span, version.size)
         except InvalidRange:
-            return False
+            return self._recognised(data, read, who)
         if read.method == "HEAD" or extent.length == 0:
             return self._send(read, subject, wire, Extent(0, 0), (), started, who)
         pieces = self._hits.pieces(subject.known, extent, _BYTES_AT_ONCE)
         if pieces is None:
-            return cold is None and self._cold(subject, extent, started)
+            return self._not_in_memory(self._recognised(data, read, who), subject, extent, started, cold)
         try:
             brought = self._bring(extent, pieces)
             if brought is None:
-                return cold is None and self._cold(subject, extent, started)
+                return self._not_in_memory(self._recognised(data, read, who), subject, extent, started, cold)
             return self._send(read, subject, wire, extent, brought, started, who)
         finally:
             for lease, *_ in pieces:
                 lease.release()
 
-    def _cold(self, subject: _Subject, extent: Extent, started: float) -> bool | PageCold:
-        page_in = self._hits.page_in(subject.known, extent) if extent.length <= _PAGED_IN_BYTES else None
-        return page_in is not None and PageCold(page_in, started)
+    def _not_in_memory(
+        self, recognised: bool | Recognised, subject: _Subject, extent: Extent, started: float, cold: PageCold | None
+    ) -> bool | PageCold | Recognised:
+        if cold is not None or extent.length > _PAGED_IN_BYTES or not isinstance(recognised, Recognised):
+            return recognised
+        page_in = self._hits.page_in(subject.known, extent)
+        return recognised if page_in is None else PageCold(page_in, started, recognised)
+
+    def _recognised(self, data: bytes, read: PlainRequest, who: Who | None) -> bool | Recognised:
+        """For the slow path; False: it has to find out all by itself. `who` None: not admitted."""
+        if who is None and self._not_granted[0] is read:
+            who = self._not_granted[1]
+        if who is None:
+            return False
+        return Recognised(data, who, self._classified[1] if self._classified[0] is read else None)
 
     def stop(self) -> None:
         """Nothing is answered any more."""
@@ -206,7 +226,7 @@ class FastPath:
     def _looked_up(self, name: bytes, read: PlainRequest, old: _Subject | None) -> _Subject | None:
         if (dropped := self._subjects.pop(name, None)) is not None:
             self._subjects_bytes -= dropped.size_bytes
-        operation = old.operation if old else _operation(read, self._domains)
+        operation = old.operation if old else self._operation(read)
         known = None if operation is None else self._hits.known(operation.ref)
         if operation is None or known is None:
             return None
@@ -232,23 +252,27 @@ class FastPath:
             self._harmless_queries.put(query, harmless)
         return harmless
 
-    def _admitted(self, read: PlainRequest, name: bytes) -> Who | None:
-        """None: refused, or not to be judged here."""
+    def _admitted(self, read: PlainRequest, name: bytes, known: Who | None) -> Who | None:
+        """None: refused, or not to be judged here. `known`: the sender, whose signature was verified before."""
         if self._access.is_open:
             return _NOBODY if self._harmless_hosts.get(read.host) or self._is_harmless_host(read.host) else None
-        host = operations.bucket_of_host(read.host, self._domains)
-        signed = SignedRequest(read.method, read.path.decode("ascii"), read.query.decode("ascii"), read.headers())
-        try:
-            who = self._access.identify(signed, host)
-        except S3Error:
+        if known is None:
+            host = operations.bucket_of_host(read.host, self._domains)
+            signed = SignedRequest(read.method, read.path.decode("ascii"), read.query.decode("ascii"), read.headers())
+            try:
+                known = self._access.identify(signed, host)
+            except S3Error:
+                return None
+        if known.client is None:
             return None
-        if who.client is None:
-            return None
-        asks = who.client.access_key, name
-        return who if self._granted.get(asks) or self._is_granted(read, who, asks) else None
+        asks = known.client.access_key, name
+        if self._granted.get(asks) or self._is_granted(read, known, asks):
+            return known
+        self._not_granted = read, known
+        return None
 
     def _is_granted(self, read: PlainRequest, who: Who, asks: tuple[str, bytes]) -> bool:
-        operation = _operation(read, self._domains)
+        operation = self._operation(read)
         try:
             if operation is None:
                 return False
@@ -257,6 +281,15 @@ class FastPath:
             return False
         self._granted.put(asks, True)
         return True
+
+    def _operation(self, read: PlainRequest) -> Operation | None:
+        """The plain GET of the object that `read` names; None: it is no plain read."""
+        if self._classified[0] is not read:
+            self._classified = read, _classified(read, self._domains)
+        operation = self._classified[1]
+        if operation is None or operation.kind not in (Kind.GET, Kind.HEAD):
+            return None
+        return replace(operation, kind=Kind.GET, method="GET", query=())
 
     def _is_harmless_host(self, host: str) -> bool:
         try:
@@ -410,13 +443,13 @@ def _written(wire: SocketSender, head: bytes, brought: _Brought, length: int) ->
     return taken, sent, False
 
 
-def _operation(read: PlainRequest, domains: tuple[str, ...]) -> Operation | None:
-    headers: Headers = (("host", read.host),)
+def _classified(read: PlainRequest, domains: tuple[str, ...]) -> Operation | None:
+    """None: it is refused; the slow path says why."""
+    target = b"%s?%s" % (read.path, read.query) if read.query else read.path
     try:
-        operation = operations.classify("GET", read.path.decode("ascii"), headers, domains)
+        return operations.classify(read.method, target.decode("ascii"), read.headers(), domains)
     except S3Error:
         return None
-    return operation if operation.kind is Kind.GET else None
 
 
 def _head(status: int, headers: Headers) -> bytes:

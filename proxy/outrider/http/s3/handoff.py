@@ -1,4 +1,5 @@
-"""What the fast lane leaves to others: replies that it cannot end, or not begin, without a wait."""
+"""The results that the fast path hands to the slow path: a reply that it could not finish, a reply that has to wait for
+the disk, and all that it found out about a request that it could not answer."""
 
 from __future__ import annotations
 
@@ -6,11 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from aiohttp.http import HttpVersion11
+from aiohttp.web_request import BaseRequest
+
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.s3.operation import Operation
+from outrider.http.access import Who
 from outrider.http.wire.sender import Sender
 
-# A disk that brings pages no sooner is no matter of speed any more: the longer way has bounds, and words, for that.
+# A disk that needs longer to bring pages is slow in any case: the slow path has time limits and error replies for it.
 PAGES_WAIT_S = 1.0
 
 
@@ -32,35 +37,62 @@ class Begun:
     app: str
     reader: str
     away_s: float = 0.0
-    """For how long the connection had asked for nothing before."""
+    """For how long the connection had been idle before this request."""
     full_s: float = 0.0
     """For how long its socket was full, while another loop sent the rest."""
     disk_failed: bool = False
     """The first bytes of `rest` could not be read."""
     first_byte_s: float | None = None
     traced: Headers = ()
-    """Of the request, where there are traces."""
+    """The trace headers of the request; empty where traces are off."""
 
     @property
     def extent(self) -> Extent:
-        """All that was asked for."""
+        """All bytes that the request asked for."""
         return Extent(self.rest.start - self.sent, self.rest.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A request that the fast path understood but could not answer; its signature, where one is needed, was good.
+
+    All of it follows from `head`, the whole request as it came, and holds for these bytes alone. Grants are not part of
+    it: the slow path checks them for every request.
+    """
+
+    head: bytes
+    who: Who
+    operation: Operation | None
+    """None: the fast path did not need to classify it, or could not."""
+
+    def is_about(self, request: BaseRequest) -> bool:
+        """Whether `request` was parsed from exactly the bytes of `head`."""
+        if request.version != HttpVersion11:
+            return False
+        lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode("utf-8", "surrogateescape")]
+        lines.extend([b"%b: %b" % pair for pair in request.raw_headers])
+        return b"\r\n".join([*lines, b"", b""]) == self.head
 
 
 @dataclass(slots=True)
 class PageCold:
-    """Nothing was sent yet: the disk has to be asked first. `page_in` does so, in a thread that may wait; then `answer`
-    may be asked again."""
+    """A hit whose pages are not in memory; nothing was sent yet. `page_in` reads them, in a thread that may wait; then
+    the fast path may be asked again."""
 
     page_in: Callable[[], None]
     started: float
+    recognised: Recognised
 
 
 class Caller(Protocol):
     """A client's connection as the request handler sees it."""
 
-    wire: Sender
     begun: Begun | None
     """A reply that the fast path began to the request that is handled next."""
+    recognised: Recognised | None
+    """The fast path's knowledge of the request that is handled next, if that `is_about` it."""
     is_one_too_many: bool
     """There are as many connections as allowed without this one: its first request is refused, and it is closed."""
+
+    @property
+    def wire(self) -> Sender: ...

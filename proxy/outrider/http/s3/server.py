@@ -65,6 +65,11 @@ class S3Server(Server):
         """Whoever connects from now on has one request."""
 
     @property
+    def in_flight(self) -> int:
+        """How many requests are under way."""
+        return self.handler.in_flight
+
+    @property
     def connected(self) -> int:
         """Clients' connections, those with workers included."""
         return len(self.connections) + (sum(self.workers.loads()) if self.workers is not None else 0)

@@ -23,7 +23,7 @@ from outrider.core.errors import S3Error, Signal
 from outrider.engine.read.body import Body, EarlyPiece, FilePiece, Piece
 from outrider.http.record.record import Sent
 from outrider.http.s3.fast_path import FastPath
-from outrider.http.s3.handoff import Begun, PageCold
+from outrider.http.s3.handoff import Begun
 from outrider.http.s3.port import WorkerPort
 from outrider.http.wire.sender import SocketSender
 
@@ -159,13 +159,13 @@ class WorkerConnection(asyncio.Protocol):
         except OSError:
             self.abort()
             return
-        if answered is False or isinstance(answered, PageCold):
-            # What waits for the disk does so where a stop knows of it.
-            self._move(data)
-        elif answered is not True:
+        if isinstance(answered, Begun):
             self.sending = True
             self._transport.pause_reading()
             self._worker.spawn(self._finish(answered))
+        elif answered is not True:
+            # Also a reply that waits for the disk: on the engine's loop, where a stop knows of it.
+            self._move(data)
 
     def _move(self, data: bytes) -> None:
         client = self._wire.release()

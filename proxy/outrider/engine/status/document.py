@@ -1,0 +1,175 @@
+"""The status document: the state of a running proxy as JSON-ready values, for the admin port's /status and, cut down to
+what a client may know, for status.json of the control bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from outrider import __version__
+from outrider.core.ahead.planner import Planner
+from outrider.core.cache.disk_budget import DiskBudget
+from outrider.engine.fill.flight_table import FlightTable
+from outrider.engine.maintenance.pinning import Pinning
+from outrider.engine.maintenance.warmup import Book, Warmup
+from outrider.engine.maintenance.warmup_runner import WarmupRunner
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.status.overview import Overview
+from outrider.metrics import Metrics
+from outrider.settings import Settings
+
+# Settings that the document repeats.
+_SETTINGS_SHOWN = ("auth", "policy", "prefetch", "freshness", "verify", "block_size", "workers", "cache_dir")
+# Of each warm-up and pin the document repeats so many failures.
+_FAILURES_SHOWN = 20
+# Fields that any client may see. Addresses inside the cluster, and the place of the bucket, are no client's business.
+_FOR_CLIENTS = (
+    "version", "ready", "indexed", "blocks", "bytes", "objects", "fills", "requests", "served_bytes", "origin_bytes",
+    "origin_requests", "prefetch", "hit_ratio_by_size", "uptime_s", "disk",
+)  # fmt: skip
+
+
+class Process(Protocol):
+    """The running proxy: where it listens, and how far its start is."""
+
+    listen: str
+    ready: bool
+    indexed: asyncio.Event
+    began: float
+    """On `time.monotonic`."""
+    loop: asyncio.AbstractEventLoop
+
+
+class Port(Protocol):
+    """The S3 port."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are under way."""
+        ...
+
+    @property
+    def connected(self) -> int:
+        """How many clients are connected."""
+        ...
+
+
+class Store(Protocol):
+    """The block store on disk."""
+
+    budget: DiskBudget
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    @property
+    def room_bytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The parts of the cache whose sizes are shown."""
+
+    store: Store
+    versions: VersionCache
+    flights: FlightTable
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """The warm-ups and the pins."""
+
+    runner: WarmupRunner
+    warmups: Book
+    pinning: Pinning
+
+    def document(self, owner: str | None = None) -> dict[str, Any]:
+        """`owner` None: those of all owners. A pin shows the bytes that it reserves and how many of them are on
+        disk."""
+
+        def of(book: Book) -> list[Warmup]:
+            return book.all() if owner is None else book.of(owner)
+
+        now = self.runner.clock()
+        warmups = [self.runner.counted(warmup).told(now, _FAILURES_SHOWN) for warmup in of(self.warmups)]
+        return {"warmups": warmups, "pins": [self.pinning.told(pin, _FAILURES_SHOWN) for pin in of(self.pinning.book)]}
+
+
+class StatusDocument:
+    """Called on the engine's thread."""
+
+    def __init__(
+        self, process: Process, settings: Settings, metrics: Metrics, cache: Cache, port: Port, planner: Planner,
+        overview: Overview, maintenance: Maintenance,
+    ) -> None:  # fmt: skip
+        self._process = process
+        self._settings = settings
+        self._metrics = metrics
+        self._cache = cache
+        self._port = port
+        self._planner = planner
+        self._overview = overview
+        self._maintenance = maintenance
+
+    def whole(self) -> dict[str, Any]:
+        """For operators: the admin port shows it to those who have its token."""
+        return {**self._service(), **self._overview.document(), **self._maintenance.document()}
+
+    def for_client(self, owner: str) -> dict[str, Any]:
+        """For the client with this access key (empty in loopback mode): its own warm-ups and pins, and the fields that
+        any client may see. In loopback mode clients are not told apart, so each of them sees all datasets and readers.
+        """
+        document = {name: value for name, value in self._service().items() if name in _FOR_CLIENTS}
+        if self._settings.auth == "loopback":
+            document.update(self._overview.document())
+        document.update(self._maintenance.document(owner))
+        return document
+
+    def _service(self) -> dict[str, Any]:
+        process, store, metrics = self._process, self._cache.store, self._metrics
+        return {
+            "version": __version__,
+            "uptime_s": round(time.monotonic() - process.began, 1),
+            "ready": process.ready,
+            "indexed": process.indexed.is_set(),
+            "listen": process.listen,
+            "origin": self._settings.origin,
+            "settings": {name: _plain(getattr(self._settings, name)) for name in _SETTINGS_SHOWN},
+            "disk": {
+                "used_bytes": store.used_bytes,
+                "budget_bytes": store.budget.capacity_bytes,
+                "room_bytes": store.room_bytes,
+            },
+            "blocks": len(store),
+            "bytes": store.used_bytes,
+            "objects": len(self._cache.versions),
+            "fills": len(self._cache.flights),
+            "requests": self._port.in_flight,
+            "connections": self._port.connected,
+            "tasks": len(asyncio.all_tasks(process.loop)),
+            "served_bytes": {
+                source: metrics.value("outrider_served_bytes_total", source=source)
+                for source in ("disk", "flight", "origin")
+            },
+            "origin_bytes": metrics.value("outrider_origin_bytes_total"),
+            "origin_requests": metrics.total("outrider_origin_requests_total"),
+            "prefetch": {
+                "readers": self._planner.readers,
+                "blocks": metrics.value("outrider_prefetched_blocks_total"),
+                "fetched_bytes": self._planner.fetched_bytes,
+                "wasted_bytes": self._planner.wasted_bytes,
+                "window_bytes": self._planner.bytes_coming,
+                "window_blocks": self._planner.blocks_coming,
+                "window_bytes_max": self._settings.prefetch_blocks * self._settings.block_size,
+            },
+            "hit_ratio_by_size": self._overview.hit_ratio_by_size(),
+        }
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,119 @@
+"""One request to the S3 port and the facts that its reply, its log line and its metrics need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import hdrs
+from aiohttp.web_request import BaseRequest
+
+from outrider.core.auth.sigv4 import SignedRequest
+from outrider.core.model import Headers
+from outrider.core.s3 import operation as operations
+from outrider.core.s3.operation import Kind, Operation
+from outrider.engine.read.object_read import CacheStatus
+from outrider.http.access import Access, Who
+from outrider.http.record.access_log import new_request_id
+from outrider.http.record.record import Ended, Sent
+from outrider.http.s3.handoff import Begun, Recognised
+from outrider.http.wire.sender import Sender
+from outrider.metrics import method_label
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request under way, from its head to the last byte of its reply."""
+
+    request: BaseRequest
+    wire: Sender
+    headers: Headers
+    id: str = field(default_factory=new_request_id)
+    started: float = field(default_factory=time.perf_counter)
+    operation: Operation | None = None
+    client: str = "-"
+    """The name of the client key that signed the request."""
+    app: str = ""
+    """See `user_agent.app_of`."""
+    asker: str | None = None
+    """The reader that asks for an object (see `access.reader_name`); None: no object is read, or that is not known
+    yet."""
+    reader: str | None = None
+    """`asker`, once the object was found."""
+    away_s: float = 0.0
+    full_s: float = 0.0
+    """See `Ended`; of `full_s`, the part that the connection had seen before this request."""
+    cache: CacheStatus = CacheStatus.BYPASS
+    first_byte_s: float | None = None
+    span: Span | None = None
+    recognised: Recognised | None = None
+    """The fast path's knowledge of this very request; None: it has none."""
+
+    @property
+    def is_last(self) -> bool:
+        """The connection ends with this request. aiohttp 3.14 loses the bytes of a packet that follow an Upgrade which
+        nobody takes up, so the rest of a request behind it would be read as another request."""
+        return hdrs.UPGRADE in self.request.headers
+
+    @property
+    def op(self) -> str:
+        """A metric's label; a method that a client made up must not become one."""
+        if self.operation is None:
+            return "bad"
+        if self.operation.kind is not Kind.FORWARD:
+            return str(self.operation.kind.value)
+        return f"forward {method_label(self.operation.method)}"
+
+    def identified(self, access: Access, bucket_of_host: str | None) -> Who:
+        """The sender of the request. The signature is verified here unless the fast path has done so.
+
+        Raises S3Error: the signature is missing or wrong.
+        """
+        if self.recognised is not None:
+            who = self.recognised.who
+        else:
+            path, _, query = self.request.raw_path.partition("?")
+            who = access.identify(SignedRequest(self.request.method, path, query, self.headers), bucket_of_host)
+        self.client = who.client.name if who.client else "-"
+        return who
+
+    def classified(self, domains: Sequence[str]) -> Operation:
+        """The meaning of the request. It is classified here unless the fast path has done so.
+
+        Raises S3Error: see `operation.classify`.
+        """
+        if self.recognised is not None and self.recognised.operation is not None:
+            return self.recognised.operation
+        return operations.classify(self.request.method, self.request.raw_path, self.headers, domains)
+
+    def resume(self, begun: Begun) -> None:
+        """Take over the facts of a reply that the fast path began."""
+        self.operation, self.cache = begun.operation, CacheStatus.HIT
+        self.id, self.started, self.client, self.app = begun.request_id, begun.started, begun.client, begun.app
+        self.reader = self.asker = begun.reader
+        self.away_s, self.first_byte_s = begun.away_s, begun.first_byte_s
+
+    def ended(self, status: int | None, sent: Sent, cut: str | None) -> Ended:
+        """The record of this exchange; see `Ended` for the arguments."""
+        return Ended(
+            request_id=self.id, op=self.op, method=self.request.method, operation=self.operation,
+            asked_range=dict(self.headers).get("range"), client=self.client, address=self.wire.address, status=status,
+            cache=self.cache.value, sent=sent, started=self.started, cut=cut, reader=self.asker, away_s=self.away_s,
+            full_s=self.wire.full_s - self.full_s, app=self.app, first_byte_s=self.first_byte_s,
+        )  # fmt: skip
+
+
+def ended_elsewhere(begun: Begun, sent: Sent, cut: str | None) -> Ended:
+    """The record of a reply that a worker's fast path began and a worker ended."""
+    operation = begun.operation
+    return Ended(
+        request_id=begun.request_id, op=operation.kind.value, method=operation.method, operation=operation,
+        asked_range=begun.asked_range, client=begun.client, address=begun.address, status=begun.status,
+        cache=CacheStatus.HIT.value, sent=sent, started=begun.started, cut=cut, reader=begun.reader,
+        away_s=begun.away_s, full_s=begun.full_s, app=begun.app, first_byte_s=begun.first_byte_s,
+    )  # fmt: skip

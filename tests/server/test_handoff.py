@@ -1,0 +1,162 @@
+"""What the fast path has found out about a request is not found out again; and it is never taken for what is known of
+another request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp.http import HttpVersion10, HttpVersion11
+from aiohttp.test_utils import make_mocked_request
+
+from outrider.core.auth import sigv4
+from outrider.core.s3 import operation as operations
+from outrider.core.s3.body_integrity import UNSIGNED
+from outrider.http import access as access_module
+from outrider.http.access import Who
+from outrider.http.s3.connection import Connection
+from outrider.http.s3.handoff import Recognised
+from tests.server.test_fast_path import CLIENTS, NAME, NARROW, OBJECTS, READER, signed
+from tests.support.proxy import Proxy, s3_client
+from tests.support.rawhttp import RawConnection, ask, request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.bucket import Bucket
+
+UNUSUAL = ("accept-language", "de")
+
+
+@pytest.fixture(scope="module")
+def strict(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    client = bucket.client()
+    bucket.make_bucket(NAME)
+    for key in ("a", "b", "two"):
+        client.put_object(Bucket=NAME, Key=key, Body=OBJECTS[key])
+    client.close()
+    clients = tmp_path_factory.mktemp("handoff") / "clients.toml"
+    clients.write_text(CLIENTS)
+    with Proxy(bucket, block_size="1MiB", auth="sigv4", clients=clients) as proxy:
+        yield proxy
+
+
+class Counted:
+    """How often the proxy has verified a signature, and classified a request."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.verified = self.classified = 0
+        patch.setattr(access_module, "verify", self._counting("verified", sigv4.verify))
+        patch.setattr(operations, "classify", self._counting("classified", operations.classify))
+
+    def _counting(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*arguments: Any, **more: Any) -> Any:
+            setattr(self, name, getattr(self, name) + 1)
+            return real(*arguments, **more)
+
+        return counting
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers", "status"),
+    [
+        ("GET", f"/{NAME}/a", (), 200),
+        ("HEAD", f"/{NAME}/b", (), 200),
+        ("GET", f"/{NAME}/two", (("range", "bytes=5-9"),), 206),
+        ("GET", f"/{NAME}/two?x-id=GetObject", (), 200),
+        ("GET", f"/{NAME}/a?acl", (), 200),
+        ("GET", f"/{NAME}?list-type=2", (), 200),
+        ("GET", f"/{NAME}/none", (), 404),
+    ],
+)
+def test_a_signed_cold_read_is_verified_and_classified_once(
+    strict: Proxy, monkeypatch: pytest.MonkeyPatch, method: str, target: str, headers: Any, status: int
+) -> None:
+    strict.restart(crashed=False)
+    sent = signed(READER, method, target, headers)
+    counted = Counted(monkeypatch)
+    assert ask(strict.address, method, target, sent).status == status
+    assert (counted.verified, counted.classified) == (1, 1)
+
+
+def test_a_presigned_cold_read_is_verified_and_classified_once(strict: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    strict.restart(crashed=False)
+    client = s3_client(f"http://127.0.0.1:{strict.address[1]}", READER)
+    url: str = client.generate_presigned_url("get_object", {"Bucket": NAME, "Key": "b"})
+    client.close()
+    path = "/" + url.split("/", 3)[3]
+    counted = Counted(monkeypatch)
+    with RawConnection(strict.address) as connection:
+        connection.send(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1:{strict.address[1]}\r\n\r\n".encode())
+        assert connection.read_answer().body == OBJECTS["b"]
+    assert (counted.verified, counted.classified) == (1, 1)
+
+
+def test_a_grant_is_asked_for_whoever_has_verified_the_signature(strict: Proxy) -> None:
+    target = f"/{NAME}/a"
+    answer = ask(strict.address, "GET", target, signed(NARROW, "GET", target))
+    assert (answer.status, answer.code) == (403, "AccessDenied")
+
+
+def test_one_who_comes_behind_a_signed_request_is_asked_for_a_signature_of_its_own(strict: Proxy) -> None:
+    target = f"/{NAME}/missing"
+    good = request("GET", target, signed(READER, "GET", target))
+    for behind in (request("GET", target), request("GET", f"/{NAME}/a"), request("GET", target, [UNUSUAL])):
+        with RawConnection(strict.address) as connection:
+            connection.send(good + behind)
+            assert [connection.read_answer().status for _ in range(2)] == [404, 403]
+        with RawConnection(strict.address) as connection:
+            connection.send(good)
+            connection.send(behind)
+            assert [connection.read_answer().status for _ in range(2)] == [404, 403]
+        with RawConnection(strict.address) as connection:
+            connection.send(good[:-2])
+            connection.send(good[-2:] + behind)
+            assert [connection.read_answer().status for _ in range(2)] == [404, 403]
+
+
+def _everything_of(reader: Who, head: bytes) -> Recognised:
+    return Recognised(head, reader, operations.classify("GET", f"/{NAME}/a", ()))
+
+
+@pytest.mark.parametrize("sent", ["at once", "in two parts"])
+def test_what_is_left_of_one_request_is_not_handed_over_with_the_next(strict: Proxy, sent: str) -> None:
+    """However it came to be left."""
+    reader = strict.outrider.server.handler._access.owner(READER[0])
+    assert reader is not None
+    bad = request("GET", f"/{NAME}/a", [UNUSUAL])
+    with RawConnection(strict.address) as connection:
+        assert connection.ask("GET", "/", [UNUSUAL]).status == 403
+
+        async def leave() -> None:
+            (own,) = strict.outrider.server.connections
+            assert isinstance(own, Connection)
+            # With the very bytes: only what is found out about these very bytes in this very moment counts.
+            own.recognised = _everything_of(reader, bytes(bytearray(bad)))
+
+        strict.on_loop(leave)
+        if sent == "at once":
+            connection.send(bad)
+        else:
+            connection.send(bad[:20])
+            connection.send(bad[20:])
+        assert connection.read_answer().status == 403
+
+
+def test_what_was_found_out_counts_for_the_very_bytes_alone() -> None:
+    who = Who(None, None, UNSIGNED)
+    raw = [(b"Host", b"h"), (b"X-Amz-Date", b"1")]
+
+    def parsed(method: str = "GET", path: str = "/b/k?x=1", headers: Any = raw, version: Any = HttpVersion11) -> Any:
+        made = make_mocked_request(method, path, version=version)
+        made._message = made._message._replace(raw_headers=tuple(headers), path=path)
+        return made
+
+    known = _everything_of(who, b"GET /b/k?x=1 HTTP/1.1\r\nHost: h\r\nX-Amz-Date: 1\r\n\r\n")
+    assert known.is_about(parsed())
+    for other in (
+        parsed(method="HEAD"), parsed(path="/b/k?x=2"), parsed(path="/b/k"), parsed(version=HttpVersion10),
+        parsed(headers=raw[:1]), parsed(headers=[*raw, (b"a", b"b")]), parsed(headers=[raw[0], (b"X-Amz-Date", b"2")]),
+        parsed(headers=[(b"host", b"h"), raw[1]]), parsed(headers=raw[::-1]),
+    ):  # fmt: skip
+        assert not known.is_about(other)
