@@ -143,6 +143,19 @@ def test_what_is_left_of_one_request_is_not_handed_over_with_the_next(strict: Pr
         assert connection.read_answer().status == 403
 
 
+def test_what_is_known_of_other_bytes_is_nothing_to_the_handler(strict: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = strict.outrider.server.handler._access.owner(READER[0])
+    assert reader is not None
+    parse = Connection._parse
+
+    def leaves_another(self: Connection, data: bytes) -> None:
+        parse(self, data)
+        self.recognised = _everything_of(reader, request("GET", f"/{NAME}/b"))
+
+    monkeypatch.setattr(Connection, "_parse", leaves_another)
+    assert ask(strict.address, "GET", f"/{NAME}/a", [UNUSUAL]).status == 403
+
+
 def test_what_was_found_out_counts_for_the_very_bytes_alone() -> None:
     who = Who(None, None, UNSIGNED)
     raw = [(b"Host", b"h"), (b"X-Amz-Date", b"1")]
