@@ -1,1 +1,16 @@
-"""Decisions without IO: facts in, decisions out. No loop, clock, files, logging or chance of its own."""
+"""Decisions without IO: facts go in, decisions come out.
+
+Core is pure. It has no event loop, no clock, no files, no sockets, no threads, no logging and no chance of its own: the
+time and a random number are arguments, and the caller does what was decided. A test therefore needs numbers, and no
+patch. import-linter holds the rule, and these floors, each of which imports only from those below it:
+
+    insight                     figures for people: usage, miss-ratio curve, bottleneck, recent errors
+    ahead                       which reads come next, and what to prefetch: datasets, orders, candidates
+    auth, cache, maintenance    who may do what; how blocks are kept; what the maintenance commands know
+    s3, origin                  the S3 protocol; the pace and the errors of requests to the origin
+    model, block_layout, errors, text
+                                objects, versions, extents and blocks; S3 errors; sizes in words
+    memo                        a bounded memo
+
+`origin` imports nothing from the others.
+"""

@@ -1,7 +1,7 @@
-"""What can go wrong, in S3's own words, and the signals that rooms send each other.
+"""Errors: those that a client gets as S3 errors, and the signals between packages of the proxy.
 
-`S3Error` reaches a client: `http/` alone turns it into XML. A `Signal` never does.
-Codes and statuses: S3 API reference, "List of error codes".
+An `S3Error` reaches a client; only `http/` turns it into XML. A `Signal` never reaches one.
+Source of codes and statuses: S3 API reference, "List of error codes".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from copy import copy
 
 
 class S3Error(Exception):
-    """An answer to a client: an S3 error code, its status and a sentence that says what to do."""
+    """A refusal that a client gets: an S3 error code, its HTTP status, and a sentence that says what to do."""
 
     code = "InternalError"
     status = 500
@@ -23,7 +23,7 @@ class S3Error(Exception):
 
 
 class InternalError(S3Error):
-    """Our own bug, after it was logged."""
+    """A bug of the proxy, which was logged before."""
 
 
 class AccessDenied(S3Error):
@@ -127,7 +127,7 @@ class NoSuchKey(S3Error):
 
 
 class NoRoom(S3Error):
-    """Not 503: no client is to try this again and again."""
+    """507 and not 503, since clients repeat what was answered with 503."""
 
     code, status, message = "InsufficientStorage", 507, "There is not enough room in the cache."
 
@@ -155,33 +155,37 @@ class ServiceUnavailable(S3Error):
 
 
 class Signal(Exception):
-    """Between rooms; reaching a client would be a bug."""
+    """Passes between packages of the proxy. A signal that reaches a client is a bug."""
 
 
 class VersionChanged(Signal):
-    """The origin no longer has the version that was asked for (412, another ETag, or gone)."""
+    """The origin no longer has the requested version: it answered 412 or another ETag, or the object is gone."""
 
 
 class StoreUnavailable(Signal):
-    """The block store cannot take or give a block: full, pinned, sick. The origin serves instead."""
+    """The block store cannot take or give a block: it is full or pinned full, or the disk fails. The origin serves
+    instead."""
 
 
 class OriginBroke(Signal):
-    """The origin gave no reply, or stopped in the middle of one. The text says how, without a secret."""
+    """The origin gave no reply, or stopped in the middle of one. The text says how, and holds no secret."""
 
 
 class OriginBusy(OriginBroke):
-    """It was not asked: no connection to it came free in time."""
+    """The origin was not asked: no connection to it came free in time."""
 
 
-def like(error: Exception) -> Exception:
-    """One to keep, or to raise, in place of `error`: what is kept must know no frames, nor other errors that do, since
-    those may know who keeps it. Such a circle only the garbage collector would find."""
+def without_traceback(error: Exception) -> Exception:
+    """A copy of `error` without its traceback and its causes, to be kept or raised in its place.
+
+    A traceback knows the frames that the error came through. A frame may hold the object that keeps the error, and
+    only the garbage collector could free that reference cycle.
+    """
     return copy(error) if isinstance(error, Signal | S3Error | OSError) else error
 
 
 def unanswered(why: OriginBroke) -> S3Error:
-    """What a client is told when its request got no reply from the origin."""
+    """The error for a client whose request got no reply from the origin."""
     if isinstance(why, OriginBusy):
         return SlowDown("All connections to the origin are in use.", headers=(("retry-after", "1"),))
     return ServiceUnavailable(f"The origin does not answer: {why}.")

@@ -1,4 +1,4 @@
-"""Counts and sizes in words, for people."""
+"""Counts and sizes as people read them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def counted(count: int, noun: str) -> str:
-    """For people: 1 object, 2 objects."""
+    """1 object, 2 objects."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def in_words(count_bytes: float) -> str:
-    """For people: 1.9 GB, by powers of 1,000."""
+    """1.9 GB: three digits at most, units by powers of 1,000."""
     if count_bytes < 0:
         return f"-{in_words(-count_bytes)}"
     amount = float(count_bytes)

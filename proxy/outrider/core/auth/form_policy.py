@@ -26,7 +26,7 @@ from outrider.core.errors import (
     SignatureDoesNotMatch,
 )
 from outrider.core.s3.encoding import amz_date_seconds, raw_bytes
-from outrider.core.s3.form_fields import Fields, PostForm, lacking
+from outrider.core.s3.form_fields import Fields, PostForm, missing_field
 
 _V2 = ("awsaccesskeyid", "signature")
 _V4 = ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature")
@@ -149,7 +149,7 @@ def signer_of(form: PostForm, *, secret_of: Callable[[str], str | None], keys: S
         raise InvalidArgument("Only one auth mechanism allowed; sign the policy once.")
     for name in ("policy", *(_V4 if v4 else _V2)):
         if name not in values:
-            raise lacking(name)
+            raise missing_field(name)
     policy = values["policy"]
     if v2:
         access_key, claimed = values["awsaccesskeyid"], values["signature"]

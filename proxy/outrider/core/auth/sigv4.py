@@ -31,9 +31,9 @@ from outrider.core.s3.encoding import (
     OF_STORES,
     amz_date_of,
     amz_date_seconds,
+    canonical_values,
     encode_path,
     encode_query,
-    joined,
     parse_query,
     raw_bytes,
     reencode_path,
@@ -225,7 +225,7 @@ def verify(
             InvalidAccessKeyId, InvalidArgument, InvalidRequest, RequestTimeTooSkewed, SignatureDoesNotMatch.
     """
     try:
-        headers = joined(request.headers)
+        headers = canonical_values(request.headers)
         query = parse_query(request.raw_query) if request.raw_query else []
         v4 = any(name.lower() in _QUERY_FORM for name, _ in query)
         v2 = any(name in sigv2.QUERY_FORM for name, _ in query)

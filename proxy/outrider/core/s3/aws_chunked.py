@@ -1,4 +1,4 @@
-"""aws-chunked bodies: taken apart as they arrive and verified before they count, and put together for the origin.
+"""aws-chunked bodies: decoded and verified as they arrive from a client, and encoded for the origin.
 
 Source: Amazon S3 API Reference, "Transferring Payload in Multiple Chunks" and "Including Trailing Headers".
 """
@@ -18,10 +18,10 @@ from outrider.core.s3.body_integrity import CHECKSUM_CHARS, check_checksum_form,
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LINE_BYTES_MAX = 1024  # a chunk header is at most 16 + 17 + 64 bytes and CRLF; the rest is room for none
-TRAILER_BYTES_MAX = 16 * 1024  # as long as a whole header section may be in common servers
+LINE_BYTES_MAX = 1024  # a chunk header has at most 16 + 17 + 64 bytes and CRLF; no valid line is longer
+TRAILER_BYTES_MAX = 16 * 1024  # the limit of a whole header section in common servers
 CHUNK_BYTES_MAX = 5 << 30  # the largest single PUT of S3
-CHUNK_BYTES = 1 << 20  # botocore's own; S3 wants 8 KiB or more in all chunks but the last
+CHUNK_BYTES = 1 << 20  # as botocore does; S3 wants 8 KiB or more in all chunks but the last
 
 _CHUNK_HEADER = re.compile(rb"([0-9a-fA-F]{1,16})(?:;chunk-signature=([0-9a-f]{64}))?\r\n")
 _TRAILER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -33,7 +33,7 @@ Piece = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class ChunkSigning:
-    """What chunk signatures grow from: the request's own (`seed_signature`) and the key it was made with."""
+    """The inputs of chunk signatures: the signature of the request (`seed_signature`) and the key that signed it."""
 
     signing_key: bytes = field(repr=False)
     scope: str
@@ -62,16 +62,17 @@ class _State(Enum):
 
 
 class ChunkedDecoder:
-    """Takes an aws-chunked body apart. Invariant: the last byte of the payload is not given out before all that
-    was signed or stated of the body, length and trailers included, has proved true.
+    """Decodes an aws-chunked body and verifies it.
 
-    Chunks are hashed as they pass and never kept whole, so earlier bytes do leave unverified. An origin that was told
-    the length therefore cannot commit a body that fails; but one of length 0 it can: begin no empty PUT before `done`.
-    After any error the body is lost and the origin's connection must be cut.
+    Invariant: the last byte of the payload is given out only after all signatures and all stated facts of the body have
+    held, its length and its trailers among them. Chunks are hashed as they pass and never kept whole, so earlier bytes
+    leave unverified. An origin that knows the length cannot commit a body that fails, since its last byte is missing. A
+    body of length 0 has no last byte: a caller sends an empty PUT only after `done`. After any error the body is lost,
+    and the caller must cut the origin's connection.
 
-    `decoded_length` None: not told. `signing` None: signatures are read but not checked. `trailer_names` are those
-    that x-amz-trailer announced: each must come, and no other. Checksums among them are verified when
-    `payload.checksum_of` can.
+    `decoded_length` None: the client stated none. `signing` None: signatures are read but not checked. `trailer_names`
+    are those that x-amz-trailer announced: each must come, and no other may. Checksums among them are verified where
+    `body_integrity.checksum_of` can compute them.
     """
 
     def __init__(
@@ -100,11 +101,14 @@ class ChunkedDecoder:
 
     @property
     def done(self) -> bool:
-        """The body is whole and verified, and all of it was given out."""
+        """The body is complete and verified, and all of it was given out."""
         return self._state is _State.DONE
 
     def feed(self, data: bytes) -> list[Piece]:
-        """The payload in `data`, one piece late until the end; pieces are views into `data`.
+        """The payload in `data`. The last piece is held back until the next call, or until the end of the body was
+        verified.
+
+        Pieces are views into `data`.
 
         Raises:
             BadDigest, IncompleteBody, InvalidRequest, SignatureDoesNotMatch: the body is bad.
@@ -137,7 +141,7 @@ class ChunkedDecoder:
         return pieces
 
     def finish(self) -> None:
-        """Say that the client sent all he had. Raises IncompleteBody unless that was the whole body."""
+        """To be called when the client has sent all. Raises IncompleteBody unless the body is complete."""
         if not self.done:
             raise IncompleteBody(f"The aws-chunked body ended before {self._state.value}.")
 
@@ -215,7 +219,7 @@ class ChunkedDecoder:
         if text:
             self._store_trailer(text)
         elif self._trailer_names == self.trailers.keys() and not self._trailer_signature_due:
-            # Only now: minio-go puts an empty line before the trailer signature.
+            # An empty line before that is no end: minio-go puts one before the trailer signature.
             self._end_body()
 
     def _store_trailer(self, text: str) -> None:
@@ -253,10 +257,10 @@ class ChunkedDecoder:
 
 
 class TrailerEncoder:
-    """Puts a body of known length into unsigned aws-chunked framing (STREAMING-UNSIGNED-PAYLOAD-TRAILER).
+    """Encodes a body of known length as unsigned aws-chunked (STREAMING-UNSIGNED-PAYLOAD-TRAILER).
 
-    Chunks are of `chunk_bytes` whatever the pieces are, so that `encoded_length` is known before the first of them.
-    `trailers` tells how long each value will be: `payload.CHECKSUM_CHARS`.
+    All chunks but the last have `chunk_bytes`, however the pieces are cut, so that `encoded_length` is known before the
+    first piece. `trailers` states the length of each value (`body_integrity.CHECKSUM_CHARS`).
     """
 
     def __init__(self, decoded_length: int, trailers: Mapping[str, int], chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -277,13 +281,14 @@ class TrailerEncoder:
         return self._decoded_length + framing + len(_header(0)) + trailers + 2
 
     def feed(self, piece: Piece) -> list[Piece]:
-        """`piece` with the framing that goes around and into it; the payload is not copied.
+        """`piece` with the chunk headers and line ends that belong before, into and after it. The payload is not
+        copied.
 
         Raises:
             ValueError: more than `decoded_length` bytes.
         """
         if len(piece) > self._left:
-            raise ValueError("more payload than was said")
+            raise ValueError("more payload than was stated")
         framed: list[Piece] = []
         view = memoryview(piece)
         while view:
@@ -303,10 +308,10 @@ class TrailerEncoder:
         """The end of the body, trailers included.
 
         Raises:
-            ValueError: payload is missing, or the trailers are not those that were said.
+            ValueError: payload is missing, or the trailers are not those that were stated.
         """
         if self._left or {name: len(value) for name, value in trailers.items()} != self._trailers:
-            raise ValueError("less payload than was said, or other trailers")
+            raise ValueError("less payload than was stated, or other trailers")
         section = "".join([f"{name}:{trailers[name]}\r\n" for name in self._trailers])
         return _header(0) + section.encode("ascii") + b"\r\n"
 

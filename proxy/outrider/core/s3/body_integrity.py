@@ -1,4 +1,4 @@
-"""What the headers of a request say of its body: its form, its decoded length, its checksums.
+"""The body of a request as its headers state it: its form, its decoded length, its checksums.
 
 Source: Amazon S3 API Reference, "Authenticating Requests (AWS Signature Version 4)"; S3 User Guide, "Checking
 object integrity".
@@ -17,7 +17,7 @@ from hashlib import md5, sha1, sha256, sha512
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.core.errors import BadDigest, InvalidArgument, InvalidRequest
-from outrider.core.s3.encoding import joined
+from outrider.core.s3.encoding import canonical_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _LENGTH = re.compile(r"[0-9]{1,19}")
 
-# Digest bytes of every checksum that S3 knows; its value on the wire is the base64 of that.
+# The digest size of every checksum that S3 knows, in bytes. The value on the wire is the digest in base64.
 _DIGEST_BYTES = {
     "x-amz-checksum-crc32": 4,
     "x-amz-checksum-crc32c": 4,
@@ -39,7 +39,7 @@ _DIGEST_BYTES = {
     "x-amz-checksum-xxhash128": 16,
 }
 CHECKSUM_CHARS = {name: -(-size // 3) * 4 for name, size in _DIGEST_BYTES.items()}
-"""How long the value of each checksum header is on the wire."""
+"""The length of the value of each checksum header on the wire."""
 
 
 class PayloadForm(Enum):
@@ -54,7 +54,7 @@ class PayloadForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PayloadRule:
-    """What the body must be; `sha256` (lower-case hex) is None unless the form is `HASHED`."""
+    """The form that the body must have. `sha256` (lower-case hex) is None unless the form is `HASHED`."""
 
     form: PayloadForm
     sha256: str | None = None
@@ -78,17 +78,17 @@ _PAYLOADS = {form.value: PayloadRule(form) for form in PayloadForm if form is no
 
 
 def payload_rule(headers: Iterable[tuple[str, str]]) -> PayloadRule:
-    """What x-amz-content-sha256 says of the body; without the header it is `UNSIGNED`.
+    """The rule that x-amz-content-sha256 states; `UNSIGNED` without the header.
 
     Raises:
-        InvalidArgument: no value that S3 knows.
-        InvalidRequest: an ECDSA form (SigV4A), which needs keys that nobody has here.
+        InvalidArgument: S3 knows no such value.
+        InvalidRequest: an ECDSA form (SigV4A), for which the proxy has no keys.
     """
-    return payload_of(joined(headers).get("x-amz-content-sha256", PayloadForm.UNSIGNED.value))
+    return payload_of(canonical_values(headers).get("x-amz-content-sha256", PayloadForm.UNSIGNED.value))
 
 
 def payload_of(value: str) -> PayloadRule:
-    """The same, from the header's value alone."""
+    """As `payload_rule`, from the header's value."""
     payload = _PAYLOADS.get(value)
     if payload is not None:
         return payload
@@ -103,9 +103,9 @@ def decoded_length_of(headers: Iterable[tuple[str, str]]) -> int | None:
     """x-amz-decoded-content-length; None when it is absent.
 
     Raises:
-        InvalidArgument: no number, or given twice.
+        InvalidArgument: the value is no number, or the header came twice.
     """
-    value = joined(headers).get("x-amz-decoded-content-length")
+    value = canonical_values(headers).get("x-amz-decoded-content-length")
     if value is None:
         return None
     if _LENGTH.fullmatch(value) is None:
@@ -114,13 +114,15 @@ def decoded_length_of(headers: Iterable[tuple[str, str]]) -> int | None:
 
 
 def trailer_names_of(headers: Iterable[tuple[str, str]]) -> frozenset[str]:
-    """The trailers that x-amz-trailer announces, in lower case. Only checksums may be announced: trailers go on to
-    the origin, and what else could be smuggled so was never classified.
+    """The trailers that x-amz-trailer announces, in lower case.
+
+    Only checksums may be announced. Trailers go on to the origin, and other headers could be smuggled as trailers past
+    `operation.classify`.
 
     Raises:
-        InvalidRequest: another name, or an empty one.
+        InvalidRequest: the header names another trailer, or an empty one.
     """
-    value = joined(headers).get("x-amz-trailer")
+    value = canonical_values(headers).get("x-amz-trailer")
     if value is None:
         return frozenset()
     names = frozenset(name.strip().lower() for name in value.split(","))
@@ -164,7 +166,7 @@ _HASHES: dict[str, Callable[[], _Hash]] = {
 
 
 class BodyChecksum:
-    """A checksum that grows with the body; `name` is the header or trailer that states what it must become."""
+    """A checksum computed as the body passes; `name` is the header or trailer that states the expected value."""
 
     __slots__ = ("_hash", "name")
 
@@ -177,11 +179,11 @@ class BodyChecksum:
 
     @property
     def value(self) -> str:
-        """As it stands in a header: base64."""
+        """The checksum in base64, as in a header."""
         return b64encode(self._hash.digest()).decode("ascii")
 
     def check(self, stated: str) -> None:
-        """Raises BadDigest when the body is not what `stated` says."""
+        """Raises BadDigest when the body has another checksum than `stated`."""
         if self.value != stated:
             raise BadDigest(f"The {self.name} that you specified did not match what we received.")
 
@@ -189,8 +191,8 @@ class BodyChecksum:
 def checksum_of(name: str) -> BodyChecksum | None:
     """The running checksum for a header or trailer `name`, x-amz-checksum-* or content-md5.
 
-    None for those that the standard library has not (crc32c, crc64nvme, xxhash*): in pure Python they run at a few
-    MB/s. They are passed on, and the origin checks them.
+    None for those that the standard library does not have (crc32c, crc64nvme, xxhash*): in pure Python they run at a
+    few MB/s. They are passed on, and the origin checks them.
     """
     return BodyChecksum(name) if name in _HASHES else None
 

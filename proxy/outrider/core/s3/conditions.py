@@ -1,4 +1,4 @@
-"""Conditional requests: which conditions every store reads alike, and what they make of a known version.
+"""Conditional requests: which conditions all stores read alike, and how they apply to a known version.
 
 Source: RFC 9110 section 13; S3 API reference, GetObject.
 """
@@ -15,7 +15,7 @@ from outrider.core.model import Headers, ObjectVersion
 
 
 class Precondition(Enum):
-    """What the conditional headers of a read ask for."""
+    """The answer that the conditional headers of a read ask for, with its HTTP status."""
 
     SERVE = 200
     NOT_MODIFIED = 304
@@ -25,17 +25,17 @@ class Precondition(Enum):
 CONDITIONALS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 
 
-# One strong ETag, also without its quotes, as some clients send it; `*`, lists and weak tags are read otherwise from
-# store to store.
+# One strong ETag, with its quotes or, as some clients send it, without. Stores differ in how they read `*`, lists and
+# weak tags.
 _PLAIN_ETAG = re.compile(r'"[A-Za-z0-9-]+"|[A-Za-z0-9-]+', re.ASCII)
 
 
-# The one form of a date that RFC 9110 lets a client send; stores refuse or ignore the older ones.
+# The only form of a date that RFC 9110 lets a client send. Stores refuse or ignore the older forms.
 _PLAIN_DATE = re.compile(r"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT", re.ASCII)
 
 
 def are_plain(headers: Headers) -> bool:
-    """Whether all stores read the conditions of a request alike, so that the cache may weigh them (`evaluate`)."""
+    """Whether all stores read the conditions of a request alike, so that the cache may `evaluate` them."""
     seen: set[str] = set()
     for name, value in headers:
         if name not in CONDITIONALS:
@@ -48,10 +48,10 @@ def are_plain(headers: Headers) -> bool:
 
 
 def evaluate(headers: Mapping[str, str], version: ObjectVersion) -> Precondition:
-    """Weigh the conditional headers (names in lower case) in RFC 9110's order of precedence (section 13.2.2).
+    """Evaluate the conditional headers (names in lower case) in RFC 9110's order of precedence (section 13.2.2).
 
-    If-Match that holds makes If-Unmodified-Since moot, and If-None-Match makes If-Modified-Since moot (S3's own
-    rule, GetObject). A date that does not parse is ignored.
+    An If-Match that holds makes If-Unmodified-Since void, and If-None-Match makes If-Modified-Since void (S3's rule,
+    GetObject). A date that does not parse is ignored.
     """
     if not any(name in headers for name in CONDITIONALS):
         return Precondition.SERVE
@@ -70,7 +70,7 @@ def evaluate(headers: Mapping[str, str], version: ObjectVersion) -> Precondition
 
 
 def _names(header: str, etag: str) -> bool:
-    # S3 clients send ETags bare as well as quoted; a weak tag never names a version here.
+    # S3 clients send ETags with and without quotes. A weak tag never names a version here.
     bare = etag.strip('"')
     return any(part.strip() == "*" or part.strip().strip('"') == bare for part in header.split(","))
 

@@ -1,4 +1,4 @@
-"""How S3 writes a request down before it is signed: escapes, queries, header values, dates.
+"""Encodings of S3 requests, in the canonical form that is signed: paths, queries, header values, dates.
 
 Source: Amazon S3 API Reference, "Signature Calculations for the Authorization Header", task 1.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 OTHER_STORES = ("x-goog-", "x-minio-", "x-oss-", "x-obs-", "x-cos-")
-"""What headers of stores that speak S3 beside words of their own begin with."""
+"""Prefixes of the own headers of other stores that speak S3."""
 OF_STORES = ("x-amz-", *OTHER_STORES)
 
 _UNRESERVED = re.compile(r"[A-Za-z0-9\-._~]*")
@@ -27,12 +27,13 @@ _WHITE = re.compile(r"[ \t\r\n\v\f]+")
 
 
 def encode_path(decoded: str | bytes) -> str:
-    """A key or path as S3 wants it in a URL and under a signature: all but A-Z a-z 0-9 - . _ ~ / is escaped."""
+    """A key or path in the form that S3 wants in a URL and under a signature: all but A-Z a-z 0-9 - . _ ~ / is
+    escaped."""
     return quote(decoded if isinstance(decoded, bytes) else raw_bytes(decoded), safe="/")
 
 
 def reencode_path(raw_path: str) -> str:
-    """A path from the wire in S3's own escapes; never empty."""
+    """A path from the wire, escaped as S3 does it; never empty."""
     return encode_path(unquote_to_bytes(raw_bytes(raw_path))) or "/"
 
 
@@ -42,7 +43,7 @@ def encode_query(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def encode_url_query(pairs: Iterable[tuple[str, str]]) -> str:
-    """The same for a URL, in the order of `pairs`: of a name that comes twice some stores take the first value."""
+    """The query for a URL, in the order of `pairs`: some stores take the first value of a name that comes twice."""
     return _query(_escaped_pairs(pairs))
 
 
@@ -64,8 +65,9 @@ def parse_query(raw: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Canonical values by name; a header that came twice holds a comma, so that no single value passes for it."""
+def canonical_values(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The canonical values of headers by name. The values of a header that came twice are joined by a comma, so that
+    they never pass for a single value."""
     values: dict[str, str] = {}
     for name, value in headers:
         values[name] = f"{values[name]},{trimmed(value)}" if name in values else trimmed(value)
@@ -73,13 +75,14 @@ def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def trimmed(value: str) -> str:
-    """Without white space at the ends, and with one space for each run of it inside."""
-    # str.split() alone would also take the white space of other scripts, which clients sign as it stands.
+    """`value` without white space at its ends, and with one space for each run of white space inside."""
+    # `str.split` alone would also drop the white space of other scripts, which clients sign unchanged.
     return " ".join(value.split()) if value.isascii() else _WHITE.sub(" ", value).strip(" ")
 
 
 def amz_date_of(date: str) -> str:
-    """A Date header in the form of x-amz-date; what is no HTTP date (RFC 9110, or botocore's `-0000`) stays."""
+    """A Date header in the form of x-amz-date. A value that is no HTTP date (RFC 9110, or botocore's `-0000`) stays
+    unchanged."""
     match = _HTTP_DATE.fullmatch(date)
     if match is None or match[2] not in _MONTHS:
         return date
@@ -87,7 +90,7 @@ def amz_date_of(date: str) -> str:
 
 
 def amz_date_seconds(amz_date: str) -> float | None:
-    """Seconds since 1970 of `YYYYMMDDTHHMMSSZ`; None when it is no such time."""
+    """`YYYYMMDDTHHMMSSZ` as seconds since 1970; None: it is no such time."""
     match = _AMZ_DATE.fullmatch(amz_date)
     if match is None:
         return None
@@ -98,10 +101,10 @@ def amz_date_seconds(amz_date: str) -> float | None:
 
 
 def raw_bytes(text: str) -> bytes:
-    """The bytes of the wire: UTF-8, and surrogate escapes turned back.
+    """The text as bytes on the wire: UTF-8, with surrogate escapes turned back into bytes.
 
     Raises:
-        UnicodeEncodeError: a surrogate that is no escape, which no wire can have brought.
+        UnicodeEncodeError: the text has a surrogate that is no escape, which cannot have come from a wire.
     """
     return text.encode("utf-8", "surrogateescape")
 

@@ -1,7 +1,7 @@
-"""A browser's upload, multipart/form-data: its fields read, its file found, its head written anew.
+"""A browser's upload as multipart/form-data: reads its fields, finds its file, and writes its head anew.
 
-Only what was understood here goes on to the origin, in one spelling: parsers differ on repeated fields, on fields after
-the file and on odd boundaries, and the grant must hold for the key that the origin reads.
+Parsers differ on repeated fields, on fields after the file and on odd boundaries, while the grant must hold for the key
+that the origin reads. Therefore only fields that were understood here go to the origin, and in one spelling.
 
 Sources: Amazon S3 API Reference, "POST Object"; RFC 7578; RFC 2046 section 5.1.
 """
@@ -18,7 +18,7 @@ from outrider.core.model import Headers
 from outrider.core.s3.operation import Operation
 
 FIELDS_BYTES_MAX = 20 * 1024
-"""S3's own limit of what may come before the file; the same is allowed after it, where it means nothing."""
+"""S3's limit of the bytes before the file. As many are allowed after the file, where they have no meaning."""
 
 Fields = tuple[tuple[str, str], ...]
 
@@ -26,20 +26,24 @@ _BOUNDARY = re.compile(r"[A-Za-z0-9'()+_,./:=? -]{0,69}[A-Za-z0-9'()+_,./:=?-]",
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,256}", re.ASCII)
 _FILE = "file"
 _FILENAME = "${filename}"
-# No field of POST Object; some origins take each x-amz-* field for a header, and a copy needs a grant on its source.
+# POST Object has no such field. Some origins read each x-amz-* field as a header, and a copy needs a grant on its
+# source.
 _SOURCES = ("x-amz-copy-source", "x-amz-rename-source")
 
 
 @dataclass(frozen=True, slots=True)
 class PostForm:
-    """The fields before the file, in their order and with their names as sent; no name comes twice, in any case."""
+    """The fields before the file, in their order and with their names as sent.
+
+    No name comes twice, also not in another case.
+    """
 
     boundary: str
     fields: Fields
     filename: str
-    """Without the folders that some browsers send along; empty: none was told."""
+    """Without the folders that some browsers send with it; empty: the form names none."""
     file_type: str | None
-    """The Content-Type that stands at the file; S3 takes that of the field of this name alone."""
+    """The Content-Type of the file's part. S3 ignores it, and reads the field of this name."""
 
     def __post_init__(self) -> None:
         names = [name.lower() for name, _ in self.fields]
@@ -50,19 +54,19 @@ class PostForm:
 
     @property
     def values(self) -> dict[str, str]:
-        """By lower-case name; the key is that of the object to be."""
+        """The values by lower-case name. `key` has the name of the file filled in."""
         return {name.lower(): value for name, value in self.fields} | {"key": self.key}
 
     @property
     def key(self) -> str:
-        """The object's key, with the name of the file in its place.
+        """The object's key, with the name of the file in place of `${filename}`.
 
         Raises:
-            InvalidArgument: there is none, or one that origins would read otherwise.
+            InvalidArgument: there is no key, or one that origins may read in another way.
         """
         key = next((value for name, value in self.fields if name.lower() == "key"), "")
         if not key:
-            raise lacking("key")
+            raise missing_field("key")
         if self.filename:
             key = key.replace(_FILENAME, self.filename)
         if _FILENAME in key:
@@ -71,27 +75,27 @@ class PostForm:
 
     @property
     def content_type(self) -> str:
-        """Of the whole request."""
+        """The Content-Type of the whole request."""
         return f'multipart/form-data; boundary="{self.boundary}"'
 
     def head(self, fields: Iterable[tuple[str, str]]) -> bytes:
-        """The form up to the first byte of the file, with `fields` in place of its own."""
+        """The form up to the first byte of the file, with `fields` in place of those that came."""
         dashes = f"--{self.boundary}\r\nContent-Disposition: form-data; name="
         parts = [f'{dashes}"{name}"\r\n\r\n{value}\r\n' for name, value in fields]
         kind = "" if self.file_type is None else f"Content-Type: {self.file_type}\r\n"
-        # Its name has done its work, and would be read by each origin in its own way.
+        # Not the name of the file: the key has it already, and each origin would read it in its own way.
         parts.append(f'{dashes}"{_FILE}"; filename="{_FILE}"\r\n{kind}\r\n')
         return "".join(parts).encode("utf-8", "surrogateescape")
 
 
-def lacking(name: str) -> InvalidArgument:
+def missing_field(name: str) -> InvalidArgument:
     return InvalidArgument(
         f"Bucket POST must contain a field named '{name}'. If it is specified, please check the order of the fields."
     )
 
 
 def is_form(operation: Operation, headers: Headers) -> bool:
-    """A POST Object, which carries its signature in its fields; one that is signed in the usual way is none."""
+    """Whether this is a POST Object, whose signature stands in its fields. One with an Authorization header is none."""
     if operation.method != "POST" or operation.bucket is None or operation.key or operation.query:
         return False
     named = dict(headers)
@@ -100,7 +104,7 @@ def is_form(operation: Operation, headers: Headers) -> bool:
 
 
 def boundary_of(content_type: str) -> str:
-    """Raises MalformedPOSTRequest: there is none that RFC 2046 allows."""
+    """Raises MalformedPOSTRequest: the header has no boundary that RFC 2046 allows."""
     boundary = _parameter(content_type, "boundary")
     if boundary is None or _BOUNDARY.fullmatch(boundary) is None:
         raise MalformedPOSTRequest
@@ -113,18 +117,18 @@ class FieldsReader:
     def __init__(self, boundary: str) -> None:
         self._boundary = boundary
         self._delimiter = _delimiter(boundary)
-        # As if a line had ended before it: the first delimiter then looks like any other.
+        # A line end is put before the form, so that the first delimiter looks like all others.
         self._buffer = bytearray(b"\r\n")
         self._part = 0
         self._fields: list[tuple[str, str]] = []
 
     def feed(self, data: bytes) -> tuple[PostForm, bytes] | None:
-        """The form and the first bytes of its file; None: more is needed.
+        """The form and the first bytes of its file; None: more data is needed.
 
         Raises:
-            InvalidArgument: it ends, and no file came.
-            MalformedPOSTRequest: it is no form.
-            MaxPostPreDataLengthExceeded: it is too long.
+            InvalidArgument: the form ends without a file.
+            MalformedPOSTRequest: the data is no form.
+            MaxPostPreDataLengthExceeded: the fields are too long.
         """
         self._buffer += data
         while (head := self._head()) is not None:
@@ -134,7 +138,7 @@ class FieldsReader:
                 filename = message.get_filename() or ""
                 form = PostForm(self._boundary, tuple(self._fields), _last_name(filename), _kind(message))
                 return form, bytes(self._buffer[start:])
-            # From the end of the head's own line: a value may be empty without a line of its own.
+            # The search begins at the line end of the part's head: an empty value may have no line of its own.
             stop = self._buffer.find(self._delimiter, start - 2)
             if stop < 0:
                 break
@@ -146,7 +150,8 @@ class FieldsReader:
         return None
 
     def _head(self) -> tuple[int, str, Message] | None:
-        """Of the part that begins at `_part`: where its value begins, its name, its headers; None: not whole yet."""
+        """The head of the part that begins at `_part`: where its value begins, its name, its headers. None: the head is
+        not complete yet."""
         start = self._part + len(self._delimiter)
         if not self._delimiter.startswith(bytes(self._buffer[self._part : start])):
             raise MalformedPOSTRequest
@@ -170,17 +175,17 @@ class FileScanner:
 
     def __init__(self, boundary: str) -> None:
         self._delimiter = _delimiter(boundary)
-        # The end of the head's last line: a delimiter may follow it at once, and some parsers see one there.
+        # The line end of the head. A delimiter may follow at once, and some parsers recognise it there.
         self._held = b"\r\n"
         self._not_ours = 2
         self._ending: bytes | None = None
         self._after = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Those of the bytes fed so far that belong to the file and were not given yet.
+        """The bytes fed so far that belong to the file and were not returned before.
 
         Raises:
-            MalformedPOSTRequest: more comes after the file than before it may.
+            MalformedPOSTRequest: more than `FIELDS_BYTES_MAX` bytes come after the file.
         """
         if self._ending is not None:
             self._after += data
@@ -199,15 +204,15 @@ class FileScanner:
         return given
 
     def ending(self) -> bytes:
-        """What to send after the file: as many bytes as came, but nothing that could be taken for another field.
+        """The bytes to send after the file: as many as came, and none that could be read as another field.
 
         Raises:
-            MalformedPOSTRequest: the file has no end, or one that is none.
+            MalformedPOSTRequest: the file has no end, or no valid one.
         """
         if self._ending is None or self._after[:2] not in (b"--", b"\r\n"):
             raise MalformedPOSTRequest
         left = len(self._after) - 2
-        # S3 ignores what comes after the file, the name of the button that was pressed for one; others read it.
+        # S3 ignores fields after the file, such as the button that was pressed; other stores read them.
         return self._ending + b"--" + (b"\r\n" + b" " * (left - 2) if left >= 2 else b" " * left)
 
 

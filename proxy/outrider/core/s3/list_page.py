@@ -1,4 +1,4 @@
-"""What a LIST of a bucket says. Source: S3 API reference, ListObjectsV2."""
+"""Parses a page of a LIST. Source: S3 API reference, ListObjectsV2."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from xml.parsers import expat
 from outrider.core.s3.xml import DEPTH_MAX
 
 PAGE_BYTES_MAX = 16 * 1024 * 1024
-"""1,000 keys of 1,024 bytes, each byte escaped, and what stands around them, fit well."""
+"""Ample room for 1,000 keys of 1,024 bytes with each byte escaped, and for the other elements."""
 
 
 class Listed(NamedTuple):
-    """An object as a LIST shows it. `size` in bytes; `etag` and `modified` (ISO 8601) are empty where it tells none."""
+    """An object as a LIST shows it. `size` in bytes; `etag` and `modified` (ISO 8601) are empty where the LIST has
+    none."""
 
     key: str
     size: int
@@ -24,8 +25,8 @@ class Listed(NamedTuple):
     modified: str = ""
 
     def is_version(self, etag: str, size: int, last_modified: str | None) -> bool:
-        """Whether it is the version of which a HEAD says so: the same bytes, and not put again since, as far as a date
-        in seconds (RFC 9110, 5.6.7) can tell."""
+        """Whether this entry and a HEAD with these values show the same version: the same bytes, and not written again
+        in between, as far as a date with a resolution of one second shows (RFC 9110 section 5.6.7)."""
         return (
             size == self.size
             and etag.strip('"') == self.etag.strip('"') != ""
@@ -50,7 +51,7 @@ class ListPage:
 
 
 def parse_page(body: bytes) -> ListPage | None:
-    """A page of a LIST with `encoding-type=url`; None: it is none.
+    """A page of a LIST that was asked with `encoding-type=url`; None: `body` is no such page.
 
     No DTD is accepted, so no entity can expand.
     """
@@ -66,7 +67,7 @@ def parse_page(body: bytes) -> ListPage | None:
         return None
     if not reader.is_list:
         return None
-    # Without a token a truncated list could only be asked for again from its start.
+    # A truncated list without a token counts as the last page: it could only be asked for again from its start.
     return ListPage(tuple(reader.objects), reader.token if reader.truncated else None)
 
 
@@ -81,7 +82,7 @@ class _Reader:
         self._told: dict[str, str] = {}
 
     def start(self, name: str, _: object) -> None:
-        # The path is joined at each end: without a limit that would take the square of the depth.
+        # `end` joins the path for each element: without a limit the time would grow with the square of the depth.
         if len(self._path) >= DEPTH_MAX:
             raise ValueError("nested too deep")
         self._path.append(name.rpartition(":")[2])
@@ -107,10 +108,10 @@ class _Reader:
 def _listed(told: dict[str, str]) -> Listed:
     key, size = told.get("Key", ""), told.get("Size", "")
     if not (size.isascii() and size.isdecimal()):
-        raise ValueError("a size is a number")
+        raise ValueError("a size must be a number")
     key = unquote_to_bytes(key.replace("+", " ")).decode("utf-8", "surrogateescape")
     return Listed(key, int(size), told.get("ETag", ""), told.get("LastModified", ""))
 
 
 def _refuse(*_: object) -> None:
-    raise ValueError("a DTD has no place here")
+    raise ValueError("a DTD is not allowed")

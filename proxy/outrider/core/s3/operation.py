@@ -1,6 +1,7 @@
-"""What an S3 request means: who it touches, whether the cache may answer it, what it makes the catalog forget.
+"""Classifies S3 requests: the object or bucket that a request names, whether the cache may answer it, and which names
+the version cache must forget because of it.
 
-Unknown means forward: a call invented tomorrow reaches the origin untouched. Source: S3 API reference.
+A request that is not known is forwarded, so that new S3 calls reach the origin unchanged. Source: S3 API reference.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Kind(Enum):
 
 
 class Forgets(Enum):
-    """What a forwarded request may change, and so what the catalog forgets before and after it."""
+    """The names that a forwarded request may change: the version cache forgets them before and after it."""
 
     NOTHING = "nothing"
     KEY = "key"
@@ -41,7 +42,8 @@ class Forgets(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A request, understood. `bucket` None: the service itself; `key` empty: the bucket. `query` lacks signatures."""
+    """A classified request. `bucket` None: the request is for the service; `key` empty: for the bucket. `query` holds
+    no signature."""
 
     kind: Kind
     method: str
@@ -50,10 +52,11 @@ class Operation:
     query: Query
     forgets: Forgets = Forgets.NOTHING
     sources: tuple[ObjectRef, ...] = ()
-    """Objects that the request reads on the side (copy, rename): the client needs a grant on these too."""
+    """Other objects that the request reads (copy, rename): the client needs a grant on these, too."""
     renames: bool = False
     bare: bool = False
-    """`/bucket` without the slash after it. S3 takes both alike, some stores do not (SeaweedFS: OPTIONS)."""
+    """The path is `/bucket` without a slash after it. S3 treats both forms alike; some stores do not (SeaweedFS:
+    OPTIONS)."""
 
     @property
     def ref(self) -> ObjectRef:
@@ -61,49 +64,49 @@ class Operation:
         return ObjectRef(self.bucket, self.key)
 
 
-# Looser than today's rule for new buckets (lower case, 3-63): stores keep older and other names.
+# Looser than S3's rule for new buckets (lower case, 3 to 63 characters): stores have older and other names.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
 
 _KEY_BYTES_MAX = 1024
 
-# Query parameters that carry a signature (SigV4, SigV2); the proxy's own replaces them.
+# Query parameters that carry a signature (SigV4, SigV2). The proxy signs anew in their place.
 _SIGNATURE_QUERY = frozenset(
     ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders", "x-amz-signature",
      "x-amz-security-token", "x-amz-content-sha256", "awsaccesskeyid", "signature", "expires")
 )  # fmt: skip
 _SIGV4_MARK, _SIGV2_MARK = "x-amz-signature", "awsaccesskeyid"
 
-# rclone and other SDK v2 clients name the operation in the query; it changes nothing.
+# rclone and other clients with an SDK v2 name the operation in the query, which has no effect.
 MEANINGLESS_QUERY = frozenset(("x-id",))
 
-# Headers on a GET that leave its answer what it is; any other x-amz-* header means a call that is not plain.
+# Headers of a GET that do not change its answer. A GET with any other x-amz-* header is not plain.
 _PLAIN_AMZ = frozenset(
     ("x-amz-date", "x-amz-content-sha256", "x-amz-security-token", "x-amz-checksum-mode", "x-amz-user-agent",
      "x-amz-api-version", "x-amz-optional-object-attributes")
 )  # fmt: skip
 
-# `x-amz-optional-object-attributes` changes what a LIST tells.
+# `x-amz-optional-object-attributes` changes the answer to a LIST.
 _PLAIN_AMZ_OF_LIST = _PLAIN_AMZ - {"x-amz-optional-object-attributes"}
 
 LIST_QUERY = frozenset(
     ("list-type", "prefix", "delimiter", "max-keys", "marker", "continuation-token", "start-after", "encoding-type",
      "fetch-owner", "versions", "uploads", "key-marker", "version-id-marker", "upload-id-marker", "max-uploads", "x-id")
 )  # fmt: skip
-"""What the lists of a bucket (objects, versions, uploads) take; `x-id` means nothing."""
+"""Query parameters of a bucket's LISTs (objects, versions, uploads). `x-id` has no effect."""
 
-# Some stores take them for their own, and no grant would have been asked for what they name.
+# Some stores obey these headers, while no grant was checked for the object that they name.
 _OTHER_SOURCES = frozenset(f"{prefix}copy-source" for prefix in OTHER_STORES)
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 def classify(method: str, target: str, headers: Headers, domains: Iterable[str] = ()) -> Operation:
-    """Understand a request from its method, raw target and headers (names in lower case).
+    """Classify a request by its method, raw target and headers (names in lower case).
 
     Raises:
         BadRequest: the target is not a path (absolute form, `*`), there is not exactly one Host header, or another
             store's header names an object to copy.
-        InvalidBucketName: it names a bucket that cannot be.
+        InvalidBucketName: no bucket can have the name.
     """
     path, _, raw_query = target.partition("?")
     if not path.startswith("/"):
@@ -125,21 +128,21 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
         return Operation(Kind.FORWARD, method, None, "", query)
     if not is_bucket_name(bucket):
         raise InvalidBucketName
-    bucket = shared_text(bucket)  # kept with each of its objects
+    bucket = shared_text(bucket)  # stored with each of its objects
     kind = _kind(method, key, query, headers)
     forgets, sources, renames = _effects(method, bucket, key, query, headers)
     return Operation(kind, method, bucket, key, query, forgets, sources, renames, bare)
 
 
 CONTROL_BUCKET = "_outrider"
-"""No S3 allows this name: what is asked of it is asked of the proxy."""
+"""The reserved bucket: S3 allows no such name, so requests for it are for the proxy itself."""
 
 
 def control_request_of(method: str, target: str, host: str, domains: Iterable[str] = ()) -> Operation | None:
-    """The request, if it is for the proxy itself; None: for the origin."""
+    """The request, if it is for the proxy itself; None: it is for the origin."""
     path, _, raw_query = target.partition("?")
     first, slash, rest = path[1:].partition("/")
-    # In virtual-host style the path is a key, and a key may be called anything.
+    # In virtual-host style the path is a key, and a key may have any name.
     if _decoded(first) != CONTROL_BUCKET or bucket_of_host(host, domains) is not None:
         return None
     query = without_signature(tuple(parse_query(raw_query)))
@@ -156,7 +159,7 @@ def bucket_of_host(host: str, domains: Iterable[str]) -> str | None:
 
 
 def without_signature(query: Query) -> Query:
-    """The query without a signature of either kind. A lone `Expires` is no signature and stays."""
+    """The query without its signature (SigV4 or SigV2). An `Expires` without a signature stays."""
     names = {name.lower() for name, _ in query}
     if not names & {_SIGV4_MARK, _SIGV2_MARK}:
         return query
@@ -166,7 +169,7 @@ def without_signature(query: Query) -> Query:
 def _decoded(raw: str) -> str:
     if "%" not in raw and raw.isascii():
         return raw
-    # The server hands over bytes beyond ASCII as surrogate escapes or as text; both are UTF-8 on the wire.
+    # The HTTP server gives bytes beyond ASCII as surrogate escapes or as text. On the wire both are UTF-8.
     return unquote_to_bytes(raw.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
@@ -175,25 +178,26 @@ def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
         return Kind.FORWARD
     if any(name not in MEANINGLESS_QUERY for name, _ in query):
         return Kind.FORWARD
-    # What stores read differently, the origin reads itself.
+    # Stores differ in how they read other conditions, so the origin must answer those.
     if not conditions.are_plain(headers):
         return Kind.FORWARD
-    # A folder's own key is served whole by some, whatever the conditions say.
+    # Some stores serve the key of a folder whole, whatever the Range or the conditions are.
     if key.endswith("/") and any(name in conditions.CONDITIONALS or name == "range" for name, _ in headers):
         return Kind.FORWARD
     for name, value in headers:
-        # A HEAD's Range is ignored by some.
+        # Some stores ignore the Range of a HEAD.
         if name == "range" and (method == "HEAD" or ranges.parse(value) is None):
             return Kind.FORWARD
-        # CORS answers vary with Origin, and stores differ on If-Range. SSE-C, requester pays, expected owner: the
-        # origin must judge each time.
+        # CORS answers vary with Origin, and stores differ on If-Range. For SSE-C, requester-pays and expected-owner
+        # headers the origin must decide each time.
         if name in ("origin", "if-range") or (name.startswith(OF_STORES) and name not in _PLAIN_AMZ):
             return Kind.FORWARD
     return Kind.GET if method == "GET" else Kind.HEAD
 
 
 def is_warming_head(operation: Operation, headers: Headers) -> bool:
-    """A HEAD of an object's first byte: other caches are warmed by it, too, and no client asks so for its own sake."""
+    """Whether this is a HEAD of an object's first byte, which asks for a warm-up. Other caches use the same sign, and
+    no client sends such a HEAD for another reason."""
     return (
         operation.method == "HEAD"
         and operation.key != ""
@@ -207,7 +211,7 @@ def is_bucket_name(name: str) -> bool:
 
 
 def is_plain_list(operation: Operation, headers: Headers) -> bool:
-    """A LIST of a bucket whose answer hangs on nothing but its query."""
+    """Whether this is a LIST of a bucket whose answer depends only on its query."""
     if operation.method != "GET" or operation.bucket is None or operation.key:
         return False
     if not {name for name, _ in operation.query} <= LIST_QUERY:
@@ -221,7 +225,8 @@ def is_plain_list(operation: Operation, headers: Headers) -> bool:
 def _effects(
     method: str, bucket: str, key: str, query: Query, headers: Headers
 ) -> tuple[Forgets, tuple[ObjectRef, ...], bool]:
-    """What it may change, what it reads on the side, and whether the side object is taken away (rename)."""
+    """The names that a request may change, the other objects that it reads, and whether it takes these away
+    (rename)."""
     if method in SAFE_METHODS:
         return Forgets.NOTHING, (), False
     sources = []
@@ -230,7 +235,7 @@ def _effects(
         if name in ("x-amz-copy-source", "x-amz-rename-source"):
             sources.append(_source(value, bucket))
         if name == "x-amz-rename-source":
-            # Within one bucket, and so without its name: a folder may look like one.
+            # A rename stays within one bucket, so the value may lack the bucket: its first folder may look like one.
             sources.append(ObjectRef(bucket, unquote(value, errors="surrogateescape").removeprefix("/")))
             renames = True
         if name in _OTHER_SOURCES:
@@ -239,12 +244,12 @@ def _effects(
         return Forgets.KEY, tuple(sources), renames
     if method == "POST" and any(name == "delete" for name, _ in query):
         return Forgets.KEYS_IN_BODY, tuple(sources), renames
-    # A bucket's own settings can change any answer of it.
+    # A bucket's settings can change the answer for each of its objects.
     return Forgets.BUCKET, tuple(sources), renames
 
 
 def is_preflight(method: str, headers: Headers) -> bool:
-    """A browser's question before a CORS request: never signed, and answered from the bucket's CORS rules alone."""
+    """Whether this is a CORS preflight. A browser never signs it, and the bucket's CORS rules alone answer it."""
     names = {name for name, _ in headers}
     return method == "OPTIONS" and names >= {"origin", "access-control-request-method"}
 
@@ -253,7 +258,8 @@ _PREFLIGHT = ("origin", "access-control-request-method", "access-control-request
 
 
 def preflight_alone(operation: Operation, headers: Headers) -> tuple[Operation, Headers]:
-    """What of a preflight goes up, whoever sent it, under the proxy's own signature: the question, and no more."""
+    """The part of a preflight that goes to the origin. The proxy signs it for any sender, so no other header and no
+    query may go with it."""
     return replace(operation, query=()), tuple(pair for pair in headers if pair[0] in _PREFLIGHT)
 
 
@@ -266,7 +272,7 @@ def _source(value: str, bucket: str) -> ObjectRef:
 
 
 def ref_of(url: str) -> ObjectRef | None:
-    """The object of s3://BUCKET/KEY, where KEY stands as it is, without escapes; None: it is no such URL."""
+    """The object of s3://BUCKET/KEY, where KEY is not escaped; None: this is no such URL."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
     if not url.startswith("s3://") or not key or _BUCKET.fullmatch(bucket) is None:
         return None

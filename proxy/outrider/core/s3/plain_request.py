@@ -1,8 +1,8 @@
-"""The one form of request that training jobs send by the million, recognised without a parser: a lone GET or HEAD of an
-object, head complete, no body, none but harmless headers.
+"""Recognises a plain read without the HTTP parser: one GET or HEAD of an object, with a complete head, no body, and
+only headers that cannot change the answer. Training jobs send this form by the million.
 
-Whatever is not recognised goes to the HTTP parser, which decides; so this accepts less than HTTP allows, never more.
-Source: RFC 9112 sections 3 and 5.
+A request that is not recognised goes to the HTTP parser, which decides. This module therefore may accept less than HTTP
+allows, and never more. Source: RFC 9112 sections 3 and 5.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from outrider.core.s3.user_agent import app_of
 
 HEAD_BYTES_MAX = 8192
 
-# Visible ASCII alone in the target, one space where the grammar has one, CR LF at each end of line, no folded lines:
-# there is no second way to read this.
+# The target has only visible ASCII, the grammar's spaces are single, each line ends with CR LF, and no line is folded:
+# no parser can read such a head in another way.
 _FIRST_LINE = re.compile(rb"(GET|HEAD) (/[!-~]+) HTTP/1\.1")
 _FIELDS = re.compile(rb"(?:[A-Za-z0-9-]+: [!-~](?:[ -~]*[!-~])?\r\n)+\r\n")
 
 
-# Read by signatures alone, or by nobody.
+# Only signatures depend on these, or nothing does.
 _SIGNED = frozenset(
     ("authorization", "x-amz-date", "x-amz-security-token", "user-agent", "accept", "accept-encoding",
      "amz-sdk-invocation-id", "amz-sdk-request", "x-amz-user-agent", "x-amz-api-version", "traceparent", "tracestate")
 )  # fmt: skip
 _PLAIN = _SIGNED | {"host", "if-match", "x-amz-checksum-mode", "x-amz-content-sha256", "connection"}
 _EACH_TIME_ANOTHER = frozenset(("authorization", "x-amz-date", "amz-sdk-invocation-id", "traceparent"))
-# A name comes in two or three spellings; each is put into lower case once.
+# A header name comes in two or three spellings, and each spelling is put into lower case once.
 _SPELLINGS: Memo[bytes, str] = Memo(256)
 
-# What bodiless requests say of their body; other values may be refused.
+# The values of x-amz-content-sha256 on requests without a body; other values may have to be refused.
 _NO_BODY = re.compile(r"UNSIGNED-PAYLOAD|[0-9a-f]{64}")
 
 
 class _Meaning(NamedTuple):
-    """What header fields say apart from a Range."""
+    """The facts in the header fields, but for a Range."""
 
     host: str
     if_match: str | None
@@ -49,8 +49,8 @@ class _Meaning(NamedTuple):
     app: str
 
 
-# By all fields of a request but its Range: many clients send the same ones each time, and to read them one by one is a
-# fifth of what a hit costs here.
+# The key is all header fields of a request but its Range. Many clients send the same fields each time, and reading them
+# one by one takes a fifth of the time of a hit here.
 _MEANINGS_MAX = 256
 _MEANINGS: Memo[bytes, _Meaning] = Memo(_MEANINGS_MAX)
 _MEANING_BYTES_MAX = 2048
@@ -58,9 +58,9 @@ _MEANING_BYTES_MAX = 2048
 
 @dataclass(slots=True)
 class PlainRequest:
-    """A GET or HEAD whose answer hangs on nothing but these and, where signatures count, on `headers`.
+    """A GET or HEAD whose answer depends on these fields alone and, where requests are signed, on `headers`.
 
-    `fields`: all header lines, and the empty one. `app`: see `useragent.app_of`. `span`: what `range` names.
+    `fields`: all header lines and the empty line. `app`: see `user_agent.app_of`. `span`: the range that `range` names.
     """
 
     method: str
@@ -75,11 +75,11 @@ class PlainRequest:
     span: RangeSpec | None
 
     def headers(self) -> Headers:
-        """All headers as they stood, names in lower case."""
+        """All headers with their values as sent and their names in lower case."""
         return _pairs(self._lines())
 
     def trace_headers(self) -> Headers:
-        """Those that may tell of the sender's trace, and maybe others."""
+        """The headers that may hold the sender's trace context: all whose name begins with `t`."""
         return _pairs(line for line in self._lines() if line[0] in b"tT")
 
     def _lines(self) -> list[bytes]:
@@ -92,7 +92,7 @@ def _pairs(lines: Iterable[bytes]) -> Headers:
 
 
 def recognise(data: bytes) -> PlainRequest | None:
-    """What `data` asks for, if it is one plain read and nothing else; None: let the parser see it."""
+    """The request in `data`, if that is one plain read and nothing else; None: the HTTP parser must read it."""
     if len(data) > HEAD_BYTES_MAX:
         return None
     first, _, fields = data.partition(b"\r\n")
@@ -104,7 +104,7 @@ def recognise(data: bytes) -> PlainRequest | None:
     if not found:
         before, found, rest = fields.partition(b"range: ")
     value, _, after = rest.partition(b"\r\n")
-    # Else it is the end of another name, stands in a value, or comes after the head's end.
+    # Otherwise `Range: ` is the end of another name, stands in a value, or comes after the end of the head.
     if found and not (after and (not before or before.endswith(b"\r\n"))):
         before, found, value, after = fields, b"", b"", b""
     others, asked, span = before + after, None, None
@@ -112,7 +112,7 @@ def recognise(data: bytes) -> PlainRequest | None:
         asked = value.decode("latin-1")
         span = ranges.parse_exact(asked)
     meaning = _MEANINGS.get(others) or _meaning_of(others)
-    # What stores make of a HEAD's Range differs.
+    # Stores differ in how they answer a HEAD with a Range.
     if meaning is None or (found and (span is None or method == "HEAD")):
         return None
     path, _, query = match[2].partition(b"?")
@@ -120,7 +120,7 @@ def recognise(data: bytes) -> PlainRequest | None:
 
 
 def _meaning_of(fields: bytes) -> _Meaning | None:
-    """Of header lines and the empty line; None: they say more than those of a plain read do, or something twice."""
+    """The facts in these header lines. None: a header is none of a plain read, or comes twice."""
     if _FIELDS.fullmatch(fields) is None:
         return None
     said: dict[str, str] = {}
@@ -135,7 +135,7 @@ def _meaning_of(fields: bytes) -> _Meaning | None:
     if "host" not in said:
         return None
     agent = said.get("user-agent", "")
-    # Most name none.
+    # The search is skipped for most clients, which name no application.
     app = app_of(agent) if "app/" in agent else ""
     meaning = _Meaning(said["host"], said.get("if-match"), "x-amz-checksum-mode" in said, app)
     if _EACH_TIME_ANOTHER.isdisjoint(said) and len(fields) <= _MEANING_BYTES_MAX:
@@ -152,7 +152,7 @@ def _is_plain(name: str, value: str) -> bool:
 
 
 def _name_of(spelled: bytes) -> str | None:
-    """In lower case; None: no plain read has such a header."""
+    """The name in lower case; None: no plain read has such a header."""
     name = spelled.decode("ascii").lower()
     if name not in _PLAIN:
         return None

@@ -1,4 +1,4 @@
-"""Which bytes a Range header names. Source: RFC 9110 section 14, S3 API reference (GetObject)."""
+"""The Range and Content-Range headers. Source: RFC 9110 section 14, S3 API reference (GetObject)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from outrider.core.errors import InvalidRange
 from outrider.core.model import Extent
 
-# 18 digits: the longest number that is surely below 2**63; a longer one is nobody's honest offset.
+# 18 digits make the longest number that is surely below 2**63. No object has a byte at a greater offset.
 _ONE_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 
 
@@ -20,16 +20,16 @@ class RangeSpec(NamedTuple):
 
 
 def parse(header: str) -> RangeSpec | None:
-    """The one plain byte range that `header` asks for; None when it is anything else.
+    """The single byte range that `header` asks for; None: the header has another form.
 
-    None covers several ranges, other units, and nonsense such as `bytes=5-2`: stores differ there, so the origin
-    answers those requests itself.
+    Other forms are several ranges, other units, and nonsense such as `bytes=5-2`. Stores differ there, so the origin
+    answers such requests itself.
     """
     return parse_exact(header.strip())
 
 
 def parse_exact(value: str) -> RangeSpec | None:
-    """As `parse`, of a header's value without space around it."""
+    """As `parse`, for a value without white space around it."""
     match = _ONE_RANGE.fullmatch(value)
     if match is None:
         return None
@@ -43,10 +43,10 @@ def parse_exact(value: str) -> RangeSpec | None:
 
 
 def resolve(spec: RangeSpec, size: int) -> Extent:
-    """The extent that `spec` names in an object of `size` bytes; an end beyond the object is cut.
+    """The extent that `spec` names in an object of `size` bytes, cut at the end of the object.
 
     Raises:
-        InvalidRange: no byte of it exists (416).
+        InvalidRange: the object has none of these bytes (416).
     """
     if spec.first is None:
         assert spec.last is not None
@@ -67,7 +67,7 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", 
 
 
 def parse_content_range(header: str) -> tuple[Extent, int] | None:
-    """The extent and the object's whole size; None when it is malformed or leaves the size out (`*`)."""
+    """The extent and the size of the whole object; None: the header is malformed or leaves the size out (`*`)."""
     match = _CONTENT_RANGE.fullmatch(header.strip())
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""The XML that the proxy reads and writes itself: the body of a DeleteObjects, and error documents."""
+"""XML that the proxy reads or writes itself: the body of a DeleteObjects, and error documents."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from xml.parsers import expat
 from outrider.core.errors import S3Error
 
 DELETE_BODY_BYTES_MAX = 4 * 1024 * 1024
-"""1,000 keys (S3's limit) of 1,024 bytes, each byte escaped as `&#xNN;`, fit; what is longer is not parsed."""
+"""Room for 1,000 keys (S3's limit) of 1,024 bytes with each byte escaped as `&#xNN;`. A longer body is not parsed."""
 
 
 DEPTH_MAX = 16
-"""Of the XML that is read here, no element lies deeper; expat's own stack would take any depth."""
+"""The XML read by the proxy has no deeper elements; expat itself would accept any depth."""
 
 
 def keys_to_delete(body: bytes) -> list[str] | None:
-    """The keys of a DeleteObjects body; None when it does not parse (the origin says what is wrong with it).
+    """The keys of a DeleteObjects body; None: it does not parse, and the origin says why.
 
     No DTD is accepted, so no entity can expand.
     """
@@ -26,8 +26,8 @@ def keys_to_delete(body: bytes) -> list[str] | None:
 
     def text_alone(*_: object) -> None:
         if path[-2:] == ["Object", "Key"]:
-            # Parsers differ in what the key then is, and a grant must hold for the one that the origin reads.
-            raise ValueError("a key holds text alone")
+            # Parsers then read different keys, and a grant must hold for the key that the origin reads.
+            raise ValueError("a key must hold only text")
 
     def start(name: str, _: object) -> None:
         text_alone()
@@ -42,7 +42,7 @@ def keys_to_delete(body: bytes) -> list[str] | None:
         path.pop()
 
     def refuse(*_: object) -> None:
-        raise ValueError("a DTD has no place here")
+        raise ValueError("a DTD is not allowed")
 
     parser = expat.ParserCreate()
     parser.StartElementHandler = start
@@ -68,5 +68,5 @@ def error_xml(error: S3Error, *, resource: str, request_id: str) -> bytes:
 
 
 def xml_text(text: str) -> str:
-    # Control characters and surrogates have no place in XML, escaped or not.
+    # XML allows no control characters and no surrogates, escaped or not.
     return escape("".join(char if char.isprintable() else "\ufffd" for char in text))

@@ -9,7 +9,7 @@ import asyncio
 
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.partial_block import PartialBlock
-from outrider.core.errors import like
+from outrider.core.errors import without_traceback
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.ports import BlockWriter, Buffer, Lease
 
@@ -81,7 +81,7 @@ class Flight:
         """
         assert self._writer is not None
         if self._error is not None:
-            raise like(self._error)
+            raise without_traceback(self._error)
         return self._writer.lease()
 
     async def ended(self) -> bool:
@@ -92,11 +92,11 @@ class Flight:
     @property
     def failure(self) -> Exception | None:
         """Why the flight ended without a block, to be raised; None: it did not."""
-        return None if self._error is None else like(self._error)
+        return None if self._error is None else without_traceback(self._error)
 
     async def _change(self, offset: int) -> None:
         if self._error is not None:
-            raise like(self._error)
+            raise without_traceback(self._error)
         if self.slot is not None:
             self.slot.promote()
         if offset < self.partial.start:
@@ -128,7 +128,7 @@ class Flight:
 
     def fail(self, error: Exception) -> None:
         self._unwritten = []
-        self._error = like(error)
+        self._error = without_traceback(error)
         self._end.set()
         self._wake()
 

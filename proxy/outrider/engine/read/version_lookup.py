@@ -15,7 +15,7 @@ from cachetools import LRUCache, TTLCache
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.freshness import is_settled
 from outrider.core.cache.readahead import FIRST_BLOCKS, BlockRun, fill_start
-from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, like, unanswered
+from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, unanswered, without_traceback
 from outrider.core.model import Headers, ObjectRef, ObjectVersion, is_strong_etag
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.s3 import ranges
@@ -160,7 +160,7 @@ class VersionLookup:
             else:
                 await self._open_by_get(ref, opening, first_byte)
         except Signal as error:
-            opening.fail(like(error))
+            opening.fail(without_traceback(error))
         except Exception as error:  # noqa: BLE001 - top of a task: our bug becomes the waiters' 500
             opening.fail(error)
 
