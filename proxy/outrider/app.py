@@ -125,8 +125,8 @@ async def running(
             outrider.store.stopping = True
             await tasks.stop()
             await recovery.save()
-            learned_file.save(directory, outrider.planner.registry)
-            warmup_file.save(directory.warmups, under_way)
+            await learned_file.save(directory, outrider.planner.registry, outrider.store.work)
+            await warmup_file.save(directory.warmups, under_way, outrider.store.work)
 
 
 async def _recover(outrider: Outrider, recovery: Recovery) -> None:

@@ -247,4 +247,4 @@ def _names_of_keys(settings: Settings) -> dict[str, str]:
 
 
 async def _save_pins(store: DiskBlockStore, saved: Sequence[SavedPin]) -> None:
-    await store.work.run(pin_file.save, store.directory.pins, saved)
+    await pin_file.save(store.directory.pins, saved, store.work)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.adapters.disk import index_snapshot
-from outrider.adapters.disk.index_snapshot import BadSnapshot
+from outrider.adapters.sealed_file import BadFile
 from outrider.core.ahead.dataset import learned_state
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES, BadBlock
@@ -115,7 +115,7 @@ def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, li
     saw = "a bad snapshot"
     try:
         found = index_snapshot.decode(sealed_snapshot(lines))
-    except BadSnapshot:
+    except BadFile:
         pass
     else:
         saw = "a snapshot"
@@ -145,7 +145,7 @@ ODD = [
 def test_a_snapshot_with_one_odd_line_is_a_bad_one(line: bytes) -> None:
     version = json.dumps(VERSION).encode()
     assert list(index_snapshot.decode(sealed_snapshot([version, b"[0,0]"])))
-    with pytest.raises(BadSnapshot):
+    with pytest.raises(BadFile):
         index_snapshot.decode(sealed_snapshot([version, line]))
 
 
@@ -166,7 +166,7 @@ def test_a_snapshot_with_one_odd_line_is_a_bad_one(line: bytes) -> None:
 )
 def test_a_snapshot_of_an_odd_version_is_a_bad_one(place: int, value: object) -> None:
     version = [*VERSION[:place], value, *VERSION[place + 1 :]]
-    with pytest.raises(BadSnapshot):
+    with pytest.raises(BadFile):
         index_snapshot.decode(sealed_snapshot([json.dumps(version).encode(), b"[0,0]"]))
 
 
@@ -177,7 +177,7 @@ def test_a_snapshot_that_was_damaged_is_a_bad_one(trials: Trials, data: bytes, a
     at %= len(whole)
     damaged = whole[:at] + data + whole[at + gone :]
     if damaged.rstrip(b"\n") != whole.rstrip(b"\n"):
-        with pytest.raises(BadSnapshot):
+        with pytest.raises(BadFile):
             index_snapshot.decode(damaged)
     trials.record("fuzz", "index snapshots, damaged", "a bad snapshot")
 

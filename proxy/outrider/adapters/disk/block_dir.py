@@ -1,15 +1,15 @@
-"""The cache directory on disk: its layout, its lock, and the blocking file work that `disk` runs in its threads.
+"""The cache directory on disk: its layout, its lock, and the blocking file work that `block_store` runs in threads.
 
-    <dir>/outrider-cache    format of the layout, and the lock: one process per directory
-    <dir>/v2/aa/<name>      one file a block (see core/blockfile); the name is a hash of the block's identity
-    <dir>/tmp/              blocks on their way in
-    <dir>/index             snapshot of the index, there only between a clean stop and the next start
-    <dir>/orders            what the planner had learned at the last clean stop
-    <dir>/pins              what is pinned
-    <dir>/warmups           the warm-ups that the last clean stop cut off
-    <dir>/touched           what was written through us, and may have older headers in its blocks
+    <dir>/outrider-cache    version of the layout, and the lock: one process per directory
+    <dir>/v2/aa/<name>      one file per block (see core/cache/block_file); the name is a hash of the block's identity
+    <dir>/tmp/              blocks that are being written
+    <dir>/index             snapshot of the index, present only between a clean stop and the next start
+    <dir>/orders            orders of reads that the planner had learned at the last clean stop
+    <dir>/pins              the pins
+    <dir>/warmups           warm-ups that the last clean stop cut off
+    <dir>/touched           names written through this proxy, whose blocks may carry older headers
 
-Nothing outside this layout is ever touched.
+The last five are written as <file>.part first: see `adapters/sealed_file`. No file outside this layout is ever touched.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pathlib import Path
 import xxhash
 
 from outrider import pagecache
+from outrider.adapters import sealed_file
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.model import BlockKey
@@ -38,8 +39,8 @@ from outrider.ports import Buffer
 _LAYOUT = "outrider cache, layout 2\n"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TMP_NAME = re.compile(r"[0-9a-f]{32}\.[0-9]+")
-# A disk that takes longer for one thing (a network's, as a rule) is one that fails: what waits for it goes on from the
-# origin. The thread that it holds is given back when it answers.
+# A disk that takes longer for one operation counts as failed (usually it is on a network): its waiters go on with the
+# origin. The thread comes back when the disk answers.
 PATIENCE_S = 10.0
 _VERIFY_BYTES = 1024 * 1024
 
@@ -49,17 +50,12 @@ class UnusableCacheDir(ValueError):
 
 
 def _close_to_others(folder: Path) -> None:
-    """The cache directory may be open to all, as an emptyDir is; what is kept in it is for its user alone."""
+    """Make `folder` private: the cache directory may be open to all users, as an emptyDir is; its content is not."""
     if folder.is_symlink():
         raise UnusableCacheDir(f"cache directory {folder.parent}: {folder.name} is a link. Choose another --cache-dir.")
     stat = folder.stat()
     if stat.st_uid == os.geteuid() and stat.st_mode & 0o077:
         folder.chmod(0o700)
-
-
-def private(path: str, flags: int) -> int:
-    """An `opener` of files for this user alone: names of objects are nobody else's business."""
-    return os.open(path, flags, 0o600)
 
 
 def file_name(block: BlockKey) -> str:
@@ -82,14 +78,14 @@ class BlockDir:
         self.touched = root / "touched"
         self._lock_fd = -1
         self.is_told = False
-        """Whether the kernel says which files it can open without a wait: see `pagecache`."""
-        # Device and number of the marker that our lock is on.
+        """The kernel can tell which files it opens without waiting for the disk: see `pagecache`."""
+        # Device and inode number of the marker file that this process has locked.
         self._locked = (-1, -1)
         self._holding = threading.Lock()
 
     @classmethod
     def open(cls, root: Path) -> BlockDir:
-        """Make or adopt the directory and lock it.
+        """Create or adopt the directory, and lock it.
 
         Raises:
             UnusableCacheDir: not writable, in use by another process, or of another layout.
@@ -115,33 +111,35 @@ class BlockDir:
         return self
 
     def snapshot_bytes(self) -> int:
-        """How long the snapshot of the last stop is; 0: there is none."""
+        """The length of the last stop's snapshot; 0: there is none."""
         try:
             return self.snapshot.stat().st_size
         except OSError:
             return 0
 
     def hold(self) -> None:
-        """The directory that lies there now is ours. It may have been removed and made again, or another disk mounted
-        in its place: the lock that we have is then on what is gone, and is taken anew.
+        """Make sure that this process has locked the directory that lies at `root` now.
+
+        The directory may have been removed and made again, or another disk mounted in its place. The old lock is then
+        on a file that is gone, and a new one is taken.
 
         Raises:
-            OSError: it is another process' now, or not there.
+            OSError: another process has locked it, or it does not exist.
         """
         if self._is_ours():
             return
         with self._holding:
             if self._is_ours():
                 return
-            gone = self._lock_fd
+            old_fd = self._lock_fd
             try:
                 self._lock()
             except UnusableCacheDir as error:
                 raise BlockingIOError(errno.EWOULDBLOCK, str(error)) from error
             finally:
-                if self._lock_fd != gone:
-                    os.close(gone)
-            # Its blocks may lie on another file system than those before.
+                if self._lock_fd != old_fd:
+                    os.close(old_fd)
+            # The blocks may lie on another file system now.
             with suppress(OSError):
                 self.blocks.mkdir(exist_ok=True, mode=0o700)
             self._ask()
@@ -157,7 +155,7 @@ class BlockDir:
         return (there.st_dev, there.st_ino) == self._locked
 
     def _lock(self) -> None:
-        """Raises UnusableCacheDir, OSError; the lock that we had is then ours still."""
+        """Raises UnusableCacheDir, OSError; an earlier lock is then still held."""
         fd = os.open(self._marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take(fd)
@@ -191,16 +189,12 @@ class BlockDir:
             if _TMP_NAME.fullmatch(path.name):
                 path.unlink(missing_ok=True)
         for path in (self.snapshot, self.orders, self.pins, self.warmups, self.touched):
-            path.with_name(f"{path.name}.part").unlink(missing_ok=True)
+            sealed_file.part_of(path).unlink(missing_ok=True)
 
     def drop_snapshot(self) -> None:
-        """Returns when it is gone for good: were it back after a power loss, it would tell of an older directory."""
+        """Remove the snapshot, also from the disk: after a power loss it would describe an older directory."""
         self.snapshot.unlink()
-        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sealed_file.sync_directory(self.root)
 
     def close(self) -> None:
         if self._lock_fd >= 0:
@@ -208,13 +202,13 @@ class BlockDir:
             self._lock_fd = -1
 
     def path_of(self, block: BlockKey) -> Path:
-        # 256 directories. With a second level nearly each block of a new cache made one of its own: a rename that
-        # fails, two mkdirs and a rename that does not.
+        # 256 directories. With a second level nearly every block of a new cache needed a directory of its own: a rename
+        # that fails, two mkdirs, and a second rename.
         name = file_name(block)
         return self.blocks / name[:2] / name
 
     def raw_path_of(self, block: BlockKey) -> bytes:
-        """As the system takes it, and absolute: a `Path` costs more than to open it."""
+        """The absolute path as bytes, for system calls: making a `Path` takes longer than opening the file."""
         name = file_name(block)
         return b"%s/%s/%s" % (self._raw_blocks, name[:2].encode(), name.encode())
 
@@ -225,12 +219,12 @@ class BlockDir:
         try:
             return os.open(path, flags, 0o600)
         except FileNotFoundError:
-            # Somebody emptied the directory under us; a disk that came back is used again without a restart.
+            # The directory was emptied while in use, or its disk came back: it is used again without a restart.
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             return os.open(path, flags, 0o600)
 
     def put(self, path: Path, final: Path) -> None:
-        """Rename it into place. Where `path` is found, the directory is still the one that `create` held."""
+        """Rename `path` into place. As long as `path` exists, the directory is the one that `create` held."""
         try:
             path.rename(final)
         except FileNotFoundError:
@@ -252,7 +246,7 @@ class BlockDir:
         return stat.f_blocks * stat.f_frsize
 
     def walk(self) -> Iterator[FoundFile]:
-        """All block files, in no order, with the size that they take."""
+        """All block files with their size on disk, in no particular order."""
         for folder in _directories(self.blocks):
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -272,7 +266,7 @@ def _directories(parent: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A block file seen by the scan; what it holds is not known before its header was read."""
+    """A block file seen by the scan, before its header was read."""
 
     path: Path
     disk_bytes: int
@@ -283,7 +277,7 @@ def read_header(fd: int) -> tuple[BlockMeta, bytes, int]:
     """The meta, the payload's checksum and the payload's offset.
 
     Raises:
-        BadBlock: damaged, or of another length than it says.
+        BadBlock: the header is damaged, or the file is not as long as it says.
     """
     page = os.pread(fd, block_file.PAGE_BYTES, 0)
     length = block_file.header_length(page)
@@ -297,7 +291,7 @@ def read_header(fd: int) -> tuple[BlockMeta, bytes, int]:
 
 
 def read_meta(path: Path) -> BlockMeta:
-    """Raises BadBlock, also when the file lies under a name that is not its own; OSError."""
+    """Raises OSError, and BadBlock, also for a block under the name of another one."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         meta, _, _ = read_header(fd)
@@ -309,17 +303,17 @@ def read_meta(path: Path) -> BlockMeta:
 
 
 def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = True) -> tuple[int, int]:
-    """An open fd and the payload's offset; with `verify` the whole payload was read and its checksum held.
+    """An open fd and the payload's offset; with `verify` the whole payload was read and its checksum is right.
 
-    `keep_pages` False: what had to be read from the disk for it does not stay in memory, where readers' pages are.
+    `keep_pages` False: pages that had to be read from the disk are dropped again, to leave memory to readers' pages.
 
     Raises:
-        BadBlock: it is not the block that it should be.
-        OSError: the disk's own troubles; FileNotFoundError: gone.
+        BadBlock: the file does not hold this block.
+        OSError: the disk failed; FileNotFoundError: the file is gone.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        # Before the header is read: the kernel reads on from there.
+        # Looked up before the header is read: the kernel's own read-ahead starts there.
         came_in = not keep_pages and not pagecache.is_in_memory(fd, block_file.PAGE_BYTES)
         meta, checksum, offset = read_header(fd)
         if meta.key != block:
@@ -335,8 +329,10 @@ def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = 
 
 
 def open_known_block(path: bytes, meta: BlockMeta) -> tuple[int, int] | None:
-    """As `open_block` of one that was verified before, where neither way nor header have to come from the disk; None:
-    they have to, or it is not that block, which `open_block` then says."""
+    """Like `open_block` for a block that was verified before, if neither path nor header must come from the disk.
+
+    None: they must, or the file holds another block; `open_block` then tells which.
+    """
     fd = pagecache.open_known(path)
     if fd is None:
         return None
@@ -348,7 +344,10 @@ def open_known_block(path: bytes, meta: BlockMeta) -> tuple[int, int] | None:
 
 
 def page_in(path: bytes, start: int, count: int) -> None:
-    """Have the kernel read header and so much of the payload of a block file. Whoever reads it hears what is wrong."""
+    """Have the kernel read the header and `count` bytes of the payload into memory.
+
+    Errors are ignored: the read that follows reports them.
+    """
     with suppress(OSError, BadBlock):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -369,7 +368,7 @@ def verify_payload(fd: int, offset: int, length: int, checksum: bytes) -> None:
 
 
 def digest_payload(digest: xxhash.xxh3_128, fd: int, offset: int, length: int) -> int:
-    """Add `length` bytes of a file to `digest`; how many there were."""
+    """Add `length` bytes of a file to `digest`; returns how many the file had."""
     buffer = memoryview(bytearray(min(length, _VERIFY_BYTES)))
     left = length
     while left and (count := os.preadv(fd, [buffer[: min(left, len(buffer))]], offset)):
@@ -380,7 +379,7 @@ def digest_payload(digest: xxhash.xxh3_128, fd: int, offset: int, length: int) -
 
 
 def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
-    """Write all of `pieces` at `offset`; how many bytes that was."""
+    """Write all of `pieces` at `offset`; returns the number of bytes."""
     views = [memoryview(piece) for piece in pieces if len(piece)]
     total = 0
     while views:
@@ -398,10 +397,10 @@ _MEMORY_PREFIX = "outrider-"
 
 
 def make_memory_dir() -> Path:
-    """A fresh directory on the tmpfs. Those of processes that were killed are removed first: their lock is free.
+    """Create a directory on the tmpfs. Directories of killed processes are removed first: their lock is free.
 
     Raises:
-        UnusableCacheDir: there is no tmpfs to write to.
+        UnusableCacheDir: there is no writable tmpfs.
     """
     try:
         for path in _MEMORY_PARENT.glob(_MEMORY_PREFIX + "*"):
@@ -421,11 +420,11 @@ def _remove_if_orphaned(path: Path) -> None:
     try:
         fd = os.open(path / "outrider-cache", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return  # not one of ours, or just being made
+        return  # another program's, or just being made
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         remove_memory_dir(path)
     except OSError:
-        pass  # alive
+        pass  # the lock is held: its process runs
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Which blocks are on disk, and which of their files are open. All on the event loop's thread, but for what says so."""
+"""The index of blocks on disk, and of those whose files are open. It lives on the event loop's thread."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef
 
-# Reads that the policy hears of late; of more than these it hears of the last.
+# Reads that wait to be reported to the policy. Beyond this number the oldest ones are lost.
 _READS_MAX = 4096
 
 
 class BlockIndex:
-    """Keeps the policy in step with what is here. Knows nothing of room, and touches files only to close them."""
+    """Keeps the policy in step with the blocks on disk. It knows no budget, and touches files only to close them."""
 
     def __init__(self, policy: EvictionPolicy, open_files: int, *, verify_always: bool) -> None:
-        """`open_files`: how many idle ones stay open. `verify_always`: none of them is used as it is."""
+        """`open_files`: how many idle files stay open. `verify_always`: no file is used without being verified."""
         self._policy = policy
         self._verify_always = verify_always
         self._open_files = open_files
         self._slots: dict[BlockKey, Slot] = {}
         self._editions: dict[bytes, Edition] = {}
         self._open: OrderedDict[BlockKey, None] = OrderedDict()
-        # Blocks read since the policy was last told: it lives on one thread, hits may come from several.
+        # Blocks read since the last report to the policy, which lives on one thread while hits come from several.
         self._reads: deque[BlockKey] = deque(maxlen=_READS_MAX)
         self.removals = 0
 
@@ -39,30 +39,30 @@ class BlockIndex:
         return block in self._slots
 
     def blocks(self) -> list[BlockMeta]:
-        """All blocks, first victim first; those that the policy does not rank come last."""
+        """All blocks, first victim first. Blocks that the policy does not rank come last."""
         self._note_reads()
         return [self._slots[block].meta(block) for block in self._ranked() if block in self._slots]
 
     def _ranked(self) -> list[BlockKey]:
-        """First those that the policy lets go."""
+        """All blocks: first the victims of the policy, then those it would keep."""
         return list(dict.fromkeys([*self._policy.victims(), *self._slots]))
 
     def leases(self) -> int:
-        """How many reads are under way of the blocks that are here."""
+        """How many reads of indexed blocks are under way."""
         return sum(slot.file.leases for slot in self._slots.values() if slot.file is not None)
 
     def present(self) -> list[BlockKey]:
         return list(self._slots)
 
     def blocks_of(self, wanted: Callable[[ObjectRef], bool]) -> list[BlockKey]:
-        """All blocks of the objects that are `wanted`, whatever their version."""
+        """All blocks of the objects that are `wanted`, of any version."""
         judged: dict[ObjectRef, bool] = {}
         found = []
         for block, slot in self._slots.items():
             ref = slot.edition.version.ref
-            if (its := judged.get(ref)) is None:
-                its = judged[ref] = wanted(ref)
-            if its:
+            if (is_wanted := judged.get(ref)) is None:
+                is_wanted = judged[ref] = wanted(ref)
+            if is_wanted:
                 found.append(block)
         return found
 
@@ -76,7 +76,7 @@ class BlockIndex:
     # -- what comes and goes ------------------------------------------------------------------------------------
 
     def _enter(self, block: BlockKey, meta: BlockMeta, disk_bytes: int, *, verified: bool) -> tuple[BlockKey, Slot]:
-        """A block that is in nobody's place; its key, as it is kept."""
+        """Add a block that the index does not have. Returns its key, with the shared version id, and its slot."""
         edition = self._editions.get(block.version_id)
         if edition is None or not edition.fits(meta):
             edition = self._editions[block.version_id] = Edition(meta, block.version_id, disk_bytes)
@@ -99,7 +99,7 @@ class BlockIndex:
     # -- open files ---------------------------------------------------------------------------------------------
 
     def _note_reads(self) -> None:
-        """Tell the policy, on its own thread, what was read since it was last told."""
+        """Report the reads since the last call to the policy, on the policy's thread."""
         while self._reads:
             block = self._reads.popleft()
             if block in self._slots:

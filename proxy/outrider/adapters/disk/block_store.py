@@ -1,8 +1,11 @@
-"""The block store on local disk: reading, making room, writing. All state lives on the event loop's thread; files are
-touched by plain functions (`blockdir`) in the store's own threads (`diskwork`).
+"""The block store on local disk: reads blocks, makes room for new ones, and admits them.
 
-Order of things, so that a crash leaves orphans and never a dangling or half entry: index after rename, index before
-unlink. Budget and free-space floor are taken before a byte is written.
+All state lives on the event loop's thread. Files are touched by plain functions (`block_dir`) in the store's own
+threads (`disk_threads`).
+
+A crash leaves orphan files at worst, never an index entry without its file: a block enters the index after its rename,
+and leaves it before its unlink. Bytes are reserved, within the budget and above the free-space floor, before a byte is
+written.
 """
 
 from __future__ import annotations
@@ -34,14 +37,16 @@ from outrider.ports import Clock, Evicted
 
 log = logging.getLogger(__name__)
 
-# So that a large block may be verified on a slow disk.
+# Verifying a block may take this much longer per byte: a large block on a slow disk is no hung disk.
 _SLOWEST_BYTES_PER_S = 10e6
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`capacity_bytes` bounds what the store takes, headers and reservations included; `min_free_bytes` what it
-    leaves to others on the file system; `open_files` how many idle block files stay open."""
+    """`capacity_bytes` bounds the bytes on disk, headers and reservations included.
+
+    `min_free_bytes` is left free for others on the file system. `open_files` is how many idle block files stay open.
+    """
 
     capacity_bytes: int
     min_free_bytes: int = 0
@@ -53,7 +58,7 @@ class Limits:
 
 
 class DiskBlockStore(BlockIndex):
-    """`BlockStore` in one directory, locked for this process. Rebuilding the index is `recovery`'s work."""
+    """`BlockStore` in one directory, which is locked for this process. `recovery` rebuilds its index after a start."""
 
     def __init__(
         self, directory: BlockDir, policy: EvictionPolicy, limits: Limits, metrics: Metrics, clock: Clock,
@@ -68,14 +73,14 @@ class DiskBlockStore(BlockIndex):
         self._pins = Pins(int, lambda version: b"") if pins is None else pins
         self._metrics = metrics
         self._tmp_numbers = count()
-        # Until the scan knows what lies in the directory, nothing is admitted: the budget could not be kept.
+        # False until the scan knows the sizes in the directory: the budget could not be kept before.
         self.admitting = True
-        # The snapshot is about to be written, or was: what comes now the next start would not know of.
+        # True once the snapshot is being written: the next start would not know of a block that lands later.
         self.stopping = False
-        # False: a file lies there that the next start would not know of without a scan.
+        # False: a file lies in the directory that only a scan would find, so no snapshot may be written.
         self.whole = True
         self._making_room = asyncio.Lock()
-        # To be dropped once nobody reads them.
+        # Blocks to be dropped once no reader uses them.
         self._doomed: dict[BlockKey, None] = {}
         self.on_bad: list[Callable[[BlockMeta, str], None]] = []
         self._leaving: set[asyncio.Future[list[int | OSError]]] = set()
@@ -85,7 +90,7 @@ class DiskBlockStore(BlockIndex):
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that count against the budget: blocks, reservations, and files that the scan has yet to read."""
+        """Bytes that count against the budget: blocks, reservations, and files that the scan has not read yet."""
         return self.budget.used_bytes
 
     @property
@@ -106,7 +111,7 @@ class DiskBlockStore(BlockIndex):
         file = slot.file
         lease = None if file is None else FileLease.try_take(file)
         if lease is None and (opened := self._opened_at_once(block, slot)) is not None:
-            # Not held open longer: which files are is the affair of the loop's thread.
+            # Closed when the lease ends: only the loop's thread decides which files stay open.
             lease = FileLease(opened)
             opened.doom()
         if lease is not None:
@@ -124,14 +129,17 @@ class DiskBlockStore(BlockIndex):
 
     def page_in(self, block: BlockKey, start: int, count: int) -> Callable[[], None] | None:
         slot = self._slots.get(block)
-        # Where the kernel never tells what it knows, it would be asked for nothing.
+        # Where the kernel cannot say what is in memory, paging in would gain nothing.
         if slot is None or not self.directory.is_told or not self._is_trusted(slot):
             return None
         return partial(block_dir.page_in, self.directory.raw_path_of(block), start, count)
 
     def _opened_at_once(self, block: BlockKey, slot: Slot) -> OpenFile | None:
-        """The file of a verified block, if the disk need not be asked for it; from any thread. More small blocks are
-        read in turn than files may stay open, and a hit that has to wait for a thread takes six times as long."""
+        """The file of a verified block, if it can be opened without waiting for the disk. Callable from any thread.
+
+        Jobs read more small blocks in turn than files may stay open, and a hit that waits for a thread takes six times
+        as long.
+        """
         if not self.directory.is_told or not self._is_trusted(slot):
             return None
         opened = block_dir.open_known_block(self.directory.raw_path_of(block), slot.meta(block))
@@ -148,8 +156,10 @@ class DiskBlockStore(BlockIndex):
             self._close(block, slot)
 
     async def verify(self, block: BlockKey, *, again: bool = True) -> int:
-        """The scrubber's look at a block, to the policy no read; how many bytes it has. 0: it is gone, or was verified
-        before and `again` is False."""
+        """Verify a block for the scrubber; the policy does not count it as a read. Returns its bytes on disk.
+
+        0: the block is gone, or was verified before and `again` is False.
+        """
         slot = self._slots.get(block)
         if slot is None or (slot.verified and not again):
             return 0
@@ -161,7 +171,7 @@ class DiskBlockStore(BlockIndex):
         return slot.disk_bytes
 
     def scrubbed(self) -> None:
-        """The scrubber has been through all blocks."""
+        """The scrubber has finished a round over all blocks."""
         self._metrics.scrub_rounds.inc()
 
     async def _opened(self, block: BlockKey, *, scrub: bool = False) -> FileLease | None:
@@ -181,7 +191,7 @@ class DiskBlockStore(BlockIndex):
                 )
         except FileNotFoundError as error:
             self.work.trouble("open", error)
-            # Another reader may have found out first; the bytes are given back once.
+            # Another reader may have found this out first; the bytes are given back once.
             if self._slots.get(block) is slot:
                 self._forget(block, slot)
                 self.budget.give_back(slot.disk_bytes)
@@ -190,7 +200,7 @@ class DiskBlockStore(BlockIndex):
             await self._discard(block, slot, error)
             return None
         except OSError as error:
-            # The disk's trouble is no proof against the block: keep it for when the disk is well again.
+            # An error of the disk does not mean that the block is bad: keep it until the disk works again.
             self.work.open_failed(error)
             return None
         finally:
@@ -202,21 +212,21 @@ class DiskBlockStore(BlockIndex):
         own = not keep or self._slots.get(block) is not slot or slot.file is not None
         lease = FileLease(opened, slot if own else None)
         if own:
-            # Discarded meanwhile, or another reader opened it first: ours lives as long as this lease.
+            # The block was discarded meanwhile, or another reader opened it first: this file ends with the lease.
             opened.doom()
         else:
             self._keep_open(block, slot, opened)
         return lease
 
     async def _discard(self, block: BlockKey, slot: Slot, error: BadBlock) -> None:
-        """A bad block is a miss, a deletion and a count."""
+        """Drop a bad block: the read becomes a miss, the file is deleted, and the event is counted."""
         if self._slots.get(block) is not slot:
             return
         self._metrics.bad_blocks.inc()
         log.warning("bad block dropped", extra={"object": str(slot.edition.version.ref), "block": block.index,
                                                 "error": str(error)})  # fmt: skip
-        for told in self.on_bad:
-            told(slot.meta(block), str(error))
+        for report in self.on_bad:
+            report(slot.meta(block), str(error))
         self._forget(block, slot)
         with suppress(StoreUnavailable):  # counted and logged; the caller has its miss either way
             await self._unlink([(block, slot)])
@@ -224,19 +234,19 @@ class DiskBlockStore(BlockIndex):
     # -- room ---------------------------------------------------------------------------------------------------
 
     async def reserve(self, need: int, meta: BlockMeta | None = None) -> None:
-        """Take `need` bytes of the budget for that block; victims are off the disk when this returns.
+        """Take `need` bytes of the budget for a block; its victims are off the disk when this returns.
 
         Raises:
-            StoreUnavailable: nothing more may go, or the disk is sick.
+            StoreUnavailable: no further block may be evicted, or the disk failed a moment ago.
         """
         self._check_admits()
-        # One at a time: two that looked at the same full budget would each evict for both.
+        # One reservation at a time: two that saw the same full budget would each evict for both.
         async with self._making_room:
             await self._make_room(need, meta)
             self.budget.reserve(need)
 
     def _check_admits(self) -> None:
-        """Raises StoreUnavailable: nothing is written now, whatever room there is."""
+        """Raises StoreUnavailable: no block is written now, whether there is room or not."""
         if not self.admitting:
             raise StoreUnavailable("the directory is being scanned")
         if self.stopping:
@@ -246,7 +256,8 @@ class DiskBlockStore(BlockIndex):
 
     async def _make_room(self, need: int, meta: BlockMeta | None) -> None:
         if self._leaving:
-            # Their room is not free yet; and a block that is written anew must not be unlinked by an old order.
+            # The room of these files is not free yet. Besides, a block that is written anew must not be removed by an
+            # unlink that was requested for its predecessor.
             await asyncio.wait(self._leaving)
         over = self.budget.over(need, self.clock())
         if over is None:
@@ -255,7 +266,7 @@ class DiskBlockStore(BlockIndex):
         incoming = (None, None) if meta is None else (meta.key, meta.version)
         victims, enough = self._victims(over, self._policy.victims(*incoming))
         if not enough and meta is not None and self._pins.holds(meta.key.version_id):
-            # Its room is reserved: what the policy would keep goes as well.
+            # A pin reserved this room: blocks that the policy would keep are evicted as well.
             victims, enough = self._victims(over, self._ranked())
         if not enough:
             raise StoreUnavailable("no block may go")
@@ -270,7 +281,7 @@ class DiskBlockStore(BlockIndex):
         return self.budget.looked(free, need, pending, self.clock())
 
     def _victims(self, over: int, order: Iterable[BlockKey]) -> tuple[list[tuple[BlockKey, Slot]], bool]:
-        """The first blocks of `order` that together take `over` bytes, and whether there were as many."""
+        """The first blocks of `order` that together take `over` bytes, and whether they were enough."""
         chosen: list[tuple[BlockKey, Slot]] = []
         if over <= 0:
             return chosen, True
@@ -287,9 +298,9 @@ class DiskBlockStore(BlockIndex):
         return self.budget.most_bytes(await self.work.run(self.directory.free_bytes))
 
     async def drop(self, blocks: Iterable[BlockKey]) -> Evicted:
-        """Evict these now; those that are being read go once they are released, as `sweep` finds out.
+        """Evict `blocks` now. Those that are being read are evicted by a `sweep` after their release.
 
-        Raises StoreUnavailable: a file would not go.
+        Raises StoreUnavailable: a file could not be removed.
         """
         going: list[tuple[BlockKey, Slot]] = []
         held = later = 0
@@ -310,24 +321,24 @@ class DiskBlockStore(BlockIndex):
         return Evicted(len(going), sum(slot.disk_bytes for _, slot in going), later, held)
 
     async def sweep(self) -> None:
-        """Drop what was being read when it was to be dropped."""
+        """Drop the blocks that could not be dropped earlier because they were being read."""
         if self._doomed:
             doomed, self._doomed = self._doomed, {}
             with suppress(StoreUnavailable):  # counted and logged
                 await self.drop(doomed)
 
     async def _evict(self, victims: Sequence[tuple[BlockKey, Slot]]) -> None:
-        # No await between the choice and these lines: nobody has begun to read a victim.
+        # There is no await between the choice and these lines, so no reader has begun to read a victim.
         for block, slot in victims:
             self._forget(block, slot)
         self._metrics.evicted_blocks.inc(len(victims))
         await self._unlink(victims)
 
     async def _unlink(self, gone: Sequence[tuple[BlockKey, Slot]]) -> None:
-        """Unlink blocks that the index has forgotten already.
+        """Unlink blocks that the index has already forgotten.
 
         Raises:
-            StoreUnavailable: a file would not go; it keeps its place in the budget until the next start's scan.
+            StoreUnavailable: a file could not be removed. It counts against the budget until the next start's scan.
         """
         if not gone:
             return
@@ -342,7 +353,7 @@ class DiskBlockStore(BlockIndex):
                     results.append(error)
             return results
 
-        # Shielded: a client that leaves must not make the budget forget bytes that are still there.
+        # Shielded: a client that leaves must not make the budget forget bytes that are still on disk.
         try:
             async with asyncio.timeout(block_dir.PATIENCE_S):
                 results = await asyncio.shield(self._counted_unlink(unlink))
@@ -370,20 +381,20 @@ class DiskBlockStore(BlockIndex):
         if header.length > block_file.HEADER_BYTES_MAX:
             raise StoreUnavailable("the object's metadata is too long for a block header")
         need = header.disk_bytes
-        # Before the wait: where a disk hangs, whoever reads is not to find that out anew.
+        # Before the wait: on a disk that hangs, only the first reader waits to find that out.
         self._check_admits()
         try:
             async with asyncio.timeout(block_dir.PATIENCE_S):
-                # A thread of one that was given up may just be putting its file in place, and takes it away again.
+                # A thread of an aborted writer may be renaming the same block into place; it is then removed again.
                 await self.work.cleaned(meta.key)
                 await self.reserve(need, meta)
         except TimeoutError as error:
             raise self.work.write_failed("create", error) from error
         path = self.directory.tmp / f"{block_dir.file_name(meta.key)}.{next(self._tmp_numbers)}"
-        return DiskBlockWriter(self, header, path, need)
+        return DiskBlockWriter(self.directory, self.work, self, header, path)
 
     def landed(self, meta: BlockMeta, disk_bytes: int, file: OpenFile) -> None:
-        """A block was renamed into place: from reservation to index."""
+        """A block was renamed into place: its reservation becomes an entry of the index."""
         self.budget.landed(disk_bytes)
         block = meta.key
         if (old := self._slots.get(block)) is not None:
@@ -393,13 +404,18 @@ class DiskBlockStore(BlockIndex):
         self._pins.came(meta.version, block.version_id)
         self._keep_open(*self._enter(block, meta, disk_bytes, verified=True), file)
 
+    def released(self, disk_bytes: int, *, left_behind: bool) -> None:
+        """A writer gave its block up. `left_behind`: a file without an index entry lies in the directory."""
+        self.whole &= not left_behind
+        self.budget.unreserve(disk_bytes)
+
     # -- recovery -----------------------------------------------------------------------------------------------
 
     def adopt(self, meta: BlockMeta, disk_bytes: int) -> bool:
-        """Index a counted file, to be verified at its first use; False if the index has that block already."""
+        """Index a counted file, to be verified at its first use; False: the index already has that block."""
         block = meta.key
         if block in self._slots:
-            # Written anew since the scan began: the rename replaced the file that the scan counted.
+            # The block was written anew since the scan began: the rename replaced the file that the scan counted.
             self.budget.give_back(disk_bytes)
             return False
         self._enter(block, meta, disk_bytes, verified=False)
@@ -410,7 +426,7 @@ class DiskBlockStore(BlockIndex):
         over = self.budget.used_bytes - self.budget.capacity_bytes
         if over <= 0:
             return
-        # The budget is hard: what the policy would keep goes as well, after all that it would not.
+        # The budget is hard: blocks that the policy would keep are evicted as well, after all others.
         victims, _ = self._victims(over, self._ranked())
         with suppress(StoreUnavailable):  # counted and logged
             await self._evict(victims)
@@ -418,7 +434,7 @@ class DiskBlockStore(BlockIndex):
     # -- the end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close all files and let the directory go. Nobody may read or write any more."""
+        """Close all files and unlock the directory. No caller may read or write any more."""
         for block, slot in list(self._slots.items()):
             self._close(block, slot)
         self.work.threads.shutdown(wait=True)

@@ -1,6 +1,6 @@
-"""Open block files and the leases on them: a file is closed, and a block evicted, only when nobody reads it.
+"""Open block files and leases on them: a file is closed, and a block evicted, only while no reader has a lease.
 
-Leases are taken and released by any thread (`--workers`); all else lives on the event loop's thread.
+Any thread may take and release leases (`--workers`); all else lives on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import suppress
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import BlockKey
 
-# One for all files: held for a few instructions, never around a system call but `close`.
+# One lock for all files. It is held for a few instructions, and around no system call but `close`.
 _counting = threading.Lock()
 
 
 class OpenFile:
-    """A block file that is open. Closed when it is doomed or idle for long, never while leased."""
+    """An open block file. It is closed once it is doomed and no lease is left."""
 
     __slots__ = ("_doomed", "fd", "leases", "payload_offset")
 
@@ -29,13 +29,13 @@ class OpenFile:
         self._doomed = False
 
     def doom(self) -> None:
-        """Close it now, or when the last lease goes."""
+        """Close the file now, or when its last lease is released."""
         with _counting:
             self._doomed = True
             self._close_if_over()
 
     def taken(self) -> bool:
-        """One lease more; False: too late, it is closed or will be."""
+        """Count one more lease; False: the file is doomed."""
         with _counting:
             if self._doomed:
                 return False
@@ -51,18 +51,18 @@ class OpenFile:
     def _close_if_over(self) -> None:
         if self._doomed and self.leases == 0 and self.fd >= 0:
             fd, self.fd = self.fd, -1
-            # NFS and FUSE tell of a write that failed here. The number is free all the same, and somebody else's next.
+            # NFS and FUSE report a failed write here. The fd number is free all the same, and may be reused at once.
             with suppress(OSError):
                 os.close(fd)
 
 
 class FileLease:
-    """Owned by one reader, which releases it; a second release does nothing."""
+    """Owned by one reader, which releases it. A second release does nothing."""
 
     __slots__ = ("_file", "_slot")
 
     def __init__(self, file: OpenFile, slot: Slot | None = None) -> None:
-        """`slot`: of a file that is not the slot's own, so that the block is no victim all the same."""
+        """`slot`: given when `file` is not the slot's own file, to keep the block from becoming a victim."""
         taken = file.taken()
         assert taken, "a lease of a closed file"
         self._file: OpenFile | None = file
@@ -72,7 +72,7 @@ class FileLease:
 
     @classmethod
     def try_take(cls, file: OpenFile) -> FileLease | None:
-        """For a thread that cannot know whether the file is still open; None: it is not."""
+        """A lease for a thread that cannot know whether the file is still open; None: it is doomed."""
         if not file.taken():
             return None
         lease = cls.__new__(cls)
@@ -93,7 +93,7 @@ class FileLease:
 
 
 class Edition:
-    """What the blocks of one version have in common, held once for all of them; `blocks` counts those that hold it."""
+    """The facts that all blocks of one version share, held once. `blocks` counts the blocks that refer to it."""
 
     __slots__ = ("blocks", "disk_bytes", "layout", "version", "version_id")
 
@@ -104,18 +104,21 @@ class Edition:
         self.blocks = 0
 
     def fits(self, meta: BlockMeta) -> bool:
-        """One version may have been told with other headers each time: kept of a block is what its file says."""
+        """Whether `meta` has the same version and headers.
+
+        The origin may send other headers with each fill of a version; a block keeps those that are in its own file.
+        """
         return self.version is meta.version or self.version == meta.version
 
 
 class Slot:
-    """One block on disk. `busy` counts those who open it, or read it by a file of their own: no victim then."""
+    """One block on disk. `busy` counts readers that are opening it or use a file of their own: it is no victim then."""
 
     __slots__ = ("busy", "disk_bytes", "edition", "file", "verified")
 
     def __init__(self, edition: Edition, disk_bytes: int, *, verified: bool) -> None:
         self.edition = edition
-        # Nearly all blocks of a version are of one size: one number for all of them.
+        # Nearly all blocks of a version have the same size: they share one int object.
         self.disk_bytes = edition.disk_bytes if disk_bytes == edition.disk_bytes else disk_bytes
         self.file: OpenFile | None = None
         self.verified = verified
@@ -131,6 +134,6 @@ class Slot:
 
 
 def doom_result(future: asyncio.Future[OpenFile]) -> None:
-    """For a file that a thread opened after nobody wanted it any more."""
+    """Close a file that a thread opened after its caller was cancelled."""
     if not future.cancelled() and future.exception() is None:
         future.result().doom()

@@ -1,5 +1,7 @@
-"""Rebuild the index after a start: from the snapshot of a clean stop, else by a scan, while the proxy already serves;
-then verify, slowly, what nobody has read yet."""
+"""Rebuilds the index after a start, while the proxy already serves; then verifies, slowly, the blocks nobody reads.
+
+The index comes from the snapshot of a clean stop, otherwise from a scan of the directory.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-import aiofiles
-
+from outrider.adapters import sealed_file
 from outrider.adapters.disk import block_dir, index_snapshot
 from outrider.adapters.disk.block_dir import FoundFile
 from outrider.adapters.disk.block_store import DiskBlockStore
-from outrider.adapters.disk.index_snapshot import BadSnapshot, Snapshot
+from outrider.adapters.disk.index_snapshot import Snapshot
 from outrider.adapters.disk.written_names import NAMES_MAX, WrittenNamesFile
+from outrider.adapters.sealed_file import BadFile
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.cache.freshness import was_settled
@@ -25,28 +27,28 @@ from outrider.ports import Versions
 
 log = logging.getLogger(__name__)
 
-# Per trip to a thread: enough to amortise the trip, short enough (about 10 ms) that reads get their turn.
+# Files per trip to a thread: enough to amortise the trip, and short enough (about 10 ms) that reads are not held up.
 _BATCH = 256
 
 
 class Recovery:
-    """Owned by the app: `run` once after a start, `save` once before the end."""
+    """Owned by the app: `index` once after a start, `save` once before the end."""
 
     def __init__(
         self, store: DiskBlockStore, versions: Versions, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         touched: WrittenNamesFile | None = None,
     ) -> None:  # fmt: skip
-        """`touched` None: nobody keeps it, and nothing of what a scan finds is vouched for."""
+        """`touched` None: written names are not recorded, so no version that a scan finds is vouched for."""
         self._store = store
         self._versions = versions
         self._sleep = sleep
         self._touched = touched
-        # What was found and is not vouched for; of more than are noted some will do.
+        # Objects found that are not vouched for. One more than NAMES_MAX is enough to exceed the bound.
         self._doubtful: set[ObjectRef] = set()
         self._whole = False
 
     async def index(self) -> None:
-        """Fill the store's index. Blocks can be admitted as soon as their sizes are known, long before the end."""
+        """Fill the store's index. Blocks can be admitted as soon as the sizes are known, long before the end."""
         self._store.admitting = False
         try:
             saved = await self._store.work.run(self._read_snapshot)
@@ -56,13 +58,14 @@ class Recovery:
                 await self._scan()
             await self._store.trim()
         except OSError as error:
-            # Not whole: what was not seen is not counted. Serve from what is known; the next start scans again.
+            # The index is not complete: blocks that were not seen are not counted. The proxy serves the known ones,
+            # and the next start scans again.
             self._store.work.trouble("scan", error)
             return
         finally:
             self._store.admitting = True
         self._whole = True
-        # What could not be read now may be at the next start: the older notes are good for that.
+        # A block that could not be read now may be readable at the next start, which then needs the older names.
         if self._touched is not None and self._store.whole:
             failed = await self._store.work.run(self._touched.settle, self._doubtful)
             if failed is not None:
@@ -75,12 +78,12 @@ class Recovery:
         path = self._store.directory.snapshot
         try:
             raw = path.read_bytes()
-            # Used once: after a crash the directory has moved on, and only a scan knows it.
+            # A snapshot is used once: after a crash the directory has changed, and only a scan tells how.
             self._store.directory.drop_snapshot()
             return index_snapshot.decode(raw)
         except FileNotFoundError:
             return None
-        except BadSnapshot as error:
+        except BadFile as error:
             log.warning("index snapshot ignored", extra={"error": str(error)})
             return None
         except OSError as error:
@@ -101,7 +104,7 @@ class Recovery:
         for file in found:
             self._store.budget.take(file.disk_bytes)
         self._store.admitting = True
-        # Oldest first, so that the policies that go by order know the oldest block as the first victim.
+        # Oldest first: policies that go by order then have the oldest block as the first victim.
         waiting = iter(sorted(found, key=lambda file: file.modified_at))
         while batch := list(islice(waiting, _BATCH)):
             metas = await self._store.work.run(_read_batch, batch)
@@ -109,7 +112,7 @@ class Recovery:
                 if meta is None:
                     self._store.budget.give_back(file.disk_bytes)
                 elif isinstance(meta, OSError):
-                    # It stays, and stays counted; the next start looks at it again.
+                    # The file stays on disk and in the budget; the next start tries again.
                     self._store.work.trouble("scan", meta)
                     self._store.whole = False
                 else:
@@ -124,7 +127,7 @@ class Recovery:
             self._versions.recall(meta.layout.origin, meta.version, vouched=vouched)
 
     async def scrub(self, pace: ScrubPace) -> None:
-        """Verify what was here at the start and has not been read since; then all blocks, round after round."""
+        """Verify the blocks of the start that were not read since; then all blocks, round after round, without end."""
         await self._scrub_round(self._store.unverified(), pace, None)
         while True:
             if not len(self._store):
@@ -139,27 +142,25 @@ class Recovery:
         self._store.scrubbed()
 
     async def save(self) -> None:
-        """Leave a snapshot for the next start; without a whole index there is none, and the next start scans."""
+        """Write a snapshot for the next start. Without a complete index there is none, and the next start scans."""
         if not (self._whole and self._store.whole):
             return
-        path = self._store.directory.snapshot
-        part = Path(f"{path}.part")
+        work, path = self._store.work, self._store.directory.snapshot
         if self._touched is not None:
             self._touched.end()
         try:
-            await self._store.work.run(self._store.directory.hold)
-            async with aiofiles.open(part, "wb", executor=self._store.work.threads, opener=block_dir.private) as file:
-                await file.writelines(index_snapshot.encode(self._store.blocks(), self._versions.vouches))
+            await work.run(self._store.directory.hold)
+            lines = index_snapshot.encode(self._store.blocks(), self._versions.vouches)
             if self._touched is None:
-                await self._store.work.run(part.replace, path)
+                await sealed_file.write(path, lines, work.threads)
             else:
-                await self._store.work.run(self._touched.put, part)
+                await work.run(self._touched.put, await sealed_file.write_part(path, lines, work.threads))
         except OSError as error:
-            self._store.work.trouble("snapshot", error)
+            work.trouble("snapshot", error)
 
 
 def _read_batch(files: Sequence[FoundFile]) -> list[BlockMeta | OSError | None]:
-    """The meta of each file; None where it is no intact block, and then the file is gone."""
+    """The meta of each file; None where it was no intact block, and has been removed."""
     metas: list[BlockMeta | OSError | None] = []
     for file in files:
         try:

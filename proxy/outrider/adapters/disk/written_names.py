@@ -1,8 +1,11 @@
-"""The names that were written through us while blocks of them may be on disk, whose headers there are then the older
-ones. For a start after a crash: after a clean stop the snapshot knows.
+"""Records names that were written through this proxy while blocks of them may be on disk.
 
-Lines of JSON: a head, then `[bucket, key]`, or `[bucket]` for all of it. No fsync: what a power loss takes, the head
-knows by the boot of the machine. Without a file that is whole, and of this boot, any name may be one of them.
+The blocks of such a name may carry the headers of its older version. A start after a crash needs the names; after a
+clean stop the snapshot says the same.
+
+Lines of JSON: a head, then `[bucket, key]`, or `[bucket]` for all objects of it. There is no fsync. A power loss may
+take the last lines, so the head holds the boot id of the machine: without a file that is complete and of this boot, any
+name may have been written.
 """
 
 from __future__ import annotations
@@ -19,44 +22,48 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from outrider.adapters import sealed_file
 from outrider.adapters.disk import block_dir
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.disk_threads import DiskThreads
+from outrider.adapters.sealed_file import json_line
 from outrider.core.model import ObjectRef
 from outrider.ports import Name
 
 log = logging.getLogger(__name__)
 
-# They take some 20 MB in memory, and a quarter of a second at a start.
+# This many names take some 20 MB in memory, and a quarter of a second at a start.
 NAMES_MAX = 100_000
-# So many take less; what is cut here is not whole.
+# NAMES_MAX names take less. A file that is cut here fails to parse.
 _BYTES_MAX = 1024 * 1024 * 1024
 _HEAD_BYTES_MAX = 1024
 
 
 class WrittenNamesFile:
-    """As long as the file is there, the name of each write that was answered is in it."""
+    """Invariant: as long as the file exists, it holds the name of each write that was answered."""
 
     def __init__(self, directory: BlockDir, work: DiskThreads) -> None:
         self._directory = directory
         self._work = work
         self._lock = threading.Lock()
         self._found, self._file = _load(directory.touched)
-        # What this process has put there, or will where there is none that holds.
+        # Names that this process has written to the file. Without a valid file they wait here for `settle`.
         self._names: set[Name] = set()
         self._lost = self._gone = False
         self._late: asyncio.Future[OSError | None] | None = None
         self._ending = self._void = False
         self.is_whole = False
-        """What was found at the start is known: nothing else has blocks that is not in the catalog."""
+        """The start has indexed all blocks: only objects in the catalog have blocks."""
 
     def has(self, ref: ObjectRef) -> bool:
-        """Whether it may have been written after blocks of it were; until `settle`."""
+        """Whether the object may have been written after its blocks were. Used until `settle`."""
         return self._found is None or ref in self._found or ref.bucket in self._found
 
     async def note(self, names: Sequence[Name]) -> None:
-        """Returns when these outlive this process, or no name is held to be unwritten any more. A disk that does not
-        take that in time is counted and logged; the write goes on."""
+        """Record `names`. When this returns they outlive this process, or the file is given up.
+
+        A disk that takes too long is counted and logged, and the write goes on.
+        """
         if not self._ending and (self._gone or (not self._lost and self._names.issuperset(names))):
             return
         if self._late is not None and not self._late.done():
@@ -76,13 +83,15 @@ class WrittenNamesFile:
         return self._written(names, self._append)
 
     def settle(self, names: set[ObjectRef]) -> OSError | None:
-        """After a start: of all that was found, LISTs may not vouch for `names`. Those that have no blocks any more are
-        left out from here on. In a thread."""
+        """After the start has indexed all blocks: keep only `names`, the objects that a LIST may not vouch for.
+
+        Names without blocks are left out from here on. Blocks; returns the error of the disk, if any.
+        """
         self.is_whole, self._found = True, set()
         return self._written(names, self._write_anew)
 
     def _written(self, names: Collection[Name], write: Callable[[Iterable[Name]], None]) -> OSError | None:
-        """What went wrong; then, as beyond the bound, there is no file any more."""
+        """Call `write`, and return its error. After an error, or beyond the bound, the file is removed."""
         failed = None
         with self._lock:
             self._lost |= len(self._names) + len(names) > NAMES_MAX
@@ -102,35 +111,32 @@ class WrittenNamesFile:
     def _append(self, names: Iterable[Name]) -> None:
         if self._file is None:
             return
-        # Never made here: in a directory that was made anew it would lack those noted before.
-        with open(self._directory.touched, "r+b", opener=block_dir.private) as file:
+        # The file is never created here: in a directory that was made anew it would lack the earlier names.
+        with open(self._directory.touched, "r+b", opener=_no_link) as file:
             if _identity(file) != self._file:
                 raise OSError(errno.ESTALE, "another file is in its place")
             file.seek(0, os.SEEK_END)
             file.write(_lines(names))
 
     def _write_anew(self, names: Iterable[Name]) -> None:
-        path = self._directory.touched
-        part = Path(f"{path}.part")
-        with open(part, "wb", opener=block_dir.private) as file:
-            file.write(_line(_head()) + _lines(self._names.union(names)))
+        with sealed_file.replacing(self._directory.touched) as file:
+            file.write(json_line(_head()) + _lines(self._names.union(names)))
             identity = _identity(file)
-        part.replace(path)
         self._file = identity
 
     def _drop_if_lost(self) -> None:
         if self._lost and not self._gone:
-            with suppress(OSError):  # tried again with the next note
+            with suppress(OSError):  # the next note tries again
                 self._directory.hold()
                 self._directory.touched.unlink(missing_ok=True)
                 self._gone, self._names = True, set()
 
     def end(self) -> None:
-        """A snapshot is about to be made, and what is written through us from here on it would not know."""
+        """A snapshot is about to be made. It will not know of names that are written from here on."""
         self._ending = True
 
     def put(self, part: Path) -> None:
-        """The snapshot into its place, unless something was. In a thread. Raises OSError."""
+        """Rename the snapshot into place, unless a name was written since `end`. Blocks. Raises OSError."""
         with self._lock:
             self._drop_if_lost()
             if self._void:
@@ -140,11 +146,11 @@ class WrittenNamesFile:
 
 
 def _load(path: Path) -> tuple[set[Name] | None, tuple[int, int] | None]:
-    """The names, and which file it is; None, None: it is none that holds."""
+    """The names, and the identity of the file; None, None: there is no valid file."""
     try:
         with path.open("rb") as file:
-            # Of another format, or of another boot, is no trouble.
-            if file.readline(_HEAD_BYTES_MAX) == _line(_head()):
+            # A file of another format or of another boot is no error.
+            if file.readline(_HEAD_BYTES_MAX) == json_line(_head()):
                 return {_name(line) for line in file.read(_BYTES_MAX).splitlines(keepends=True)}, _identity(file)
     except FileNotFoundError:
         pass
@@ -154,27 +160,27 @@ def _load(path: Path) -> tuple[set[Name] | None, tuple[int, int] | None]:
 
 
 def _name(line: bytes) -> Name:
-    told = json.loads(line)
-    if not line.endswith(b"\n") or len(told) not in (1, 2) or not all(isinstance(one, str) for one in told):
+    parts = json.loads(line)
+    if not line.endswith(b"\n") or len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
         raise ValueError("no name")
-    return ObjectRef(*told) if len(told) == 2 else str(told[0])
+    return ObjectRef(*parts) if len(parts) == 2 else str(parts[0])
 
 
 def _lines(names: Iterable[Name]) -> bytes:
-    return b"".join(_line([name] if isinstance(name, str) else name) for name in names)
-
-
-def _line(value: object) -> bytes:
-    # ASCII: what of a key is no UTF-8 stays an escape.
-    return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"
+    return b"".join(json_line([name] if isinstance(name, str) else name) for name in names)
 
 
 def _head() -> dict[str, object]:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
-        boot = str(uuid.uuid4())  # nobody knows: then none is the same
+        boot = str(uuid.uuid4())  # the boot is not known: no file is of the same one
     return {"outrider touched": 1, "boot": boot.strip()}
+
+
+def _no_link(path: str, flags: int) -> int:
+    """An `opener` that does not follow a link."""
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def _identity(file: BinaryIO) -> tuple[int, int]:
