@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.cli.check_machine import check_endpoint, check_open_files, check_room, job_findings, judged_speed
-from outrider.cli.check_origin import Answer, check_answer, check_clock, masked
-from outrider.cli.findings import Finding, Level
+from outrider.cli.doctor.finding import Finding, Level
+from outrider.cli.doctor.job_checks import check_endpoint, job_findings
+from outrider.cli.doctor.machine_checks import check_open_files, check_room, judged_speed
+from outrider.cli.doctor.origin_checks import Answer, check_answer, check_clock, masked
 from outrider.core.auth.sigv4 import Credentials
 from outrider.settings import load
 from tests.support.child import free_ports

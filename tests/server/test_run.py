@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.cli.child import Signals, ended, start, status_of
-from outrider.cli.environment import endpoint_in, for_child, leads_to
-from outrider.cli.summary import Summary
+from outrider.cli.aws_environment import endpoint_in
+from outrider.cli.load_settings import leads_to
+from outrider.cli.run.child_environment import for_child
+from outrider.cli.run.child_process import Signals, ended, start, status_of
+from outrider.cli.run.summary import Summary
 from outrider.core.text import in_words
 from tests.support.bucket import REGION
 from tests.support.child import free_ports

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
 
-from outrider.cli import environment, options
+from outrider.cli import load_settings
 from outrider.core.auth.grants import AccessLevel
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef
@@ -82,12 +81,11 @@ def test_nonsense_is_named_whatever_source_it_came_from(source: str, name: str, 
 
 
 @pytest.mark.parametrize(("name", "value"), [("workers", 0), ("cache_dir", ""), ("admin", "")])
-@pytest.mark.parametrize("load_of", [environment.load, lambda flags, config, _: options.load(flags, config)])
 def test_a_flag_that_says_nothing_was_given_all_the_same(
-    load_of: Callable[..., Settings], name: str, value: object, capsys: pytest.CaptureFixture[str]
+    name: str, value: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as refused:
-        load_of({name: value, "domain": None}, None, {})
+        load_settings.load({name: value, "domain": None}, None)
     assert refused.value.exit_code == 2
     assert f"--{name.replace('_', '-')}" in capsys.readouterr().err
 

@@ -1,4 +1,16 @@
-"""The doors for people: `outrider serve`, `run` and others. Exit codes: 0 done, 1 failed, 2 wrong use or settings."""
+"""The command line: `outrider serve`, `outrider run` and the other commands.
+
+1. `main` opens the standard files, imports the module of the given command, and lets typer run it. A command is the
+   function of its own name in the module or package of its own name.
+2. Commands that start a proxy (`serve`, `run`, `bench`) and `doctor` take settings as flags. `settings_flags` makes the
+   flags from the settings model; `load_settings` merges flags, environment and file, and finds the origin by
+   `aws_environment`.
+3. Commands for a running proxy talk to it: `warm`, `pin`, `unpin`, `evict` and `verify` through its reserved S3 bucket
+   (`control_client`), `ls` and `stats` through /status on its admin port (`status_client`, `admin_port`).
+4. `simulate` runs without a proxy.
+
+Exit codes: 0 done, 1 failed, 2 wrong use or settings.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +45,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-# Each is the function of its own name in the module of its own name. Options after the command of `run` are the
-# command's own, with or without `--`.
+# Options after the child command of `run` belong to that command, with or without `--`.
 _COMMANDS: dict[str, dict[str, Any]] = {
     "serve": {},
     "run": {"context_settings": {"allow_interspersed_args": False}},
@@ -67,25 +78,27 @@ def _root(
 
 
 def with_commands(names: Iterable[str]) -> typer.Typer:
-    """The command line with these commands. The modules of the others are not imported: a proxy needs none of them, and
-    they take a megabyte and a part of each start."""
+    """The command line with the commands `names`.
+
+    Modules of other commands are not imported: they take a megabyte, and time of each start.
+    """
     for name in names:
         app.command(name=name, **_COMMANDS[name])(getattr(import_module(f"outrider.cli.{name}"), name))
     return app
 
 
 def _open_standard_files() -> None:
-    """Where one of them is closed, the next file or socket would take its number, and get what is printed."""
+    """Open stdin, stdout or stderr if it is closed: the next file or socket would get its number, and our output."""
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            # The lowest free number is this one.
+            # The lowest free number is `fd`: all below it are open.
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(fd, True)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - for as long as the process lives
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - open as long as the process lives
 
 
 def main() -> None:

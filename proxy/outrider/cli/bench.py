@@ -1,4 +1,4 @@
-"""`outrider bench`: one's own bucket, read directly, through an empty cache and through a full one, side by side."""
+"""`outrider bench`: reads a bucket directly, through an empty cache and through a full one, and compares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.process.system import new_event_loop
 from outrider.app import DEFAULT_REGION, running
-from outrider.cli import environment, options
+from outrider.cli.load_settings import load, load_with_origin
+from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.composition import Outrider
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import Signal
@@ -37,14 +38,18 @@ from outrider.ports import OriginRequest
 from outrider.settings import Settings, SettingsError
 
 _WAYS = ("direct", "cold", "warm")
-# How long that is waited for, and what part of it the cache must have answered then, or it had no room.
-_LANDING_S, _KEPT = 2.0, 0.5
+# The longest wait for blocks that are still being written.
+_LANDING_S = 2.0
+# The share of the objects that a full cache must answer. Below it, the cache had no room for them.
+_KEPT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One way of reading all objects once: MB/s in all, milliseconds to an object's first byte, and the part of the
-    objects that the cache had."""
+    """One way of reading all objects once.
+
+    MB/s of all readers together, milliseconds to the first byte of an object, and the share of objects from the cache.
+    """
 
     way: str
     megabytes_per_s: float
@@ -60,16 +65,16 @@ class _Objects:
     total_bytes: int
 
 
+@with_settings("origin", "region", "block_size")
 def bench(
     url: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="What to read.")],
     objects: Annotated[int, typer.Option(min=1, help="How many of the objects there.")] = 16,
     readers: Annotated[int, typer.Option(min=1, help="How many are read at a time.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are told.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    origin: options.Origin = None,
-    region: options.Region = None,
-    block_size: options.BlockSize = None,
-    config: options.Config = None,
+    *,
+    flags: Flags,
+    config: Config = None,
 ) -> None:
     """Read objects of a bucket directly, through an empty cache and through a full one, and compare.
 
@@ -78,12 +83,11 @@ def bench(
     Example: outrider bench s3://my-bucket/train/ --objects 32 --readers 8
     """
     logging.getLogger().setLevel(logging.ERROR)
-    given: dict[str, object] = {"origin": origin, "region": region, "block_size": block_size}
-    # A proxy that runs here is not what is measured as `direct`.
-    given["origin"] = environment.load_with_origin(given, config, {}, os.environ)[0].origin
+    # The origin behind a proxy that runs here: the direct reads must not go through that proxy.
+    origin = load_with_origin(flags, config, {}, os.environ)[0].origin
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
         fixed = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "cache_dir": directory, "prefetch": "object"}
-        settings = environment.load({**given, **fixed}, config, {})
+        settings = load({**flags, "origin": origin, **fixed}, config)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
                 measured = runner.run(_bench(settings, url, objects, readers, rounds, quiet=as_json))
@@ -91,7 +95,7 @@ def bench(
                 typer.echo(f"outrider: {error}", err=True)
                 raise typer.Exit(1) from error
     if as_json:
-        typer.echo(json.dumps([asdict(one) for one in measured]))
+        typer.echo(json.dumps([asdict(way) for way in measured]))
     else:
         _show(measured)
     if measured[-1].from_cache < _KEPT:
@@ -141,7 +145,7 @@ async def _origin(
 
 
 async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -> _Objects:
-    # Not as the URLs of the web are split: `?` and `#` are letters of a key.
+    # urlsplit would not do: `?` and `#` are ordinary characters of a key.
     name, _, prefix = url.removeprefix("s3://").partition("/")
     if not url.startswith("s3://") or not name:
         raise SettingsError(f"{url}: write s3://BUCKET/PREFIX.")
@@ -153,19 +157,22 @@ async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -
     with suppress(Signal):
         async with aclosing(Enumerator(origin_reader, MemoryBudget(2 * PAGE_BYTES_MAX)).pages(name, prefix)) as pages:
             async for page in pages:
-                listed += [one for one in page if one.size > 0]
+                listed += [entry for entry in page if entry.size > 0]
                 if len(listed) >= count:
                     break
     chosen = listed[:count]
     if not chosen:
         raise SettingsError(f"{url}: no objects there, or no permission to list them. `outrider doctor` tells which.")
-    return _Objects(name, [one.key for one in chosen], sum(one.size for one in chosen))
+    return _Objects(name, [entry.key for entry in chosen], sum(entry.size for entry in chosen))
 
 
 async def _landed(outrider: Outrider) -> None:
-    """What was read last is on its way to the disk yet; of a bucket of many more, much else is all the time."""
+    """Wait until the blocks that were read last are on disk.
+
+    The wait is bounded: in a bucket with many more objects, prefetch keeps other fills under way all the time.
+    """
     until = time.monotonic() + _LANDING_S
-    while len(outrider.flights) and time.monotonic() < until:  # noqa: ASYNC110 - nobody tells of the last
+    while len(outrider.flights) and time.monotonic() < until:  # noqa: ASYNC110 - there is no event for the last flight
         await asyncio.sleep(0.01)
 
 
@@ -198,15 +205,15 @@ async def _read(origin: HttpOrigin, way: str, objects: _Objects, readers: int) -
 def _median(rounds: Sequence[Measured]) -> Measured:
     return Measured(
         rounds[0].way,
-        round(median(one.megabytes_per_s for one in rounds), 1),
-        round(median(one.first_byte_ms for one in rounds), 2),
-        round(median(one.slowest_first_byte_ms for one in rounds), 2),
-        round(median(one.from_cache for one in rounds), 2),
+        round(median(measured.megabytes_per_s for measured in rounds), 1),
+        round(median(measured.first_byte_ms for measured in rounds), 2),
+        round(median(measured.slowest_first_byte_ms for measured in rounds), 2),
+        round(median(measured.from_cache for measured in rounds), 2),
     )
 
 
 def _show(measured: Sequence[Measured]) -> None:
-    # Not above: `serve` and `run` read this module, and have no use for two more megabytes.
+    # Imported here: with all commands loaded (`outrider --help`) this would take two more megabytes.
     from rich.console import Console
     from rich.table import Table
 
@@ -214,9 +221,9 @@ def _show(measured: Sequence[Measured]) -> None:
     for heading in ("way", "MB/s", "of direct", "first byte ms, median", "slowest", "from cache"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
     direct = measured[0].megabytes_per_s
-    for one in measured:
+    for way in measured:
         table.add_row(
-            one.way, f"{one.megabytes_per_s:,.0f}", f"{one.megabytes_per_s / direct:.2f} x",
-            f"{one.first_byte_ms:.1f}", f"{one.slowest_first_byte_ms:.1f}", f"{one.from_cache:.0%}",
+            way.way, f"{way.megabytes_per_s:,.0f}", f"{way.megabytes_per_s / direct:.2f} x",
+            f"{way.first_byte_ms:.1f}", f"{way.slowest_first_byte_ms:.1f}", f"{way.from_cache:.0%}",
         )  # fmt: skip
     Console().print(table)

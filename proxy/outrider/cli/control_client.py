@@ -1,4 +1,4 @@
-"""The commands' way to a running proxy: plain S3 calls of its reserved bucket, as `aws s3` would make them."""
+"""The S3 client of the commands for a running proxy: plain S3 calls to its reserved bucket, as `aws s3` makes them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from botocore.session import Session
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from outrider.cli import environment
+from outrider.cli import aws_environment
+from outrider.cli.load_settings import load
 from outrider.core.s3.operation import CONTROL_BUCKET
 from outrider.core.text import counted, in_words
 
-# A pin is answered once all of its objects were asked about.
+# A pin is answered after a HEAD for each of its objects.
 _ANSWER_TIMEOUT_S = 600
 _CONNECT_TIMEOUT_S = 5
 _POLL_S = 0.25
@@ -51,11 +52,11 @@ Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all is 
 
 
 class NobodyThereError(Exception):
-    """Nothing listens at that address."""
+    """No server listens at that address."""
 
 
 class Proxy:
-    """The running proxy. What it refuses, or that it is not there, is said on stderr, and ends the command with 1."""
+    """The running proxy. A refusal, or no proxy at all, is printed on stderr and ends the command with 1."""
 
     def __init__(self, endpoint: str | None, config: Path | None) -> None:
         self.endpoint = endpoint or _endpoint(config)
@@ -76,26 +77,26 @@ class Proxy:
 
     def put(self, key: str, body: bytes, *, rate: str | None = None) -> None:
         more = {} if rate is None else {"Metadata": {"rate": rate}}
-        self._said(lambda: self._client.put_object(Bucket=CONTROL_BUCKET, Key=key, Body=body, **more))
+        self._call_or_fail(lambda: self._client.put_object(Bucket=CONTROL_BUCKET, Key=key, Body=body, **more))
 
     def get(self, key: str, *, missing: str = "it is gone: was the proxy restarted?") -> dict[str, Any]:
-        """`missing`: what to say when there is none."""
-        answer = self._said(lambda: self._client.get_object(Bucket=CONTROL_BUCKET, Key=key), missing)
+        """`missing`: the text to print if there is no such object."""
+        answer = self._call_or_fail(lambda: self._client.get_object(Bucket=CONTROL_BUCKET, Key=key), missing)
         told: dict[str, Any] = json.loads(answer["Body"].read())
         return told
 
     def delete(self, key: str) -> None:
-        self._said(lambda: self._client.delete_object(Bucket=CONTROL_BUCKET, Key=key))
+        self._call_or_fail(lambda: self._client.delete_object(Bucket=CONTROL_BUCKET, Key=key))
 
     def is_there(self) -> bool:
-        """False: nothing listens."""
+        """Whether a server listens at the endpoint."""
         try:
             self._call(lambda: self._client.get_object(Bucket=CONTROL_BUCKET, Key="status.json"))
         except NobodyThereError:
             return False
         return True
 
-    def _said(self, call: Callable[[], Any], missing: str = "") -> Any:
+    def _call_or_fail(self, call: Callable[[], Any], missing: str = "") -> Any:
         try:
             return self._call(call, missing)
         except NobodyThereError as error:
@@ -128,9 +129,12 @@ class Proxy:
 
 
 def _identity() -> tuple[Session, Any, str | None]:
-    """What to sign with and for. Credentials that cannot be had are none: a proxy on loopback asks for no key."""
+    """The session, the credentials to sign with, and the region.
+
+    Credentials that cannot be loaded count as none: a proxy in loopback mode needs no signature.
+    """
     session = Session()
-    if not environment.names_credentials(os.environ):
+    if not aws_environment.names_credentials(os.environ):
         return session, None, session.get_config_variable("region")
     try:
         credentials = session.get_credentials()
@@ -139,14 +143,14 @@ def _identity() -> tuple[Session, Any, str | None]:
         return session, credentials, session.get_config_variable("region")
     except (BotoCoreError, ClientError) as error:
         typer.echo(f"outrider: no credentials ({error}), asking unsigned", err=True)
-        # Without the profile that AWS_PROFILE names: if it is not there, the client would ask for it again.
+        # A session that ignores AWS_PROFILE: the client would look for a missing profile again, and fail.
         return Session({"profile": (None, None, None, None)}), None, None
 
 
 def _endpoint(config: Path | None) -> str:
-    if (named := environment.endpoint_in(os.environ)) is not None:
+    if (named := aws_environment.endpoint_in(os.environ)) is not None:
         return named[1]
-    settings = environment.load({}, config, {})
+    settings = load({}, config)
     return f"{'http' if settings.tls_cert is None else 'https'}://{settings.listen}"
 
 
@@ -156,7 +160,7 @@ def failed(text: str) -> NoReturn:
 
 
 def list_of(urls: Sequence[str] | None, from_file: Path | None) -> bytes:
-    """The list that is meant; empty: none was given."""
+    """The list of URLs, one per line; empty: none was given."""
     lines = list(urls or ())
     if from_file is not None:
         try:
@@ -168,7 +172,7 @@ def list_of(urls: Sequence[str] | None, from_file: Path | None) -> bytes:
 
 
 def name_of(name: str | None, body: bytes) -> str:
-    """The same list has the same name: told again, it is the same warm-up or pin."""
+    """`name`, else a name made from the list: the same list again means the same warm-up or pin."""
     if not name and not body:
         typer.echo("outrider: name something: a URL, --from-file or --name.", err=True)
         raise typer.Exit(2)
@@ -180,29 +184,29 @@ def show_json(told: object) -> None:
 
 
 def show_all(told: Sequence[dict[str, Any]], as_json: bool) -> None:
-    """A line each."""
+    """Print one line for each warm-up or pin."""
     if as_json:
         show_json(told)
         return
-    for one in told:
-        show(one, False)
+    for job in told:
+        show(job, False)
 
 
-def show(one: dict[str, Any], as_json: bool) -> None:
-    """How far one warm-up or pin is."""
+def show(job: dict[str, Any], as_json: bool) -> None:
+    """Print the progress of one warm-up or pin."""
     if as_json:
-        show_json(one)
+        show_json(job)
         return
-    objects, size = one["objects"], one["bytes"]
-    reserved = f", {in_words(one['reserved_bytes'])} reserved" if "reserved_bytes" in one else ""
+    objects, size = job["objects"], job["bytes"]
+    reserved = f", {in_words(job['reserved_bytes'])} reserved" if "reserved_bytes" in job else ""
     typer.echo(
-        f"{one['name']}  {one['state']}  {objects['on_disk']} of {counted(objects['wanted'], 'object')}, "
+        f"{job['name']}  {job['state']}  {objects['on_disk']} of {counted(objects['wanted'], 'object')}, "
         f"{in_words(size['on_disk'])} of {in_words(size['wanted'])}{reserved}"
     )
 
 
 def follow(proxy: Proxy, key: str, *, quiet: bool) -> dict[str, Any]:
-    """Wait until it has ended, with a bar of what is on disk; what it said last."""
+    """Wait for the end of a warm-up or pin, with a progress bar of the bytes on disk. Returns its last report."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"))
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
@@ -214,7 +218,7 @@ def follow(proxy: Proxy, key: str, *, quiet: bool) -> dict[str, Any]:
 
 
 def followed(proxy: Proxy, key: str) -> dict[str, Any]:
-    """As `follow`, of what has no objects to show."""
+    """Like `follow`, for a verification, which has no objects to show."""
     with Console(stderr=True).status(key.partition("/")[0]):
         while (told := proxy.get(key))["state"] == "running":
             time.sleep(_POLL_S)
@@ -222,7 +226,7 @@ def followed(proxy: Proxy, key: str) -> dict[str, Any]:
 
 
 def _expected(told: dict[str, Any]) -> float:
-    """Bytes in all, if objects of unknown size are like the others."""
+    """The bytes to expect in all, if objects of unknown size have the mean size of the others."""
     objects, wanted = told["objects"], told["bytes"]["wanted"]
     sized = objects["wanted"] - objects["unsized"]
     return float(wanted + objects["unsized"] * wanted / sized) if sized else 0.0
@@ -238,7 +242,7 @@ def _in_words(told: dict[str, Any]) -> str:
 
 
 def conclude(told: dict[str, Any], as_json: bool) -> NoReturn:
-    """Say how it ended; what failed stands on stderr, and makes it 1."""
+    """Print how a warm-up or pin ended, its failures on stderr, and exit: 0, or 1 after failures."""
     if as_json:
         show_json(told)
     else:
@@ -248,8 +252,8 @@ def conclude(told: dict[str, Any], as_json: bool) -> NoReturn:
             f"{told['state']}: {objects['on_disk']} of {counted(objects['wanted'], 'object')} on disk, "
             f"{in_words(size['on_disk'])} ({in_words(max(0, here))} were here), in {told['elapsed_s']:.1f} s"
         )
-    for one in told["failures"][:_FAILURES_SHOWN]:
-        typer.echo(f"outrider: {one['object'] or told['name']}: {one['error']}", err=True)
+    for failure in told["failures"][:_FAILURES_SHOWN]:
+        typer.echo(f"outrider: {failure['object'] or told['name']}: {failure['error']}", err=True)
     if (more := told["objects"]["failed"] - _FAILURES_SHOWN) > 0:
         typer.echo(f"outrider: and {more} more", err=True)
     raise typer.Exit(0 if told["state"] == "done" else 1)

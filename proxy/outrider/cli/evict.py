@@ -1,10 +1,11 @@
-"""`outrider evict`: drop objects from the cache now."""
+"""`outrider evict`: drops objects from the cache now."""
 
 from __future__ import annotations
 
 import typer
 
-from outrider.cli import control_client, options
+from outrider.cli import control_client
+from outrider.cli.settings_flags import Config
 from outrider.core.text import counted, in_words
 
 
@@ -13,7 +14,7 @@ def evict(
     from_file: control_client.FromFile = None,
     endpoint: control_client.Endpoint = None,
     as_json: control_client.AsJson = False,
-    config: options.Config = None,
+    config: Config = None,
 ) -> None:
     """Drop what the cache has of these objects. What is being read goes when it is released, what is pinned stays.
 

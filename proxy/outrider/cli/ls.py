@@ -1,4 +1,4 @@
-"""`outrider ls`: the datasets that the proxy knows, and how much of each is here."""
+"""`outrider ls`: lists the datasets that the proxy knows, and how much of each is in the cache."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli import options, status_client
+from outrider.cli import status_client
+from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.core.text import in_words
 
 
+@with_settings("admin")
 def ls(
-    admin: options.Admin = None,
-    config: options.Config = None,
+    flags: Flags,
+    config: Config = None,
     as_json: status_client.AsJson = False,
     words: Annotated[str, typer.Argument(help="Only datasets whose bucket and name have this in them.")] = "",
 ) -> None:
@@ -25,9 +27,9 @@ def ls(
     outrider ls
     outrider ls train --json
     """
-    url, settings = status_client.place_of(admin, config)
+    url, settings = status_client.place_of(flags, config)
     status = status_client.status_or_exit(url, settings)
-    datasets = [one for one in status["datasets"] if words in f"{one['bucket']}/{one['name']}"]
+    datasets = [dataset for dataset in status["datasets"] if words in f"{dataset['bucket']}/{dataset['name']}"]
     if as_json:
         typer.echo(json.dumps({"datasets": datasets, "pins": status.get("pins", [])}, indent=2))
         return
@@ -48,18 +50,22 @@ def _table(datasets: list[status_client.Status]) -> Table:
     table.add_column("dataset", overflow="fold")
     for name in ("objects", "size", "cached", "read", "hits", "saved", "last read"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in datasets:
-        known = "objects" in one
-        epoch = one.get("read_this_epoch")
-        hits = f"{100 * one['hits'] / one['requests']:.0f} %" if one["requests"] else "-"
+    for dataset in datasets:
+        known = "objects" in dataset
+        epoch = dataset.get("read_this_epoch")
+        hits = f"{100 * dataset['hits'] / dataset['requests']:.0f} %" if dataset["requests"] else "-"
         table.add_row(
-            Text(status_client.shown(f"s3://{one['bucket']}/{one['name']}" if one["bucket"] else one["name"])),
-            f"{one['objects']:,}" if known else "-",
-            in_words(one["bytes"]) if known else "-",
-            f"{100 * one['cached']:.0f} %" if known else "-",
-            f"{epoch:,} of {one['epoch_objects']:,}" if epoch is not None else "-",
+            Text(
+                status_client.shown(
+                    f"s3://{dataset['bucket']}/{dataset['name']}" if dataset["bucket"] else dataset["name"]
+                )
+            ),
+            f"{dataset['objects']:,}" if known else "-",
+            in_words(dataset["bytes"]) if known else "-",
+            f"{100 * dataset['cached']:.0f} %" if known else "-",
+            f"{epoch:,} of {dataset['epoch_objects']:,}" if epoch is not None else "-",
             hits,
-            in_words(one["saved"]["egress_bytes"]),
-            status_client.ago(one.get("silent_s")),
+            in_words(dataset["saved"]["egress_bytes"]),
+            status_client.ago(dataset.get("silent_s")),
         )
     return table

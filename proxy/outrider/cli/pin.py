@@ -1,10 +1,11 @@
-"""`outrider pin`: bring objects, and keep them."""
+"""`outrider pin`: fetches objects into the cache, and keeps them there."""
 
 from __future__ import annotations
 
 import typer
 
-from outrider.cli import control_client, options
+from outrider.cli import control_client
+from outrider.cli.settings_flags import Config
 
 
 def pin(
@@ -14,7 +15,7 @@ def pin(
     name: control_client.Name = None,
     endpoint: control_client.Endpoint = None,
     as_json: control_client.AsJson = False,
-    config: options.Config = None,
+    config: Config = None,
 ) -> None:
     """Reserve room in the cache for objects, bring them, and never let them go; without a list, show the pins.
 

@@ -1,16 +1,16 @@
-"""`outrider simulate`: what a cache of some size would do for a job, in virtual time, by the proxy's own policy."""
+"""`outrider simulate`: runs the proxy's own policy over a job in virtual time, to find how large a cache it needs."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from outrider.cli.options import refused
+from outrider.cli.load_settings import refused
 from outrider.settings import parse_bytes
 from outrider.simulator.logs import requests_of
 from outrider.simulator.optimal import optimal_hits
@@ -23,7 +23,10 @@ _HEADINGS = ("cache", "policy", "job", "epoch", "hits", "traffic", "stall", "was
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: parts of 1; None: not defined for this policy. `cache` is the part of the data that fits in."""
+    """One line of the result. Ratios are parts of 1; None: not defined for this policy.
+
+    `cache` is the size of the cache as a part of the data.
+    """
 
     cache: float
     policy: str
@@ -37,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is simulated: made-up jobs or logged requests, and the machine apart from the cache's size."""
+    """The input of a simulation: made-up jobs or logged requests, and the machine except for the size of its cache."""
 
     jobs: list[JobSpec]
     requests: list[Request]
@@ -104,9 +107,10 @@ def simulate(
             question = _logged(requests, bandwidth, latency, _bytes("--block-size", block_size), listing)
         else:
             reader_bytes_s = float(_bytes("--compute", compute))
-            made_up = _made_up(
-                shards, _bytes("--size", size), readers, kind, reader_bytes_s, epochs, seed, told, jobs, lag, switch
-            )
+            made_up = _MadeUp(
+                Shards(shards, _bytes("--size", size), "train"), readers, kind, reader_bytes_s, epochs, seed,
+                is_told=told, count=jobs, lag_shards=lag, switches=switch,
+            ).jobs()  # fmt: skip
             demand = sum(readers * job.reader_bytes_s for job in made_up[:jobs])
             data = sum({job.shards: job.shards.count * job.shards.size for job in made_up[:jobs]}.values())
             block_bytes = _bytes("--block-size", block_size)
@@ -119,27 +123,42 @@ def simulate(
         _plot(rows, plot)
 
 
-def _made_up(
-    count: int, size: int, readers: int, order: OrderKind, reader_bytes_s: float, epochs: int, seed: int, told: bool,
-    jobs: int, lag: int, switch: bool,
-) -> list[JobSpec]:  # fmt: skip
-    everything = list(range(count))
-    shard_s = size / reader_bytes_s / readers
-    return [
-        JobSpec(
-            f"{name} {number + 1}" if jobs > 1 else name,
-            Shards(count, size, name),
-            order_of(order, everything, readers, seed + turn),
-            epochs,
-            reader_bytes_s,
+@dataclass(frozen=True, slots=True)
+class _MadeUp:
+    """`count` jobs over one dataset, each `lag_shards` behind the one before; with `switches`, then over another one.
+
+    `is_told`: the order is announced as each epoch begins.
+    """
+
+    shards: Shards
+    readers: int
+    order: OrderKind
+    reader_bytes_s: float
+    epochs: int
+    seed: int
+    is_told: bool
+    count: int
+    lag_shards: int
+    switches: bool
+
+    def jobs(self) -> list[JobSpec]:
+        names = (self.shards.name, "other") if self.switches else (self.shards.name,)
+        return [self._job(name, turn, number) for turn, name in enumerate(names) for number in range(self.count)]
+
+    def _job(self, name: str, turn: int, number: int) -> JobSpec:
+        """Job `number` over the dataset `name`, which is dataset `turn` in time."""
+        shards, shard_s = self.shards, self.shards.size / self.reader_bytes_s / self.readers
+        return JobSpec(
+            f"{name} {number + 1}" if self.count > 1 else name,
+            replace(shards, name=name),
+            order_of(self.order, list(range(shards.count)), self.readers, self.seed + turn),
+            self.epochs,
+            self.reader_bytes_s,
             f"10.0.0.{number + 1}",
-            # A tenth more than the first dataset's reading takes, so that it has ended.
-            number * lag * shard_s + turn * 1.1 * epochs * count * shard_s,
-            told,
+            # A tenth more than reading the first dataset takes, so that its jobs have ended.
+            number * self.lag_shards * shard_s + turn * 1.1 * self.epochs * shards.count * shard_s,
+            self.is_told,
         )
-        for turn, name in enumerate(("train", "other") if switch else ("train",))
-        for number in range(jobs)
-    ]
 
 
 def _logged(requests: list[Request], bandwidth: str, latency_s: float, block_bytes: int, listing: bool) -> Question:
@@ -194,11 +213,14 @@ def rows_of(question: Question, cache: float, policy: str) -> list[Row]:
     epochs = run.run()
     if policy == "opt":
         return _optimal(run, epochs, machine, cache)
-    return [Row(cache, policy, one.job, one.number, one.hit_ratio, one.traffic, one.stall, one.waste) for one in epochs]
+    return [
+        Row(cache, policy, epoch.job, epoch.number, epoch.hit_ratio, epoch.traffic, epoch.stall, epoch.waste)
+        for epoch in epochs
+    ]
 
 
 def _optimal(run: Simulation, epochs: list[EpochResult], machine: Machine, cache: float) -> list[Row]:
-    """Belady over the order of reads, which is taken from a run; in objects, so of their mean size."""
+    """Belady's optimum over the order of reads of a run. It counts objects, so the cache holds objects of mean size."""
     mean_bytes = sum(of.version.size for of in run.objects.values()) / len(run.objects)
     hits = optimal_hits([ref for ref, _ in run.opened], int(machine.capacity_bytes / mean_bytes))
     rows = []

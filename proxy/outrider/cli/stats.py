@@ -1,4 +1,4 @@
-"""`outrider stats`: what the proxy does now, who waits for whom, and what was saved."""
+"""`outrider stats`: shows live what the proxy does, which side is slow, and how many bytes the cache saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli import options, status_client
+from outrider.cli import status_client
+from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.core.text import in_words
 
 _SOURCES = (("disk", "disk: hits"), ("flight", "still arriving"), ("origin", "past the cache"))
@@ -22,9 +23,10 @@ _READERS_MAX = 12
 _SILENT_S = 20.0
 
 
+@with_settings("admin")
 def stats(
-    admin: options.Admin = None,
-    config: options.Config = None,
+    flags: Flags,
+    config: Config = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once, and exit.")] = False,
     as_json: status_client.AsJson = False,
     every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
@@ -36,7 +38,7 @@ def stats(
     outrider stats --once
     outrider stats --json | jq .verdict.text
     """
-    url, settings = status_client.place_of(admin, config)
+    url, settings = status_client.place_of(flags, config)
     status = status_client.status_or_exit(url, settings)
     if as_json:
         typer.echo(json.dumps(status, indent=2))
@@ -120,7 +122,7 @@ def _facts(status: status_client.Status) -> Table:
 
 
 def _readers(readers: list[status_client.Status]) -> RenderableType:
-    active = [one for one in readers if one["silent_s"] <= _SILENT_S]
+    active = [reader for reader in readers if reader["silent_s"] <= _SILENT_S]
     if not active:
         return Text("nobody reads", style="dim")
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -128,11 +130,11 @@ def _readers(readers: list[status_client.Status]) -> RenderableType:
     table.add_column("rate", justify="right", no_wrap=True)
     table.add_column("stall", justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold")
-    for one in active[:_READERS_MAX]:
+    for reader in active[:_READERS_MAX]:
         table.add_row(
-            Text(status_client.shown(f"{one['name']} s3://{one['bucket']}/{one['dataset']}")),
-            f"{in_words(one['bytes_s'])}/s",
-            "-" if one["stall"] is None else f"{100 * one['stall']:.0f} %",
-            Text(status_client.shown(one["verdict"])),
+            Text(status_client.shown(f"{reader['name']} s3://{reader['bucket']}/{reader['dataset']}")),
+            f"{in_words(reader['bytes_s'])}/s",
+            "-" if reader["stall"] is None else f"{100 * reader['stall']:.0f} %",
+            Text(status_client.shown(reader["verdict"])),
         )
     return table

@@ -1,4 +1,4 @@
-"""What `ls` and `stats` share: the status of the proxy that runs here, or words on why there is none."""
+"""Reads the /status of a running proxy for `ls` and `stats`, and formats parts of it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 import typer
 from rich.console import Console
 
-from outrider.cli import environment, options
-from outrider.cli.check_machine import direct, loopback_of
+from outrider.cli.admin_port import STATUS_URL, direct, loopback_of
+from outrider.cli.load_settings import load
+from outrider.cli.settings_flags import Flags
 from outrider.settings import Settings
 
 _TIMEOUT_S = 5.0
@@ -29,15 +30,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="What the proxy told, as JS
 
 
 class NoStatus(Exception):
-    """It cannot be had; the words say why, and what to do."""
+    """The status cannot be read. The text says why, and what to do."""
 
 
-def place_of(admin: str | None, config: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[str, Settings]:
-    """The URL of the admin port, and the settings with its token. Exits with 2 where the settings are wrong."""
-    settings = options.load({"admin": admin}, config)
-    told = environ.get(environment.STATUS_URL)
-    if admin is None and told:
-        return told.rstrip("/"), settings
+def place_of(flags: Flags, config: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[str, Settings]:
+    """The URL of the admin port, and the settings, which hold its token. Wrong settings end the command with 2."""
+    settings = load(flags, config)
+    url = environ.get(STATUS_URL)
+    if flags["admin"] is None and url:
+        return url.rstrip("/"), settings
     host, _, port = settings.admin.rpartition(":")
     return f"http://{loopback_of(host)}:{port}", settings
 
@@ -46,7 +47,7 @@ def status_at(url: str, settings: Settings) -> Status:
     """Raises NoStatus."""
     if urlsplit(url).scheme not in ("http", "https"):
         raise NoStatus(f"{url} is no URL of an admin port: write http://HOST:PORT.")
-    request = urllib.request.Request(f"{url}/status")  # noqa: S310 - looked at above
+    request = urllib.request.Request(f"{url}/status")  # noqa: S310 - the scheme was checked above
     if settings.admin_token is not None:
         request.add_header("Authorization", f"Bearer {settings.admin_token.get_secret_value()}")
     try:
@@ -69,7 +70,7 @@ def status_at(url: str, settings: Settings) -> Status:
 
 
 def status_or_exit(url: str, settings: Settings) -> Status:
-    """Says on stderr why there is none, and exits with 1."""
+    """Like `status_at`; a failure is printed on stderr and ends the command with 1."""
     try:
         return status_at(url, settings)
     except NoStatus as error:
@@ -78,12 +79,12 @@ def status_or_exit(url: str, settings: Settings) -> Status:
 
 
 def console() -> Console:
-    """Into a file or a pipe lines go as long as they are."""
+    """The console to print on. In a file or a pipe lines are not wrapped."""
     return Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
 
 
 def shown(text: str) -> str:
-    """A name as it may stand on a terminal: control characters are escaped."""
+    """`text` with terminal control characters escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

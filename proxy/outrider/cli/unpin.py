@@ -1,10 +1,11 @@
-"""`outrider unpin`: let go what was pinned."""
+"""`outrider unpin`: ends a pin."""
 
 from __future__ import annotations
 
 import typer
 
-from outrider.cli import control_client, options
+from outrider.cli import control_client
+from outrider.cli.settings_flags import Config
 from outrider.core.text import in_words
 
 
@@ -14,7 +15,7 @@ def unpin(
     name: control_client.Name = None,
     endpoint: control_client.Endpoint = None,
     as_json: control_client.AsJson = False,
-    config: options.Config = None,
+    config: Config = None,
 ) -> None:
     """End a pin, by the list that was pinned or by its name. What it held stays on disk until room is needed.
 
@@ -22,7 +23,7 @@ def unpin(
     outrider unpin s3://bucket/eval/
     outrider unpin --name hot
     """
-    # A name that was made up from a list means nothing to whoever gave the list.
+    # Only a name that the user gave is shown: one that was made from a list means nothing to the user.
     which = f"called {name}" if name else "of this list"
     key = f"pin/{control_client.name_of(name, control_client.list_of(urls, from_file))}"
     proxy = control_client.Proxy(endpoint, config)

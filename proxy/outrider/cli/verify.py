@@ -1,4 +1,4 @@
-"""`outrider verify`: read what is in the cache and compare its checksums."""
+"""`outrider verify`: reads the blocks in the cache and compares their checksums."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from rich.progress import track
 
 from outrider.adapters.disk import block_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
-from outrider.cli import control_client, environment, options
+from outrider.cli import control_client
+from outrider.cli.load_settings import load
+from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.core.cache.block_file import BadBlock
 from outrider.core.text import counted, in_words
 
 
+@with_settings("cache_dir")
 def verify(
     urls: control_client.Urls = None,
     from_file: control_client.FromFile = None,
-    cache_dir: options.CacheDir = None,
+    *,
+    flags: Flags,
     endpoint: control_client.Endpoint = None,
     as_json: control_client.AsJson = False,
-    config: options.Config = None,
+    config: Config = None,
 ) -> None:
     """Verify all blocks of the cache, or those of these objects; where no proxy runs, those of the cache directory.
 
@@ -35,35 +39,36 @@ def verify(
     outrider verify --cache-dir /data/cache
     """
     body = control_client.list_of(urls, from_file)
-    told: dict[str, Any] | None = None
-    if cache_dir is None:
+    report: dict[str, Any] | None = None
+    if flags["cache_dir"] is None:
         proxy = control_client.Proxy(endpoint, config)
         if endpoint is not None or body or proxy.is_there():
-            told = _asked(proxy, body)
+            report = _by_proxy(proxy, body)
     elif body:
         typer.echo("outrider: --cache-dir verifies all that lies there: give no URL.", err=True)
         raise typer.Exit(2)
-    if told is None:
-        settings = environment.load({"cache_dir": cache_dir}, config, {})
-        told = _offline(settings.cache_dir.expanduser(), quiet=as_json)
+    if report is None:
+        settings = load(flags, config)
+        report = _offline(settings.cache_dir.expanduser(), quiet=as_json)
     if as_json:
-        control_client.show_json(told)
+        control_client.show_json(report)
     else:
-        typer.echo(f"verified {counted(told['blocks']['verified'], 'block')}, {in_words(told['bytes']['verified'])}: "
-                   f"{told['blocks']['bad']} bad")  # fmt: skip
-    for one in told["bad"]:
-        typer.echo(f"outrider: {one['object']} block {one['block']}: {one['error']}; dropped", err=True)
-    raise typer.Exit(0 if told["state"] == "done" else 1)
+        blocks = report["blocks"]
+        size = in_words(report["bytes"]["verified"])
+        typer.echo(f"verified {counted(blocks['verified'], 'block')}, {size}: {blocks['bad']} bad")
+    for block in report["bad"]:
+        typer.echo(f"outrider: {block['object']} block {block['block']}: {block['error']}; dropped", err=True)
+    raise typer.Exit(0 if report["state"] == "done" else 1)
 
 
-def _asked(proxy: control_client.Proxy, body: bytes) -> dict[str, Any]:
+def _by_proxy(proxy: control_client.Proxy, body: bytes) -> dict[str, Any]:
     key = f"verify/{control_client.name_of('cli' if not body else None, body)}"
     proxy.put(key, body)
     return control_client.followed(proxy, key)
 
 
 def _offline(directory: Path, *, quiet: bool) -> dict[str, Any]:
-    """No proxy may use it meanwhile."""
+    """Verify `directory` in this process. No proxy may use it at the same time."""
     if not (directory / "outrider-cache").exists():
         control_client.failed(
             f"no Outrider answers, and there is no cache in {directory}: give --endpoint or --cache-dir."
@@ -92,7 +97,7 @@ def _verified(directory: BlockDir, quiet: bool) -> dict[str, Any]:
             bad.append({**_name_of(path), "error": str(error)})
             path.unlink(missing_ok=True)
     if bad:
-        # It tells of blocks that are gone; without it the next start looks for itself.
+        # The snapshot lists blocks that are gone. Without it the next start scans the directory.
         directory.snapshot.unlink(missing_ok=True)
     return {
         "state": "failed" if bad else "done",
@@ -102,7 +107,7 @@ def _verified(directory: BlockDir, quiet: bool) -> dict[str, Any]:
 
 
 def _payload_bytes(path: Path) -> int:
-    """How many there are, all of them good. Raises BadBlock, OSError."""
+    """The length of the payload, after its checksum was verified. Raises BadBlock, OSError."""
     meta = block_dir.read_meta(path)
     fd, _ = block_dir.open_block(path, meta.key, True, keep_pages=False)
     os.close(fd)
@@ -110,7 +115,7 @@ def _payload_bytes(path: Path) -> int:
 
 
 def _name_of(path: Path) -> dict[str, object]:
-    """Which block it was to be, if its header still tells."""
+    """The object and the block number in the header, if it can still be read."""
     try:
         meta = block_dir.read_meta(path)
     except (BadBlock, OSError):

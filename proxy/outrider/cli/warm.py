@@ -1,4 +1,4 @@
-"""`outrider warm`: bring objects before they are asked for, and show how far that is."""
+"""`outrider warm`: fetches objects before a job reads them, and shows the progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import control_client, options
+from outrider.cli import control_client
+from outrider.cli.settings_flags import Config
 
 
 def warm(
@@ -20,7 +21,7 @@ def warm(
     cancel: Annotated[bool, typer.Option("--cancel", help="End the warm-up of this list, or of --name.")] = False,
     endpoint: control_client.Endpoint = None,
     as_json: control_client.AsJson = False,
-    config: options.Config = None,
+    config: Config = None,
 ) -> None:
     """Bring objects into the cache of the running proxy; without a list, show the warm-ups.
 
@@ -40,7 +41,7 @@ def warm(
     if not body and not name and not cancel:
         control_client.show_all(proxy.get("status.json")["warmups"], as_json)
         return
-    # A name that was made up from a list means nothing to whoever gave the list.
+    # Only a name that the user gave is shown: one that was made from a list means nothing to the user.
     which = f"called {name}" if name else "of this list"
     key = f"warm/{(name := control_client.name_of(name, body))}"
     if cancel:

@@ -1,4 +1,4 @@
-"""`outrider run -- CMD ...`: a proxy for one command, which it outlives by nothing."""
+"""Starts the proxy, runs the command of `outrider run` with it, and ends with the command's status."""
 
 from __future__ import annotations
 
@@ -22,46 +22,31 @@ from outrider.adapters.process.system import (
     set_up_logs,
 )
 from outrider.app import last_acts_s, running
-from outrider.cli import child, environment, options
-from outrider.cli.summary import Summary
+from outrider.cli import aws_environment
+from outrider.cli.admin_port import loopback_of
+from outrider.cli.load_settings import load_with_origin, refuse_itself, refused
+from outrider.cli.run import child_process
+from outrider.cli.run.child_environment import for_child
+from outrider.cli.run.summary import Summary
+from outrider.cli.settings_flags import ALL, Config, Flags, with_settings
 from outrider.composition import Outrider
 from outrider.core.errors import OriginBroke
 from outrider.settings import Settings, SettingsError
 
 SummaryForm = Literal["text", "json", "none"]
 
-# What `run` means where neither flag, environment nor file says otherwise: any free port, the child's output not
-# drowned, and no long wait for readers that outlived the child.
+# Defaults of `run` that differ from those of `serve`: any free port, no log lines among the child's output, and no long
+# wait for readers that outlive the child.
 _DEFAULTS = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "log_level": "warning", "drain_s": 1.0}
-# Off EC2 the metadata service does not answer: the child is not kept waiting for that.
+# The start of the child waits no longer than this for credentials: off EC2 the metadata service does not answer.
 _CREDENTIALS_WAIT_S = 1.0
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - to find one address to connect to
 
 
+@with_settings(*ALL)
 def run(
     command: Annotated[list[str], typer.Argument(metavar="CMD", help="The command and its arguments.")],
-    origin: options.Origin = None,
-    region: options.Region = None,
-    listen: options.Listen = None,
-    admin: options.Admin = None,
-    cache_dir: options.CacheDir = None,
-    cache_size: options.CacheSize = None,
-    min_free: options.MinFree = None,
-    block_size: options.BlockSize = None,
-    auth: options.Auth = None,
-    clients: options.Clients = None,
-    domain: options.Domain = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    freshness: options.Freshness = None,
-    policy: options.Policy = None,
-    prefetch: options.Prefetch = None,
-    verify: options.Verify = None,
-    workers: options.Workers = None,
-    traces: options.Traces = None,
-    log_level: options.LogLevel = None,
-    log_format: options.LogFormat = None,
-    config: options.Config = None,
+    flags: Flags,
+    config: Config = None,
     summary: Annotated[SummaryForm, typer.Option(help="The line on stderr at the end.")] = "text",
 ) -> None:
     """Run a command with its S3 reads going through a cache of its own.
@@ -71,46 +56,44 @@ def run(
 
     Example: outrider run --cache-dir /data/cache -- python train.py
     """
-    flags = dict(locals())
-    for name in ("command", "config", "summary"):
-        del flags[name]
     settings = _settings(flags, config)
     set_up_logs(settings.log_level, settings.log_format)
     keep_memory_small()
     keep_collections_short()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         status = runner.run(_run(settings, command, summary))
-    _let_go_of_stderr()
+    _flush_stderr()
     raise typer.Exit(status)
 
 
-def _settings(flags: dict[str, object], config: Path | None) -> Settings:
-    settings, name = environment.load_with_origin(flags, config, _DEFAULTS, os.environ)
+def _settings(flags: Flags, config: Path | None) -> Settings:
+    settings, name = load_with_origin(flags, config, _DEFAULTS, os.environ)
     if name is not None:
         _say(f"the bucket is at {settings.origin}, as {name} says (--origin URL to name another)")
-    found = environment.endpoint_in(os.environ) or environment.endpoint_in_profile(os.environ)
-    # What was found and passed over is no reason to take the job's bucket for one of AWS.
-    environment.refuse_itself(settings.origin or (found and found[1]), settings.listen)
+    found = aws_environment.endpoint_in(os.environ) or aws_environment.endpoint_in_profile(os.environ)
+    # An endpoint that was skipped because it leads here must not make the proxy use AWS S3 instead: the job's bucket is
+    # not there.
+    refuse_itself(settings.origin or (found and found[1]), settings.listen)
     return settings
 
 
 async def _run(settings: Settings, command: list[str], form: SummaryForm) -> int:
-    signals = child.Signals()
+    signals = child_process.Signals()
     signals.install()
     try:
         async with running(settings) as outrider:
-            status = await _child(outrider, command, signals)
+            status = await _run_child(outrider, command, signals)
             end_within(settings.drain_s + last_acts_s(outrider), status)
-    except child.CannotStart as error:
+    except child_process.CannotStart as error:
         _say(str(error))
         return error.status
     except (UnusableCacheDir, SettingsError) as error:
-        raise options.refused(error) from error
+        raise refused(error) from error
     except OSError as error:
-        raise options.refused(OSError(f"cannot start: {error}")) from error
+        raise refused(OSError(f"cannot start: {error}")) from error
     finally:
         signals.remove()
-    # After the drain: what the child left half read is counted by then.
+    # Made after the drain, when reads that the child left unfinished are counted, too.
     summary = Summary.of(outrider.metrics)
     if form == "text":
         _say(summary.text())
@@ -119,9 +102,9 @@ async def _run(settings: Settings, command: list[str], form: SummaryForm) -> int
     return status
 
 
-async def _child(outrider: Outrider, command: list[str], signals: child.Signals) -> int:
-    """Run it to its end; its exit status."""
-    environ = environment.for_child(
+async def _run_child(outrider: Outrider, command: list[str], signals: child_process.Signals) -> int:
+    """Run `command` to its end. Returns its exit status."""
+    environ = for_child(
         os.environ,
         endpoint=_reachable(outrider.endpoint),
         admin=_reachable(f"http://{outrider.admin}"),
@@ -130,21 +113,21 @@ async def _child(outrider: Outrider, command: list[str], signals: child.Signals)
     )
     if signals.ended_by is not None:
         return 128 + signals.ended_by
-    process = child.start(command, environ)
+    process = child_process.start(command, environ)
     signals.to(process)
-    # The AWS chain is walked while the child starts, so that its first read need not wait for that; not before, since
-    # the import of it would delay the child by half a second.
+    # The AWS chain is walked while the child starts, so that the first read need not wait for it. Its import takes half
+    # a second: done earlier, it would delay the child.
     finding = asyncio.create_task(outrider.credentials.find_early(), name="credentials")
     try:
-        return child.status_of(await child.ended(process))
+        return child_process.status_of(await child_process.ended(process))
     finally:
         finding.cancel()
         await asyncio.gather(finding, return_exceptions=True)
 
 
 async def _has_no_keys(credentials: AwsCredentials) -> bool:
-    """Whether the child, which finds what we find, has no credentials at all."""
-    if environment.names_credentials(os.environ):
+    """Whether the child has no credentials at all: it finds the same ones as this process."""
+    if aws_environment.names_credentials(os.environ):
         return False
     try:
         async with asyncio.timeout(_CREDENTIALS_WAIT_S):
@@ -152,14 +135,14 @@ async def _has_no_keys(credentials: AwsCredentials) -> bool:
     except TimeoutError:
         return True
     except OriginBroke:
-        return False  # a way to credentials is named, and fails: each read will say how
+        return False  # a way to credentials is named, but fails: each read will report how
 
 
 def _reachable(url: str) -> str:
-    """Of a proxy that listens everywhere, the loopback address."""
+    """The URL with a loopback address, if the proxy listens on all addresses."""
     parts = urlsplit(url)
     host, _, port = parts.netloc.rpartition(":")
-    return f"{parts.scheme}://{_EVERYWHERE.get(host, host)}:{port}"
+    return f"{parts.scheme}://{loopback_of(host)}:{port}"
 
 
 def _say(words: str) -> None:
@@ -167,13 +150,13 @@ def _say(words: str) -> None:
 
 
 def _write(line: str) -> None:
-    # A job that succeeded stays so whatever became of stderr: a full disk, a pipe that nobody reads.
+    # An error of stderr (a full disk, a closed pipe) must not make a job fail that succeeded.
     with contextlib.suppress(OSError):
         typer.echo(line, err=True)
 
 
-def _let_go_of_stderr() -> None:
-    """What it does not take is lost: Python would try again at its exit, and make the status 120."""
+def _flush_stderr() -> None:
+    """Flush stderr, and give up what it does not take: else Python would try again at exit, and exit with 120."""
     try:
         sys.stderr.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""What `outrider run` says at its end: how much was read, and how much of it the bucket was spared."""
+"""The summary line of `outrider run`: how much was read, and how much of it did not come from the bucket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.metrics import SOURCES, Metrics
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`cached_bytes` of the `served_bytes` came from the disk; `origin_bytes` came from the bucket meanwhile."""
+    """`cached_bytes` of the `served_bytes` came from the disk. `origin_bytes` came from the bucket in the same time."""
 
     reads: int
     served_bytes: int
@@ -32,12 +32,12 @@ class Summary:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Bytes from the disk of all bytes served; None: none was."""
+        """The share of the served bytes that came from the disk; None: no byte was served."""
         return self.cached_bytes / self.served_bytes if self.served_bytes else None
 
     @property
     def saved_bytes(self) -> int:
-        """Never negative: fills that nobody read to the end cost more than they served."""
+        """Never negative, although fills that were not read to the end may bring more bytes than were served."""
         return max(0, self.served_bytes - self.origin_bytes)
 
     def text(self) -> str:

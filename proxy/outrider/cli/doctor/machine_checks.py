@@ -1,45 +1,38 @@
-"""Checks of `outrider doctor` on this machine: cache directory, disk, ports, limits, and the job's environment."""
+"""Checks of `outrider doctor` on this machine: cache directory, disk, ports and limits."""
 
 from __future__ import annotations
 
 import errno
-import http.client
-import json
 import mmap
 import os
 import resource
 import socket
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
-from outrider.cli import environment
-from outrider.cli.findings import Finding, fail, ok, warn
+from outrider.cli.doctor.finding import Finding, fail, ok, warn
 from outrider.core.text import in_words
 from outrider.settings import Settings
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - where `--cache-dir memory` lives
 _SPEED_BYTES = 64 * 2**20
 _SPEED_PIECE_BYTES = 4 * 2**20
-# A disk that has not taken the file by then is slow enough to say so.
+# The time for each of writing and reading. What a slower disk did by then is enough to judge it.
 _SPEED_DEADLINE_S = 5.0
-# 1 Gbit/s, the slowest network that a bucket is read over today: a slower disk makes no cache.
+# 1 Gbit/s, the slowest network over which buckets are read today. A slower disk is of no use as a cache.
 _SLOW_BYTES_S = 125e6
-# Enough to tell how full a cache is; more files take long to count.
+# Enough to tell how full a cache is. More files take long to count.
 _FILES_COUNTED_MAX = 200_000
 _ROOM_LITTLE_BYTES = 2**30
 _FILES_FEW = 4096
-_ADMIN_TIMEOUT_S = 2.0
-_STATUS_BYTES_MAX = 16 * 2**20
 
 
 def cache_findings(settings: Settings, running_here: bool) -> Iterator[Finding]:
-    """Directory, room and speed. `running_here`: an outrider already listens where we were told to."""
+    """Directory, room and speed. `running_here`: an outrider already listens at the address in the settings."""
     memory = str(settings.cache_dir) == "memory"
     wanted = _MEMORY if memory else settings.cache_dir.expanduser()
     existing = _existing(wanted)
@@ -78,14 +71,15 @@ def check_room(settings: Settings, existing: Path, used_bytes: int) -> Finding:
     do = "Free some space, choose another disk with --cache-dir, or lower --min-free."
     if room < 2 * settings.block_size:
         return fail("disk space", f"{text}: nothing can be kept", do)
-    # A share of the disk is an upper bound and no promise; a number of bytes is what somebody counts on.
+    # A share of the disk is meant as an upper bound. A number of bytes is one that somebody counts on: less is a
+    # warning.
     if room < budget and (settings.cache_size.amount_bytes or room < _ROOM_LITTLE_BYTES):
         return warn("disk space", f"{text}, not the {in_words(budget)} of --cache-size", do)
     return ok("disk space", text)
 
 
 def check_speed(directory: Path) -> Finding:
-    """Write and read a file that has no name, so that nothing is left behind whatever happens."""
+    """Write and read a file without a name: the kernel removes it, even if this process is killed."""
     try:
         stat = os.statvfs(directory)
         if stat.f_bavail * stat.f_frsize < 2 * _SPEED_BYTES:
@@ -116,7 +110,7 @@ def _timed_write(fd: int) -> tuple[int, float]:
 
 
 def _timed_read(fd: int, size: int) -> float:
-    # Else it would be the page cache's speed. A tmpfs ignores it, and rightly so.
+    # Drop the file from the page cache, else its speed would be measured. A tmpfs ignores this: it is memory.
     os.posix_fadvise(fd, 0, size, os.POSIX_FADV_DONTNEED)
     buffer = mmap.mmap(-1, _SPEED_PIECE_BYTES)
     began = time.perf_counter()
@@ -152,89 +146,13 @@ def _on_port(flag: str, code: int | None) -> str:
     return f"Choose an address of this machine with {flag}."
 
 
-def running_outrider(settings: Settings) -> dict[str, object] | None:
-    """The /status of the outrider at our --admin address; None: there is none (or its token is another)."""
-    host, _, port = settings.admin.rpartition(":")
-    if port == "0":
-        return None
-    request = urllib.request.Request(f"http://{loopback_of(host)}:{port}/status")
-    if settings.admin_token is not None:
-        request.add_header("Authorization", f"Bearer {settings.admin_token.get_secret_value()}")
-    try:
-        with direct().open(request, timeout=_ADMIN_TIMEOUT_S) as reply:
-            status = json.loads(reply.read(_STATUS_BYTES_MAX))
-    except (OSError, ValueError, http.client.HTTPException):
-        return None
-    return status if isinstance(status, dict) and "version" in status and "listen" in status else None
-
-
-def direct() -> urllib.request.OpenerDirector:
-    """Past any http_proxy: what is asked is on this machine."""
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def loopback_of(host: str) -> str:
-    """Where to connect to what listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104
-
-
 def check_open_files(hard: int | None = None) -> Finding:
-    """A connection takes two, an open block one."""
+    """A connection takes two descriptors, an open block file one."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if hard is None else hard
     text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
     if limit != resource.RLIM_INFINITY and limit < _FILES_FEW:
         return warn("open files", f"at most {text}", f"Raise it to {_FILES_FEW:,} or more: ulimit -Hn, LimitNOFILE=.")
     return ok("open files", f"at most {text}")
-
-
-def job_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether a job with this environment would come to us. All of it may be set elsewhere: nothing fails."""
-    host, _, port = settings.listen.rpartition(":")
-    scheme = "http" if settings.tls_cert is None else "https"
-    ours = f"{scheme}://{loopback_of(host)}:{port}"
-    yield check_endpoint(ours, environ)
-    if environment.STATUS_URL not in environ and environ.get("S3_ENDPOINT_URL", ours).rstrip("/") != ours:
-        yield warn("s5cmd", f"S3_ENDPOINT_URL is {_shown(environ['S3_ENDPOINT_URL'])}", f"For s5cmd: set it to {ours}")
-    if _goes_by_proxy(scheme, environ):
-        yield warn(
-            "http proxy", "http_proxy is set, and NO_PROXY does not name 127.0.0.1",
-            "Add 127.0.0.1,localhost to NO_PROXY and no_proxy of the job, else its reads go to that proxy.",
-        )  # fmt: skip
-    bundle = environ.get("AWS_CA_BUNDLE")
-    if bundle and not Path(bundle).is_file():
-        yield warn("certificates", f"AWS_CA_BUNDLE names {bundle}, which is no file", "Name a PEM file, or unset it.")
-
-
-def check_endpoint(ours: str, environ: Mapping[str, str]) -> Finding:
-    do = f"For the job: export AWS_ENDPOINT_URL={ours} (or start it with `outrider run -- CMD`)."
-    if environment.ignores_endpoints(environ):
-        return warn(
-            "job", "the environment or the AWS profile says that AWS_ENDPOINT_URL is not looked at",
-            "For the job: export AWS_IGNORE_CONFIGURED_ENDPOINT_URLS=false (or start it with `outrider run -- CMD`).",
-        )  # fmt: skip
-    set_to = {name: environ[name] for name in environment.ENDPOINTS[:2] if environ.get(name)}
-    if not set_to:
-        return warn("job", "AWS_ENDPOINT_URL is not set here: reads go past the cache", do)
-    name, endpoint = next(iter(set_to.items()))
-    if environment.STATUS_URL in environ:
-        return ok("job", f"{name} is {_shown(endpoint)}, the proxy of `outrider run`")
-    if endpoint.rstrip("/").replace("//localhost:", "//127.0.0.1:") != ours:
-        unset = " Also unset AWS_ENDPOINT_URL_S3, which wins." if name == "AWS_ENDPOINT_URL_S3" else ""
-        return warn("job", f"{name} is {_shown(endpoint)}, not this proxy", do + unset)
-    return ok("job", f"{name} is {ours}")
-
-
-def _goes_by_proxy(scheme: str, environ: Mapping[str, str]) -> bool:
-    if not any(environ.get(name) for name in (f"{scheme}_proxy", f"{scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")):
-        return False
-    listed = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
-    return not {"*", "127.0.0.1", "127.0.0.0/8"} & {host.strip() for host in listed.split(",")}
-
-
-def _shown(url: str) -> str:
-    """Without user, password and query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def _existing(path: Path) -> Path:

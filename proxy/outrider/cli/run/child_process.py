@@ -1,4 +1,4 @@
-"""The child process of `outrider run`: started, signalled, waited for."""
+"""Starts the child process of `outrider run`, passes signals on to it, and waits for its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 _PASSED_ON = (
     signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH,
 )  # fmt: skip
-# The terminal sends these to the whole foreground process group, so the child has them already.
+# The terminal sends these to the whole foreground process group, so the child gets them without our help.
 _FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
@@ -21,7 +21,7 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
 
 class CannotStart(Exception):
-    """The command was not started. `status` is what a shell would exit with; the message says what to do."""
+    """The command could not be started. `status` is the one a shell would exit with; the message says what to do."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -29,9 +29,9 @@ class CannotStart(Exception):
 
 
 class Signals:
-    """Between `install` and `remove`, signals of this process go to the child, if there is one yet.
+    """Between `install` and `remove`, signals of this process are passed on to the child.
 
-    One that ends a process and comes before the child sets `ended_by`.
+    A signal that would end a process, and comes before the child was started, sets `ended_by`.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,8 @@ class Signals:
     def install(self) -> None:
         loop = asyncio.get_running_loop()
         for number in _PASSED_ON:
-            # What was ignored when we started (nohup) must stay ignored in the child, and exec keeps only that.
+            # A signal that is ignored at our start (nohup) must be ignored in the child as well. exec keeps a signal
+            # ignored, but resets one that has a handler.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._pass_on, number)
                 self._installed.append(number)
@@ -52,10 +53,11 @@ class Signals:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def to(self, child: subprocess.Popen[bytes]) -> None:
-        """From here on `child` gets them; also the one that came while it was being started."""
+        """From here on `child` gets the signals, also one that came while it was being started."""
         self._child = child
         if self.ended_by is not None:
-            # The caller looked before it forked, so this one came after, and the terminal gave it to the child as well.
+            # The caller checked `ended_by` before it forked, so the signal came later; `_pass_on` knows whether the
+            # terminal sent it to the child as well.
             self._pass_on(self.ended_by)
 
     def _pass_on(self, number: signal.Signals) -> None:
@@ -72,18 +74,18 @@ class Signals:
 
 
 def start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """The child, with our own stdin, stdout and stderr, and whatever else we inherited.
+    """Start the child with our own stdin, stdout, stderr and all other inherited descriptors.
 
-    Not by the loop: uvloop's children forget which signals were ignored, and it hands a file that the kernel cannot run
-    to a shell.
+    asyncio's subprocesses are not used: uvloop's children forget which signals were ignored, and uvloop gives a file
+    that the kernel cannot run to a shell.
 
     Raises:
         CannotStart
     """
     name = command[0]
     try:
-        # What we inherited is the command's, too: `<(...)`, make's jobserver, a socket that was passed on. Our own
-        # descriptors are closed by exec (PEP 446).
+        # Inherited descriptors are meant for the command, too: `<(...)`, make's jobserver, a socket that was passed on.
+        # exec closes the descriptors that this process opened itself (PEP 446).
         return subprocess.Popen(command, env=environ, close_fds=False)
     except FileNotFoundError as error:
         if "/" in name and os.path.exists(name):  # noqa: PTH110 - on the way out
@@ -102,7 +104,7 @@ def start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Pope
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:
-    """Its return code, once it has ended."""
+    """Wait for the end of `process`. Returns its return code."""
     loop = asyncio.get_running_loop()
     code: asyncio.Future[int] = loop.create_future()
 
@@ -112,21 +114,21 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
 
     def wait() -> None:
         returncode = process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop has ended before the child
+        with contextlib.suppress(RuntimeError):  # the loop ended before the child
             loop.call_soon_threadsafe(tell, returncode)
 
-    # A daemon: should we end first, nobody waits for it.
+    # A daemon thread: the exit of this process does not wait for it.
     threading.Thread(target=wait, name="child", daemon=True).start()
     return await code
 
 
 def status_of(returncode: int) -> int:
-    """As a shell tells it: 128 + n for a child that signal n ended."""
+    """The exit status as a shell gives it: 128 + n for a child that signal n ended."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def _in_foreground() -> bool:
-    """Whether this process, and so the child, is in the foreground of a terminal."""
+    """Whether this process, and with it the child, is in the foreground of a terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

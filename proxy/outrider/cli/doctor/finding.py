@@ -1,4 +1,4 @@
-"""What a check of `outrider doctor` found, and how it is told."""
+"""The result of a check of `outrider doctor`, and how it is printed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = {Level.OK: typer.colors.GREEN, Level.WARN: typer.colors.YELLOW, Level
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`name` is what was checked, `text` what was found, `do` what to do about it; empty: nothing."""
+    """`name` says what was checked, `text` what was found. `do` says what to do about it; empty: nothing."""
 
     name: str
     level: Level
@@ -42,7 +42,7 @@ def fail(name: str, text: str, do: str) -> Finding:
 
 
 def show(findings: Iterable[Finding]) -> bool:
-    """A line each on stdout, as they come; whether none failed."""
+    """Print each finding on stdout as it comes. Returns whether none failed."""
     healthy = True
     for finding in findings:
         level = typer.style(f"{finding.level:4}", fg=_COLOURS[finding.level], bold=True)
@@ -54,7 +54,7 @@ def show(findings: Iterable[Finding]) -> bool:
 
 
 def show_json(findings: Iterable[Finding]) -> bool:
-    """One array on stdout; whether none failed."""
+    """Print one JSON array on stdout. Returns whether no finding failed."""
     listed = list(findings)
     typer.echo(json.dumps([asdict(finding) for finding in listed], indent=2))
     return all(finding.level is not Level.FAIL for finding in listed)

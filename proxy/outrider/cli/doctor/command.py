@@ -1,4 +1,4 @@
-"""`outrider doctor`: what would keep a proxy with these settings from serving a job well, and what to do about it."""
+"""Runs the checks of `outrider doctor` and prints what they found, or only asks whether a proxy is ready."""
 
 from __future__ import annotations
 
@@ -12,38 +12,26 @@ from urllib.parse import urlsplit
 
 import typer
 
-from outrider.cli import environment, options
-from outrider.cli.check_machine import (
-    cache_findings,
-    check_open_files,
-    check_port,
-    direct,
-    job_findings,
-    loopback_of,
-    running_outrider,
-)
-from outrider.cli.check_origin import origin_findings
-from outrider.cli.findings import Finding, ok, show, show_json
+from outrider.cli.admin_port import direct, loopback_of, running_outrider
+from outrider.cli.doctor.finding import Finding, ok, show, show_json
+from outrider.cli.doctor.job_checks import job_findings
+from outrider.cli.doctor.machine_checks import cache_findings, check_open_files, check_port
+from outrider.cli.doctor.origin_checks import origin_findings
+from outrider.cli.load_settings import load, load_with_origin
+from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.settings import Settings
 
 # A kubelet gives a probe 1 s by default; Docker 30.
 _PROBE_TIMEOUT_S = 2.0
 
 
+@with_settings(
+    "origin", "region", "listen", "admin", "cache_dir", "cache_size", "min_free", "block_size", "auth", "clients",
+    "tls_cert", "tls_key",
+)  # fmt: skip
 def doctor(
-    origin: options.Origin = None,
-    region: options.Region = None,
-    listen: options.Listen = None,
-    admin: options.Admin = None,
-    cache_dir: options.CacheDir = None,
-    cache_size: options.CacheSize = None,
-    min_free: options.MinFree = None,
-    block_size: options.BlockSize = None,
-    auth: options.Auth = None,
-    clients: options.Clients = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    config: options.Config = None,
+    flags: Flags,
+    config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of lines.")] = False,
     health: Annotated[
         bool, typer.Option("--health", help="Only ask whether the proxy at --admin is ready (for a HEALTHCHECK).")
@@ -56,16 +44,13 @@ def doctor(
 
     Each line is ok, warn or fail, with what to do. Exits with 0 when nothing fails, 1 otherwise, 2 for wrong settings.
     """
-    flags = dict(locals())
-    for name in ("config", "as_json", "health", "probe"):
-        del flags[name]
     if probe is not None:
         raise typer.Exit(_probe(probe))
     if health:
-        host, _, port = environment.load(flags, config, {}).admin.rpartition(":")
+        host, _, port = load(flags, config).admin.rpartition(":")
         raise typer.Exit(_probe(f"http://{loopback_of(host)}:{port}"))
-    settings, _ = environment.load_with_origin(flags, config, {}, os.environ)
-    # What the rooms would log, the findings tell.
+    settings, _ = load_with_origin(flags, config, {}, os.environ)
+    # The findings say what the parts of the proxy would log.
     logging.getLogger("outrider").setLevel(logging.ERROR)
     healthy = (show_json if as_json else show)(_findings(settings))
     raise typer.Exit(0 if healthy else 1)
@@ -89,7 +74,7 @@ async def _collected(findings: AsyncIterator[Finding]) -> list[Finding]:
 
 
 def _probe(url: str) -> int:
-    """0: ready; 1: not, with a line that says why."""
+    """Ask the admin port at `url`. 0: ready; 1: not ready, with a line on stderr that says why; 2: not a URL."""
     if urlsplit(url).scheme not in ("http", "https"):
         typer.echo(f"outrider: --probe {url}: must be http://HOST:PORT of the admin port", err=True)
         return 2

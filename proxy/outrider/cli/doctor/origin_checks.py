@@ -1,4 +1,4 @@
-"""Checks of `outrider doctor` that look towards the bucket: credentials, way, signature, clock."""
+"""Checks of `outrider doctor` towards the origin: credentials, network, signature and clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.forward_proxy import forward_proxy_to
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.cli.findings import Finding, fail, ok, warn
+from outrider.cli.doctor.finding import Finding, fail, ok, warn
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
 from outrider.metrics import Metrics
@@ -25,7 +25,7 @@ _DEFAULT_REGION = "us-east-1"
 _CREDENTIALS_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 5.0
 _ASK_TIMEOUT_S = 15.0
-# An error reply of S3 is a few hundred bytes; a list of buckets is of no interest.
+# An error reply of S3 has a few hundred bytes. The rest of a longer one, such as a list of buckets, is not needed.
 _BODY_BYTES_MAX = 64 * 1024
 # S3 refuses a signature whose clock is 15 minutes off.
 SKEW_WARN_S, SKEW_FAIL_S = 300.0, 900.0
@@ -45,7 +45,7 @@ _UNSIGNED_DO = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE;
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The origin's reply to a signed ListBuckets. `date` is its Date header; `asked_at`, `answered_at` are ours."""
+    """The origin's reply to a signed ListBuckets. `date` is its Date header; `asked_at` and `answered_at` are ours."""
 
     status: int
     body: str
@@ -79,11 +79,11 @@ async def origin_findings(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def check_credentials(source: AwsCredentials) -> tuple[Finding, Credentials | None]:
-    """The chain's own errors are many and of botocore's making: each is told in its words."""
+    """Walk the AWS chain. botocore raises errors of many types, so their own texts are shown."""
     try:
         async with asyncio.timeout(_CREDENTIALS_TIMEOUT_S):
             found = await source.current()
-    except Exception as error:  # noqa: BLE001 - whatever stops the chain is what the doctor is to tell
+    except Exception as error:  # noqa: BLE001 - any error that stops the chain is a finding
         cause = error.__cause__ or error
         text = f"the AWS chain failed: {cause}" if str(cause) else f"the AWS chain failed: {type(cause).__name__}"
         return fail("credentials", text, "Correct AWS_PROFILE, the AWS config files or the role it names."), None
@@ -93,13 +93,15 @@ async def check_credentials(source: AwsCredentials) -> tuple[Finding, Credential
 
 
 def masked(access_key: str) -> str:
-    """Enough of a key id to tell it from others; all of it is nobody's business."""
+    """Enough of a key id to tell it from others. The whole id does not belong in a bug report."""
     return f"{access_key[:4]}...{access_key[-4:]}" if len(access_key) >= 12 else f"{access_key[:2]}..."
 
 
 async def check_way(endpoint: str) -> Finding:
-    """Name and port: what stands in the way before a request can be sent."""
-    # The origin's own name need not be known here when somebody else goes there for us.
+    """Resolve the name and connect to the port of the origin, or of the forward proxy on the way to it.
+
+    With a forward proxy the name of the origin need not resolve on this machine.
+    """
     parts = urlsplit(str(forward_proxy_to(endpoint).url or endpoint))
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
     try:
@@ -175,11 +177,11 @@ def check_answer(answer: Answer, endpoint: str, credentials: Credentials | None)
 
 
 def check_clock(answer: Answer) -> Finding:
-    """Signatures carry the time; the origin's Date header has a resolution of a second."""
+    """Compare this clock with the origin's Date header, whose resolution is a second. Signatures carry the time."""
     theirs = _seconds_of(answer.date)
     if theirs is None:
         return warn("clock", "the origin tells no time", "Compare `date -u` with a clock that you trust.")
-    # Their second began up to 1 s before they wrote it, at some time between our two.
+    # The header was written between our two times, and its second began up to 1 s before: on average half a second.
     ahead_s = (answer.asked_at + answer.answered_at) / 2 - theirs - 0.5
     text = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the origin's"
     do = "Set the clock of this machine (chrony or ntpd): S3 refuses signatures that are 15 minutes off."
@@ -193,7 +195,7 @@ def check_clock(answer: Answer) -> Finding:
 async def _region(credentials: AwsCredentials) -> str:
     try:
         return await credentials.region() or _DEFAULT_REGION
-    except Exception:  # noqa: BLE001 - the profile is broken, which the check of the credentials has told already
+    except Exception:  # noqa: BLE001 - the profile is broken, and the check of the credentials has said so
         return _DEFAULT_REGION
 
 
@@ -203,7 +205,7 @@ def _told_region(body: str) -> str:
 
 
 def _of_xml(tag: str, body: str) -> str | None:
-    # Not parsed: a reply of anything may come here, and only a word of a known form is wanted.
+    # The reply is not parsed: it may be anything, and only a word of a known form is needed.
     match = re.search(rf"<{tag}>([A-Za-z0-9.-]{{1,64}})</{tag}>", body)
     return match[1] if match else None
 
@@ -220,7 +222,7 @@ def _words(error: BaseException) -> str:
 
 
 class _Fixed:
-    """The credentials that the check found, or that there are none."""
+    """A source of the credentials that the check found, if any."""
 
     def __init__(self, credentials: Credentials | None) -> None:
         self._credentials = credentials

@@ -1,0 +1,16 @@
+"""`outrider doctor`: checks what would keep a proxy with these settings from serving a job well.
+
+Each check yields a `finding.Finding`: its name, a level (ok, warn, fail), a text, and what to do. `command` runs the
+checks in this order and prints each finding:
+
+1. the settings themselves
+2. `origin_checks`: credentials, network, signature and clock, by a ListBuckets at the origin
+3. `machine_checks`: cache directory, room and speed of its disk, ports, limit on open files
+4. `job_checks`: whether a job with this environment would use the proxy
+
+With --health or --probe it only asks an admin port whether the proxy is ready.
+"""
+
+from outrider.cli.doctor.command import doctor
+
+__all__ = ["doctor"]
