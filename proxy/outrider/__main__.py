@@ -1,11 +1,11 @@
-"""`python -m outrider`, and `outrider`."""
+"""The entry point of `outrider` and of `python -m outrider`."""
 
 import sys
 
 
 def main() -> None:
     try:
-        # Takes a part of a second, in which somebody may think better of it.
+        # Imported here: it takes part of a second, in which Ctrl-C must not print a traceback.
         from outrider import cli
 
         cli.main()

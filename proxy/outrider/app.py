@@ -20,7 +20,7 @@ from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.adapters.process.recent_errors import kept_troubles
+from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import new_event_loop, raise_open_files_limit
 from outrider.adapters.state import learned_file, warmup_file
 from outrider.composition import Outrider, make_rooms, make_traces, traced
@@ -79,7 +79,7 @@ async def running(
     async with AsyncExitStack() as stack:
         metrics = Metrics()
         traces = await make_traces(settings, stack)
-        stack.enter_context(kept_troubles(metrics.recent_errors))
+        stack.enter_context(keep_recent_errors(metrics.recent_errors))
         metrics.info.labels(__version__).set(1)
         metrics.started_at.set(wall_clock())
         directory = stack.enter_context(_directory(settings.cache_dir))

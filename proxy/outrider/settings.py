@@ -1,4 +1,7 @@
-"""All settings, from flags, `OUTRIDER_*` and a TOML file, in that order; checked once, then frozen."""
+"""The settings model: merges flags, `OUTRIDER_*` variables and a TOML file, in that order, and checks the values.
+
+Settings are read once, at the start, and do not change afterwards.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,19 @@ from outrider.core.model import ObjectRef
 _ENV_PREFIX = "OUTRIDER_"
 _UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "kib": 2**10, "m": 10**6, "mb": 10**6, "mib": 2**20,
           "g": 10**9, "gb": 10**9, "gib": 2**30, "t": 10**12, "tb": 10**12, "tib": 2**40}  # fmt: skip
-# An endpoint without a query or fragment; what any client can put into a header.
+# Characters of an endpoint: it has no query and no fragment.
 _IN_URL = re.compile(r"[^\s?#]+")
+# Characters that every client can send in a header.
 _IN_HEADER = re.compile(r"[ -~]+")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*|%)", re.ASCII)
 
 
 class SettingsError(ValueError):
-    """One or more settings are wrong; each line names one and says what is allowed."""
+    """One or more settings are wrong. Each line names one and says what is allowed."""
 
 
 class Size(BaseModel):
-    """A number of bytes, or a share of a whole that is only known later."""
+    """A number of bytes, or a share of a total that is known later."""
 
     model_config = ConfigDict(frozen=True)
     amount_bytes: int = 0
@@ -68,7 +72,7 @@ def _plain_bytes(value: object) -> object:
 
 
 def parse_bytes(text: str) -> int:
-    """Raises ValueError: `text` is no number of bytes, such as `64MiB`."""
+    """A number of bytes, from a text such as `64MiB`. Raises ValueError."""
     try:
         found = _plain_bytes(text)
     except PydanticCustomError as error:
@@ -80,7 +84,7 @@ def parse_bytes(text: str) -> int:
 def _endpoint(value: str) -> str:
     try:
         parts = urlsplit(value)
-        # Asked for, a port that is none raises.
+        # Reading `port` raises for an invalid one.
         wrong = parts.port == 0 or parts.scheme not in ("http", "https") or not parts.hostname
     except ValueError:
         wrong = True
@@ -90,14 +94,14 @@ def _endpoint(value: str) -> str:
 
 
 def _path(value: object) -> object:
-    # To pathlib it is the working directory: of a variable that is set to nothing, hardly what was meant.
+    # For pathlib an empty path is the working directory. A variable that is set to nothing hardly means that.
     if value == "":
         raise PydanticCustomError("path", "must not be empty")
     return value
 
 
 def _token(value: object) -> object:
-    # A Secret made from a file brings the end of its line along, which no header can.
+    # A Kubernetes Secret that was made from a file ends with a newline, which no header can hold.
     text = value.strip() if isinstance(value, str) else value
     if isinstance(text, str) and not _IN_HEADER.fullmatch(text):
         raise PydanticCustomError("token", "must be one line of ASCII, and not empty")
@@ -154,7 +158,7 @@ class ListCacheRule(BaseModel):
     ttl_s: float = Field(gt=0)
 
 
-# Settings that are lists of tables in the file, and no good as flags or variables.
+# Settings that are lists of tables in the file. They cannot be given as flags or variables.
 _RULES: Mapping[str, type[BaseModel]] = {
     "freshness_rules": FreshnessRule, "prefetch_rules": PrefetchRule, "list_cache": ListCacheRule,
 }  # fmt: skip
@@ -172,108 +176,123 @@ class Settings(BaseModel):
 
     origin: Annotated[str, AfterValidator(_endpoint)] | None = Field(
         None,
-        description="Endpoint of the S3 behind us; default: that of the AWS environment or profile, else AWS S3's.",
+        description="Endpoint of the origin; default: from the AWS environment or profile, else AWS S3's.",
     )
-    region: str | None = Field(None, description="Region to sign for; default: the AWS chain's, else us-east-1.")
-    listen: Address = Field("127.0.0.1:9480", description="Where S3 clients connect.")
-    admin: Address = Field("127.0.0.1:9481", description="Health, metrics and status.")
+    region: str | None = Field(
+        None, description="Region to sign for; default: from the AWS environment or profile, else us-east-1."
+    )
+    listen: Address = Field("127.0.0.1:9480", description="Address for S3 clients.")
+    admin: Address = Field("127.0.0.1:9481", description="Address for health, metrics and status.")
     admin_token: Annotated[SecretStr | None, BeforeValidator(_token)] = Field(
-        None, description="Bearer token of the admin port; needed off loopback."
+        None, description="Bearer token of the admin port; required off loopback."
     )
     cache_dir: File = Field(
-        default_factory=_default_cache_dir, description="Where blocks are kept; `memory`: on the tmpfs."
+        default_factory=_default_cache_dir, description="Directory of the cache; `memory`: on the tmpfs."
     )
     cache_size: Annotated[Size, BeforeValidator(_size)] = Field(
-        Size(share=0.8), description="Budget on disk, bytes or a share of the file system."
+        Size(share=0.8), description="Size of the cache on disk, in bytes or as a share of the file system."
     )
     min_free: Annotated[Size, BeforeValidator(_size)] = Field(
-        Size(share=0.05), description="Free space that is always left to others, bytes or a share."
+        Size(share=0.05), description="Free space to leave on the file system, in bytes or as a share."
     )
     block_size: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
         8 * 2**20, ge=64 * 2**10, le=2**30, multiple_of=4096, description="Size of a block."
     )
-    auth: Literal["loopback", "sigv4"] = Field("loopback", description="Who may ask.")
-    clients: File | None = Field(None, description="TOML file of client keys and grants, for `auth = sigv4`.")
+    auth: Literal["loopback", "sigv4"] = Field(
+        "loopback", description="Access control: anybody on loopback, or signed requests of known clients."
+    )
+    clients: File | None = Field(None, description="TOML file with the keys and grants of clients, for `auth = sigv4`.")
     cross_site: bool = Field(
         False,
-        description="Loopback mode: answer web pages of other sites, and any Host, as a bucket's CORS rules allow.",
+        description="In loopback mode, answer web pages of other sites and any Host, as a bucket's CORS rules allow.",
     )
     domain: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = Field(
-        (), description="Virtual-host style names: requests to BUCKET.DOMAIN."
+        (), description="Domain for virtual-host style requests to BUCKET.DOMAIN."
     )
-    tls_cert: File | None = Field(None, description="Certificate chain: https on the S3 port.")
-    tls_key: File | None = Field(None, description="Its private key.")
-    freshness: FreshnessText = Field("ttl:60", description="How long an object is served without asking the origin.")
+    tls_cert: File | None = Field(None, description="Certificate chain; the S3 port then serves https.")
+    tls_key: File | None = Field(None, description="Private key of the certificate.")
+    freshness: FreshnessText = Field(
+        "ttl:60", description="How long an object is served without revalidation at the origin."
+    )
     freshness_rules: tuple[FreshnessRule, ...] = Field((), description="Freshness per bucket/key glob, first match.")
-    list_cache: tuple[ListCacheRule, ...] = Field((), description="LISTs to keep, per bucket/prefix glob, first match.")
-    stale_if_error: bool = Field(False, description="Serve what is here when the origin cannot be reached.")
-    policy: Literal["epoch", "lru", "fifo", "none"] = Field("epoch", description="Which blocks go when room is needed.")
+    list_cache: tuple[ListCacheRule, ...] = Field(
+        (), description="LISTs to cache, per bucket/prefix glob, first match."
+    )
+    stale_if_error: bool = Field(False, description="Serve stale objects while the origin cannot be reached.")
+    policy: Literal["epoch", "lru", "fifo", "none"] = Field(
+        "epoch", description="Which blocks are evicted when room is needed."
+    )
     prefetch: Literal["epoch", "object", "off"] | None = Field(
         None,
-        description="What is fetched before it is asked for: what the epoch will read, the rest of an object, nothing. "
+        description="Prefetch: the next objects of the epoch, the rest of an open object, or nothing. "
         "Default: epoch with the policy epoch, else object.",
     )
     prefetch_rules: tuple[PrefetchRule, ...] = Field((), description="Prefetch per bucket/key glob, first match.")
     prefetch_bytes: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
         256 * 2**20,
         ge=2**20,
-        description="Bytes on their way that nobody waits for yet, at most, and no more blocks than `fills`.",
+        description="Bytes of prefetch under way, at most; never more blocks than `fills`.",
     )
     prefetch_bandwidth: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
-        0, ge=0, description="Bytes a second that are fetched before they are asked for; 0: no limit."
+        0, ge=0, description="Bytes a second of prefetch at most; 0: no limit."
     )
-    verify: Literal["first", "always"] = Field("first", description="When a block's checksum is verified.")
+    verify: Literal["first", "always"] = Field(
+        "first", description="When the checksum of a block is verified: at its first read, or at every read."
+    )
     scrub_bandwidth: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
-        20_000_000, ge=0, description="Bytes a second that are read to find rot in blocks that nobody reads; 0: none."
+        20_000_000, ge=0, description="Bytes a second that the scrubber reads to find damaged blocks; 0: no scrubbing."
     )
-    origin_connections: int = Field(128, ge=1, le=10_000, description="Connections to the origin at most.")
+    origin_connections: int = Field(128, ge=1, le=10_000, description="Connections to the origin, at most.")
     origin_timeout_s: float = Field(
         30.0,
         gt=0,
         le=3600,
-        description="How long the origin may be silent in the middle of a read, or a request wait for a connection.",
+        description="How long the origin may be silent during a read, and how long a request waits for a connection.",
     )
-    fills: int = Field(64, ge=1, le=10_000, description="Fills under way at most.")
-    requests: int = Field(4096, ge=1, description="Requests answered at once; more get 503 SlowDown.")
+    fills: int = Field(64, ge=1, le=10_000, description="Fills under way, at most.")
+    requests: int = Field(4096, ge=1, description="Requests answered at the same time, at most; more get 503 SlowDown.")
     max_connections: int = Field(
         8192,
         ge=1,
-        description="Clients' connections at most, or as the limit on open files allows; more get 503 SlowDown.",
+        description="Client connections, at most, if the limit on open files allows as many; more get 503 SlowDown.",
     )
     buffer_bytes: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
-        384 * 2**20, ge=16 * 2**20, description="Bytes that wait in memory on their way, kept LISTs included, at most."
+        384 * 2**20, ge=16 * 2**20, description="Memory for bytes in transit and for cached LISTs, at most."
     )
     client_timeout_s: float = Field(
-        60.0, gt=0, le=3600, description="How long a client may be silent in the middle of its request."
+        60.0, gt=0, le=3600, description="How long a client may be silent during its request."
     )
     client_idle_s: float = Field(
-        600.0, gt=0, le=86_400, description="How long a client's connection may idle between requests."
+        600.0, gt=0, le=86_400, description="How long a client connection may be idle between requests."
     )
-    catalog_entries: int = Field(1_000_000, ge=1, description="Objects remembered at most.")
-    workers: int = Field(1, ge=1, le=64, description="Event loops that answer hits, each in a thread of its own.")
+    catalog_entries: int = Field(1_000_000, ge=1, description="Objects whose version is remembered, at most.")
+    workers: int = Field(1, ge=1, le=64, description="Event loops that answer hits, each in its own thread.")
     drain_s: float = Field(30.0, ge=0, le=3600, description="How long a stop waits for requests under way.")
     price_per_gb: float = Field(
         0.0,
         ge=0,
         allow_inf_nan=False,
-        description="Dollars for 10**9 bytes out of the bucket, to tell what was saved; 0: not told.",
+        description="Dollars for 10**9 bytes out of the bucket, to show savings; 0: not shown.",
     )
     price_per_1000_gets: float = Field(
         0.0,
         ge=0,
         allow_inf_nan=False,
-        description="Dollars for 1,000 GETs or HEADs of the bucket, to tell what was saved; 0: not told.",
+        description="Dollars for 1,000 GETs or HEADs of the bucket, to show savings; 0: not shown.",
     )
     traces: bool = Field(
         False,
-        description="A span for each request, sent by OTLP as the variables OTEL_* say; needs the extra `tracing`.",
+        description="Send an OpenTelemetry span for each request, as the variables OTEL_* say; needs the extra "
+        "`tracing`.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
-    log_format: Literal["json", "text"] | None = Field(None, description="Default: text on a terminal, else json.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
+    log_format: Literal["json", "text"] | None = Field(
+        None, description="Format of the log; default: text on a terminal, else json."
+    )
 
     @cached_property
     def known_clients(self) -> tuple[tuple[Client, SecretStr], ...]:
-        """The clients of the clients file, each with its secret key."""
+        """The clients in the clients file, each with its secret key."""
         return () if self.clients is None else _read_clients(self.clients)
 
     def freshness_of(self, ref: ObjectRef) -> Freshness:
@@ -285,9 +304,11 @@ class Settings(BaseModel):
 
     @property
     def prefetch_blocks(self) -> int:
-        """On their way at once for nobody yet, at most, but for what makes an object whole. More than may be under way
-        would be decided on too early, and all in one go: 200 blocks of 512 KiB, at the beginning of a told epoch, took
-        the engine 11 ms."""
+        """The prefetched blocks that may be under way at once, apart from those that complete an open object.
+
+        There are no more than `fills`. Further blocks would be chosen too early, and all in one turn of the loop: 200
+        blocks of 512 KiB, at the beginning of an epoch with a known order, took the engine 11 ms.
+        """
         return max(1, min(self.prefetch_bytes // self.block_size, self.fills))
 
     def prefetch_of(self, ref: ObjectRef) -> Literal["epoch", "object", "off"]:
@@ -298,7 +319,7 @@ class Settings(BaseModel):
         return self.prefetch or ("epoch" if self.policy == "epoch" else "object")
 
     def list_ttl_of(self, prefix: str) -> float | None:
-        """For how many seconds a LIST of `bucket/prefix` is kept; None: not at all."""
+        """For how many seconds a LIST of `bucket/prefix` is cached; None: not at all."""
         return next((rule.ttl_s for rule in self.list_cache if fnmatchcase(prefix, rule.prefixes)), None)
 
     @cached_property
@@ -306,7 +327,7 @@ class Settings(BaseModel):
         return Freshness.parse(self.freshness)
 
     def check(self) -> Self:
-        """What no field can know alone.
+        """Check rules that concern several settings.
 
         Raises:
             SettingsError
@@ -341,15 +362,16 @@ class Settings(BaseModel):
 
 
 def load(flags: Mapping[str, object], config: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from `flags` (None: not given), the environment and the file `config`, the first named winning. What
-    is wrong is told by the flag's name too where there is such a flag.
+    """Settings from `flags` (None: not given), the environment and the file `config`; the first of them wins.
+
+    Errors name the flag of a setting if `flags` has its name.
 
     Raises:
-        SettingsError: an unknown setting, or a value that makes no sense.
+        SettingsError: an unknown setting, or an invalid value.
     """
     environ = os.environ if environ is None else environ
     from_env = {name[len(_ENV_PREFIX) :].lower() for name in environ if name.startswith(_ENV_PREFIX)}
-    # OUTRIDER_STATUS_URL is no setting: `outrider run` tells its child by it where the admin port is.
+    # OUTRIDER_STATUS_URL is not a setting: `outrider run` sets it, to tell its child where the admin port is.
     unknown = sorted(from_env - set(Settings.model_fields) - {"config", "status_url"})
     if unknown:
         raise SettingsError(
@@ -381,7 +403,7 @@ def _line(detail: Any, flags: Collection[str]) -> str:
         where = f"{flag} ({_ENV_PREFIX}{name.upper()})"
     if detail["type"] == "missing":
         return f"{where}: is missing"
-    # An endpoint may hold a password; some messages begin with what was given.
+    # The value is left out where it may hold a password, and where the message begins with it.
     hidden = name == "admin_token" or "@" in str(given) or message.startswith(repr(given))
     return f"{where}: {_lower(message)}" if hidden else f"{where}: {given!r} {_lower(message)}"
 
@@ -399,7 +421,7 @@ def _is_loopback(address: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"  # any other name is whatever a resolver says
+        return host == "localhost"  # any other name may resolve to any address
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -435,7 +457,7 @@ def _read_clients(path: Path) -> tuple[tuple[Client, SecretStr], ...]:
     try:
         entries = _ClientsFile.model_validate(_read_toml(path)).client
     except ValidationError as error:
-        # The input is not shown: it may be a secret.
+        # The value is not shown: it may be a secret.
         lines = (
             f"{path}: {'.'.join(str(part) for part in detail['loc'])}: {detail['msg']}" for detail in error.errors()
         )

@@ -605,7 +605,7 @@ def test_a_client_that_leaves_in_mid_body_leaves_nothing_behind(lane: Lane) -> N
     assert proxy.metric("outrider_requests_total") - requests == 5
 
 
-def test_what_a_block_file_lacks_comes_from_the_origin_and_is_told(
+def test_what_a_block_file_lacks_comes_from_the_origin_and_can_probe_memory(
     bucket: Bucket, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "outrider.access")
@@ -626,7 +626,7 @@ def test_what_a_block_file_lacks_comes_from_the_origin_and_is_told(
         assert file.stat().st_size == 4096 + len(whole), "brought anew"
 
 
-def test_a_hit_is_told_in_the_log_as_any_read_is(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_hit_can_probe_memory_in_the_log_as_any_read_is(bucket: Bucket, tmp_path: Path) -> None:
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS)
     asked = [
@@ -651,7 +651,7 @@ def test_a_hit_is_told_in_the_log_as_any_read_is(bucket: Bucket, tmp_path: Path)
     assert lines[5]["client"] == 'nar"row'
 
 
-def test_a_client_that_is_gone_before_the_first_byte_is_told_in_the_log(
+def test_a_client_that_is_gone_before_the_first_byte_can_probe_memory_in_the_log(
     lane: Lane, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "outrider.access")
@@ -674,7 +674,7 @@ def test_a_client_that_is_gone_before_the_first_byte_is_told_in_the_log(
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_begun_reply_ends_whole_when_the_proxy_is_told_to_stop(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_begun_reply_ends_whole_when_the_proxy_can_probe_memory_to_stop(bucket: Bucket, tmp_path: Path) -> None:
     with ServedProxy(bucket, tmp_path) as proxy:
         for _ in range(2):
             ask(proxy.address, "GET", f"/{NAME}/large")
@@ -761,7 +761,9 @@ def test_a_page_that_is_not_in_memory_holds_up_nobody_else(bucket: Bucket, monke
         assert lane.seen == [True], "now it is in memory"
 
 
-def test_the_wait_for_the_disk_is_told_as_the_request_s_own(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_the_disk_can_probe_memory_as_the_request_s_own(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ahead, clock = [0.0], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
     with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
@@ -971,7 +973,7 @@ def test_what_is_no_quicker_once_the_disk_was_asked_goes_the_longer_way_at_once(
 ) -> None:
     with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
         if why == "the kernel does not tell":
-            lane.proxy.outrider.store.directory.is_told = False
+            lane.proxy.outrider.store.directory.can_probe_memory = False
         else:
             monkeypatch.setattr(fast_path, "_PAGED_IN_BYTES", len(OBJECTS["a"]) - 1)
         waiting.send(request("GET", f"/{NAME}/a"))

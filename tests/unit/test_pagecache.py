@@ -134,7 +134,7 @@ def test_a_file_system_that_may_live_elsewhere_is_not_asked_for_files_at_once(
     assert not pagecache.opens_at_once(b"/nothing/there")
     monkeypatch.setattr(pagecache, "opens_at_once", lambda path: False)
     directory = BlockDir.open(tmp_path)
-    assert not directory.is_told
+    assert not directory.can_probe_memory
     directory.close()
 
 
@@ -152,12 +152,12 @@ def test_a_disk_that_comes_in_place_of_another_is_asked_anew_where_its_blocks_li
     root = tmp_path / "c"
     directory = BlockDir.open(root)
     try:
-        assert directory.is_told
+        assert directory.can_probe_memory
         for is_local in (False, True):
             root.rename(tmp_path / f"gone-{is_local}")
             root.mkdir()
             directory.hold()
-            assert directory.is_told is is_local
+            assert directory.can_probe_memory is is_local
     finally:
         directory.close()
     assert set(asked) == {os.fsencode(root / "v2")}

@@ -7,7 +7,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from outrider.adapters.process.recent_errors import kept_troubles
+from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import LineHandler
 from outrider.core.insight.recent_errors import RecentErrors
 from outrider.http.record.access_log import AccessLog, subject_of
@@ -25,7 +25,7 @@ async def test_lines_of_hits_are_bundled_beside_the_keeper_of_troubles(monkeypat
     logging.getLogger("outrider.access").manager._clear_cache()  # type: ignore[attr-defined]
     records: list[logging.LogRecord] = []
     monkeypatch.setattr(outrider.handlers[0], "emit", records.append)
-    with kept_troubles(RecentErrors()):
+    with keep_recent_errors(RecentErrors()):
         access_log = AccessLog()
         for number in range(3):
             access_log.hit(subject_of("b", "k"), 0.001, "GET", 206, number, "0F", "-", "::1", "", "bytes=0-1")

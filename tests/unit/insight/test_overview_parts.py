@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from outrider.adapters.process.recent_errors import kept_troubles
+from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.core.ahead.planner import Planner
 from outrider.core.insight.dataset_map import CELLS_MAX, data_bytes, shard_map
 from outrider.core.insight.rates import Rates
@@ -92,7 +92,7 @@ def test_the_same_trouble_again_is_counted() -> None:
 
 def test_warnings_of_the_log_are_kept_with_their_facts_and_nothing_less() -> None:
     recent_errors, log = RecentErrors(), logging.getLogger("outrider.test")
-    with kept_troubles(recent_errors):
+    with keep_recent_errors(recent_errors):
         log.info("nothing")
         log.warning("store failed", extra={"act": "write"})
         try:

@@ -77,7 +77,7 @@ class BlockDir:
         self.warmups = root / "warmups"
         self.touched = root / "touched"
         self._lock_fd = -1
-        self.is_told = False
+        self.can_probe_memory = False
         """The kernel can tell which files it opens without waiting for the disk: see `pagecache`."""
         # Device and inode number of the marker file that this process has locked.
         self._locked = (-1, -1)
@@ -98,7 +98,7 @@ class BlockDir:
                 folder.mkdir(exist_ok=True, mode=0o700)
                 _close_to_others(folder)
             self._sweep_tmp()
-            self._ask()
+            self._probe_kernel()
         except OSError as error:
             self.close()
             raise UnusableCacheDir(
@@ -142,10 +142,10 @@ class BlockDir:
             # The blocks may lie on another file system now.
             with suppress(OSError):
                 self.blocks.mkdir(exist_ok=True, mode=0o700)
-            self._ask()
+            self._probe_kernel()
 
-    def _ask(self) -> None:
-        self.is_told = pagecache.opens_at_once(self._raw_blocks) and pagecache.knows(self._raw_blocks)
+    def _probe_kernel(self) -> None:
+        self.can_probe_memory = pagecache.opens_at_once(self._raw_blocks) and pagecache.knows(self._raw_blocks)
 
     def _is_ours(self) -> bool:
         try:

@@ -130,7 +130,7 @@ class DiskBlockStore(BlockIndex):
     def page_in(self, block: BlockKey, start: int, count: int) -> Callable[[], None] | None:
         slot = self._slots.get(block)
         # Where the kernel cannot say what is in memory, paging in would gain nothing.
-        if slot is None or not self.directory.is_told or not self._is_trusted(slot):
+        if slot is None or not self.directory.can_probe_memory or not self._is_trusted(slot):
             return None
         return partial(block_dir.page_in, self.directory.raw_path_of(block), start, count)
 
@@ -140,7 +140,7 @@ class DiskBlockStore(BlockIndex):
         Jobs read more small blocks in turn than files may stay open, and a hit that waits for a thread takes six times
         as long.
         """
-        if not self.directory.is_told or not self._is_trusted(slot):
+        if not self.directory.can_probe_memory or not self._is_trusted(slot):
             return None
         opened = block_dir.open_known_block(self.directory.raw_path_of(block), slot.meta(block))
         return None if opened is None else OpenFile(*opened)
@@ -149,7 +149,7 @@ class DiskBlockStore(BlockIndex):
         return slot.verified and not self._verify_always and not self.work.is_hung
 
     def doubt(self, block: BlockKey) -> None:
-        self.work.trouble("send", OSError(errno.EIO, "a block file gave fewer bytes than it has"))
+        self.work.failed("send", OSError(errno.EIO, "a block file gave fewer bytes than it has"))
         slot = self._slots.get(block)
         if slot is not None:
             slot.verified = False
@@ -190,7 +190,7 @@ class DiskBlockStore(BlockIndex):
                     lambda: OpenFile(*block_dir.open_block(path, block, verify, keep_pages=not scrub))
                 )
         except FileNotFoundError as error:
-            self.work.trouble("open", error)
+            self.work.failed("open", error)
             # Another reader may have found this out first; the bytes are given back once.
             if self._slots.get(block) is slot:
                 self._forget(block, slot)

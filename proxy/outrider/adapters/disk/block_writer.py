@@ -146,7 +146,7 @@ class DiskBlockWriter:
         if self._ended:
             return
         self._ended = True
-        await self._work.waited_for(self._meta.key, self._clean_up())
+        await self._work.clean_up(self._meta.key, self._clean_up())
 
     async def _clean_up(self) -> None:
         left_behind = False
@@ -161,7 +161,7 @@ class DiskBlockWriter:
             await self._work.run(self._directory.remove, path)
         except OSError as error:
             left_behind = self._renamed
-            self._work.trouble("unlink", error)
+            self._work.failed("unlink", error)
         except RuntimeError:
             pass  # the store is closed; the next start sweeps `tmp`
         finally:

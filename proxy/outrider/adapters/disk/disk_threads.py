@@ -52,7 +52,7 @@ class DiskThreads:
         """A read timed out a moment ago."""
         return self.clock() < self._hung_until
 
-    def trouble(self, act: Act, error: OSError) -> None:
+    def failed(self, act: Act, error: OSError) -> None:
         """Count `error`, and log it at most once a minute for each kind of act."""
         self._metrics.store_errors.labels(act).inc()
         now = self.clock()
@@ -61,7 +61,7 @@ class DiskThreads:
             log.warning("cache disk trouble", extra={"act": act, "error": str(error), "served": "from the origin"})
 
     def write_failed(self, act: Act, error: OSError) -> StoreUnavailable:
-        self.trouble(act, error)
+        self.failed(act, error)
         self._sick_until = self.clock() + _SICK_PAUSE_S
         return StoreUnavailable(f"{act}: {error}")
 
@@ -69,9 +69,9 @@ class DiskThreads:
         if isinstance(error, TimeoutError):
             # Other readers need not wait as long to find out.
             self._hung_until = self.clock() + _SICK_PAUSE_S
-        self.trouble("open", error)
+        self.failed("open", error)
 
-    async def waited_for(self, block: BlockKey, cleaning: Coroutine[Any, Any, None]) -> None:
+    async def clean_up(self, block: BlockKey, cleaning: Coroutine[Any, Any, None]) -> None:
         """Wait until `cleaning` has removed the file of an aborted block, for PATIENCE_S at most.
 
         On a disk that does not answer, the cleaning goes on in the background. The caller does not wait for it: it may

@@ -34,7 +34,7 @@ class OpenFile:
             self._doomed = True
             self._close_if_over()
 
-    def taken(self) -> bool:
+    def try_acquire(self) -> bool:
         """Count one more lease; False: the file is doomed."""
         with _counting:
             if self._doomed:
@@ -42,7 +42,7 @@ class OpenFile:
             self.leases += 1
             return True
 
-    def returned(self) -> None:
+    def release(self) -> None:
         with _counting:
             self.leases -= 1
             assert self.leases >= 0
@@ -63,7 +63,7 @@ class FileLease:
 
     def __init__(self, file: OpenFile, slot: Slot | None = None) -> None:
         """`slot`: given when `file` is not the slot's own file, to keep the block from becoming a victim."""
-        taken = file.taken()
+        taken = file.try_acquire()
         assert taken, "a lease of a closed file"
         self._file: OpenFile | None = file
         self._slot = slot
@@ -73,7 +73,7 @@ class FileLease:
     @classmethod
     def try_take(cls, file: OpenFile) -> FileLease | None:
         """A lease for a thread that cannot know whether the file is still open; None: it is doomed."""
-        if not file.taken():
+        if not file.try_acquire():
             return None
         lease = cls.__new__(cls)
         lease._file, lease._slot = file, None
@@ -87,7 +87,7 @@ class FileLease:
     def release(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.returned()
+            file.release()
             if self._slot is not None:
                 self._slot.busy -= 1
 

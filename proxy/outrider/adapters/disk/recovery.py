@@ -60,7 +60,7 @@ class Recovery:
         except OSError as error:
             # The index is not complete: blocks that were not seen are not counted. The proxy serves the known ones,
             # and the next start scans again.
-            self._store.work.trouble("scan", error)
+            self._store.work.failed("scan", error)
             return
         finally:
             self._store.admitting = True
@@ -69,7 +69,7 @@ class Recovery:
         if self._touched is not None and self._store.whole:
             failed = await self._store.work.run(self._touched.settle, self._doubtful)
             if failed is not None:
-                self._store.work.trouble("note", failed)
+                self._store.work.failed("note", failed)
         self._doubtful = set()
         log.info("index ready", extra={"blocks": len(self._store), "bytes": self._store.budget.used_bytes,
                                        "by": "scan" if saved is None else "snapshot"})  # fmt: skip
@@ -87,7 +87,7 @@ class Recovery:
             log.warning("index snapshot ignored", extra={"error": str(error)})
             return None
         except OSError as error:
-            self._store.work.trouble("snapshot", error)
+            self._store.work.failed("snapshot", error)
             return None
 
     async def _adopt_snapshot(self, saved: Snapshot) -> None:
@@ -113,7 +113,7 @@ class Recovery:
                     self._store.budget.give_back(file.disk_bytes)
                 elif isinstance(meta, OSError):
                     # The file stays on disk and in the budget; the next start tries again.
-                    self._store.work.trouble("scan", meta)
+                    self._store.work.failed("scan", meta)
                     self._store.whole = False
                 else:
                     untouched = self._touched is not None and not self._touched.has(meta.version.ref)
@@ -156,7 +156,7 @@ class Recovery:
             else:
                 await work.run(self._touched.put, await sealed_file.write_part(path, lines, work.threads))
         except OSError as error:
-            work.trouble("snapshot", error)
+            work.failed("snapshot", error)
 
 
 def _read_batch(files: Sequence[FoundFile]) -> list[BlockMeta | OSError | None]:

@@ -77,7 +77,7 @@ class WrittenNamesFile:
         except TimeoutError as late:
             self._late, error = job, late
         if error is not None:
-            self._work.trouble("note", error)
+            self._work.failed("note", error)
 
     def _note(self, names: Sequence[Name]) -> OSError | None:
         return self._written(names, self._append)

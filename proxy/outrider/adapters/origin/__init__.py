@@ -1,0 +1,16 @@
+"""The origin: how a request reaches the S3 store behind the proxy.
+
+1. `http_origin.HttpOrigin.send` waits for one of a bounded number of connections. If none comes free in time, it raises
+   `OriginBusy`.
+2. It asks `credentials.AwsCredentials` for credentials, signs the request with SigV4, and sends it over aiohttp's
+   client, through the proxy that `forward_proxy` finds in the environment.
+3. A refusal that is due to our side is repaired, and the request sent once more: another region of the bucket, a clock
+   that is off, expired credentials. A request whose body was streamed is not repeated.
+4. The reply is streamed. Each error of aiohttp becomes `OriginBroke`; nothing is retried here. Retries, resumed reads
+   and hedged requests are the work of `engine/fill/origin_reader`.
+
+`traced_origin` wraps an origin with one OpenTelemetry span per attempt. It is imported only if traces are on.
+
+The entry points are `http_origin.HttpOrigin` and `credentials.AwsCredentials`. They are not re-exported: importing them
+loads aiohttp.
+"""

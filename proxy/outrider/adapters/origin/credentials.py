@@ -1,4 +1,4 @@
-"""The proxy's own credentials towards the origin: the AWS chain, as every AWS tool walks it."""
+"""The proxy's own credentials for the origin, from the AWS chain that every AWS tool walks."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# An instance without credentials answers slowly (the metadata service is tried): do not ask it on each request.
+# The pause before the chain is walked again after it found none: it tries the metadata service, which is slow.
 _ASK_AGAIN_S = 30.0
-# Neither is a chain that brings what the origin just refused: each refused request would walk it.
+# The pause between two renewals: otherwise each request that is refused would walk the chain.
 _RENEW_AGAIN_S = 5.0
 
 
 class AwsCredentials:
-    """Environment, profile, IRSA, Pod Identity, container and instance metadata, in aiobotocore's order.
+    """Credentials from environment, profile, IRSA, Pod Identity, container or instance metadata, in aiobotocore's
+    order.
 
-    Temporary ones are refreshed before they expire, by aiobotocore, once for all who wait.
+    aiobotocore refreshes temporary credentials before they expire, once for all requests that wait.
     """
 
     def __init__(self, listen: str = "") -> None:
-        """`listen`: our own address; an AWS_ENDPOINT_URL that is meant for our clients is not asked for a role."""
+        """`listen`: the proxy's own address. An AWS_ENDPOINT_URL that names it is not asked for a role."""
         self._listen = listen
         self._plain = _from_environment()
         self._session: AioSession | None = None
         self._found: Any = None
         self._asked_at = 0.0
         self._renewed_at = -_RENEW_AGAIN_S
-        self._told = ""
+        self._logged = ""
         self._lock = asyncio.Lock()
         self._renewing = asyncio.Lock()
 
     async def current(self) -> Credentials | None:
-        """None: the chain has none, so requests go unsigned (public buckets).
+        """The credentials to sign with; None: the chain has none, so requests go unsigned (public buckets).
 
         Raises:
             OriginBroke: the chain names a way to credentials that does not work (no such profile, a role refused).
@@ -58,20 +59,23 @@ class AwsCredentials:
                 return None
             frozen = await self._found.get_frozen_credentials()
         except Exception as error:
-            # botocore and the HTTP library under it raise dozens of kinds here; to a read they are one. Their words
-            # hold paths, roles and what a credential process printed: for the operator, not for the client of a proxy.
-            if str(error) != self._told:
-                self._told = str(error)
-                log.warning("no credentials", extra={"error": self._told})
+            # botocore and its HTTP library raise dozens of types here; for a request they are one. Their texts hold
+            # paths, roles and the output of a credential process: they are for the log, not for clients of the proxy.
+            if str(error) != self._logged:
+                self._logged = str(error)
+                log.warning("no credentials", extra={"error": self._logged})
             raise OriginBroke(f"no credentials: {type(error).__name__}") from error
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
     async def renew(self, refused: Credentials) -> bool:
-        """Walk the chain from its start, since the origin no longer takes `refused`: a role whose session was revoked,
-        keys that were rotated in a file. Whether `current` has others now; no more often than each few seconds."""
+        """Walk the chain from its start, because the origin no longer accepts `refused`.
+
+        The session of the role may have been revoked, or the keys rotated in a file. Returns whether `current` has
+        other credentials now. The chain is walked at most once in a few seconds.
+        """
         async with self._renewing:
             if await self.current() != refused:
-                return True  # whoever was refused before us has renewed them
+                return True  # an earlier refused request has renewed them
             now = asyncio.get_running_loop().time()
             if now - self._renewed_at < _RENEW_AGAIN_S:
                 return False
@@ -80,7 +84,7 @@ class AwsCredentials:
                 session = await asyncio.to_thread(_make_session, self._listen)
                 found = await session.get_credentials()
                 frozen = None if found is None else await found.get_frozen_credentials()
-            except Exception as error:  # noqa: BLE001 - dozens of kinds; the refusal stands, and is told
+            except Exception as error:  # noqa: BLE001 - dozens of types; the refusal goes to the client
                 log.warning("credentials not renewed", extra={"error": str(error)})
                 return False
             if frozen is None or (frozen.access_key, frozen.secret_key, frozen.token) == (
@@ -92,7 +96,7 @@ class AwsCredentials:
             return True
 
     async def find_early(self) -> None:
-        """Walk the chain before the first request has to wait for it; failures are that request's to tell."""
+        """Walk the chain before the first request has to wait for it. That request will report a failure."""
         with suppress(OriginBroke):
             await self.current()
 
@@ -102,8 +106,8 @@ class AwsCredentials:
         Raises:
             SettingsError: AWS_PROFILE or the AWS config files are wrong.
         """
-        # Asked here first, since the chain's import would keep the proxy from being ready. Go, Rust and Java read
-        # AWS_REGION, Python AWS_DEFAULT_REGION.
+        # The variables are read here first: importing the chain would delay the start of the proxy. Go, Rust and Java
+        # read AWS_REGION, Python reads AWS_DEFAULT_REGION.
         for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
             if region := os.environ.get(name):
                 return region
@@ -120,7 +124,7 @@ class AwsCredentials:
 
     @property
     def method(self) -> str | None:
-        """Where the credentials came from, in botocore's words (`env`, `assume-role`, ...); None: none found yet."""
+        """The source of the credentials as botocore names it (`env`, `assume-role`, ...); None: none found yet."""
         if self._plain is not None:
             return "env"
         return None if self._found is None else str(self._found.method)
@@ -141,14 +145,15 @@ class AwsCredentials:
 
     async def _open_session(self) -> AioSession:
         if self._session is None:
-            # The import takes a third of a second: in a thread, so that the proxy is ready meanwhile.
+            # The import takes a third of a second. In a thread it does not delay the start of the proxy.
             self._session = await asyncio.to_thread(_make_session, self._listen)
         return self._session
 
 
 def _from_environment() -> Credentials | None:
-    """Keys that the environment holds whole. The chain would find the same ones, first of all, but its import takes ten
-    megabytes for good. None: ask the chain.
+    """The credentials in the environment, if they are complete there; None: ask the chain.
+
+    The chain would find the same ones first, but its import takes ten megabytes for as long as the process lives.
 
     Source: botocore.credentials, EnvProvider: the order of the two names of the token, and that an expiry means that
     the keys will change.
@@ -163,7 +168,7 @@ def _from_environment() -> Credentials | None:
 
 
 def _has_profiles() -> bool:
-    """Whether there is a file that a profile, and so a region, could stand in."""
+    """Whether there is a file that may hold a profile, and with it a region."""
     files = (("AWS_CONFIG_FILE", "~/.aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
     return "AWS_PROFILE" in os.environ or any(
         Path(os.environ.get(name, default)).expanduser().is_file() for name, default in files
@@ -174,12 +179,12 @@ def _make_session(listen: str) -> AioSession:
     from aiobotocore.session import get_session
 
     session = get_session()
-    if _is_ours(os.environ.get("AWS_ENDPOINT_URL_STS") or os.environ.get("AWS_ENDPOINT_URL") or "", listen):
+    if _is_own_address(os.environ.get("AWS_ENDPOINT_URL_STS") or os.environ.get("AWS_ENDPOINT_URL") or "", listen):
         session.set_config_variable("ignore_configured_endpoint_urls", True)
     return session
 
 
-def _is_ours(endpoint: str, listen: str) -> bool:
+def _is_own_address(endpoint: str, listen: str) -> bool:
     host, _, port = listen.rpartition(":")
-    asked, _, asked_port = urlsplit(endpoint).netloc.rpartition(":")
-    return bool(port) and port == asked_port and asked in {host, "127.0.0.1", "localhost", "[::1]"}
+    named, _, named_port = urlsplit(endpoint).netloc.rpartition(":")
+    return bool(port) and port == named_port and named in {host, "127.0.0.1", "localhost", "[::1]"}

@@ -1,6 +1,6 @@
-"""The HTTP proxy that the environment names for the way to the origin (HTTPS_PROXY, HTTP_PROXY, NO_PROXY).
+"""Finds the HTTP proxy that the environment names for requests to the origin (HTTPS_PROXY, HTTP_PROXY, NO_PROXY).
 
-Not by aiohttp's `trust_env`, which would take passwords from ~/.netrc as well and send them to the origin.
+aiohttp's `trust_env` is not used: it would also take passwords from ~/.netrc and send them to the origin.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from outrider.settings import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class ForwardProxy:
-    """`url` None: none, the way is direct."""
+    """`url` None: the connection is direct."""
 
     url: URL | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    """For the requests themselves, which the proxy sees when they are plain HTTP."""
+    """Headers for the requests themselves, which the proxy sees if they are plain HTTP."""
     connect_headers: Mapping[str, str] | None = None
-    """For the CONNECT that begins a tunnel to an HTTPS origin."""
+    """Headers for the CONNECT that opens a tunnel to an HTTPS origin."""
 
 
 def forward_proxy_to(endpoint: str) -> ForwardProxy:
-    """As the AWS tools read the environment, but that loopback is always direct (as Go does it).
+    """The proxy for requests to `endpoint`, as AWS tools read the environment; loopback is always direct, as in Go.
 
     Raises:
         SettingsError: the variable holds no URL of an HTTP proxy.
@@ -44,7 +44,7 @@ def forward_proxy_to(endpoint: str) -> ForwardProxy:
         if url.scheme not in ("http", "https") or not url.host:
             raise ValueError
     except ValueError as error:
-        # Not repeated: it may hold a password.
+        # The value is not shown: it may hold a password.
         raise SettingsError(f"{origin.scheme.upper()}_PROXY: not a URL like http://HOST:PORT.") from error
     if url.raw_user is None:
         return ForwardProxy(url)

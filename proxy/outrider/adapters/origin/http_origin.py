@@ -1,6 +1,6 @@
-"""The S3 behind us, over aiohttp's client: signed anew, streamed both ways, nothing buffered whole.
+"""Sends requests to the origin over aiohttp's client: signed by the proxy, streamed both ways, never buffered whole.
 
-aiohttp's errors are translated here, and nowhere else, into `OriginBroke`.
+aiohttp's errors are translated into `OriginBroke` here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ log = logging.getLogger(__name__)
 _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 
-# A server that accepts takes milliseconds to.
+# A server that accepts connections does so within milliseconds.
 _CONNECT_TIMEOUT_S = 5.0
-# CompleteMultipartUpload and COPY of large objects keep quiet for minutes.
+# CompleteMultipartUpload and COPY of large objects are silent for minutes.
 _WRITE_TIMEOUT_S = 600.0
 _REGION = re.compile(r"[a-z0-9]{2,15}(?:-[a-z0-9]{1,15}){0,5}", re.ASCII)
 _AWS_ENDPOINT = re.compile(r"(?P<scheme>https?)://s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com(?P<cn>\.cn)?", re.ASCII)
-_PLACES_MAX = 10_000
-# Another region, another clock, other credentials: each once.
-_MENDS_MAX = 3
-# S3's refusals have some hundred bytes, or, where it repeats what was signed, some thousand.
+_ENDPOINTS_MAX = 10_000
+# One repair each of the region, the clock offset and the credentials.
+_REPAIRS_MAX = 3
+# An error reply of S3 has some hundred bytes, or some thousand where it repeats the string that was signed.
 _REFUSAL_BYTES_MAX = 64 * 1024
-# What a reply may buffer while its reader is slow (aiohttp pauses the socket at twice this). Four times as much took
-# 15 MB more in a cold epoch, and no less CPU: the kernel holds the rest.
+# A reply buffers this much while its reader is slow (aiohttp pauses the socket at twice this). Four times as much took
+# 15 MB more memory in a cold epoch, and no less CPU: the kernel buffers the rest.
 _READ_BUFFER_BYTES = 64 * 1024
-# S3's 2 KB of user metadata may be some 700 of them.
+# The 2 KB of user metadata that S3 allows may be some 700 headers.
 _HEADERS_MAX = 1024
 
 
@@ -61,7 +61,7 @@ class CredentialSource(Protocol):
     async def current(self) -> Credentials | None: ...
 
     async def renew(self, refused: Credentials) -> bool:
-        """The origin no longer takes `refused`. Whether `current` has others now."""
+        """Called when the origin no longer accepts `refused`. Returns whether `current` has other credentials now."""
         ...
 
 
@@ -72,18 +72,20 @@ class HttpOrigin:
         self, endpoint: str, region: str, credentials: CredentialSource, metrics: Metrics, clock: Clock,
         *, connections: int, read_timeout_s: float = 30.0, resolver: AbstractResolver | None = None,
     ) -> None:  # fmt: skip
-        """`read_timeout_s`: how long the answer to a read, or the next bytes of it, may be in coming, and how long a
-        request may wait for one of the `connections`."""
-        self._home = _Place.at(endpoint, region)
-        # Where buckets were found to live that are not of our region.
-        self._places: LRUCache[str, _Place] = LRUCache(_PLACES_MAX)
+        """`connections` bounds the open requests.
+
+        `read_timeout_s` bounds the wait for a reply to a read, for its next bytes, and for a free connection.
+        """
+        self._home = _Endpoint.at(endpoint, region)
+        # The endpoints of buckets that were found to be in another region.
+        self._elsewhere: LRUCache[str, _Endpoint] = LRUCache(_ENDPOINTS_MAX)
         self.endpoint = endpoint
         self._credentials = credentials
         self._metrics = metrics
         self._clock = clock
         self._clock_offset_s = 0.0
-        # Not left to aiohttp, which would wait for a free one without end: a client that is slow to take what is
-        # relayed to it has one for as long.
+        # aiohttp's own limit would not do: it waits without bound, and a slow client of a relayed reply keeps its
+        # connection for as long as it likes.
         self._free = asyncio.Semaphore(connections)
         self._read_timeout_s = read_timeout_s
         self._resolver = resolver
@@ -113,12 +115,12 @@ class HttpOrigin:
     @asynccontextmanager
     async def send(self, request: OriginRequest) -> AsyncIterator[HttpReply]:
         with await self._connection() as connection:
-            reply = await self._mended(request)
+            reply = await self._send_repaired(request)
             reply.ended = connection.give_back
             try:
                 yield reply
             finally:
-                # A body that was read whole has given its connection back already; of any other nothing more is wanted.
+                # A body that was read whole has given its connection back already. The rest of any other is dropped.
                 reply.close()
                 if reply.came_bytes and request.bucket is not None and request.key:
                     self._metrics.usage.came(request.bucket, request.key, reply.came_bytes)
@@ -134,47 +136,54 @@ class HttpOrigin:
             raise OriginBusy("no connection to it came free") from error
         return _Connection(self._free)
 
-    async def _mended(self, request: OriginRequest) -> HttpReply:
-        """The reply; a refusal that is owed to how we asked, and not to what for, is asked again once that is mended.
-        Such a refusal says that nothing was done, so a write is not done twice by that."""
+    async def _send_repaired(self, request: OriginRequest) -> HttpReply:
+        """Send `request` and return the reply, after repairing what the origin refuses of our side.
+
+        Repairable are the region, the clock offset and the credentials. Such a refusal means that the origin did
+        nothing, so sending a write again does not do it twice.
+        """
         bucket = request.bucket or ""
-        for _ in range(_MENDS_MAX):
-            place = self._places.get(bucket, self._home)
+        for _ in range(_REPAIRS_MAX):
+            target = self._elsewhere.get(bucket, self._home)
             credentials = await self._credentials.current()
-            reply = HttpReply(await self._try(request, place, credentials), self._metrics)
+            reply = HttpReply(await self._attempt(request, target, credentials), self._metrics)
             try:
-                if (elsewhere := _hinted(request, reply, place)) is not None:
-                    self._places[bucket] = elsewhere
-                elif (why := await self._mend(request, reply, credentials)) is None:
+                if (elsewhere := _in_other_region(request, reply, target)) is not None:
+                    self._elsewhere[bucket] = elsewhere
+                elif (why := await self._repair(request, reply, credentials)) is None:
                     return reply
                 elif request.body is not None:
-                    # It was streamed, and is gone; its sender has it still.
+                    # The body was streamed and is not here any more. The client still has it, and may retry.
                     raise OriginBroke(why)
             except BaseException:
                 reply.close()
                 raise
             reply.close()
         credentials = await self._credentials.current()
-        reply = HttpReply(await self._try(request, place, credentials), self._metrics)
+        reply = HttpReply(await self._attempt(request, target, credentials), self._metrics)
         try:
-            await self._refused(request, reply, credentials)
+            await self._refusal_code(request, reply, credentials)
         except BaseException:
             reply.close()
             raise
         return reply
 
-    async def _refused(self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None) -> str | None:
-        """The code of what may be owed to how we asked, "" where it has no code, None where it has no words; from then
-        on `reply` tells nothing of its signer. None also where it is no such refusal."""
+    async def _refusal_code(
+        self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None
+    ) -> str | None:
+        """The S3 error code of a refusal that may be about the signature; "" if its body has no code.
+
+        None: it is no such refusal, or has no body. Afterwards the body of `reply` holds nothing about the signer.
+        """
         if credentials is None or reply.status not in error_causes.STATUSES or request.method == "HEAD":
             return None
         return error_causes.code_of(await reply.refusal()) or ""
 
-    async def _mend(self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None) -> str | None:
-        """Whether the next try may fare better, and then why; None: it would not."""
+    async def _repair(self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None) -> str | None:
+        """Repair the clock offset or the credentials. Returns what was wrong; None: nothing to repair."""
         if credentials is None or reply.status not in error_causes.STATUSES:
             return None
-        code = await self._refused(request, reply, credentials)
+        code = await self._refusal_code(request, reply, credentials)
         now = self._clock()
         offset_s = error_causes.clock_offset(
             reply.status, code, dict(reply.headers).get("date"), now, self._clock_offset_s
@@ -188,27 +197,27 @@ class HttpOrigin:
         return None
 
     def _now(self) -> float:
-        """What time the origin has it to be."""
+        """The time by the origin's clock."""
         return self._clock() + self._clock_offset_s
 
-    async def _try(
-        self, request: OriginRequest, place: _Place, credentials: Credentials | None
+    async def _attempt(
+        self, request: OriginRequest, target: _Endpoint, credentials: Credentials | None
     ) -> aiohttp.ClientResponse:
         assert self._session is not None
-        path = place.path_of(request)
+        path = target.path_of(request)
         body = request.body
         if request.form is None:
-            headers = self._signed(request, place, path, credentials)
+            headers = self._signed(request, target, path, credentials)
         else:
-            headers, body = self._signed_form(request, request.form, place, credentials)
+            headers, body = self._signed_form(request, request.form, target, credentials)
         query = encode_url_query(request.query)
-        url = URL(f"{place.base}{path}{'?' if query else ''}{query}", encoded=True)
+        url = URL(f"{target.base}{path}{'?' if query else ''}{query}", encoded=True)
         read = request.method in ("GET", "HEAD")
         try:
             response = await self._session.request(
-                request.method, url, headers={**headers, **place.proxy.headers}, data=body, allow_redirects=False,
+                request.method, url, headers={**headers, **target.proxy.headers}, data=body, allow_redirects=False,
                 timeout=self._timeout(read=read),
-                proxy=place.proxy.url, proxy_headers=place.proxy.connect_headers,
+                proxy=target.proxy.url, proxy_headers=target.proxy.connect_headers,
             )  # fmt: skip
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
@@ -227,24 +236,24 @@ class HttpOrigin:
         )
 
     def _signed_form(
-        self, request: OriginRequest, form: PostForm, place: _Place, credentials: Credentials | None
+        self, request: OriginRequest, form: PostForm, target: _Endpoint, credentials: Credentials | None
     ) -> tuple[dict[str, str], AsyncIterator[Buffer]]:
-        """Its signature stands in its fields, and one in the headers as well would be refused."""
+        """The headers and body of a form. Its fields are signed; a second signature in the headers would be refused."""
         assert request.bucket is not None
         assert request.body is not None
         assert request.body_bytes is not None
-        fields = signed_anew(form, request.bucket, credentials, place.region, self._now(), self._keys)
+        fields = signed_anew(form, request.bucket, credentials, target.region, self._now(), self._keys)
         head = form.head(fields)
         headers = {
             **_joined(request.headers),
             "content-type": form.content_type,
             "content-length": str(len(head) + request.body_bytes),
-            "host": place.host,
+            "host": target.host,
         }
         return headers, _after(head, request.body)
 
     def _signed(
-        self, request: OriginRequest, place: _Place, path: str, credentials: Credentials | None
+        self, request: OriginRequest, target: _Endpoint, path: str, credentials: Credentials | None
     ) -> dict[str, str]:
         headers = _joined(request.headers)
         headers.setdefault("accept-encoding", "identity")
@@ -259,25 +268,25 @@ class HttpOrigin:
         else:
             headers.update(
                 sign_headers(
-                    method=request.method, host=place.host, path=path, query=request.query, headers=headers,
-                    payload_hash=payload_hash, credentials=credentials, region=place.region, now=self._now(),
+                    method=request.method, host=target.host, path=path, query=request.query, headers=headers,
+                    payload_hash=payload_hash, credentials=credentials, region=target.region, now=self._now(),
                     keys=self._keys,
                 )
             )  # fmt: skip
-        headers["host"] = place.host
+        headers["host"] = target.host
         return headers
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """An endpoint, the region that it is signed for, and the way there."""
+class _Endpoint:
+    """A URL, the region that requests to it are signed for, and the forward proxy on the way there."""
 
     endpoint: str
     region: str
     proxy: ForwardProxy
 
     @classmethod
-    def at(cls, endpoint: str, region: str) -> _Place:
+    def at(cls, endpoint: str, region: str) -> _Endpoint:
         return cls(endpoint, region, forward_proxy_to(endpoint))
 
     @property
@@ -297,28 +306,30 @@ class _Place:
         return path
 
 
-def _hinted(request: OriginRequest, reply: HttpReply, place: _Place) -> _Place | None:
-    """Where the bucket of a read lives, when the origin says that it is not here; None: nothing of the kind.
+def _in_other_region(request: OriginRequest, reply: HttpReply, target: _Endpoint) -> _Endpoint | None:
+    """The endpoint of the bucket, when the reply to a read says that it is in another region; else None.
 
-    Only the region's name is taken from the reply, never an address: a `Location` could send our signature anywhere.
+    Only the region's name is taken from the reply. A `Location` is never followed: it could send our signature
+    anywhere.
+
     Source: S3 user guide, "Making requests": 301 PermanentRedirect, and 400 AuthorizationHeaderMalformed.
     """
     if request.method not in ("GET", "HEAD") or reply.status not in (301, 307, 400):
         return None
     region = dict(reply.headers).get("x-amz-bucket-region", "")
-    if region == place.region or _REGION.fullmatch(region) is None:
+    if region == target.region or _REGION.fullmatch(region) is None:
         return None
-    return _Place.at(endpoint_in(place.endpoint, region), region)
+    return _Endpoint.at(endpoint_in(target.endpoint, region), region)
 
 
 def endpoint_in(endpoint: str, region: str) -> str:
-    """The endpoint of `region` where `endpoint` is AWS S3's; any other store has one for all its regions."""
+    """The endpoint of `region` if `endpoint` is AWS S3's. Any other store has one endpoint for all regions."""
     match = _AWS_ENDPOINT.fullmatch(endpoint)
     return endpoint if match is None else f"{match['scheme']}://s3.{region}.amazonaws.com{match['cn'] or ''}"
 
 
 class _Connection:
-    """The right to one connection; given back once, when the context ends or before."""
+    """The right to one connection. It is given back once, at the end of the context or earlier."""
 
     def __init__(self, free: asyncio.Semaphore) -> None:
         self._free: asyncio.Semaphore | None = free
@@ -336,13 +347,13 @@ class _Connection:
 
 
 class HttpReply:
-    """A reply while its context is open."""
+    """A reply of the origin, valid while the context of `send` is open."""
 
     def __init__(self, response: aiohttp.ClientResponse, metrics: Metrics) -> None:
         self._response = response
         self._metrics = metrics
         self.ended: Callable[[], None] | None = None
-        """Called when the body was read whole: its connection is free for others."""
+        """Called when the body has been read whole, and its connection is free for other requests."""
         self._read: bytes | None = None
         self.came_bytes = 0
         self.status = response.status
@@ -356,11 +367,13 @@ class HttpReply:
         return self._response.content_length if self._read is None else len(self._read)
 
     async def refusal(self) -> bytes:
-        """The body of a refusal to what the proxy has signed, without what names its signature; `chunks` brings the
-        same. Longer than any of S3's, it is cut off."""
+        """The body of a refusal, without the parts that name the proxy's signature; `chunks` then yields the same.
+
+        A body that is longer than any of S3's is cut.
+        """
         if self._read is None:
             body = bytearray()
-            # AWS sends them in chunks: what is told of their length says nothing.
+            # Read until the end: AWS sends refusals in chunks, without a Content-Length.
             async with aclosing(self.chunks()) as chunks:
                 async for chunk in chunks:
                     body += chunk
@@ -377,8 +390,8 @@ class HttpReply:
             yield self._read
             return
         try:
-            # Not `iter_any`, which joins, and so copies, what came in several reads of the socket; nor `iter_chunks`,
-            # which never ends where a second reply has no body (aiohttp 3.14: all of those share one reader).
+            # `iter_any` would join, and so copy, the bytes of several reads of the socket. `iter_chunks` never ends for
+            # a second reply without a body (aiohttp 3.14: all such replies share one reader).
             content = self._response.content
             while not content.at_eof():
                 chunk, _ = await content.readchunk()
@@ -389,7 +402,7 @@ class HttpReply:
                     self.came_bytes += len(chunk)
                     yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            # Who goes on with another reply may still hold this one, and wait for the connection that it has.
+            # A caller that retries may still hold this reply, and wait for the very connection that it has.
             self.close()
             if self.ended is not None:
                 self.ended()
@@ -410,8 +423,10 @@ async def _after(head: bytes, body: AsyncIterator[Buffer]) -> AsyncIterator[Buff
 
 
 class _SentOnce(Exception):
-    """Carries `why` past aiohttp, which of itself sends a PUT or DELETE once more when its answer is lost on the way,
-    and a GET unseen by whoever counts its tries and waits between them."""
+    """Carries `why` past aiohttp, which would send a request once more when the connection breaks before its reply.
+
+    A PUT or DELETE must not be done twice. The retries of a GET are the caller's, which counts them and waits between.
+    """
 
     def __init__(self, why: aiohttp.ClientError) -> None:
         super().__init__()
@@ -426,7 +441,7 @@ async def _sent_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHand
 
 
 def _trust() -> ssl.SSLContext | Literal[True]:
-    """The certificates that AWS_CA_BUNDLE names, as for AWS tools; True: the system's, which aiohttp has read."""
+    """The certificates in AWS_CA_BUNDLE, as for AWS tools; True: those of the system, which aiohttp has read."""
     bundle = os.environ.get("AWS_CA_BUNDLE")
     if not bundle:
         return True
@@ -439,7 +454,7 @@ def _trust() -> ssl.SSLContext | Literal[True]:
 
 
 def _words(error: BaseException) -> str:
-    """What happened, without the URL: its query may carry a secret."""
+    """A description of `error` without the URL, whose query may carry a secret."""
     if isinstance(error, asyncio.TimeoutError):
         return "timed out"
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -1,8 +1,9 @@
-"""Traces by OpenTelemetry, sent to a collector by OTLP over HTTP (`traces = true`). Nobody imports this module while
-traces are off: it needs the extra `tracing`.
+"""Makes a client span for each request to the origin, and sends spans to an OpenTelemetry collector (`traces = true`).
 
-The environment says where to, how many and under which name: the variables OTEL_*, as in the OpenTelemetry
-specification. Spans wait in a bounded queue for a thread of the SDK; a collector that is away costs the spans.
+This module needs the extra `tracing`, and is not imported while traces are off.
+
+Spans are sent by OTLP over HTTP. The variables OTEL_* name the collector, the sampling and the service, as in the
+OpenTelemetry specification. Spans wait in a bounded queue for a thread of the SDK; without a collector they are lost.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from outrider.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
-# How long the end waits for a collector that is slow or away.
+# The longest wait of a stop for a collector that is slow or away.
 _FLUSH_S = 2.0
-# The SDK's own lines on what it cannot send come with each batch.
+# Loggers of the SDK that would write lines for each batch that cannot be sent.
 _CHATTY = ("opentelemetry.exporter.otlp", "opentelemetry.sdk._shared_internal", "opentelemetry.sdk.trace.export")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -41,10 +42,10 @@ _PROTOCOL = "http/protobuf"
 
 
 class Traces:
-    """The way of spans out of this process. `close` ends it."""
+    """Owns the tracer, the queue of spans and their exporter, until `close`."""
 
     def __init__(self) -> None:
-        """Raises SettingsError: a variable of OpenTelemetry's makes no sense."""
+        """Raises SettingsError: a variable OTEL_* has an invalid value."""
         for name in _PROTOCOLS:
             if os.environ.get(name, _PROTOCOL) != _PROTOCOL:
                 raise SettingsError(f"{name}={os.environ[name]}: traces are sent by {_PROTOCOL} alone.")
@@ -59,7 +60,7 @@ class Traces:
         self.tracer: Tracer = self._provider.get_tracer("outrider", __version__)
 
     async def close(self) -> None:
-        """Send what waits. What the collector does not take in time is lost."""
+        """Send the queued spans. Spans that the collector does not accept in time are lost."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def flush() -> None:
@@ -67,7 +68,7 @@ class Traces:
             with suppress(RuntimeError):  # the loop may be gone
                 loop.call_soon_threadsafe(ended.set)
 
-        # A daemon: a connection attempt in it cannot be ended, and the process does not wait for it.
+        # A daemon thread: its connection attempt cannot be ended, and the process must not wait for it.
         threading.Thread(target=flush, name="outrider-traces", daemon=True).start()
         try:
             async with asyncio.timeout(_FLUSH_S):
@@ -77,7 +78,7 @@ class Traces:
 
 
 class _Exporter(SpanExporter):
-    """Says once that the collector takes nothing, and once that it does again. Called on the SDK's thread."""
+    """Logs once when the collector stops accepting spans, and once when it accepts them again. On the SDK's thread."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -89,7 +90,7 @@ class _Exporter(SpanExporter):
             return SpanExportResult.FAILURE
         try:
             result = self._exporter.export(spans)
-        except Exception as error:  # noqa: BLE001 - the SDK's thread goes on
+        except Exception as error:  # noqa: BLE001 - the SDK's thread must go on
             log.debug("spans not sent", extra={"error": repr(error)})
             result = SpanExportResult.FAILURE
         if result is SpanExportResult.SUCCESS:
@@ -103,7 +104,7 @@ class _Exporter(SpanExporter):
         return result
 
     def give_up(self) -> None:
-        """From another thread: what waits for another try is lost, too."""
+        """Drop the spans that wait for a retry. Callable from another thread."""
         self._given_up = True
         self._exporter.shutdown()
 
@@ -113,7 +114,7 @@ class _Exporter(SpanExporter):
 
 
 def _collector() -> str:
-    """Where it is, without what else its URL may hold."""
+    """Host and port of the collector, without the rest of its URL, which may hold a secret."""
     url = urlsplit(next((value for name in _ENDPOINTS if (value := os.environ.get(name))), "http://localhost:4318"))
     return url.netloc.rpartition("@")[2]
 
@@ -125,9 +126,9 @@ def _resource() -> Resource:
 
 
 class TracedOrigin:
-    """An origin with a client span for each try: from the wait for a connection to the end of the body.
+    """An origin with a client span for each attempt, from the wait for a connection to the end of the body.
 
-    The span is the child of the request that began it; what is fetched for nobody has none to be a child of.
+    The parent of the span is the client request that caused it. A prefetch has no parent.
     """
 
     def __init__(self, origin: Origin, tracer: Tracer) -> None:
@@ -146,11 +147,11 @@ class TracedOrigin:
     async def send(self, request: OriginRequest) -> AsyncIterator[OriginReply]:
         method = method_label(request.method)
         name = f"{method} {unicode_of(request.bucket)}" if request.bucket else method
-        said = {"http.request.method": method, **self._server, **subject(request.bucket, request.key)}
+        attributes = {"http.request.method": method, **self._server, **subject(request.bucket, request.key)}
         if (asked_range := dict(request.headers).get("range")) is not None:
-            said["outrider.range"] = unicode_of(asked_range)
-        # Not made the current one: the context may be left in another task than it was entered in.
-        span = self._tracer.start_span(f"{name} (origin)", kind=SpanKind.CLIENT, attributes=said)
+            attributes["outrider.range"] = unicode_of(asked_range)
+        # The span is not made the current one: the context may be left in another task than it was entered in.
+        span = self._tracer.start_span(f"{name} (origin)", kind=SpanKind.CLIENT, attributes=attributes)
         traced: _TracedReply | None = None
         try:
             async with self._origin.send(request) as reply:

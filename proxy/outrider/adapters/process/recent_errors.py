@@ -1,4 +1,4 @@
-"""Warnings and errors of the log, kept for the eye."""
+"""A log handler that keeps recent warnings and errors, for the dashboard and `outrider stats`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from outrider.core.insight.recent_errors import RecentErrors
 
-# What every record has; the rest are the facts of the event.
+# Attributes that every record has. All others are the facts of the event.
 _OF_RECORDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -20,14 +20,14 @@ class _Keeper(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         facts = [f"{name}: {value}" for name, value in vars(record).items() if name not in _OF_RECORDS]
         if record.exc_info is not None and record.exc_info[1] is not None:
-            # Not its words: they may be anybody's.
+            # Only the type: the text of an exception may come from outside.
             facts.append(type(record.exc_info[1]).__name__)
         self._recent_errors.add(record.getMessage(), ", ".join(facts), record.levelname.lower(), record.created)
 
 
 @contextmanager
-def kept_troubles(recent_errors: RecentErrors) -> Iterator[None]:
-    """What the package logs from here to the end as a warning or worse stands in `recent_errors` too."""
+def keep_recent_errors(recent_errors: RecentErrors) -> Iterator[None]:
+    """While the context is open, warnings and errors of the package are added to `recent_errors`."""
     logger, keeper = logging.getLogger("outrider"), _Keeper(recent_errors)
     logger.addHandler(keeper)
     try:

@@ -1,4 +1,4 @@
-"""The process and its machine: logs, the limit on open files, the heap and its garbage collector."""
+"""Sets up the process: logs, the limit on open files, the heap, the garbage collector and the event loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """For a terminal: the same facts, shorter."""
+    """The same facts in a shorter form, for a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         facts = " ".join(f"{name}={_printable(value)}" for name, value in _fields(record).items())
@@ -54,13 +54,13 @@ class TextLines(logging.Formatter):
 
 
 def _printable(value: object) -> str:
-    """A key may hold line breaks and terminal escapes, which must not act as such."""
+    """`value` as text, quoted if needed: a key may hold line breaks and terminal escapes, which must have no effect."""
     text = str(value)
     return text if text.isprintable() else repr(text)
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes records as JSON lines, and takes lines that are JSON already: the access log makes its own."""
+    """Writes records as JSON lines. The access log hands over lines that are JSON already."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -71,18 +71,18 @@ class LineHandler(logging.StreamHandler[TextIO]):
             try:
                 self.stream.write(lines)
                 self.flush()
-            except Exception:  # noqa: BLE001 - as logging does: a log that fails ends nobody's request
+            except Exception:  # noqa: BLE001 - as logging does: a log that fails must not end a request
                 self.handleError(logging.makeLogRecord({"msg": "access log"}))
 
 
 def set_up_logs(level: str, form: Literal["json", "text"] | None) -> None:
-    """Logs of this process go to stderr. `form` None: text on a terminal, else JSON."""
+    """Send the logs of this process to stderr. `form` None: text on a terminal, else JSON."""
     handler: logging.Handler = LineHandler(sys.stderr)
     if form == "text" or (form is None and sys.stderr.isatty()):
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Libraries' own chatter, which may hold URLs with signatures in them, is not ours to repeat.
+    # Lower levels of these libraries are not logged: their lines may hold URLs with signatures.
     for name in ("aiohttp", "aiobotocore", "botocore", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -91,8 +91,10 @@ _OPEN_FILES_MAX = 65536
 
 
 def raise_open_files_limit() -> int:
-    """As many open files as the system allows, up to some bound, and how many that is: a connection takes two, an open
-    block one."""
+    """Raise the limit on open files as far as the system allows, up to a bound. Returns the new limit.
+
+    A connection takes two descriptors, an open block file one.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -101,8 +103,10 @@ def raise_open_files_limit() -> int:
 
 
 def end_within(seconds: float, status: int) -> None:
-    """This process ends after so long at the latest, and with `status` if it has not done so by itself: a thread that a
-    dead disk holds would be waited for without end, by us and by Python's own exit."""
+    """End this process with `status` after `seconds`, unless it has ended before.
+
+    A thread that waits for a dead disk never ends, and both our stop and Python's exit would wait for it.
+    """
 
     def end() -> None:
         log.error("stop cut off: something does not answer, the cache disk as a rule")
@@ -118,30 +122,34 @@ _M_ARENA_MAX = -8
 
 
 def keep_memory_small() -> None:
-    """Two heaps for all threads instead of eight a core: what one thread frees, others use. Where the C library has no
-    such knob nothing happens."""
+    """Limit the C library to two heaps for all threads, instead of eight per core: threads then reuse freed memory.
+
+    A C library without this option is left as it is.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 2)
 
 
-# A full collection that took longer is one that readers feel; at 20 ns an object it looked at some 500,000 of them.
+# A full collection that takes longer delays readers noticeably. At 20 ns per object it has looked at some 500,000.
 _LONG_COLLECTION_S = 0.010
 
 
 def keep_collections_short() -> None:
-    """What lives long is looked at by no later garbage collection. A cache knows some 20 Python objects of each small
-    object that was read, and all of them stay: a full collection goes through them again and again, with all loops
-    standing still (a tenth of a second at 20,000 objects read), and finds nothing, since no request, fill or
-    order leaves a cycle (`tests/server/test_garbage.py`). Counting references frees as before what was set aside; only
-    a cycle that ends later is lost."""
+    """Exclude long-lived objects from later garbage collections (`gc.freeze`).
+
+    The cache holds some 20 Python objects for each small S3 object that was read, and keeps them. Every full collection
+    would look at all of them, while all loops stand still: a tenth of a second at 20,000 S3 objects. It would find
+    nothing, since no request, fill or order leaves a cycle (`tests/server/test_garbage.py`). Reference counting still
+    frees frozen objects. Only a frozen cycle is lost when it becomes unreachable.
+    """
     gc.collect()
     gc.freeze()
     gc.callbacks.append(freezing_after_long_ones(time.thread_time))
 
 
 def freezing_after_long_ones(clock: Callable[[], float]) -> Callable[[Literal["start", "stop"], dict[str, int]], None]:
-    """For `gc.callbacks`: what outlived a full collection that took long by `clock`, in seconds, is set aside."""
+    """A function for `gc.callbacks` that freezes all objects after each long full collection. `clock` is in seconds."""
     began = 0.0
 
     def hear(phase: Literal["start", "stop"], info: dict[str, int]) -> None:
@@ -157,6 +165,6 @@ def freezing_after_long_ones(clock: Callable[[], float]) -> Callable[[Literal["s
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's: small hits take less CPU there than on asyncio's own loop."""
+    """A loop of uvloop: small hits take less CPU there than on asyncio's own loop."""
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
