@@ -570,7 +570,7 @@ async def test_where_to_open_a_file_may_take_long_it_is_opened_in_a_thread(
 ) -> None:
     disk = Disk(root, open_files=1)
     await disk.write(meta_of(0), meta_of(1))
-    monkeypatch.setattr(disk.store.directory, "is_told", False)
+    monkeypatch.setattr(disk.store.directory, "can_probe_memory", False)
     assert disk.store.lease_at_once(meta_of(0).key) is None
     assert disk.store.lease_open(meta_of(0).key) is None
     lease = await disk.store.lease(meta_of(0).key)

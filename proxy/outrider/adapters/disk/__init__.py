@@ -19,11 +19,7 @@ A crash leaves no snapshot. The scan finds all blocks, but some may carry older 
 
 `block_dir` knows the layout of the directory and does all blocking file work. `disk_threads` runs it in threads, and
 leaves a disk that failed or hangs alone for a while; the origin serves in the meantime.
+
+The entry points are `block_dir.BlockDir`, `block_store.DiskBlockStore`, `recovery.Recovery` and
+`written_names.WrittenNamesFile`. They are not re-exported: `outrider doctor` needs `block_dir` alone.
 """
-
-from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
-from outrider.adapters.disk.block_store import DiskBlockStore, Limits
-from outrider.adapters.disk.recovery import Recovery
-from outrider.adapters.disk.written_names import WrittenNamesFile
-
-__all__ = ["BlockDir", "DiskBlockStore", "Limits", "Recovery", "UnusableCacheDir", "WrittenNamesFile"]
