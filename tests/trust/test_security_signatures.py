@@ -262,12 +262,12 @@ def _suspects(source: str) -> list[str]:
 
 
 KEYED = [
-    "core/sigv4.py",
-    "core/sigv2.py",
-    "core/chunked.py",
-    "core/postpolicy.py",
-    "engine/uploads.py",
-    "http/admin.py",
+    "core/auth/sigv4.py",
+    "core/auth/sigv2.py",
+    "core/s3/aws_chunked.py",
+    "core/auth/form_policy.py",
+    "engine/write/upload.py",
+    "http/admin/server.py",
     "http/access.py",
 ]
 

@@ -1,4 +1,4 @@
-"""Who asks, and may he: the two modes of the S3 port."""
+"""Authentication and authorisation of the S3 port, in its two modes: loopback and SigV4."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from outrider.core.s3.form_fields import PostForm
 from outrider.core.s3.operation import Operation
 from outrider.ports import Clock
 
-# Presigned URLs of which one look was enough: some 2 KiB each.
+# Presigned URLs whose signature need not be verified again: some 2 KiB each.
 _PROVED_MAX = 1024
-# What stands before an app in a reader's name, as in a User-Agent.
+# The mark of an app in a reader's name, as in a User-Agent.
 _APP = "app/"
 
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """The one who asks. `client` None: nobody in particular (loopback mode)."""
+    """The sender of a request. `client` None: senders are not told apart (loopback mode)."""
 
     client: Client | None
     identity: Identity | None
@@ -35,36 +35,40 @@ class Who:
 
 
 def reader_name(who: Who, address: str, app: str) -> str:
-    """Who reads, as far as a proxy can tell jobs apart: the address that he comes from, the key that he signs with, and
-    what he calls himself.
+    """The name of a reader, as far as a proxy can tell jobs apart: the address that the request comes from, the key
+    that signs it, and the app that it names.
 
-    One name for all connections, processes and workers of a job in a pod. `address`: see `Wire`. `app`: see
-    `useragent.app_of`.
+    All connections, processes and workers of a job in a pod share one name. `address`: see `Sender`. `app`: see
+    `user_agent.app_of`.
     """
     name = f"{address} {who.client.access_key}" if who.client else address
     return f"{name} {_APP}{app}" if app else name
 
 
 def reader_shown(names: Mapping[str, str], reader: str) -> str:
-    """A reader's name as people may see it: `names` has what stands for each access key."""
+    """A reader's name as people may see it: `names` has the name to show for each access key."""
     address, *rest = reader.split(" ")
-    # No access key has a slash in it, as its place in a signature is between two.
-    shown = (one.removeprefix(_APP) if one.startswith(_APP) else names.get(one, "") for one in rest)
+    # No access key has a slash in it: a signature has the key between two slashes.
+    shown = (part.removeprefix(_APP) if part.startswith(_APP) else names.get(part, "") for part in rest)
     return " ".join(filter(None, (address, *shown)))
 
 
 class Access(Protocol):
+    """Decides who sends a request, and whether the sender may do what it asks for."""
+
     @property
     def is_open(self) -> bool:
-        """Nobody is asked who he is."""
+        """No request needs a signature."""
         ...
 
     def owner(self, access_key: str) -> Who | None:
-        """Whose an order is that outlived a stop; None: nobody's whom we know. `access_key` empty: nobody signed it."""
+        """The owner of a maintenance command that outlived a stop; None: the key is not known any more. `access_key`
+        empty: the command was not signed."""
         ...
 
     def check_sender(self, headers: Headers) -> None:
-        """To be asked before all else. Raises AccessDenied: a web page sends this, and must not."""
+        """To be called before anything else. Raises AccessDenied: the request comes from a web page that must not send
+        it."""
         ...
 
     def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
@@ -72,23 +76,23 @@ class Access(Protocol):
         ...
 
     def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
-        """Who signed the form's policy, which allows the form; and how long the file may be.
+        """The signer of the form's policy, which allows this form, and the sizes that the policy allows for the file.
 
-        Raises S3Error: the policy is missing, wrong, or against it.
+        Raises S3Error: the policy is missing, wrong, or does not allow the form.
         """
         ...
 
     def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
-        """Raises AccessDenied: no grant covers it."""
+        """Raises AccessDenied: no grant of the sender covers the operation. `keys_in_body`: see `grants.allowed`."""
         ...
 
     def check_reads(self, who: Who, refs: Iterable[ObjectRef]) -> None:
-        """Raises AccessDenied: one of them he may not read."""
+        """Raises AccessDenied: the sender may not read one of these objects."""
         ...
 
 
-def _told_by_url(request: SignedRequest) -> tuple[str, str, str, str] | None:
-    """All that the signature of a presigned URL hangs on, where it covers the host and need cover nothing else."""
+def _signed_by_url(request: SignedRequest) -> tuple[str, str, str, str] | None:
+    """All that the signature of a presigned URL depends on, if it covers the host and need cover no other header."""
     if "X-Amz-SignedHeaders=host&" not in request.raw_query:
         return None
     host = ""
@@ -101,12 +105,12 @@ def _told_by_url(request: SignedRequest) -> tuple[str, str, str, str] | None:
 
 
 class Loopback:
-    """The pod is the border: any signature is accepted, or none."""
+    """Loopback mode: only processes of the same pod reach the port, so any signature is accepted, or none."""
 
     is_open = True
 
     def __init__(self, domains: Sequence[str] = (), *, cross_site: bool = False) -> None:
-        """`domains`: the names of this port, `cross_site`: web pages may ask, whoever served them."""
+        """`domains`: the names of this port. `cross_site`: web pages of any site may send requests."""
         self._domains = domains
         self._cross_site = cross_site
 
@@ -122,7 +126,7 @@ class Loopback:
         return Who(None, None, payload_rule(request.headers))
 
     def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
-        # Its policy goes on to the origin, which judges by it.
+        # The policy is passed on to the origin, which checks it.
         return Who(None, None, UNSIGNED), SizeRange()
 
     def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
@@ -133,19 +137,19 @@ class Loopback:
 
 
 class SigV4:
-    """Every request carries a good signature of a client key, and a grant of that client covers it."""
+    """SigV4 mode: every request carries a good signature of a client key, and a grant of that client covers it."""
 
     is_open = False
 
     def check_sender(self, headers: Headers) -> None:
-        pass  # a page has no key, and what it was given a signature for, it may ask
+        pass  # a web page has no key, and may send the requests that it was given a signature for
 
     def __init__(self, clients: Mapping[str, Client], secrets: Mapping[str, str], clock: Clock) -> None:
         self._clients = clients
         self._secrets = secrets
         self._clock = clock
         self._keys = SigningKeys()
-        # What was proved by URLs that are asked for again and again, each time for another range.
+        # Presigned URLs that were verified: they are used again and again, each time for another range.
         self._proved: Memo[tuple[str, str, str, str], Who] = Memo(_PROVED_MAX)
 
     def owner(self, access_key: str) -> Who | None:
@@ -153,13 +157,13 @@ class SigV4:
         return None if client is None else Who(client, None, UNSIGNED)
 
     def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
-        told = _told_by_url(request)
-        who = None if told is None else self._proved.get(told)
+        signed = _signed_by_url(request)
+        who = None if signed is None else self._proved.get(signed)
         if who is not None and who.identity is not None and self._clock() <= who.identity.until:
             return who
         who = self._identify(request, bucket_of_host)
-        if told is not None and who.identity is not None and who.identity.until:
-            self._proved.put(told, who)
+        if signed is not None and who.identity is not None and who.identity.until:
+            self._proved.put(signed, who)
         return who
 
     def _identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
@@ -171,7 +175,7 @@ class SigV4:
         return Who(self._clients[identity.access_key], identity, identity.payload)
 
     def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
-        # A form says what it wants in its fields, which its policy covers; headers are under no signature.
+        # The policy covers the fields of the form, which say all that it asks for; no signature covers the headers.
         for name, _ in headers:
             if name.startswith(OF_STORES):
                 raise AccessDenied(f"There were headers present in the request which were not signed: {name}")

@@ -1,6 +1,6 @@
-"""One connection to the admin port: one request, one answer, and an end, whatever the client does or leaves undone.
+"""One connection to the admin port: it serves one request, and it is closed after a bounded time in any case.
 
-A port that the kubelet and Prometheus reach is reached by others too, who need no token to open connections.
+Others than the kubelet and Prometheus can reach the port as well, and need no token to open connections.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from outrider.http.wire.parser_guard import guarded
 
 log = logging.getLogger(__name__)
 
-# Cookies of whatever else runs on this machine's names come along with a browser's.
+# Large enough for the cookies that a browser sends along, of all services under the names of this machine.
 _HEAD_BYTES_MAX = 64 * 1024
-# How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
+# After a refusal the rest of the body is read and dropped for so long: a reset could lose the refusal.
 _LINGER_S = 1.0
 
 
 class AdminConnection(RequestHandler):
-    """Owned by aiohttp's server. Not kept open after the answer: all who ask here ask every few seconds at most."""
+    """Owned by aiohttp's server. It is closed after the answer, because clients ask every few seconds at most."""
 
     __slots__ = ("_end", "_head_bytes", "_life_s", "is_cut")
 
     def __init__(self, server: Server, life_s: float) -> None:
-        """`life_s`: from its first byte to the last of its answer."""
+        """`life_s`: how long the connection may last in all."""
         options: dict[str, Any] = {"access_log": None, "lingering_time": _LINGER_S, "logger": log}
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._parser = guarded(self._parser)
@@ -67,7 +67,7 @@ class AdminConnection(RequestHandler):
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> StreamResponse:
-        """What the parser refuses anybody may send: no error of ours, and no line in the log."""
+        """A request that the parser refuses is the client's fault: it gets a 400, and no line in the log."""
         if status != 400:
             return super().handle_error(request, status, exc, message)
         refusal = Response(status=400, text="this is no HTTP request that is answered here\n")

@@ -1,5 +1,5 @@
-"""The dashboard's page: static, the same for all, and without a word about this proxy; what it shows, it asks of
-`/status`."""
+"""The files of the dashboard. They are static and hold nothing about this proxy; the page asks `/status` for all that
+it shows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEADERS = {
 
 
 def replies() -> dict[str, Callable[[], Response]]:
-    """By path."""
+    """The reply to each path."""
     folder = files("outrider.http.admin") / "page"
     bodies = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
 

@@ -1,4 +1,4 @@
-"""The admin port: health, readiness, metrics, status and the dashboard. Loopback, or behind a token."""
+"""The admin port: health, readiness, metrics, status and the dashboard. It is on loopback, or behind a token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Status = dict[str, object]
 
 _OPEN_TO_ALL = frozenset(("/healthz", "/readyz"))
 _METHODS = ("GET", "HEAD")
-# Far more than ask here. Beyond them the oldest goes: the kubelet, whose probe is the newest, is not shut out.
+# Far more than the usual clients need. Beyond the limit the oldest connection is cut, so that the kubelet, whose probe
+# is the newest, is not shut out.
 _CONNECTIONS_MAX = 256
 
 
@@ -31,7 +32,7 @@ class AdminServer(Server):
         self, metrics: Metrics, ready: Callable[[], bool], status: Callable[[], Status], token: str | None,
         client_timeout_s: float,
     ) -> None:  # fmt: skip
-        """`token` None: nothing is asked for. `client_timeout_s`: what a connection has in all."""
+        """`token` None: no token is needed. `client_timeout_s`: how long a connection may last in all."""
         super().__init__(self._handle)
         self._token = token
         self._client_timeout_s = client_timeout_s
@@ -55,9 +56,12 @@ class AdminServer(Server):
         }  # fmt: skip
 
     def __call__(self) -> AdminConnection:
-        standing = [one for one in self.connections if isinstance(one, AdminConnection) and not one.is_cut]
-        if len(standing) >= _CONNECTIONS_MAX:
-            standing[0].cut()
+        open_ones = [
+            connection for connection in self.connections
+            if isinstance(connection, AdminConnection) and not connection.is_cut
+        ]  # fmt: skip
+        if len(open_ones) >= _CONNECTIONS_MAX:
+            open_ones[0].cut()
         return AdminConnection(self, self._client_timeout_s)
 
     async def _handle(self, request: BaseRequest) -> StreamResponse:
@@ -70,12 +74,12 @@ class AdminServer(Server):
         return reply()
 
     def _guard(self, request: BaseRequest) -> None:
-        """`/healthz` and `/readyz` never ask: the kubelet has no token; nor does the dashboard's page, which asks its
-        reader for it."""
+        """`/healthz` and `/readyz` need no token, because the kubelet has none. Nor do the files of the dashboard: its
+        page asks the person for the token."""
         if request.path in _OPEN_TO_ALL or (self._token is not None and request.path in dashboard.PATHS):
             return
         if self._token is None:
-            # It is loopback then, and what a browser on this machine shows must not read along.
+            # The port is on loopback then, and web pages in a browser on this machine must not read it.
             try:
                 browser_guard.check_host(request.host)
                 browser_guard.check_page(tuple((name.lower(), value) for name, value in request.headers.items()))

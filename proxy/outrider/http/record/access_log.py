@@ -1,5 +1,6 @@
-"""One line a request. The lines are made here and written in bundles: a log record of its own for each would cost a
-hit more time than all else that it needs (15 us of some 40, py-spy), and a small miss a fifteenth of its own."""
+"""The access log: one line for each request. The lines are formatted here and written in bundles. A log record for each
+would take longer than all other work for a hit (15 us of some 40, py-spy), and a fifteenth of the time of a small miss.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from functools import lru_cache
 
 log = logging.getLogger("outrider.access")
 
-# A line is seen this much later at most; a bundle is written at once when it is this long.
+# A line is written this much later at most; a bundle of so many lines is written at once.
 _DELAY_S = 0.25
 _LINES_MAX = 1000
 
@@ -23,12 +24,13 @@ _numbers = itertools.count(secrets.randbits(40) << 20)
 
 
 def new_request_id() -> str:
-    """Sixteen hexadecimal digits, as S3's. Counted: random bytes are a system call each, and the GIL handed over."""
+    """Sixteen hexadecimal digits, as S3's. A counter, because random bytes cost a system call, and hand over the
+    GIL."""
     return f"{next(_numbers):016X}"
 
 
 class AccessLog:
-    """Lines in the order in which the requests ended."""
+    """Writes the lines in the order in which the requests ended."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -46,7 +48,7 @@ class AccessLog:
 
     def hit(self, subject: str, seconds: float, method: str, status: int, count: int, request_id: str, client: str,
             address: str, app: str, asked_range: str | None) -> None:  # fmt: skip
-        """A read that was answered at once. `subject`: what `subject_of` made."""
+        """The line of a read that the fast path answered. `subject`: see `subject_of`."""
         if self._write is None:
             self._record(subject, seconds, method, status, count, request_id, client, address, app, asked_range)
             return
@@ -54,7 +56,7 @@ class AccessLog:
         self._add(
             f'{{"time": "{self._now_text()}", "level": "info", "event": "request", '
             f'"request": "{request_id}", "op": "{method.lower()}", "method": "{method}", "status": {status}, '
-            f'"cache": "HIT", "bytes": {count}, "seconds": {seconds:.6f}, {_asker(client, address, app)}, '
+            f'"cache": "HIT", "bytes": {count}, "seconds": {seconds:.6f}, {_sender(client, address, app)}, '
             f"{subject}{ranged}}}\n"
         )
 
@@ -96,27 +98,28 @@ class AccessLog:
 
 
 def subject_of(bucket: str, key: str) -> str:
-    """The part of a line that tells the object, made once for many."""
+    """The part of a line that names the object, made once for many lines."""
     return f'"bucket": {json.dumps(bucket)}, "key": {json.dumps(key)}'
 
 
 def app_said(app: str) -> dict[str, str]:
-    """What a line says of the app that the client has named; most name none (see `useragent.app_of`)."""
+    """The field for the app that the client has named (see `user_agent.app_of`); most clients name none."""
     return {"app": app} if app else {}
 
 
 @lru_cache(maxsize=256)
-def _asker(client: str, address: str, app: str) -> str:
+def _sender(client: str, address: str, app: str) -> str:
     return json.dumps({"client": client, "address": address, **app_said(app)})[1:-1]
 
 
 def _line_writer() -> Callable[[str], None] | None:
-    """Where lines may be written as they are: when the records would reach one handler, and that one takes lines."""
+    """Writes lines past the logging module. None: the records would reach several handlers, or one that takes
+    no lines."""
     handlers: list[logging.Handler] = []
     logger: logging.Logger | None = log
     while logger is not None:
-        # The keeper of troubles hears of none of these.
-        handlers += [one for one in logger.handlers if one.level <= logging.INFO]
+        # The handler that keeps recent errors has a higher level, and is none of these.
+        handlers += [handler for handler in logger.handlers if handler.level <= logging.INFO]
         logger = logger.parent if logger.propagate else None
     if len(handlers) != 1 or not log.isEnabledFor(logging.INFO):
         return None

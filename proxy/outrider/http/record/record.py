@@ -1,16 +1,11 @@
-"""The record of one request and its answer."""
+"""The record of one request and its reply, for the log, the metrics and the traces."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from outrider.core.s3.operation import Operation
-
-if TYPE_CHECKING:
-    pass
-
 
 Sent = Counter[str]
 """Body bytes sent, by source."""
@@ -18,8 +13,7 @@ Sent = Counter[str]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request and its answer, for the log and the metrics. `status` None: there was none. `cut`: why the answer is
-    not whole; None: it is."""
+    """A request and its reply. `status` None: there was no reply. `cut`: why the reply is not whole; None: it is."""
 
     request_id: str
     op: str
@@ -34,12 +28,13 @@ class Ended:
     started: float
     cut: str | None
     reader: str | None = None
-    """Who read an object (see `access.reader_name`); None: nobody did."""
+    """The reader of an object (see `access.reader_name`); None: no object was read."""
     away_s: float = 0.0
-    """For how long his connection had asked for nothing before."""
+    """For how long the connection had been idle before this request."""
     full_s: float = 0.0
-    """For how long his socket was full meanwhile."""
+    """For how long the socket was full while the reply was sent."""
     app: str = ""
-    """See `useragent.app_of`."""
+    """See `user_agent.app_of`."""
     first_byte_s: float | None = None
-    """From its start until the head of the answer was certain; None: a refusal of our own, or no answer."""
+    """From the start of the request until the head of the reply was certain; None: a refusal of the proxy itself, or no
+    reply."""

@@ -1,4 +1,4 @@
-"""What the S3 port has under way, and what became of it: counted once, and told in one line, when a request ends."""
+"""Counts the requests under way. When a request ends, it is counted in the metrics, and logged in one line."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class RequestRecorder:
             self._metrics.served_bytes.labels(source).inc(count)
         seconds = time.perf_counter() - end.started
         if end.operation is not None:
-            self._tell_ledger(end, end.operation, seconds)
+            self._count_usage(end, end.operation, seconds)
         if (end.status is not None and end.status >= 500) or end.cut not in (None, "client left", "stopped"):
-            where = "" if end.operation is None else f"{end.method} /{end.operation.bucket or ''}/{end.operation.key}"
-            what = f"answered {end.status}" if end.cut is None else f"cut: {end.cut}"
-            self._metrics.recent_errors.add(what, where, "error", time.time())
+            target = "" if end.operation is None else f"{end.method} /{end.operation.bucket or ''}/{end.operation.key}"
+            error = f"answered {end.status}" if end.cut is None else f"cut: {end.cut}"
+            self._metrics.recent_errors.add(error, target, "error", time.time())
         facts: dict[str, object] = {
             "request": end.request_id, "op": end.op, "method": end.method, "status": end.status, "cache": end.cache,
             "bytes": end.sent.total(), "seconds": round(seconds, 6), "client": end.client,
@@ -68,13 +68,13 @@ class RequestRecorder:
         if self._spans is not None:
             self._spans.ended(end, span)
 
-    def _tell_ledger(self, end: Ended, operation: Operation, seconds: float) -> None:
+    def _count_usage(self, end: Ended, operation: Operation, seconds: float) -> None:
         if operation.kind is Kind.CONTROL or not operation.bucket or not operation.key:
             return
         sent, usage = end.sent, self._metrics.usage
         refused = end.status is None or end.status >= 400
         if end.reader is None or operation.kind is Kind.FORWARD or refused:
-            # What we refused ourselves was no read of the bucket's.
+            # A request that the proxy itself refused did not reach the bucket.
             if end.first_byte_s is not None and end.method in ("GET", "HEAD"):
                 usage.passed_on(
                     (operation.bucket, usage.templates.so_far(operation.bucket, operation.key)), sent.total()

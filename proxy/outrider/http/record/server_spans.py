@@ -1,8 +1,8 @@
-"""A span for each request to the S3 port (`traces = true`). Nobody imports this module while traces are off: it needs
-the extra `tracing`.
+"""An OpenTelemetry span for each request to the S3 port (`traces = true`). This module is imported only while traces
+are on: it needs the extra `tracing`.
 
-A hit of the fast lane gets its span when it has been sent; any other request when it begins, so that what is asked of
-the origin for it can be told as its child.
+A hit of the fast path gets its span once it has been sent. Any other request gets its span when it begins, so that the
+spans of its origin requests can be children of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _OF_TRACES = ("traceparent", "tracestate")
 _W3C = TraceContextTextMapPropagator()
-# They say nothing of the proxy's health.
+# Cuts that say nothing about the proxy's health.
 _CLIENTS_OWN = ("client left",)
 
 
@@ -39,19 +39,20 @@ class ServerSpans:
         self._name_of = name_of
 
     def begin(self, method: str, headers: Headers, started: float, *, current: bool) -> Span:
-        """`started`: by `time.perf_counter`. `current`: what this task and its tasks ask of the origin is for it."""
+        """`started`: by `time.perf_counter`. `current`: origin requests of this task, and of tasks that it starts,
+        become children of the span."""
         parent = _parent(headers)
         span = self._tracer.start_span(
             method_label(method), parent, SpanKind.SERVER, {"http.request.method": method_label(method)},
             start_time=_epoch_ns(started),
         )  # fmt: skip
         if current:
-            # Never detached: the next request of the connection, in the same task, sets its own.
+            # Never detached: the next request of the connection runs in the same task and sets its own span.
             attach(set_span_in_context(span, parent))
         return span
 
     def ended(self, end: Ended, span: Span | None) -> None:
-        """`span` None: it was not begun, as there was no request that could be understood."""
+        """`span` None: no span was begun, because the parser refused the request."""
         if span is None:
             span = self.begin(end.method, (), end.started, current=False)
         if span.is_recording():
@@ -87,7 +88,7 @@ def _tell(span: Span, end: Ended, name_of: Callable[[str], str]) -> None:
 
 
 def _failure(end: Ended) -> str | None:
-    """In one word; None: it did not fail, or the client alone is to blame.
+    """The error type, in one word; None: the request did not fail, or the client alone is to blame.
 
     Source: OpenTelemetry semantic conventions, "HTTP server".
     """
@@ -97,7 +98,7 @@ def _failure(end: Ended) -> str | None:
 
 
 def _parent(headers: Headers) -> Context:
-    """What the client says of its own span; an empty context, if it says nothing that makes sense."""
+    """The client's own span, by its trace headers; an empty context if they are missing or malformed."""
     told = {name: value for name, value in headers if name in _OF_TRACES}
     return _W3C.extract(told, Context()) if told else Context()
 

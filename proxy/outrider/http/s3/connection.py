@@ -1,4 +1,5 @@
-"""One client's connection to the S3 port: aiohttp's parser and keep-alive, our own errors and our own sending side."""
+"""One client's connection to the S3 port: aiohttp parses requests and keeps the connection alive; the fast path, the
+error replies and the sending are our own."""
 
 from __future__ import annotations
 
@@ -17,18 +18,18 @@ from outrider.http.s3.port import ConnectionPort
 from outrider.http.wire.parser_guard import guarded
 from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
 
-# A connection with so many hits in a row asks for little else: a worker may have it.
+# After so many hits in a row a connection asks for little else, and is lent to a worker.
 _HITS_TO_LEND_OUT = 8
-# Of heads that S3's own limits allow (a key, a session token, 2 KiB of metadata) none comes near.
+# Far above the longest head within S3's own limits (a key, a session token, 2 KiB of metadata).
 _HEAD_BYTES_MAX = 64 * 1024
-# A connection that is turned away has this long to ask, and to be told.
+# A connection beyond the limit has this long to send its request and to be refused.
 _TURNED_AWAY_S = 2.0
-# So many at once, so that telling them costs little; more are cut.
+# So many connections beyond the limit are refused with a reply at a time, which costs little; more are cut.
 _TURNED_AWAY_MAX = 256
 
 
 class Connection(RequestHandler):
-    """Owned by aiohttp's server; `wire` is its sending side while it lasts."""
+    """Owned by aiohttp's server. `wire` sends on it, as long as it is open."""
 
     __slots__ = (
         "_cold", "_cold_timer", "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_paging",
@@ -36,12 +37,12 @@ class Connection(RequestHandler):
     )  # fmt: skip
 
     def __init__(self, server: Server, port: ConnectionPort, data: bytes = b"", **options: Any) -> None:
-        """`data`: what the client had sent before it came here."""
+        """`data`: bytes that a worker received on this connection and did not answer."""
         super().__init__(server, **options)
         self._parser = guarded(self._parser)
         self.port = port
         self._data = data
-        # What came while it could not be answered; what the disk is asked for meanwhile, if it is that.
+        # Bytes that came while they could not be answered, and the hit whose pages they wait for, if it is that.
         self._early = b""
         self._cold: PageCold | None = None
         self._cold_timer: asyncio.TimerHandle | None = None
@@ -56,17 +57,17 @@ class Connection(RequestHandler):
         self.is_ending = False
         """The request that is under way is the last one."""
         self.is_one_too_many = False
-        """There are as many connections as may be without this one: its first request is refused, and it is closed."""
+        """There are as many connections as allowed without this one: its first request is refused, and it is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # One that a worker had is no new one.
+        # A connection that comes back from a worker is not a new one.
         spare = self.port.spare_connections
         self.is_one_too_many = spare <= 0 and not self._data
         self.is_ending = self.port.is_ending
         super().connection_made(transport)
         assert self._task_handler is not None
         self._task_handler.add_done_callback(self._is_over)
-        # Not asked of its class: uvloop's transports are none of asyncio's.
+        # A cast, not an assertion: uvloop's transports are no subclasses of asyncio's.
         self.wire = wire_of(cast(asyncio.Transport, transport), self.port.readers)
         if self._data:
             self.data_received(self._data)
@@ -76,7 +77,8 @@ class Connection(RequestHandler):
             self._start_head_timer(min(_TURNED_AWAY_S, self.port.client_timeout_s))
 
     def _is_over(self, _: object) -> None:
-        """aiohttp (3.14) leaves a connection open, and deaf, whose task was cancelled or died."""
+        """The task of the connection has ended. aiohttp (3.14) would leave the connection open, and read nothing, if
+        the task was cancelled or failed."""
         if self.transport is not None and not self.transport.is_closing():
             self.force_close()
 
@@ -86,14 +88,14 @@ class Connection(RequestHandler):
         self.wire.lost()
         self.closed.set()
         if self._task_handler is not None and self._waiter is not None and self._waiter.done():
-            # A request came in the same moment: aiohttp (3.14) would begin it, without what this takes away.
+            # A request came in the same moment: aiohttp (3.14) would begin it although the connection is lost.
             self._task_handler.cancel()
         elif self._task_handler is not None and self._request_in_progress:
             self.port.left_alone(self._task_handler)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        waiter = self._waiter  # `_is_idle`, in the one place where a call counts
+        waiter = self._waiter  # `_is_idle`, written out: here a call more would slow each hit
         if (
             self._parser_is_clean
             and waiter is not None
@@ -117,9 +119,11 @@ class Connection(RequestHandler):
 
     @property
     def has_work(self) -> bool:
-        """A request is under way, or about to be: one that was parsed begins some turns of the loop later, and one that
-        waits for the disk is counted nowhere. Or a reply that was counted out is not."""
-        # Whatever the connection is by now: one that closes sends that yet.
+        """A request is under way or about to begin, or bytes of a reply are unsent.
+
+        A parsed request begins some turns of the loop later, and a hit that waits for the disk is counted nowhere else.
+        """
+        # Before all else: a closing connection still sends those bytes.
         if self.wire.has_unsent:
             return True
         if self.transport is None or self.transport.is_closing():
@@ -129,7 +133,7 @@ class Connection(RequestHandler):
     def _take_early(self) -> bytes:
         data, self._early, self._cold = self._early, b"", None
         if self._paging is not None:
-            # Where no thread has begun it, nobody waits for it any more.
+            # This ends a read of pages that no thread has begun; its result is not needed any more.
             self._paging.cancel()
             self._paging = None
         if self._cold_timer is not None:
@@ -143,7 +147,7 @@ class Connection(RequestHandler):
         self._cold_timer = self._loop.call_later(PAGES_WAIT_S, came)
         self._paging = self._loop.run_in_executor(self.port.readers, cold.page_in)
         self._paging.add_done_callback(came)
-        # To aiohttp it is idle meanwhile.
+        # To aiohttp the connection is idle meanwhile, and must not be closed for that.
         self._next_keepalive_close_time = self._loop.time() + PAGES_WAIT_S + self._keepalive_timeout
 
     def _pages_came(self, cold: PageCold, _: object = None) -> None:
@@ -152,15 +156,15 @@ class Connection(RequestHandler):
 
     def _parse(self, data: bytes) -> None:
         if self.recognised is not None and self.recognised.head is not data:
-            # It is of other bytes than those that make the next request.
+            # The findings are about other bytes than those of the next request.
             self.recognised = None
         body = self._last_body()
         fed = 0 if body is None else body.total_bytes
         super().data_received(data)
-        if data:  # aiohttp brings nothing, too: the parser is to go on with what it holds
+        if data:  # aiohttp also calls without data, to let the parser go on with the bytes that it holds
             self._parser_is_clean = self._ends_a_request(data, body, fed)
-        # aiohttp bounds the silence between requests, and it is long; half a head must not hold a connection as long,
-        # nor hold many header fields.
+        # aiohttp bounds the silence between requests only, and generously. An unfinished head must not hold a
+        # connection for as long, nor grow without bound.
         if self._parser_is_clean:
             self._stop_head_timer()
         elif self._head_timer is None:
@@ -170,41 +174,41 @@ class Connection(RequestHandler):
             self.force_close()
 
     def _is_idle(self) -> bool:
-        """No request is under way, and none half in the parser."""
+        """No request is under way, and the parser holds no part of one."""
         return self._is_waiting() and self._parser_is_clean
 
     def _is_waiting(self) -> bool:
-        """For a request, or for the rest of its head."""
-        # A connection that closes has its waiter cancelled. Between its turn and its first step a request shows nowhere
-        # but here.
+        """The connection waits for a request, or for the rest of its head."""
+        # The waiter of a closing connection is cancelled. Between the turn in which a request was parsed and its first
+        # step, only the waiter shows that there is a request.
         return self._waiter is not None and not self._waiter.done()
 
     def _is_between(self) -> bool:
-        """The last reply is out, and its task has not come round to wait for the next request; or it looks so.
+        """The last reply was sent, and its task does not yet wait for the next request; or the connection looks so.
 
-        A client on the same machine is that fast: were it sent the long way for it, so would be its next request, and
-        all after that (64 KiB ranges, 1 in 100 over two blocks: a third of the requests a second).
+        A client on the same machine is fast enough to send its next request in this moment. If that took the slow path,
+        so would all requests after it (64 KiB ranges, 1 in 100 over two blocks: a third of the requests a second).
         """
         under_way = self._request_in_progress or bool(self._messages)
         return self._waiter is None and not under_way and self._parser_is_clean
 
     def _last_body(self) -> StreamReader | None:
-        """Of the request that came last of those that are not answered yet."""
+        """The body of the last request that is not answered yet."""
         if self._messages:
             return self._messages[-1][1]
         return None if self._current_request is None else self._current_request.content
 
     def _ends_a_request(self, data: bytes, body: StreamReader | None, fed: int) -> bool:
-        """Whether `data`, now in the parser, ended with the end of a request: the next byte begins another. `body`: the
-        one that was under way before, of which `fed` bytes had come.
+        """Whether `data`, now in the parser, ended with the end of a request, so that the next byte begins another one.
+        `body`: the body that was under way before, of which `fed` bytes had come.
 
-        The parser does not tell what it holds. Else a request that is split over packets could have a header's value
-        taken for a request. May be False where it is true.
+        The parser does not tell which bytes it holds. If this were True too often, a header's value of a request that
+        is split over packets could be taken for a request. It may be False although it is true.
         """
         last = self._last_body()
         if last is None or not last.is_eof():
             return False
-        # Without a body, or with one in chunks. What came after its end, and ended so, would be a head of its own.
+        # The request has no body, or one in chunks. Bytes that came after it and end so would be a whole head.
         if data.endswith(b"\r\n\r\n"):
             return True
         if last is body:
@@ -218,17 +222,18 @@ class Connection(RequestHandler):
         )
 
     def _answered_at_once(self, data: bytes, cold: PageCold | None = None) -> bool:
-        """Or soon, and before whatever comes next: once the disk has brought its pages."""
+        """The fast path has answered `data`; or it will, before the next request, once the disk has brought the
+        pages."""
         wire = self.wire
-        # What has to be said beside the object, the longer way says.
+        # In these cases the reply is a refusal or closes the connection, which only the slow path does.
         unusual = self.port.handler.are_full or self.is_one_too_many or self.is_ending
         if not isinstance(wire, SocketSender) or unusual:
             return False
         answered = self.port.fast_path.answer(data, wire, cold)
-        # aiohttp takes a connection on which it saw nothing for an idle one.
+        # aiohttp does not see requests that the fast path answers, and would close the connection as idle.
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if answered is True:
-            # A worker sends back what waits for the disk.
+            # A hit that waited for the disk does not count: a worker would send it back.
             self._hits_in_a_row = self._hits_in_a_row + 1 if cold is None else 0
             if self._hits_in_a_row >= _HITS_TO_LEND_OUT and self.port.workers is not None:
                 client = wire.release()
@@ -246,19 +251,22 @@ class Connection(RequestHandler):
         return False
 
     def end(self) -> None:
-        """The request that is under way, or that came by now, is the last one; where there is none, this closes."""
+        """The request that is under way, or that has come by now, is the last one. Without one, the connection is
+        closed.
+        """
         self.is_ending = True
         if self._early:
-            # What waits looks like no request: the longer way makes it one.
+            # Bytes that wait do not count as a request; the slow path makes them one.
             self._parse(self._take_early())
         if self._is_waiting():
-            # aiohttp's `close` would leave it open, and deaf, until the drain has ended: a client's next request would
-            # wait for that.
+            # aiohttp's `close` would leave the connection open until the drain has ended, and read nothing: a client's
+            # next request would wait as long.
             self.force_close()
         elif self._parser_is_clean and not self._messages:
-            # Nothing is lost on one that is deaf from now on. Else a body is on its way, for which its request would
-            # wait without end, or a request has not begun; its reply says that it was the last. Whose body it is shows
-            # nowhere for the turn in which aiohttp (3.14, on Python 3.11) makes a task of the request.
+            # `close` stops reading, and nothing is lost by that here. In the other cases a body is on its way, for
+            # which its request would wait without end, or a request has not begun; its reply then closes the
+            # connection. For the turn in which aiohttp (3.14, on Python 3.11) makes a task of a request, nothing shows
+            # whose body it is.
             super().close()
 
     def _start_head_timer(self, after_s: float) -> None:
@@ -269,7 +277,7 @@ class Connection(RequestHandler):
         if self._is_waiting():
             self.force_close()
         else:
-            # A body has a bound of its own; half a head behind a request waits for that one's end.
+            # A body has a time limit of its own, and an unfinished head behind a request waits for the end of that one.
             self._start_head_timer(self.port.client_timeout_s)
 
     def _stop_head_timer(self) -> None:
@@ -290,5 +298,5 @@ class Connection(RequestHandler):
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> StreamResponse:
-        """What aiohttp's parser refuses is answered in S3's words, and the connection closed."""
+        """Bytes that aiohttp's parser refuses are answered with an S3 error, and the connection is closed."""
         return self.port.handler.refuse_unparsed(request, self.wire)

@@ -1,8 +1,9 @@
-"""The fast lane of the S3 port: a plain read of what is here is answered in the call that brought its bytes, without
-the HTTP parser, a task or a wait.
+"""The fast path of the S3 port: a plain read of a cached object is answered in the very call that brought its bytes,
+without the HTTP parser, a task or a wait.
 
-Where anything is unusual, missing, stale, unproved or refused, nothing has been sent, and the request goes the long way
-(`server`), which says the same, only later. What the socket does not take at once goes on there, too.
+If anything is unusual, missing, stale, unverified or refused, nothing is sent, and the request takes the slow path
+(`handler`). The slow path gives the same reply, only later. It also sends the rest of a reply that the socket did not
+take at once.
 """
 
 from __future__ import annotations
@@ -10,28 +11,27 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 from outrider.core.auth.sigv4 import SignedRequest
-from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.core.errors import InvalidRange, S3Error
 from outrider.core.insight.usage import AWAY_S_MAX, DatasetName, HitTally
 from outrider.core.memo import Memo
-from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.model import Extent, ObjectVersion
 from outrider.core.s3 import operation as operations
 from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import payload_rule
 from outrider.core.s3.encoding import parse_query
-from outrider.core.s3.headers import without_checksums
 from outrider.core.s3.operation import Kind, Operation
 from outrider.core.s3.plain_request import PlainRequest, recognise
-from outrider.engine.read.hit_lookup import HitLookup, Known, Piece
+from outrider.engine.read.hit_lookup import HitLookup, Piece
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_id, subject_of
 from outrider.http.record.record import Ended
 from outrider.http.s3.handoff import Begun, PageCold, Recognised
+from outrider.http.s3.hit_reply import COPIED_BYTES, Brought, Subject, begins_with_a_page, send_at_once
 from outrider.http.wire.sender import SocketSender
 from outrider.metrics import Metrics
 from outrider.pagecache import in_memory, read_in_memory
@@ -40,82 +40,38 @@ if TYPE_CHECKING:
     from outrider.http.record.server_spans import ServerSpans
 
 _QUERIES_MAX = 1024
-# What a subject takes beside its heads.
-_SUBJECT_BYTES = 1024
 _HOSTS_MAX = 256
 _GRANTED_MAX = 8192
-# Readers of datasets whose hits are counted apart, before the numbers are handed on and all begins anew.
+# Pairs of a dataset and a reader whose hits are counted apart. When there are more, the counts are handed on, and a new
+# table begins.
 _TALLIES_MAX = 1024
-# Sent before the loop turns to others.
+# Sent before the loop serves other connections.
 _BYTES_AT_ONCE = 1024 * 1024
-# So much is worth a second look once its pages are in memory; of more, the longer way is a small part.
+# A read of at most this length comes back to the fast path once its pages are in memory. For a longer read the slow
+# path adds little to the time of sending.
 _PAGED_IN_BYTES = 1024 * 1024
-# How head and body go costs more than all that is decided about them, by what the kernel holds in one segment: 17
-# pages, or parts of pages, and the head is one. A body of 64 KiB that begins within a page has 17 by itself. Time of
-# the kernel for one, with a bare server on two cores: 40 us where the head was to wait for such a body (MSG_MORE), 36
-# as a copy, 23 where the head went alone; of a body that begins with a page 18 behind a head that waits, 22 behind one
-# that does not, and from some 128 KiB on the other way round. A copy is best where it is small, and nothing else is
-# aligned.
-_COPIED_BYTES = 32 * 1024
-_JOINED_BYTES = 128 * 1024
 
 
 _NOBODY = Who(None, None, payload_rule(()))
 
 OnHit = Callable[[str, ObjectVersion, Extent], None]
-"""Who read (see `access.reader_name`), what, and which bytes of it."""
-
-
-@dataclass(slots=True)
-class _Subject:
-    """An object that was asked for, with all that its replies share."""
-
-    operation: Operation
-    known: Known
-    log: str
-    name_bytes: int
-    tallies: dict[str, HitTally]
-    whole: bytes = b""
-    whole_with_checksums: bytes = b""
-    part: bytes = b""
-
-    def prepare(self, version: ObjectVersion) -> None:
-        plain = without_checksums(version.headers)
-        tail = b"content-length: %d\r\n" % version.size
-        self.whole = _head(200, plain) + tail
-        # Most objects have none, and are read whole or in parts: what is not asked for is not made.
-        self.whole_with_checksums = self.whole
-        if len(plain) < len(version.headers):
-            self.whole_with_checksums = _head(200, version.headers) + tail
-
-    def prepare_part(self) -> None:
-        self.part = _head(206, without_checksums(self.known.version.headers))
-
-    @property
-    def size_bytes(self) -> int:
-        heads = 2 * len(self.whole)  # a part's is about as long
-        if self.whole_with_checksums is not self.whole:
-            heads += len(self.whole_with_checksums)
-        # A key stands in the name, the operation and the line of the log; the headers of the version, in its own.
-        return _SUBJECT_BYTES + heads + 4 * self.name_bytes
+"""Called with the reader (see `access.reader_name`), the version that it read, and which bytes of it."""
 
 
 Answered = bool | Begun | PageCold | Recognised
-"""True: answered, and counted. `Begun`: answered in part. False and all else: nothing was sent."""
-
-# A reply's body: block files whose bytes are in memory, or the bytes, where they are few; or why the disk failed.
-_Brought = Sequence[Piece] | memoryview | OSError
+"""True: the request was answered, and counted. `Begun`: the reply was sent in part. In all other cases nothing was
+sent. False: the fast path knows nothing about the request."""
 
 
 class FastPath:
-    """Owned by the S3 port. Counts and logs what it answered by itself."""
+    """One for each event loop. It counts and logs the requests that it answers by itself."""
 
     def __init__(
         self, hits: HitLookup, access: Access, note: OnHit, metrics: Metrics, access_log: AccessLog,
         *, domains: tuple[str, ...] = (), heads_bytes: int, spans: ServerSpans | None = None,
     ) -> None:  # fmt: skip
-        """`note` hears of each read that was answered here; in the thread that answers. `heads_bytes`: of reply heads
-        so many are kept ready."""
+        """`note` is called with each read that was answered here, in the thread that answers. `heads_bytes`: how many
+        bytes of reply heads are kept ready."""
         self._hits = hits
         self._access = access
         self._note = note
@@ -123,34 +79,34 @@ class FastPath:
         self._access_log = access_log
         self._spans = spans
         self._domains = domains
-        # Bounded in bytes; by hand, since a cache's own lookup would cost each hit more.
-        self._subjects: OrderedDict[bytes, _Subject] = OrderedDict()
+        # Bounded in bytes by `_looked_up`: the lookup of a bounded cache class would cost each hit more.
+        self._subjects: OrderedDict[bytes, Subject] = OrderedDict()
         self._subjects_bytes = 0
         self._heads_bytes = heads_bytes
-        self._copied = memoryview(bytearray(_COPIED_BYTES))
+        self._copied = memoryview(bytearray(COPIED_BYTES))
         self._harmless_queries: Memo[bytes, bool] = Memo(_QUERIES_MAX)
         self._harmless_hosts: Memo[str, bool] = Memo(_HOSTS_MAX)
-        # Access keys and names that a grant covers: grants stand for as long as the process.
+        # Access keys and names that a grant covers. Grants do not change while the process runs.
         self._granted: Memo[tuple[str, bytes], bool] = Memo(_GRANTED_MAX)
-        # The last request that had to be classified: it is done once, and the slow path needs it, too.
+        # The last request that was classified, and its operation: also for the slow path.
         self._classified: tuple[PlainRequest | None, Operation | None] = (None, None)
-        # The last request whose signature was good, and that no grant covers as a plain read.
+        # The last request that no grant covers as a plain read, and its sender: for the slow path.
         self._not_granted: tuple[PlainRequest | None, Who | None] = (None, None)
         self._second = 0
         self._date = b""
         self._first_byte_s = {op: metrics.first_byte_s.labels(op) for op in ("get", "head")}
         self._served_from_disk = metrics.served_bytes.labels("disk")
-        # Requests by kind and status, and bytes from disk; what `metrics` was told of them. Another thread may read the
-        # first two while they grow.
+        # Requests by method and status, and bytes from disk; then the part of both that `metrics` has. Another thread
+        # may read the first two while they grow.
         self._answered: dict[tuple[str, int], int] = {}
         self._served_bytes = 0
-        self._told_answered: dict[tuple[str, int], int] = {}
-        self._told_bytes = 0
-        # By dataset and reader; those that were replaced by a new table are told once more.
+        self._counted_answered: dict[tuple[str, int], int] = {}
+        self._counted_bytes = 0
+        # By dataset and reader. A table that was replaced is handed on once more.
         self._tallies: dict[DatasetName, dict[str, HitTally]] = {}
         self._tallied = 0
         self._old_tallies: deque[dict[DatasetName, dict[str, HitTally]]] = deque()
-        metrics.before_reading.append(self._tell_metrics)
+        metrics.before_reading.append(self._hand_on_counts)
 
     def answer(self, data: bytes, wire: SocketSender, cold: PageCold | None = None) -> Answered:
         """Answer `data`, a whole request, now. `cold`: the result before its pages were read; they are not waited for
@@ -160,7 +116,7 @@ class FastPath:
         if read is None:
             return False
         name = read.path if not self._domains else b"%s %s" % (read.host.encode(), read.path)
-        # Before anything is looked up: how long a refusal takes must not tell what is here.
+        # Before anything is looked up: the time that a refusal takes must not tell which objects are cached.
         known = None if cold is None or cold.recognised.head != data else cold.recognised.who
         who = self._admitted(read, name, known)
         if who is None or (subject := self._subject(read, name)) is None:
@@ -185,7 +141,7 @@ class FastPath:
                 lease.release()
 
     def _not_in_memory(
-        self, recognised: bool | Recognised, subject: _Subject, extent: Extent, started: float, cold: PageCold | None
+        self, recognised: bool | Recognised, subject: Subject, extent: Extent, started: float, cold: PageCold | None
     ) -> bool | PageCold | Recognised:
         if cold is not None or extent.length > _PAGED_IN_BYTES or not isinstance(recognised, Recognised):
             return recognised
@@ -193,7 +149,7 @@ class FastPath:
         return recognised if page_in is None else PageCold(page_in, started, recognised)
 
     def _recognised(self, data: bytes, read: PlainRequest, who: Who | None) -> bool | Recognised:
-        """For the slow path; False: it has to find out all by itself. `who` None: not admitted."""
+        """The findings for the slow path; False: there are none. `who` None: the sender was not admitted here."""
         if who is None and self._not_granted[0] is read:
             who = self._not_granted[1]
         if who is None:
@@ -201,13 +157,13 @@ class FastPath:
         return Recognised(data, who, self._classified[1] if self._classified[0] is read else None)
 
     def stop(self) -> None:
-        """Nothing is answered any more."""
+        """To be called after the last answer."""
         self._access_log.flush()
 
-    # -- who, and what -------------------------------------------------------------------------------------------
+    # -- the sender and the object -------------------------------------------------------------------------------
 
-    def _subject(self, read: PlainRequest, name: bytes) -> _Subject | None:
-        """None: the longer way has to find out."""
+    def _subject(self, read: PlainRequest, name: bytes) -> Subject | None:
+        """None: the slow path has to look it up, or the reply depends on more than a plain read's."""
         subject = self._subjects.get(name)
         if subject is None or not self._hits.is_current(subject.known):
             subject = self._looked_up(name, read, subject)
@@ -218,12 +174,12 @@ class FastPath:
             return None
         if read.if_match is not None and read.if_match not in (version.etag, version.etag[1:-1]):
             return None
-        # What stores make of a Range or a condition on a folder's own key differs.
+        # Stores differ in their readings of a Range, and of a condition, on a folder's own key.
         if (read.range is not None or read.if_match is not None) and version.ref.key.endswith("/"):
             return None
         return subject
 
-    def _looked_up(self, name: bytes, read: PlainRequest, old: _Subject | None) -> _Subject | None:
+    def _looked_up(self, name: bytes, read: PlainRequest, old: Subject | None) -> Subject | None:
         if (dropped := self._subjects.pop(name, None)) is not None:
             self._subjects_bytes -= dropped.size_bytes
         operation = old.operation if old else self._operation(read)
@@ -235,7 +191,7 @@ class FastPath:
             subject = old
         else:
             tallies = self._tallies.setdefault(self._metrics.usage.dataset_of(*operation.ref), {})
-            subject = _Subject(operation, known, subject_of(*operation.ref), len(name), tallies)
+            subject = Subject(operation, known, subject_of(*operation.ref), len(name), tallies)
             subject.prepare(known.version)
         self._subjects[name] = subject
         self._subjects_bytes += subject.size_bytes
@@ -244,7 +200,7 @@ class FastPath:
         return subject
 
     def _is_harmless(self, query: bytes) -> bool:
-        """Whether `query` is a signature and nothing that would make another answer."""
+        """Whether `query` is a signature alone, which does not change the reply."""
         harmless = self._harmless_queries.get(query)
         if harmless is None:
             rest = operations.without_signature(tuple(parse_query(query.decode("ascii"))))
@@ -253,7 +209,7 @@ class FastPath:
         return harmless
 
     def _admitted(self, read: PlainRequest, name: bytes, known: Who | None) -> Who | None:
-        """None: refused, or not to be judged here. `known`: the sender, whose signature was verified before."""
+        """The sender, if it may read the object. `known`: the sender, if its signature was verified before."""
         if self._access.is_open:
             return _NOBODY if self._harmless_hosts.get(read.host) or self._is_harmless_host(read.host) else None
         if known is None:
@@ -299,11 +255,11 @@ class FastPath:
         self._harmless_hosts.put(host, True)
         return True
 
-    def _bring(self, extent: Extent, pieces: Sequence[Piece]) -> _Brought | None:
-        """None: not all of it is in memory."""
+    def _bring(self, extent: Extent, pieces: Sequence[Piece]) -> Brought | None:
+        """None: not all of the body is in memory."""
         length = extent.stop - extent.start
         try:
-            if length > _COPIED_BYTES or _begins_with_a_page(pieces):
+            if length > COPIED_BYTES or begins_with_a_page(pieces):
                 for _, fd, offset, count in pieces:
                     if not in_memory(fd, offset, count):
                         return None
@@ -320,13 +276,13 @@ class FastPath:
     # -- the reply -----------------------------------------------------------------------------------------------
 
     def _send(
-        self, read: PlainRequest, subject: _Subject, wire: SocketSender, extent: Extent,
-        brought: _Brought, started: float, who: Who,
+        self, read: PlainRequest, subject: Subject, wire: SocketSender, extent: Extent,
+        brought: Brought, started: float, who: Who,
     ) -> bool | Begun:  # fmt: skip
         request_id = new_request_id()
         status = 200 if read.range is None else 206
         head = self._head(read, subject, extent, request_id)
-        taken, sent, disk_failed = _written(wire, head, brought, extent.length)
+        taken, sent, disk_failed = send_at_once(wire, head, brought, extent.length)
         seconds = time.perf_counter() - started
         self._first_byte_s[read.method.lower()].observe(seconds)
         version = subject.known.version
@@ -343,15 +299,15 @@ class FastPath:
         self._answered[answered] = self._answered.get(answered, 0) + 1
         self._served_bytes += sent
         try:
-            recorder = subject.tallies[reader]
+            tally = subject.tallies[reader]
         except KeyError:
-            recorder = self._new_tally(subject, reader)
+            tally = self._new_tally(subject, reader)
         away_s = started - wire.ended
-        recorder.sent_bytes += sent
-        recorder.wait_s += seconds
-        recorder.away_s += away_s if away_s < AWAY_S_MAX else AWAY_S_MAX
-        # Last, as `HitTally` wants it: another thread may look between any two of these.
-        recorder.requests += 1
+        tally.sent_bytes += sent
+        tally.wait_s += seconds
+        tally.away_s += away_s if away_s < AWAY_S_MAX else AWAY_S_MAX
+        # Last, as `HitTally` requires: another thread may read the tally between any two of these lines.
+        tally.requests += 1
         wire.ended = started + seconds
         if extent.length:
             self._note(reader, version, extent)
@@ -366,7 +322,7 @@ class FastPath:
                 self._spans.ended(end, span)
         return True
 
-    def _head(self, read: PlainRequest, subject: _Subject, extent: Extent, request_id: str) -> bytes:
+    def _head(self, read: PlainRequest, subject: Subject, extent: Extent, request_id: str) -> bytes:
         now = time.time()
         if int(now) != self._second:
             self._second = int(now)
@@ -382,77 +338,42 @@ class FastPath:
             subject.part, extent.start, extent.stop - 1, size, extent.stop - extent.start, ident, self._date,
         )  # fmt: skip
 
-    def _new_tally(self, subject: _Subject, reader: str) -> HitTally:
+    def _new_tally(self, subject: Subject, reader: str) -> HitTally:
         if self._tallied >= _TALLIES_MAX:
             self._old_tallies.append(self._tallies)
             self._tallies, self._tallied = {}, 0
-            self._subjects.clear()  # they hold the old ones
+            self._subjects.clear()  # they hold the old tallies
             self._subjects_bytes = 0
             subject.tallies = self._tallies.setdefault(self._metrics.usage.dataset_of(*subject.operation.ref), {})
         self._tallied += 1
-        recorder = subject.tallies[reader] = HitTally()
-        return recorder
+        tally = subject.tallies[reader] = HitTally()
+        return tally
 
-    def _tell_metrics(self) -> None:
+    def _hand_on_counts(self) -> None:
         for kind, number in list(self._answered.items()):
-            more = number - self._told_answered.get(kind, 0)
+            more = number - self._counted_answered.get(kind, 0)
             if more:
                 method, status = kind
                 self._metrics.requests.labels(method.lower(), str(status), "HIT").inc(more)
-                self._told_answered[kind] = number
+                self._counted_answered[kind] = number
         served = self._served_bytes
-        self._served_from_disk.inc(served - self._told_bytes)
-        self._told_bytes = served
-        self._tell_ledger(self._tallies)
+        self._served_from_disk.inc(served - self._counted_bytes)
+        self._counted_bytes = served
+        self._hand_on_usage(self._tallies)
         while self._old_tallies:
-            self._tell_ledger(self._old_tallies.popleft())
+            self._hand_on_usage(self._old_tallies.popleft())
 
-    def _tell_ledger(self, tallies: dict[DatasetName, dict[str, HitTally]]) -> None:
+    def _hand_on_usage(self, tallies: dict[DatasetName, dict[str, HitTally]]) -> None:
         for dataset, readers in list(tallies.items()):
-            for reader, recorder in list(readers.items()):
-                if recorder.requests != recorder.told.requests:
-                    self._metrics.usage.served(reader, dataset, recorder.news())
-
-
-def _begins_with_a_page(pieces: Sequence[Piece]) -> bool:
-    return pieces[0][2] % PAGE_BYTES == 0
-
-
-def _written(wire: SocketSender, head: bytes, brought: _Brought, length: int) -> tuple[int, int, bool]:
-    """How many bytes of the head and of the body, `length` in all, the kernel took without a wait; and whether the disk
-    failed."""
-    taken = sent = 0
-    try:
-        if isinstance(brought, memoryview):
-            went = wire.send_parts_now(head, brought)
-            return min(went, len(head)), max(0, went - len(head)), False
-        if isinstance(brought, OSError):
-            return wire.send_now(head, more=True), 0, True
-        joined = bool(brought) and length <= _JOINED_BYTES and _begins_with_a_page(brought)
-        taken = wire.send_now(head, more=joined)
-        if taken == len(head):
-            for _, fd, offset, length in brought:
-                went = wire.send_file_now(fd, offset, length)
-                sent += went
-                if went < length:
-                    break
-    except ConnectionError:
-        pass  # the client is gone: the long way hears the same, and tells it
-    except OSError:
-        return taken, sent, True
-    return taken, sent, False
+            for reader, tally in list(readers.items()):
+                if tally.requests != tally.told.requests:
+                    self._metrics.usage.served(reader, dataset, tally.news())
 
 
 def _classified(read: PlainRequest, domains: tuple[str, ...]) -> Operation | None:
-    """None: it is refused; the slow path says why."""
+    """None: the request is refused; the slow path says why."""
     target = b"%s?%s" % (read.path, read.query) if read.query else read.path
     try:
         return operations.classify(read.method, target.decode("ascii"), read.headers(), domains)
     except S3Error:
         return None
-
-
-def _head(status: int, headers: Headers) -> bytes:
-    reason = "OK" if status == 200 else "Partial Content"
-    lines = [f"HTTP/1.1 {status} {reason}", *(f"{name}: {value}" for name, value in headers)]
-    return "\r\n".join([*lines, "x-cache: HIT", "server: outrider", ""]).encode("utf-8", "surrogateescape")

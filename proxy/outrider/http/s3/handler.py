@@ -51,7 +51,7 @@ from outrider.http.record.request_end import RequestRecorder
 from outrider.http.s3.exchange import Exchange, ended_elsewhere
 from outrider.http.s3.handoff import Begun, Caller
 from outrider.http.wire.reply import OnEnd, Reply
-from outrider.http.wire.request_body import client_body, send_leave
+from outrider.http.wire.request_body import client_body, send_continue
 from outrider.http.wire.sender import Sender
 from outrider.http.wire.smuggling_guard import well_framed
 from outrider.metrics import Metrics
@@ -138,7 +138,7 @@ class S3Handler:
                 # RFC 9110 section 10.1.1 asks for none of this. But botocore sends Expect without a body, and an old
                 # one (in awscli 1.46.2) takes a final answer without a 100 before it for an early answer: it keeps the
                 # status line for the next answer on the connection, and hangs there.
-                await send_leave(request, exchange.wire)
+                await send_continue(request, exchange.wire)
             if caller.is_one_too_many or self._recorder.in_flight > self._requests_max:
                 raise SlowDown(headers=(("retry-after", "1"),))
             return await self._answer(exchange)

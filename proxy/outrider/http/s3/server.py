@@ -1,6 +1,7 @@
-"""The S3 port: who is connected, and on which loop. What the connections ask for is `requests`' work.
+"""The S3 port: which clients are connected, and which loop serves each. The requests are handled by `fast_path` and
+`handler`.
 
-aiohttp's low-level server, without router or middleware; the sending side is `wire`'s.
+It is aiohttp's low-level server, without router or middleware; replies are sent by `http.wire.sender`.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ log = logging.getLogger(__name__)
 # Presigned queries carry session tokens of 1-2 KiB, and a key of 1,024 bytes is 3 KiB when escaped.
 _LINE_BYTES_MAX = 32 * 1024
 _FIELD_BYTES_MAX = 16 * 1024
-# S3's 2 KB of user metadata may be some 700 of them.
+# S3 allows 2 KB of user metadata, which may be some 700 headers.
 _HEADERS_MAX = 1024
-# Threads that wait for the disk, so that the loop does not; more do not make one disk faster.
+# Threads that wait for the disk, so that no loop does. More threads do not make one disk faster.
 _READERS = 8
-# How long the rest of a body that nobody wants is read, so that the refusal is not lost to a reset.
+# After a refusal the rest of the body is read and dropped for so long: a reset could lose the refusal.
 _LINGER_S = 2.0
-# What the parser holds of a body that nobody reads yet; twice this, and what one read of the socket brings.
+# The parser holds up to twice this, and one read of the socket, of a body that is not read yet.
 _BODY_BUFFER_BYTES = 64 * 1024
-# Whoever waits for the last request looks so often whether one is about to begin.
+# The interval at which `idle` looks for requests that are about to begin.
 _LOOK_AGAIN_S = 0.005
-# How long the end waits for the goodbyes of clients; a TLS client with an idle pool may never say one.
+# How long a shutdown waits for clients to close their connections. A TLS client with an idle pool may never do so.
 _GOODBYE_S = 0.5
 
 
@@ -49,7 +50,7 @@ class S3Server(Server):
         self, handler: S3Handler, new_fast_path: Callable[[AccessLog], FastPath], *,
         connections_max: int, client_timeout_s: float, client_idle_s: float,
     ) -> None:  # fmt: skip
-        """`new_fast_path`: for each loop its own."""
+        """`new_fast_path`: makes the fast path of one loop."""
         super().__init__(handler.handle)
         self.handler = handler
         self.client_timeout_s = client_timeout_s
@@ -62,7 +63,7 @@ class S3Server(Server):
         self._moving: set[asyncio.Task[None]] = set()
         self._left_alone: set[asyncio.Task[None]] = set()
         self.is_ending = False
-        """Whoever connects from now on has one request."""
+        """A connection that is made from now on serves one request."""
 
     @property
     def in_flight(self) -> int:
@@ -71,16 +72,16 @@ class S3Server(Server):
 
     @property
     def connected(self) -> int:
-        """Clients' connections, those with workers included."""
+        """How many connections there are, those of workers included."""
         return len(self.connections) + (sum(self.workers.loads()) if self.workers is not None else 0)
 
     @property
     def spare_connections(self) -> int:
-        """How many more clients may connect; below 0: so many too many are being turned away."""
+        """How many more clients may connect; a negative number counts the connections that are being turned away."""
         return self._connections_max - self.connected
 
     def work_with(self, threads: int, new_loop: NewLoop) -> Workers:
-        """Share the hits with so many more loops, each in a thread of its own."""
+        """Let `threads` more loops, each in a thread of its own, answer hits."""
         fast_paths = [self._new_fast_path(AccessLog()) for _ in range(threads)]
         self.workers = Workers(
             fast_paths,
@@ -93,40 +94,46 @@ class S3Server(Server):
         return self.workers
 
     def pre_shutdown(self) -> None:
-        """Of those that are connected; some may come yet, from a TLS handshake or from a worker."""
+        """Every connection ends with the request that is under way. More connections may still come, from a TLS
+        handshake or from a worker; each of them serves one request."""
         self.is_ending = True
-        for one in self.connections:
-            if isinstance(one, Connection):
-                one.end()
+        for connection in self.connections:
+            if isinstance(connection, Connection):
+                connection.end()
 
     async def idle(self) -> None:
-        """Returns once no request is under way, and none about to be."""
+        """Returns once no request is under way or about to begin."""
         await self.handler.idle()
-        while self._moving or any(isinstance(one, Connection) and one.has_work for one in self.connections):
+        while self._moving or any(
+            isinstance(connection, Connection) and connection.has_work for connection in self.connections
+        ):
             await asyncio.sleep(_LOOK_AGAIN_S)
             await self.handler.idle()
 
     async def stop(self) -> None:
-        """After the last request: nothing is sent any more."""
+        """To be called after the last request."""
         if self.workers is not None:
             await self.workers.stop()
         self.fast_path.stop()
         self.readers.shutdown(wait=True)
 
     async def shutdown(self, timeout: float | None = None) -> None:
-        """Returns when every connection is closed, and no request is under way. aiohttp leaves those open whose clients
-        do not say goodbye (TLS), and lets those go on whose clients left."""
-        still_open = [one for one in self.connections if isinstance(one, Connection)]
+        """Returns when every connection is closed and no request is under way.
+
+        aiohttp's own shutdown does less: it leaves a TLS connection open whose client does not close it, and it lets a
+        request go on whose client left.
+        """
+        still_open = [connection for connection in self.connections if isinstance(connection, Connection)]
         for task in self._left_alone:
             task.cancel()
         await super().shutdown(timeout)
         await _all_closed(still_open)
-        for one in still_open:
-            one.wire.abort()
+        for connection in still_open:
+            connection.wire.abort()
         await _all_closed(still_open)
 
     def left_alone(self, request: asyncio.Task[None]) -> None:
-        """Its client left. It goes on, as what is being written is not to be broken off."""
+        """The client of this request left. The request goes on, because a write under way must not be broken off."""
         self._left_alone.add(request)
         request.add_done_callback(self._left_alone.discard)
 
@@ -141,7 +148,7 @@ class S3Server(Server):
             logger=log,
         )  # fmt: skip
 
-    # -- for workers ----------------------------------------------------------------------------------------------
+    # -- for workers: see `port.WorkerPort` ------------------------------------------------------------------------
 
     def take(self, client: socket.socket, data: bytes) -> None:
         async def connect() -> None:
@@ -164,5 +171,5 @@ class S3Server(Server):
 async def _all_closed(connections: list[Connection]) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(_GOODBYE_S):
-            for one in connections:
-                await one.closed.wait()
+            for connection in connections:
+                await connection.closed.wait()

@@ -1,10 +1,10 @@
-"""More cores (`--workers`): threads with loops of their own that answer hits and send long bodies.
+"""The workers (`--workers`): threads with loops of their own that answer hits and send long bodies on more cores.
 
-The engine stays on its one loop, with one flight table, one index and one budget. A worker knows no HTTP but what the
-fast lane recognises: a connection that asks for anything else moves to the engine's loop, with the bytes it sent, and
-comes back when it has gone over to hits. Threads are enough where the kernel does the copying: `sendfile` holds no
-lock. Small requests are Python's work, and gain nothing on a build with the global lock; nor do they lose
-(`docs/benchmarks.md`).
+The engine stays on one loop, with one flight table, one index and one budget. A worker understands only the requests
+that the fast path recognises. A connection with any other request moves to the engine's loop, together with the bytes
+that it sent, and comes back once it asks for hits alone. Threads are enough because the kernel does the copying:
+`sendfile` holds no lock. Small requests are work for Python; on a build with the global interpreter lock workers
+neither speed them up nor slow them down (`docs/benchmarks.md`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Worker:
         self._thread.start()
 
     def adopt(self, client: socket.socket) -> None:
-        """From the engine's loop: serve this connection."""
+        """Called on the engine's loop: serve this connection."""
         self.load += 1
         self._loop.call_soon_threadsafe(lambda: self.spawn(self._connect(client)))
 
@@ -65,14 +65,13 @@ class Worker:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(), self.main))
 
     async def stop(self) -> None:
-        """From the engine's loop: close what is open, and end the thread."""
+        """Called on the engine's loop: close all connections and end the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        # Not joined here: what it closes, it gives back to this loop.
+        # Joined in another thread: the worker needs this loop to give back the bodies that it was lent.
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
     def end(self) -> None:
-        """From the engine's loop: connections that ask for nothing are closed, and no more is answered than what is
-        under way."""
+        """Called on the engine's loop: idle connections are closed, and the others end with the request under way."""
         self._loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
@@ -80,7 +79,7 @@ class Worker:
         self._close_idle(0.0)
 
     def left(self) -> None:
-        """A connection is gone, by whatever way."""
+        """A connection of this worker was closed or moved away."""
         self.main.call_soon_threadsafe(self._unload)
 
     def _unload(self) -> None:
@@ -125,7 +124,7 @@ class Worker:
 
 
 class WorkerConnection(asyncio.Protocol):
-    """A client's connection while it asks for hits."""
+    """A client's connection as long as it asks for hits."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -145,12 +144,13 @@ class WorkerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.sending:
-            # Little: reading was paused. It is answered in its turn.
+            # Few bytes, because reading is paused. They are answered after the reply under way.
             self._held += data
             return
         if self._worker.is_ending:
-            # Its client is told there that this was the last. Closed instead after the reply before, it would be reset
-            # where the request was on its way, and lose what it had not read of that reply.
+            # The engine's loop answers, and tells the client that this was the last request. A connection that was
+            # closed right after the reply before would be reset by a request on its way, and its client would lose the
+            # part of that reply that it had not read.
             self._move(data)
             return
         self.used = time.monotonic()
@@ -164,7 +164,7 @@ class WorkerConnection(asyncio.Protocol):
             self._transport.pause_reading()
             self._worker.spawn(self._finish(answered))
         elif answered is not True:
-            # Also a reply that waits for the disk: on the engine's loop, where a stop knows of it.
+            # A hit that waits for the disk moves as well: a stop knows only of those on the engine's loop.
             self._move(data)
 
     def _move(self, data: bytes) -> None:
@@ -176,7 +176,7 @@ class WorkerConnection(asyncio.Protocol):
         self._transport.abort()
 
     async def _finish(self, begun: Begun) -> None:
-        """Send what the socket did not take at once; the pieces come from the engine."""
+        """Send the rest that the socket did not take at once; the engine supplies the pieces."""
         sent: Sent = Counter(disk=begun.sent)
         cut: str | None = "stopped"
         body: LentBody | None = None
@@ -223,7 +223,7 @@ class WorkerConnection(asyncio.Protocol):
 
 
 class LentBody:
-    """A body of the engine's, read from another loop: a hop for each piece, which is a block of some MiB."""
+    """A body that the engine lends: each piece, which is a block of some MiB, is fetched on the engine's loop."""
 
     def __init__(self, worker: Worker, body: Body) -> None:
         self._worker = worker
@@ -258,7 +258,7 @@ class LentBody:
 
 
 class Workers:
-    """Accepts connections and gives each to the least loaded loop, the engine's own included."""
+    """Accepts connections and gives each to the loop with the fewest, the engine's own included."""
 
     def __init__(
         self, fast_paths: list[FastPath], port: WorkerPort, readers: Executor, new_loop: NewLoop,
@@ -287,14 +287,14 @@ class Workers:
 
     def place(self, client: socket.socket) -> None:
         worker = min(self._workers, key=lambda worker: worker.load)
-        # One too many is turned away by the engine's loop: a worker has no words of its own.
+        # The engine's loop refuses a connection beyond the limit: a worker cannot write an error reply.
         if self._own_load() <= worker.load or self._port.spare_connections <= 0:
             self._port.take(client, b"")
         else:
             worker.adopt(client)
 
     def lend_out(self, client: socket.socket) -> None:
-        """A connection that asks for hits alone: off the engine's loop."""
+        """The least loaded worker takes over a connection that asks for hits alone."""
         min(self._workers, key=lambda worker: worker.load).adopt(client)
 
     def loads(self) -> list[int]:
@@ -302,7 +302,7 @@ class Workers:
         return [worker.load for worker in self._workers]
 
     def stop_listening(self) -> None:
-        """No new connections; those that idle are closed, and the others with their next request."""
+        """Accept no more connections. Idle ones are closed, the others end with their next request."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
             self._listener.close()

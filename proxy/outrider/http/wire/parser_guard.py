@@ -1,4 +1,5 @@
-"""aiohttp's parser of requests (3.14): what it dies of it refuses, and what it lets through can be made a request."""
+"""A guard around aiohttp's parser of requests (3.14): an exception of the parser becomes a refusal, and each message
+that it lets through can be made a request."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _NOWHERE = URL()
 
 
 class Parser:
-    """As much of one as aiohttp's connection asks for."""
+    """The part of aiohttp's parser that its connection uses."""
 
     __slots__ = ("_parser", "message_consumed", "pause_reading", "set_upgraded")
 
@@ -25,14 +26,14 @@ class Parser:
         self.set_upgraded = parser.set_upgraded
 
     def feed_data(self, data: bytes) -> tuple[list[tuple[RawRequestMessage, StreamReader]], bool, bytes]:
-        """Raises HttpProcessingError: it is refused, and the connection with it."""
+        """Raises HttpProcessingError: the request is refused, and the connection closed."""
         try:
             messages, upgraded, tail = self._parser.feed_data(data)
         except HttpProcessingError:
             raise
         except Exception as error:
-            # yarl's, as a rule, of a target (`http://][@`). The connection knows no other than the above: it would
-            # neither answer nor end, or end of it.
+            # As a rule, yarl's error about a target (`http://][@`). The connection handles no error but the one above:
+            # of another it would end without a reply, or neither reply nor end.
             raise BadHttpMessage(f"the parser failed: {type(error).__name__}") from error
         return [(_aimed(message), payload) for message, payload in messages], upgraded, tail
 
@@ -42,10 +43,10 @@ def guarded(parser: HttpParser[Any] | None) -> HttpParser[Any]:
 
 
 def _aimed(message: RawRequestMessage) -> RawRequestMessage:
-    """The message, or one without a target, which is refused for that, where aiohttp can make no request of it.
+    """The message; or, if aiohttp can make no request of it, one without a target, which is refused for that.
 
-    Its server's task dies of the attempt in the next turn, and leaves the connection open. It does so of `CONNECT` and
-    nothing behind it, which is no target to the parser, and of a host that is no name in IDNA.
+    aiohttp's own task would fail at such a message in the next turn of the loop, and leave the connection open. Two
+    kinds are known: a `CONNECT` without a target, and a host that is no name in IDNA.
     """
     url = cast(URL | None, message.url)
     try:

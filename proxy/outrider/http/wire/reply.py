@@ -1,4 +1,4 @@
-"""One reply on the wire: a head of our own making, and a body whose file pieces never pass Python."""
+"""One reply on the wire: its head, and a body whose file pieces the kernel copies."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from outrider.http.wire.sender import Buffer, Sender
 log = logging.getLogger(__name__)
 
 OnEnd = Callable[["Reply", Sent, str | None], None]
-"""Called once, when the reply has ended: what was sent, and why it was cut (None: it was not)."""
+"""Called once, when the reply has ended: with the bytes sent, and the reason why it was cut (None: it is whole)."""
 
 
 class Reply(StreamResponse):
-    """`length` None: sent in chunks, or until the connection ends (HTTP/1.0). A body of bytes has its own length.
-    `head`: what has yet to be sent of a head that somebody else began, and `sent` what he sent after it.
+    """`length` None: the body is sent in chunks, or until the connection ends (HTTP/1.0). A body of bytes has its own
+    length. `head`: the unsent rest of a head that the fast path began. `sent`: the bytes that it sent after the head.
 
     A body that fails halfway cuts the connection, so that a short answer never looks whole.
     """
@@ -51,7 +51,7 @@ class Reply(StreamResponse):
         self._already_sent = sent
 
     async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:
-        """Head and body are sent by `write_eof`, together: the file's first bytes ride in the head's segment."""
+        """Sends nothing: `write_eof` sends head and body together, so that both may share a segment."""
         self._req = request
         ends = getattr(request.protocol, "is_ending", False)
         self._keep_alive = request.keep_alive and not self._must_close and not ends

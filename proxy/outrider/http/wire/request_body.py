@@ -1,4 +1,5 @@
-"""A request's body as it arrives, from a client that may wait for leave, stop halfway, or send next to nothing."""
+"""The body of a request as it arrives, from a client that may wait for 100 Continue, stop halfway, or send too
+slowly."""
 
 from __future__ import annotations
 
@@ -14,28 +15,28 @@ from aiohttp.web_request import BaseRequest
 from outrider.core.errors import IncompleteBody, RequestTimeout
 from outrider.http.wire.sender import Sender
 
-# What a client has brought of a body must be worth this much for each second that it was waited for, beyond its
-# `client_timeout_s`: less is no upload, but a connection to the origin held for nothing.
+# The least rate of an upload, for the time beyond `client_timeout_s` that was spent waiting for the client: a slower
+# body holds a connection to the origin for nothing.
 _BODY_BYTES_PER_S_MIN = 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-async def send_leave(request: BaseRequest, wire: Sender) -> None:
-    """Where the client expects it, before it sends a body."""
+async def send_continue(request: BaseRequest, wire: Sender) -> None:
+    """Send 100 Continue if the client waits for it."""
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11:
         await wire.send(_CONTINUE)
 
 
 async def client_body(request: BaseRequest, wire: Sender, timeout_s: float) -> AsyncIterator[bytes]:
-    """Leave to send it is given when the first byte is wanted, not before.
+    """The pieces of the body. 100 Continue is sent when the first piece is asked for, not before.
 
     Raises:
         IncompleteBody: the client stopped halfway.
-        RequestTimeout: it sends nothing more, or next to nothing, and does not leave either.
+        RequestTimeout: the client sends nothing more, or too slowly, and keeps the connection open.
     """
     content = request.content
     try:
-        await send_leave(request, wire)
+        await send_continue(request, wire)
         brought, waited_s = 0, 0.0
         while not content.at_eof():
             asked_at = time.perf_counter()

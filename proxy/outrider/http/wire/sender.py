@@ -1,10 +1,10 @@
-"""A connection's sending side, past asyncio's transport: block files go from the disk to the socket by the kernel.
+"""The sending side of a connection, past asyncio's transport: the kernel copies block files to the socket (`sendfile`).
 
-uvloop has no `loop.sendfile`, and asyncio's takes the transport apart for each call: so a duplicate of the socket's
-descriptor is kept per connection, which `add_writer` accepts beside the transport's own.
+uvloop has no `loop.sendfile`, and asyncio's takes the transport apart for each call. So each connection keeps a
+duplicate of the socket's descriptor, which `add_writer` accepts beside the transport's own.
 
-`sendfile` waits for the disk where a page is not in memory, and all other clients would wait with it. So the pages are
-looked at first, and what is missing is read in a thread.
+`sendfile` waits for the disk if a page is not in memory, and all other clients would wait with it. So the pages are
+checked first, and missing ones are read in a thread.
 """
 
 from __future__ import annotations
@@ -25,56 +25,58 @@ from outrider.pagecache import in_memory
 
 Buffer = bytes | bytearray | memoryview
 
-# A client that takes nothing for this long is gone, whatever TCP thinks of it. A training step or a validation pass
-# pauses a reader for minutes.
+# A client that takes nothing for this long is taken for gone, even if TCP still holds the connection. A training step
+# or a validation pass pauses a reader for minutes.
 SEND_TIMEOUT_S = 3600.0
 _TLS_READ_BYTES = 256 * 1024
 _TLS_BUFFER_BYTES = 256 * 1024
-# What is sent between two looks at the pages: far less than a socket takes at once would make many looks, far more
-# would let pages go again before they are sent.
+# The bytes that are sent between two checks of the pages. With far fewer than a socket takes at once there would be
+# many checks; with far more, pages could be evicted from memory before they are sent.
 _STRIDE_BYTES = 1024 * 1024
-# A disk that does not give these bytes for so long is one that fails.
+# A disk that takes longer than this to read such a piece counts as failed.
 _READ_PATIENCE_S = 10.0
-# A client this near needs no more than this in its socket (the kernel doubles it: 1 GB/s and more). The kernel would
-# let it grow to megabytes, and then the pages have left the processor's cache when the client comes to copy them:
-# eight big streams to curl got 1.2 times as fast by this alone, and 1.8 times where sockets may hold 32 MiB to be read.
+# A client within this round-trip time needs no larger send buffer than this (the kernel doubles it: 1 GB/s and more).
+# The kernel would let the buffer grow to megabytes, and the pages would have left the processor's cache before the
+# client copies them: this bound alone made eight big streams to curl 1.2 times as fast, and 1.8 times where sockets may
+# hold 32 MiB to be read.
 _NEAR_S = 0.0005
 _NEAR_BUFFER_BYTES = 256 * 1024
 
 
 class Sender(Protocol):
-    """Writes in order; both raise ConnectionError when the client is gone."""
+    """Writes in order. `send` and `send_file` raise ConnectionError when the client is gone."""
 
     ended: float
-    """When its last reply was sent, or the connection began, on `time.perf_counter`. Kept by who replies."""
+    """When the last reply was sent, or the connection began, on `time.perf_counter`. Set by the caller that replies."""
     full_s: float
-    """For how long, in all, somebody waited for the client to take what was sent."""
+    """For how long, in all, senders waited for the client to take bytes."""
     address: str
-    """Whom it goes to, without the port; empty: the socket does not tell."""
+    """The client's address, without the port; empty: the socket does not tell it."""
 
     @property
     def has_unsent(self) -> bool:
-        """Some of what was sent is still in this process, and would be lost with it."""
+        """Some of the bytes given to `send` are still in this process, and would be lost with it."""
         ...
 
     async def send(self, data: Buffer, *, more: bool = False) -> None:
-        """`more`: a file follows at once, so the kernel may wait and send both in one segment."""
+        """`more`: more bytes follow at once, so the kernel may wait for them and send both in one segment."""
         ...
 
     async def send_file(self, fd: int, offset: int, count: int) -> int:
-        """How many bytes were sent; fewer than `count`: the disk did not give the rest, and the client still waits."""
+        """How many bytes were sent; fewer than `count`: the disk failed to give the rest, and the client still
+        waits."""
         ...
 
     def lost(self) -> None:
-        """The connection is gone: whoever waits is told so, and nothing is written any more."""
+        """The connection is closed: a waiting `send` fails, and nothing is written any more."""
         ...
 
     def abort(self) -> None:
-        """Close now, with what was not sent yet."""
+        """Close now, and drop the bytes that were not sent yet."""
         ...
 
     def reset(self) -> None:
-        """The same, so that the client sees it: where a body has no length, a mere end would make it look whole."""
+        """As `abort`, with a TCP reset: a body without a length would look whole if the connection just ended."""
         ...
 
 
@@ -100,7 +102,7 @@ class SocketSender:
         return False
 
     def _alive(self) -> socket.socket:
-        # Asked before every call on the descriptor: its number may belong to another connection once it is closed.
+        # Called before each use of the descriptor: once it is closed, its number may belong to another connection.
         if self._socket is None:
             raise ConnectionResetError("the client is gone")
         return self._socket
@@ -117,7 +119,7 @@ class SocketSender:
                 view = view[sent:]
 
     def release(self) -> socket.socket:
-        """The connection itself, past the transport: the caller's from here on; this wire is lost."""
+        """The socket, which belongs to the caller from here on; this sender can send no more."""
         client, self._socket = self._alive(), None
         return client
 
@@ -129,14 +131,14 @@ class SocketSender:
             return 0
 
     def send_parts_now(self, head: Buffer, body: Buffer) -> int:
-        """As `send_now`, of both in one call."""
+        """As `send_now`, for head and body in one system call."""
         try:
             return self._alive().sendmsg((head, body))
         except (BlockingIOError, InterruptedError):
             return 0
 
     def send_file_now(self, fd: int, offset: int, count: int) -> int:
-        """As `send_now`, of a file's bytes that are in memory."""
+        """As `send_now`, for bytes of a file whose pages are in memory."""
         try:
             sent = os.sendfile(self._alive().fileno(), fd, offset, count)
         except (BlockingIOError, InterruptedError):
@@ -157,7 +159,7 @@ class SocketSender:
             except ConnectionError:
                 raise
             except OSError:
-                # Some are the socket's after all: then the next thing that is sent to it fails as well.
+                # It may also be an error of the socket: then the next call to send fails as well.
                 break
             if sent == 0:
                 await self._writable()
@@ -204,7 +206,7 @@ class SocketSender:
 
 
 class TlsSender:
-    """TLS: the kernel cannot send a file through it, so the bytes are read in a thread and go through the transport."""
+    """TLS: the kernel cannot encrypt a file, so its bytes are read in a thread and go through the transport."""
 
     def __init__(self, transport: asyncio.Transport, readers: Executor) -> None:
         self._readers = readers
@@ -220,11 +222,11 @@ class TlsSender:
     def has_unsent(self) -> bool:
         if self._transport is None:
             return False
-        # What it counts is not all: below it is another, which has something only while the socket takes no more.
+        # This transport does not count all: the one below it also holds bytes, but only while the socket is full.
         return self._transport.get_write_buffer_size() > 0 or _is_full(self._transport)
 
     def paused(self, paused: bool) -> None:
-        """The transport's flow control, passed on by the protocol."""
+        """Back-pressure of the transport, passed on by the protocol."""
         if paused:
             self._room.clear()
         else:
@@ -268,7 +270,8 @@ class TlsSender:
 
 
 def _round_trip_s(connection: socket.socket) -> float:
-    """As the handshake took; 0: nobody knows. Source: linux/tcp.h, struct tcp_info: tcpi_rtt, in microseconds."""
+    """The round-trip time by the kernel's measure; 0: unknown. Source: linux/tcp.h, struct tcp_info: tcpi_rtt, in
+    microseconds."""
     try:
         told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72)
     except OSError:
@@ -288,8 +291,8 @@ def wire_of(transport: asyncio.Transport, readers: Executor) -> SocketSender | T
 
 
 async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
-    """`os.pread` in a thread, with a descriptor of its own: ours may close, and its number be reused, if we are
-    cancelled. Raises OSError: the disk fails, or does not answer."""
+    """`os.pread` in a thread, with a duplicate of the descriptor: if the caller is cancelled, its own may be closed and
+    its number reused. Raises OSError: the disk fails, or does not answer."""
     own = os.dup(fd)
 
     def read() -> bytes:
@@ -298,7 +301,7 @@ async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
         finally:
             os.close(own)
 
-    # Shielded: a call that is cancelled before a thread took it would never close the descriptor.
+    # Shielded: a call that is cancelled before a thread begins it would never close the descriptor.
     async with asyncio.timeout(_READ_PATIENCE_S):
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(readers, read))
 
@@ -315,7 +318,7 @@ def _is_full(transport: asyncio.Transport) -> bool:
 def _reset(transport: asyncio.Transport | None) -> None:
     if transport is None:
         return
-    # A TLS transport that is gone has no socket any more.
+    # A closed TLS transport has no socket any more.
     if (connection := transport.get_extra_info("socket")) is not None:
         # Source: socket(7), SO_LINGER: with a time of 0 the last close sends a reset.
         with suppress(OSError):

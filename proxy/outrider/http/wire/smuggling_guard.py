@@ -1,4 +1,4 @@
-"""What one HTTP stack reads otherwise than another is refused: two readings of one request smuggle a second."""
+"""Refuses requests that HTTP stacks read in different ways: two readings of one request can smuggle in a second one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.core.model import Headers
 from outrider.core.s3.encoding import OF_STORES
 from outrider.core.s3.headers import HOP_BY_HOP
 
-# Their second value would be another request to somebody.
+# With two values of these headers, some HTTP stack may see another request.
 _ONCE = ("host", "content-length", "transfer-encoding", "range", "x-amz-content-sha256", "x-amz-copy-source",
          "x-amz-rename-source")  # fmt: skip
 _END_TO_END = frozenset(
@@ -20,7 +20,7 @@ _END_TO_END = frozenset(
 
 
 def well_framed(headers: Headers, version: HttpVersion) -> Headers:
-    """The headers that are for more than this connection. Raises BadRequest."""
+    """The end-to-end headers, without those that Connection names. Raises BadRequest: the framing is ambiguous."""
     names = [name for name, _ in headers]
     for single in _ONCE:
         if names.count(single) > 1:
@@ -41,8 +41,8 @@ def well_framed(headers: Headers, version: HttpVersion) -> Headers:
 
 
 def _without_connection(headers: Headers) -> Headers:
-    """What Connection names is dropped here (RFC 9110 section 7.6.1): nothing of S3's, so that whoever holds a signed
-    URL cannot undo the headers that it signs. Raises BadRequest."""
+    """Drops the headers that Connection names (RFC 9110 section 7.6.1). Raises BadRequest: it names a header of S3's,
+    by which the holder of a signed URL could remove a header that the signature covers."""
     named = {
         part.strip().lower() for name, value in headers if name == "connection" for part in value.split(",")
     } - HOP_BY_HOP  # fmt: skip
