@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.auth.sigv4 import SignedRequest, parse_query, verify
+from outrider.core.auth.sigv4 import SignedRequest, verify
+from outrider.core.s3.encoding import parse_query
 from tests.support.signed import (
     AT,
     AWS,

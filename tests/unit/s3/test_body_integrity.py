@@ -9,12 +9,15 @@ from hashlib import md5, sha1, sha256, sha512
 import pytest
 
 from outrider.core import errors
-from outrider.core.auth.sigv4 import UNSIGNED, PayloadForm, PayloadRule, payload_rule
 from outrider.core.s3.body_integrity import (
     CHECKSUM_CHARS,
+    UNSIGNED,
+    PayloadForm,
+    PayloadRule,
     check_checksum_form,
     checksum_of,
     decoded_length_of,
+    payload_rule,
     trailer_names_of,
 )
 from tests.support.signed import (

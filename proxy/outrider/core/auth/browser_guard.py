@@ -1,5 +1,6 @@
-"""Web pages at a port that lets everybody in: a browser on this machine reaches loopback for any page that it shows.
+"""Guards a port without authentication against web pages: CSRF and DNS rebinding.
 
+A browser on this machine sends requests to loopback for any page that it shows, so being on loopback proves nothing.
 Sources: Fetch standard, "Origin header"; W3C Fetch Metadata, which browsers send to loopback over plain http too.
 """
 
@@ -11,13 +12,17 @@ from ipaddress import ip_address
 from outrider.core.errors import AccessDenied
 from outrider.core.model import Headers
 
-# Typed by a person, or asked by a page that this port served.
+# `none`: a person typed the address. `same-origin`: a page of this port asks.
 _OWN_SITES = frozenset(("none", "same-origin"))
 
 
 def check_host(host: str, domains: Iterable[str] = ()) -> None:
-    """Raises AccessDenied: a stranger could have pointed this name at us (DNS rebinding), and his page would then be of
-    our own site. An address, `localhost`, a name without a dot and those under `domains` are nobody's to point."""
+    """Refuse a Host that anybody could have pointed at this port (DNS rebinding): a page of that name would be
+    same-origin. Nobody else controls an address, `localhost`, a name without a dot, or a name under `domains`.
+
+    Raises:
+        AccessDenied: the Host is none of these.
+    """
     name = (host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host).strip("[]").lower()
     if "." not in name or name.endswith(".localhost") or _is_address(name):
         return
@@ -28,7 +33,7 @@ def check_host(host: str, domains: Iterable[str] = ()) -> None:
 
 
 def check_page(headers: Headers) -> None:
-    """Raises AccessDenied: the page of another site asks. `headers` have lower-case names."""
+    """Raises AccessDenied: a page of another site sent the request. `headers` have lower-case names."""
     told = dict(headers)
     origin = told.get("origin")
     if told.get("sec-fetch-site", "none") in _OWN_SITES and (

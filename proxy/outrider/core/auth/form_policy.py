@@ -1,4 +1,5 @@
-"""The policy of a browser's upload: who signed it, what it allows, and the same signed with other credentials.
+"""The policy of a browser's upload: which key signed it, which forms it allows, and the form signed anew for the
+origin.
 
 Sources: Amazon S3 API Reference, "Creating a POST policy", "Calculating a signature" (browser-based uploads, Signature
 Version 4); Signature Version 2 signs the same document by HMAC-SHA1.
@@ -31,28 +32,29 @@ from outrider.core.s3.form_fields import Fields, PostForm, missing_field
 _V2 = ("awsaccesskeyid", "signature")
 _V4 = ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature")
 _SIGNING = frozenset((*_V2, *_V4, "x-amz-security-token", "policy"))
-# What no condition needs to cover; S3 names these and `x-ignore-*`.
+# Fields that no condition needs to cover: S3 names these and `x-ignore-*`.
 _UNCOVERED = frozenset(("awsaccesskeyid", "signature", "x-amz-signature", "policy", "file"))
 _EXPIRATION = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]{1,9})?Z", re.ASCII)
 _SIZE = re.compile(r"[0-9]{1,18}", re.ASCII)
-# For a form that brings no policy: the origin reads the fields as soon as they arrive, so only clocks need time.
+# The life of a policy that the proxy makes for a form without one. The origin reads the fields as soon as they arrive,
+# so it only has to outlast a difference between clocks.
 _OWN_POLICY_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """How long the file may be, in bytes, both ends included; `stop` None: as long as the origin takes."""
+    """The allowed size of the file in bytes, both ends included. `stop` None: the origin alone sets a limit."""
 
     start: int = 0
     stop: int | None = None
 
     def check_so_far(self, size: int) -> None:
-        """Raises EntityTooLarge."""
+        """Raises EntityTooLarge: `size` bytes have come, and more than `stop`."""
         if self.stop is not None and size > self.stop:
             raise EntityTooLarge
 
     def check(self, size: int) -> None:
-        """Raises EntityTooLarge, EntityTooSmall."""
+        """Raises EntityTooLarge or EntityTooSmall: the file has `size` bytes."""
         self.check_so_far(size)
         if size < self.start:
             raise EntityTooSmall
@@ -60,7 +62,7 @@ class SizeRange:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`operator` is eq or starts-with; `name` is a field's, in lower case."""
+    """A condition on the field `name` (in lower case). `operator` is `eq` or `starts-with`."""
 
     operator: str
     name: str
@@ -69,23 +71,23 @@ class Condition:
     def holds(self, value: str) -> bool:
         if self.operator == "eq":
             return value == self.value
-        # A list of content types: each must be of the kind (S3, "Condition matching").
+        # A content type may be a list, of which each must match (S3, "Condition matching").
         values = value.split(",") if self.name == "content-type" else [value]
-        return all(one.strip().startswith(self.value) for one in values) if len(values) > 1 else (
+        return all(each.strip().startswith(self.value) for each in values) if len(values) > 1 else (
             value.startswith(self.value)
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class FormPolicy:
-    """What a signed policy allows until `expires_at` (seconds since 1970)."""
+    """The forms that a signed policy allows until `expires_at` (seconds since 1970)."""
 
     expires_at: float
     conditions: tuple[Condition, ...]
     sizes: SizeRange
 
     def check(self, form: PostForm, bucket: str, now: float) -> None:
-        """Raises AccessDenied: it has expired, a condition fails, or a field is under none."""
+        """Raises AccessDenied: the policy has expired, a condition fails, or no condition covers a field."""
         if now >= self.expires_at:
             raise AccessDenied("Invalid according to Policy: Policy expired.")
         values = form.values | {"bucket": bucket}
@@ -100,10 +102,10 @@ class FormPolicy:
 
 
 def parse_policy(encoded: str) -> FormPolicy:
-    """Read the base64 of a policy.
+    """Read a policy from its base64.
 
     Raises:
-        InvalidPolicyDocument: it is none.
+        InvalidPolicyDocument: the document is no policy.
     """
     document = _document(encoded)
     if document is None or document.keys() != {"expiration", "conditions"}:
@@ -122,10 +124,11 @@ def parse_policy(encoded: str) -> FormPolicy:
             ) and name.startswith("$"):
                 conditions.append(Condition(operator.lower(), name[1:].lower(), value))
             case [str(operator), start, stop] if operator.lower() == "content-length-range":
-                one = SizeRange(_size(start), _size(stop))
-                assert one.stop is not None
+                stated_sizes = SizeRange(_size(start), _size(stop))
+                assert stated_sizes.stop is not None
                 sizes = SizeRange(
-                    max(sizes.start, one.start), min(one.stop, one.stop if sizes.stop is None else sizes.stop)
+                    max(sizes.start, stated_sizes.start),
+                    min(stated_sizes.stop, stated_sizes.stop if sizes.stop is None else sizes.stop),
                 )
             case _:
                 raise InvalidPolicyDocument(f"Invalid Policy: Invalid Condition: {json.dumps(stated)[:200]}")
@@ -136,10 +139,10 @@ def signer_of(form: PostForm, *, secret_of: Callable[[str], str | None], keys: S
     """The access key that signed the policy of `form`, by Signature Version 4 or 2.
 
     Raises:
-        AccessDenied: nobody did.
+        AccessDenied: the form is not signed.
         InvalidAccessKeyId: `secret_of` does not know the key.
         InvalidArgument: a field of the signature is missing or malformed.
-        SignatureDoesNotMatch: the secret is another.
+        SignatureDoesNotMatch: the policy was signed with another secret.
     """
     values = form.values
     v4, v2 = (any(name in values for name in names) for names in (_V4, _V2))
@@ -171,18 +174,18 @@ def signer_of(form: PostForm, *, secret_of: Callable[[str], str | None], keys: S
 def signed_anew(
     form: PostForm, bucket: str, credentials: Credentials | None, region: str, now: float, keys: SigningKeys
 ) -> Fields:
-    """The fields of `form` for an origin that knows `credentials` alone; with None, those of an anonymous form.
+    """The fields of `form`, signed with `credentials` for the origin. None: the fields of an anonymous form.
 
-    Its policy keeps its conditions, for the origin to judge too; one that cannot be read is signed as it stands, and
-    the origin says what is wrong with it. A form without a policy gets one that allows just these fields.
+    The policy keeps its conditions, so that the origin checks them, too. A policy that cannot be read is signed
+    unchanged, and the origin says why it is invalid. A form without a policy gets one that allows exactly these fields.
     """
-    cached = tuple(
+    fields = tuple(
         (name, form.key if name.lower() == "key" else value)
         for name, value in form.fields
         if name.lower() not in _SIGNING
     )
     if credentials is None:
-        return cached
+        return fields
     amz_date = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
     signing = {
         "x-amz-algorithm": ALGORITHM,
@@ -191,9 +194,9 @@ def signed_anew(
     }
     if credentials.session_token is not None:
         signing["x-amz-security-token"] = credentials.session_token
-    policy = _policy_with(form.values.get("policy"), {"bucket": bucket, **dict(cached)}, signing, now)
+    policy = _policy_with(form.values.get("policy"), {"bucket": bucket, **dict(fields)}, signing, now)
     signature = _signature_v4(policy, credentials.secret_key, amz_date[:8], region, keys)
-    return (*cached, *signing.items(), ("policy", policy), ("x-amz-signature", signature))
+    return (*fields, *signing.items(), ("policy", policy), ("x-amz-signature", signature))
 
 
 def _policy_with(encoded: str | None, fields: Mapping[str, str], signing: Mapping[str, str], now: float) -> str:
@@ -205,7 +208,7 @@ def _policy_with(encoded: str | None, fields: Mapping[str, str], signing: Mappin
     if document is None or not isinstance(document.get("conditions"), list):
         assert encoded is not None
         return encoded
-    conditions = [cached for stated in document["conditions"] if (cached := _without_signing(stated)) is not None]
+    conditions = [rest for stated in document["conditions"] if (rest := _without_signing(stated)) is not None]
     conditions += [{name: value} for name, value in signing.items()]
     return b64encode(json.dumps({**document, "conditions": conditions}).encode()).decode()
 

@@ -1,4 +1,4 @@
-"""Who may do what: the grants of a client key. A hit is authorised exactly like a miss."""
+"""Authorisation: the grants of a client key. A hit is authorised exactly as a miss is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AccessLevel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Objects of buckets that match the glob `bucket`, with keys that begin with `prefix` (itself a glob)."""
+    """Access to the keys that begin with `prefix` (a glob), in the buckets whose name matches the glob `bucket`."""
 
     bucket: str
     prefix: str
@@ -34,31 +34,32 @@ class Grant:
         return (access is AccessLevel.READ or self.access is AccessLevel.WRITE) and fnmatchcase(bucket, self.bucket)
 
     def covers_key(self, access: AccessLevel, bucket: str, key: str) -> bool:
-        """Also for LIST, with the listed prefix as `key`: every key under it then begins with the grant's prefix."""
+        """Whether the grant covers `key`. For a LIST `key` is the listed prefix: each key under it then begins with the
+        grant's prefix."""
         if not self._gives(access, bucket):
             return False
-        # Some origins, and proxies before them, resolve dots in a path: the key must be covered in each reading.
+        # Some origins, and proxies before them, resolve dots in a path. The grant must cover each key that results.
         return all(name is not None and self._begins(name) for name in _readings(key))
 
     def _begins(self, key: str) -> bool:
         return not self.prefix or fnmatchcase(key, self.prefix + "*")
 
     def covers_bucket(self, access: AccessLevel, bucket: str) -> bool:
-        """The bucket as a whole: only a grant without a prefix reaches that far."""
+        """Whether the grant covers the bucket as a whole, which takes a grant without a prefix."""
         return self._gives(access, bucket) and self.prefix == ""
 
     def touches_bucket(self, bucket: str) -> bool:
-        """Enough to learn that the bucket is there (HeadBucket, GetBucketLocation)."""
+        """Whether the grant lets the client learn that the bucket exists (HeadBucket, GetBucketLocation)."""
         return fnmatchcase(bucket, self.bucket)
 
     def covers_service(self) -> bool:
-        """ListBuckets tells all names, so it takes a grant on all of them."""
+        """Whether the grant covers ListBuckets, which shows all bucket names: it takes a grant on all buckets."""
         return self.bucket == "*" and self.prefix == ""
 
 
 def _readings(key: str) -> set[str | None]:
-    """`key`, and what a path of that name may be taken for: with its `.` and `..` resolved, after doubled slashes were
-    made one or before, with backslashes for slashes or not. None: it leaves the bucket."""
+    """`key`, and the keys that an origin may read a path of that name as: with `.` and `..` resolved, before or after
+    doubled slashes were merged, and with or without backslashes as slashes. None: such a path leaves the bucket."""
     if "." not in key:
         return {key}
     paths = {key, key.replace("\\", "/")}
@@ -68,20 +69,20 @@ def _readings(key: str) -> set[str | None]:
 
 def _without_dots(path: str) -> str | None:
     segments = path.split("/")
-    cached: list[str] = []
+    resolved: list[str] = []
     for segment in segments:
         if segment == "..":
-            if not cached:
+            if not resolved:
                 return None
-            cached.pop()
+            resolved.pop()
         elif segment != ".":
-            cached.append(segment)
-    return "/".join(cached)
+            resolved.append(segment)
+    return "/".join(resolved)
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One client key of the settings."""
+    """A client key of the settings, with its grants."""
 
     name: str
     access_key: str
@@ -93,9 +94,9 @@ def may_read(client: Client, ref: ObjectRef) -> bool:
 
 
 def allowed(client: Client, operation: Operation, keys_in_body: Sequence[str] | None = None) -> bool:
-    """Whether the grants of `client` cover all that `operation` touches.
+    """Whether the grants of `client` cover all objects and buckets that `operation` touches.
 
-    `keys_in_body`: those of a DeleteObjects; None: not known, so it takes a grant on the whole bucket.
+    `keys_in_body`: the keys of a DeleteObjects. None: they are not known, so it takes a grant on the whole bucket.
     """
     grants = client.grants
     access = AccessLevel.READ if operation.method in ("GET", "HEAD") else AccessLevel.WRITE
@@ -120,6 +121,6 @@ def allowed(client: Client, operation: Operation, keys_in_body: Sequence[str] | 
 def _covers_source(grants: Sequence[Grant], source: ObjectRef, operation: Operation) -> bool:
     access = AccessLevel.WRITE if operation.renames else AccessLevel.READ
     if not is_bucket_name(source.bucket):
-        # `arn:...`, `tenant:bucket`, `//bucket`: which objects that names, the origin alone knows.
+        # `arn:...`, `tenant:bucket`, `//bucket`: only the origin knows which objects such a name means.
         return any(grant.covers_service() and grant.access in (access, AccessLevel.WRITE) for grant in grants)
     return any(grant.covers_key(access, source.bucket, source.key) for grant in grants)

@@ -1,4 +1,4 @@
-"""Signature Version 2 in a URL: verified because boto3 still presigns so by default; never made here.
+"""Verifies Signature Version 2 in a URL, which boto3 still presigns with by default. The proxy never signs so.
 
 Source: Amazon S3 API Reference, "Signing and authenticating REST requests (AWS signature version 2)".
 """
@@ -21,8 +21,8 @@ _OURS = QUERY_FORM | {"Expires"}
 
 _EXPIRES = re.compile(r"[0-9]{1,15}")
 
-# The union of what botocore and minio count as part of the resource. A client with a shorter list is refused for the
-# parameters beyond it, as it would be for unsigned ones.
+# The parameters that botocore or minio count as part of the resource. A client with a shorter list is refused for the
+# parameters that it leaves out, as it would be for unsigned ones.
 _SIGNED = frozenset(
     ("accelerate", "acl", "analytics", "cors", "defaultObjectAcl", "delete", "encryption", "inventory", "legal-hold",
      "lifecycle", "location", "logging", "metrics", "notification", "object-lock", "partNumber", "policy",
@@ -32,8 +32,8 @@ _SIGNED = frozenset(
      "response-content-language", "response-content-type", "response-expires")
 )  # fmt: skip
 
-# SigV2 leaves these open. They choose a part of a listing or mean nothing, and grants see them as they are. All else
-# would let the holder of a URL turn it into another call.
+# SigV2 does not cover these parameters. They choose a part of a LIST or have no effect, and grants are checked with the
+# values that came. Any other uncovered parameter would let the holder of a URL turn it into another call.
 _OPEN = frozenset(
     ("continuation-token", "delimiter", "encoding-type", "fetch-owner", "key-marker", "list-type", "marker",
      "max-keys", "max-parts", "max-uploads", "part-number-marker", "prefix", "start-after", "upload-id-marker",
@@ -51,14 +51,15 @@ def verify_url(
     now: float,
     bucket_of_host: str | None,
 ) -> tuple[str, str]:
-    """The access key and the signature, verified.
+    """The access key and the signature, once the signature was verified.
 
-    `paths` are the spellings of the path that may have been signed, `query` all decoded pairs, `headers` as received.
+    `paths` are the spellings of the path that may have been signed, `query` is all decoded pairs, `headers` are as
+    received.
 
     Raises:
-        AccessDenied: expired, incomplete, or with parameters that SigV2 cannot protect.
+        AccessDenied: the URL is expired or incomplete, or has parameters that SigV2 cannot protect.
         InvalidAccessKeyId: `secret_of` does not know the key.
-        SignatureDoesNotMatch: the rest.
+        SignatureDoesNotMatch: the signature is none of this request with this secret.
     """
     access_key, signature, expires = _claim(query)
     if _EXPIRES.fullmatch(expires) is None:
@@ -101,7 +102,7 @@ def _amz_lines(headers: Sequence[tuple[str, str]], query: Sequence[tuple[str, st
             values.setdefault(name, []).append(value.strip())
         elif name.startswith(OTHER_STORES):
             raise AccessDenied(f"Signature Version 2 does not protect the header {name}. Use AWS4-HMAC-SHA256.")
-    # boto moves the x-amz-* headers that it signs into the URL; a client may send them as headers as well.
+    # boto moves the x-amz-* headers that it signs into the URL. A client may send them as headers, too.
     for name, value in query:
         lower = name.lower()
         if lower.startswith("x-amz-"):
@@ -116,12 +117,14 @@ def _resources(paths: Sequence[str], query: Sequence[tuple[str, str]], bucket_of
     signed = sorted((pair for pair in query if pair[0] in _SIGNED), key=lambda pair: pair[0])
     tails = ["&".join([f"{name}={value}" if value else name for name, value in signed])]
     if any(not value for _, value in signed):
-        tails.append("&".join([f"{name}={value}" for name, value in signed]))  # `acl=`, for those who send it so
+        tails.append(
+            "&".join([f"{name}={value}" for name, value in signed])
+        )  # some clients sign `acl=` in place of `acl`
     for path in dict.fromkeys(paths):
         full = path if bucket_of_host is None else f"/{bucket_of_host}{path}"
         for tail in tails:
             suffix = f"?{tail}" if tail else ""
             yield full + suffix
-            # botocore ends a bare bucket with a slash under the signature, though not on the wire.
+            # botocore signs a bare bucket with a slash at its end, and sends it without.
             if full.count("/") == 1 and full != "/":
                 yield f"{full}/{suffix}"

@@ -1,4 +1,4 @@
-"""Signature Version 4: who sent this request, and the signature of our own requests to the origin.
+"""Signature Version 4: verifies the requests of clients, and signs the requests to the origin.
 
 Source: Amazon S3 API Reference, "Authenticating Requests (AWS Signature Version 4)": S3 encodes a path once and
 never normalises it, unlike every other service.
@@ -26,13 +26,12 @@ from outrider.core.errors import (
     SignatureDoesNotMatch,
 )
 from outrider.core.memo import Memo
-from outrider.core.s3.body_integrity import UNSIGNED, PayloadForm, PayloadRule, payload_of, payload_rule
+from outrider.core.s3.body_integrity import PayloadForm, PayloadRule, payload_of
 from outrider.core.s3.encoding import (
     OF_STORES,
     amz_date_of,
     amz_date_seconds,
     canonical_values,
-    encode_path,
     encode_query,
     parse_query,
     raw_bytes,
@@ -42,26 +41,6 @@ from outrider.core.s3.encoding import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-__all__ = [
-    "ALGORITHM",
-    "EXPIRES_MAX_S",
-    "UNSIGNED",
-    "Credentials",
-    "Identity",
-    "PayloadForm",
-    "PayloadRule",
-    "Scope",
-    "SignedRequest",
-    "SigningKeys",
-    "encode_path",
-    "encode_query",
-    "parse_query",
-    "payload_rule",
-    "scope_of",
-    "sign_headers",
-    "verify",
-]
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 EXPIRES_MAX_S = 604_800  # seven days: the presigned limit of S3
@@ -74,7 +53,7 @@ _EXPIRES = re.compile(r"[0-9]{1,6}")
 _QUERY_FORM = frozenset(("x-amz-algorithm", "x-amz-credential", "x-amz-signature"))
 _QUERY_NEEDED = ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders")
 
-# Ours to set (the first line), or changed on the way by the HTTP library and by whoever stands in between.
+# The proxy sets those of the first line itself. The HTTP library, or an intermediary, changes the others on the way.
 _NEVER_SIGNED = frozenset(
     ("authorization", "host", "x-amz-date", "x-amz-content-sha256", "x-amz-security-token",
      "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade",
@@ -84,7 +63,7 @@ _NEVER_SIGNED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A key pair; `session_token` is None for long-lived keys."""
+    """A key pair. `session_token` None: a long-lived key."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -93,9 +72,9 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class SignedRequest:
-    """A request as it stood on the wire. `raw_path` ends before the `?`; duplicate headers are kept, in order.
+    """A request as it came on the wire. `raw_path` ends before the `?`. Duplicate headers are kept, in order.
 
-    Header names are in lower case. Bytes that are no UTF-8 are surrogate escapes.
+    Header names are in lower case. Bytes that are no UTF-8 are kept as surrogate escapes.
     """
 
     method: str
@@ -106,9 +85,9 @@ class SignedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who signed, and what the chunks of his body are to be checked with.
+    """The signer of a request, and the inputs for checking the signatures of its chunks.
 
-    A SigV2 URL has no signing key, scope or date (all empty); its body is never of signed chunks.
+    A SigV2 URL has no signing key, scope and date (all are empty), and its body never has signed chunks.
     """
 
     access_key: str
@@ -118,11 +97,12 @@ class Identity:
     scope: str
     amz_date: str
     until: float = 0.0
-    """Of a presigned URL: the last moment at which it is good. 0: it has to be looked at each time."""
+    """The last moment at which a presigned URL is valid, in seconds since 1970. 0: verify each request."""
 
 
 class SigningKeys:
-    """Derived keys, kept because four of the five HMACs of a signature change once a day. Any thread may ask."""
+    """A bounded memo of signing keys: four of the five HMACs of a signature change only once a day. Any thread may call
+    it."""
 
     def __init__(self, capacity: int = 256) -> None:
         self._keys: Memo[tuple[str, str, str, str], bytes] = Memo(capacity)
@@ -131,7 +111,7 @@ class SigningKeys:
         return len(self._keys)
 
     def get(self, secret_key: str, date: str, region: str, service: str = "s3") -> bytes:
-        """The signing key of `date` (YYYYMMDD)."""
+        """The signing key for `date` (YYYYMMDD)."""
         name = (secret_key, date, region, service)
         key = self._keys.get(name)
         if key is None:
@@ -143,7 +123,7 @@ class SigningKeys:
 
 
 class Scope(NamedTuple):
-    """What a signing key is good for: `text` is all but the access key, as it stands in a Credential."""
+    """The access key, and the scope of its signing key. `text`: the Credential without the access key."""
 
     access_key: str
     date: str
@@ -152,7 +132,7 @@ class Scope(NamedTuple):
 
 
 class _Claim(NamedTuple):
-    """A SigV4 signature as either form states it; `query` holds the pairs that it covers."""
+    """A SigV4 signature from the Authorization header or from the query. `query`: the pairs that it covers."""
 
     scope: Scope
     amz_date: str
@@ -176,11 +156,11 @@ def sign_headers(
     now: float,
     keys: SigningKeys,
 ) -> dict[str, str]:
-    """The headers to add to a request for the origin; they replace those of the same name.
+    """The headers to add to a request for the origin. They replace headers of the same name.
 
-    `path` is encoded already, `query` is decoded pairs (send them as `encode_url_query` writes them), `headers` have
-    lower-case names. All are signed but those that libraries and intermediaries change.
-    A client's own x-amz-security-token must be gone from `headers`: only that of `credentials` is signed.
+    `path` is encoded. `query` is decoded pairs, to be sent as `encode_url_query` writes them. `headers` have lower-case
+    names; all are signed but those that libraries and intermediaries change. A client's x-amz-security-token must not
+    be among `headers`: only the token of `credentials` is signed.
     """
     amz_date = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
     added = {"x-amz-date": amz_date, "x-amz-content-sha256": payload_hash}
@@ -212,13 +192,12 @@ def verify(
     skew_s: float = 900,
     bucket_of_host: str | None = None,
 ) -> Identity | None:
-    """Who signed `request`; None when nothing in it claims to be a signature.
+    """The signer of `request`, once its signature was verified; None: the request carries no signature.
 
-    Every x-amz-* header is then under the signature, and every one of another store's: forwarding one that is not
-    would sign a stranger's wish.
-    Every query parameter is too, except that a SigV2 URL leaves those of a listing open. The body is not checked
-    here, see `Identity.payload`. `secret_of` answers None for an unknown key; `bucket_of_host` is the bucket of a
-    virtual-host style request, which SigV2 signs as part of the path.
+    The signature then covers every x-amz-* header, and every header of another store: a forwarded header that the
+    client did not sign would be signed by the proxy. It covers every query parameter, too, but for the parameters of a
+    LIST in a SigV2 URL. The body is not checked here, see `Identity.payload`. `secret_of` returns None for an unknown
+    key. `bucket_of_host` is the bucket of a virtual-host style request, which SigV2 signs as part of the path.
 
     Raises:
         S3Error: one of AccessDenied, AuthorizationHeaderMalformed, AuthorizationQueryParametersError,
@@ -306,7 +285,7 @@ def _check(
     query = encode_query(claim.query) if claim.query else ""
     tail = _canonical_headers(headers, names, claim.payload_hash)
     claimed = raw_bytes(claim.signature)
-    # Most clients sign the path as they send it, so the encoding that S3 prescribes is the second try only.
+    # Most clients sign the path as they send it, so the encoding that S3 prescribes is tried second.
     for spelling in (str, reencode_path):
         expected = _signature(key, prefix, f"{request.method}\n{spelling(request.raw_path) or '/'}\n{query}\n", tail)
         if hmac.compare_digest(expected.encode(), claimed):
@@ -319,7 +298,8 @@ def _check_coverage(headers: Mapping[str, str], names: list[str], payload_hash: 
         raise AccessDenied("The host header must be signed.")
     for name, value in headers.items():
         if name.startswith(OF_STORES) and name not in names:
-            # A presigned URL says nothing of the body; a library that adds the header with this value adds nothing.
+            # A presigned URL states nothing about the body. Some libraries add this header unsigned; with this value
+            # it states nothing, either.
             if name == "x-amz-content-sha256" and value == payload_hash == PayloadForm.UNSIGNED.value:
                 continue
             raise AccessDenied(f"There were headers present in the request which were not signed: {name}")
@@ -364,8 +344,8 @@ def _not_sigv4(authorization: str) -> S3Error:
 
 
 def scope_of(credential: str, amz_date: str, error: type[S3Error]) -> Scope:
-    """The parts of a Credential; raises `error` when it is none, or not of the day of `amz_date`."""
-    # From the right: an access key may hold a slash, a scope cannot.
+    """The parts of a Credential. Raises `error`: it is malformed, or of another day than `amz_date`."""
+    # Split from the right: an access key may hold a slash, a scope cannot.
     parts = credential.rsplit("/", 4)
     if len(parts) != 5 or not parts[0] or not parts[2]:
         raise error("The Credential must be <access-key>/<YYYYMMDD>/<region>/s3/aws4_request.")
@@ -402,6 +382,6 @@ def _canonical_headers(headers: Mapping[str, str], names: list[str], payload_has
 
 
 def _signature(key: bytes, prefix: str, head: str, tail: str) -> str:
-    # Not `hmac.digest`: it lets go of the GIL, however short the message is. In a run of misses of small objects the
-    # event loop spent 9 % of its time here, waiting for the store's threads to give it back (py-spy).
+    # Not `hmac.digest`, which releases the GIL for messages of any length. In a run of misses of small objects the
+    # event loop spent 9 % of its time here, waiting to get the GIL back from the store's threads (py-spy).
     return hmac.new(key, raw_bytes(prefix + sha256(raw_bytes(head + tail)).hexdigest()), "sha256").hexdigest()
