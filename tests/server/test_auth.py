@@ -224,7 +224,7 @@ def test_what_is_refused_teaches_nobody_what_datasets_there_are(proxy: Proxy) ->
     proxy.settle()
     templates = proxy.outrider.metrics.usage.templates
     assert templates.mergers == 0
-    assert not any("refused" in place.name for place in templates._siblings)
+    assert not any("refused" in place.name for place in templates._variants)
 
 
 def test_the_keys_of_the_bucket_are_no_keys_of_ours(proxy: Proxy, bucket: Bucket) -> None:

@@ -67,7 +67,7 @@ class Sampled:
     def foreseen(self, numbers: list[int], within: int) -> float:
         """Reads them; the part of them that was among the next `within` that were expected, in a known order."""
         [dataset] = self.planner.registry.datasets()
-        numbers_of = {dataset.names.known(ref.key): number for number, ref in enumerate(self.refs)}
+        numbers_of = {dataset.names.find(ref.key): number for number, ref in enumerate(self.refs)}
         foreseen = 0
         for number in numbers:
             one = dataset.epochs()[-1] if dataset.epochs() else None

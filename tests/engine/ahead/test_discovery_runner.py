@@ -103,7 +103,7 @@ async def test_empty_objects_are_no_gaps(room: Engine) -> None:
     await read(room, 35, 7, 38, 3, 1)
     assert all(room.prefetch._is_here(ref) for ref in (*REFS[:4], *REFS[5:34:2], *REFS[34:]))
     [dataset] = room.planner.registry.datasets()
-    assert dataset.search.counted
+    assert dataset.discovery.is_numbered
 
 
 async def test_a_list_that_is_refused_amid_its_pages_has_broken_off(tmp_path: Path) -> None:

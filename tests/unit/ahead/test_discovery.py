@@ -299,7 +299,7 @@ def test_what_was_counted_stays_until_the_list_in_its_place_is_whole() -> None:
             reader.planner.listed("b", (), reader.now, before=200)
     [dataset] = reader.planner.registry.datasets()
     assert [dataset.names.keys[key] for key in dataset.names.listed] == KEYS[:200]
-    assert not dataset.search.counted
+    assert not dataset.discovery.is_numbered
 
 
 def test_a_list_of_stale_names_that_breaks_off_while_another_one_waits_leaves_what_was_counted() -> None:

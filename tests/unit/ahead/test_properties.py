@@ -108,7 +108,7 @@ def test_for_any_trace_the_budget_holds_and_nothing_is_wanted_twice_or_taken_fro
     """Long traces of two clients, drawn from `seed`; half of them in epochs, so that there is something to want. A LIST
     comes by pages of `page` names, among the rest; 0: none comes. `odd`: each name is a dataset of its own until there
     are six."""
-    with patch.object(templates, "_ODD_NAMES_MAX", 5):
+    with patch.object(templates, "_SINGLE_NAMES_MAX", 5):
         follow_a_trace(Random(seed), Store(objects, blocks, capacity, odd=odd), page, in_epochs, seed % 3 == 0)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.ahead.candidates import Want
-from outrider.core.ahead.hints import Hint, Told
+from outrider.core.ahead.hints import Hint, HintedObjects
 from outrider.core.model import BlockKey, ObjectRef
 from tests.unit.ahead.test_properties import BLOCK, Store
 
@@ -26,11 +26,11 @@ def tell(store: Store, refs: list[ObjectRef], client: str = "a", telling: Hint |
     return telling
 
 
-def told_by(telling: Hint, at_once: int = 7) -> Told:
+def told_by(telling: Hint, at_once: int = 7) -> HintedObjects:
     pieces = list(telling.told(at_once))
     assert all(each.read + len(each.unread) + each.unknown <= at_once for each in pieces)
     unread = tuple(ref for each in pieces for ref in each.unread)
-    return Told(sum(each.read for each in pieces), unread, sum(each.unknown for each in pieces))
+    return HintedObjects(sum(each.read for each in pieces), unread, sum(each.unknown for each in pieces))
 
 
 def read(store: Store, refs: list[ObjectRef], client: str = "a") -> None:
@@ -84,11 +84,11 @@ def test_in_mid_epoch_only_what_is_unread_is_withdrawn(store: Store) -> None:
     order = in_chance_order(store, 2)
     telling = tell(store, order)
     read(store, order[:15])
-    assert told_by(telling) == Told(15, tuple(order[15:]), 0)
+    assert told_by(telling) == HintedObjects(15, tuple(order[15:]), 0)
     assert wanted(store) != []
     assert store.planner.withdraw(telling, (), store.now) == COUNT - 15
     assert wanted(store) == []
-    assert told_by(telling) == Told(15, (), COUNT - 15)
+    assert told_by(telling) == HintedObjects(15, (), COUNT - 15)
     # Nobody takes that for the end of an epoch, after which the same would be read again.
     read(store, order[20:21])
     assert not set(wanted(store)) & set(order[:15])
@@ -135,7 +135,7 @@ def test_what_another_client_told_is_untouched(store: Store) -> None:
     read(store, order[:5], "a")
     read(store, other[:5], "b")
     store.planner.withdraw(mine, [its], store.now)
-    assert told_by(its) == Told(5, tuple(other[5:]), 0)
+    assert told_by(its) == HintedObjects(5, tuple(other[5:]), 0)
     seen = wanted(store)
     assert seen
     assert seen == [ref for ref in other[5:] if ref in seen], "in its order"
@@ -227,9 +227,9 @@ def test_more_may_be_told_under_a_name_and_what_is_over_is_forgotten(store: Stor
         store.planner.told("a", order[first : first + 10], store.now, start=first, total=COUNT, telling=telling)
     assert told_by(telling).unread == tuple(order)
     read(store, order)
-    assert told_by(telling) == Told(COUNT, (), 0)
+    assert told_by(telling) == HintedObjects(COUNT, (), 0)
     telling.go_on()
-    assert told_by(telling) == Told(0, (), 0)
+    assert told_by(telling) == HintedObjects(0, (), 0)
 
 
 def test_what_is_told_again_and_again_takes_no_more_memory(store: Store) -> None:
@@ -303,17 +303,17 @@ def test_an_object_that_left_the_planners_memory_is_unknown_and_nothing_is_withd
     telling = tell(store, store.refs[:10])
     [dataset] = store.planner.registry.datasets()
     dataset.shrink()
-    assert told_by(telling) == Told(0, (), 10)
+    assert told_by(telling) == HintedObjects(0, (), 10)
     assert store.planner.withdraw(telling, (), store.now) == 0
 
 
 def test_what_happens_while_a_long_plan_is_counted_does_no_harm(store: Store) -> None:
     telling = tell(store, store.refs)
     pieces = telling.told(10)
-    assert next(pieces) == Told(0, tuple(store.refs[:10]), 0)
+    assert next(pieces) == HintedObjects(0, tuple(store.refs[:10]), 0)
     read(store, store.refs[10:15])
-    assert next(pieces) == Told(5, tuple(store.refs[15:20]), 0)
+    assert next(pieces) == HintedObjects(5, tuple(store.refs[15:20]), 0)
     tell(store, [ObjectRef("bucket", "train/12345.tar")], telling=telling)
     [dataset] = store.planner.registry.datasets()
     dataset.shrink()
-    assert next(pieces) == Told(0, (), 10)
+    assert next(pieces) == HintedObjects(0, (), 10)

@@ -195,7 +195,7 @@ class Candidates:
 
     def _is_fetched(self, dataset: Dataset, one: Epoch, key: int) -> bool:
         in_next_pass = not one.again and one.cursor >= len(one.agenda) and not one.behind
-        if (dataset, key) in self._handed or key in dataset.search.holes or not (in_next_pass or one.to_come(key)):
+        if (dataset, key) in self._handed or key in dataset.discovery.missing or not (in_next_pass or one.to_come(key)):
             return True
         cached = dataset.cached.get(key)
         return cached is not None and (cached.reading or cached.present.bit_count() == cached.blocks)

@@ -1,4 +1,4 @@
-"""When it is worth to find out which objects a dataset has, and how: by a LIST, or by the numbers in its names."""
+"""Decides when and how to find out which objects a dataset has: by a LIST, or by HEADs of numbered names."""
 
 from __future__ import annotations
 
@@ -10,47 +10,48 @@ from outrider.core.ahead.dataset.registry import DatasetRegistry
 from outrider.core.ahead.numbered_names import NumberedNames, numbering_of
 from outrider.core.model import ObjectRef
 
-# Keys of a template after which its set is looked for.
+# The origin is asked about a dataset once so many of its keys are known.
 _KEYS_MIN = 3
-# A LIST takes some 300 bytes a name. Of objects smaller than this that is more than a hundredth of what is read, and
-# where they are small indeed, a good part of it: if they count, a few questions tell which there are.
+# A LIST takes some 300 bytes per name: more than a hundredth of the data where objects are smaller than this, and a
+# good part of it where they are very small. If such names are numbered, a few HEADs tell which objects there are.
 _SMALL_BYTES = 30_000
-# Names that tell how they count.
+# The names from which the numbering is inferred.
 _LOOKED_AT = 64
-# So many names of which none is there, and of so many one: they do not count as it was thought.
-_HOLES_MAX, _HOLES_PART = 8, 8
-# After so many sets in a row of a bucket that did not count, or have fewer names than that, the others are listed at
-# once: a small set takes some 15 HEADs, which is as much as a page of a LIST.
-_IN_VAIN_MAX, _WORTH_COUNTING = 4, 128
-# A LIST that is refused is not asked for again for so long: rights may change, and tokens expire.
+# The numbering is given up when more names than this have no object: so many, and one in so many of the listed names.
+_MISSING_MAX, _MISSING_PART = 8, 8
+# After so many numberings in a row of one bucket that failed, or had fewer names than the second number, its other
+# datasets are listed at once: a small dataset takes some 15 HEADs, as much as one page of a LIST.
+_NUMBERINGS_IN_VAIN_MAX, _WORTH_NUMBERING = 4, 128
+# The rest after a LIST that was refused: rights may change, and tokens expire.
 _REFUSED_S = 3600.0
-# A LIST of a page costs as much as a dozen HEADs (S3's price list), and one trip: it pays where more names than that
-# would have to be asked about again.
+# A page of a LIST costs as much as a dozen HEADs (S3's price list), and one round trip. A LIST pays off where more
+# names than that would have to be revalidated.
 _READS_PER_PAGE = 16
 NAMES_PER_PAGE = 1000
-# After this part of the time for which names are believed they are listed again, so that they never grow stale.
+# Names are listed again after this part of the time for which they are believed, so that they never become stale.
 _LIST_AGAIN = 0.75
-# Of objects that are hardly larger than their line in a LIST it must spare as many questions, about what has been here
-# for a while: what is not here is asked for in any case, and what came a moment ago was asked about just then. Else it
-# is for new names alone, and they can wait. (In DELI's world, of 1 KiB, a LIST that spared nothing had the line for a
-# second and a half, and each read waited 10 ms longer meanwhile.)
+# An object below `_TINY_BYTES` is hardly larger than its line in a LIST, so its LIST must spare as many HEADs as above.
+# Only HEADs of objects that have been here for a while count: an absent object is asked for anyway, and a new one was
+# asked for just now. A LIST that spares fewer only finds new names, and comes ten times as late. (In DELI's world, of
+# 1 KiB objects, a LIST that spared nothing held the link for 1.5 s, and each read waited 10 ms longer meanwhile.)
 _TINY_BYTES = 4096
 _FOR_NAMES_ALONE = 10
 FAREST = float("inf")
 
 
 class Discovery:
-    """Called from one thread. What is worth asking the origin is handed out once; see `Planner.please_list`,
-    `please_count`."""
+    """Called from one thread. Hands out each question to the origin once (see `Planner.please_list`, `please_count`),
+    and keeps the `DiscoveryState` of each dataset."""
 
     def __init__(self, registry: DatasetRegistry, believed_s: Callable[[ObjectRef], float]) -> None:
+        """`believed_s`: for how long a name is believed without asking the origin again."""
         self._registry = registry
         self._believed_s = believed_s
         self._lists: list[tuple[str, str]] = []
-        self._counts: list[tuple[str, NumberedNames]] = []
-        # Buckets and prefixes of which a LIST was asked for that has not ended: one tells all sets under it.
-        self._under_way: set[tuple[str, str]] = set()
-        # Of each bucket, how many sets in a row were not worth to be counted.
+        self._numberings: list[tuple[str, NumberedNames]] = []
+        # The buckets and prefixes whose LIST was asked for and has not ended. One LIST serves all datasets under it.
+        self._lists_under_way: set[tuple[str, str]] = set()
+        # How many numberings in a row were in vain, by bucket.
         self._in_vain: Counter[str] = Counter()
 
     def please_list(self) -> list[tuple[str, str]]:
@@ -58,122 +59,131 @@ class Discovery:
         return lists
 
     def please_count(self) -> list[tuple[str, NumberedNames]]:
-        counts, self._counts = self._counts, []
-        return counts
+        numberings, self._numberings = self._numberings, []
+        return numberings
 
     # -- reads --------------------------------------------------------------------------------------------------
 
-    def opened(self, dataset: Dataset, key: int, ref: ObjectRef, now: float) -> None:
-        search = dataset.search
+    def opened(self, dataset: Dataset, index: int, ref: ObjectRef, now: float) -> None:
+        state = dataset.discovery
         if (
-            not search.wanted
-            and (not dataset.names.listed or search.cut)
-            and not dataset.is_told
-            and not search.too_many
-            and now >= search.not_before
+            not state.requested
+            and (not dataset.names.listed or state.list_failed)
+            and not dataset.is_hinted
+            and not state.too_many_names
+            and now >= state.list_not_before
             and len(dataset.names.keys) >= _KEYS_MIN
         ):
-            search.wanted = True
-            is_small = 0 <= dataset.usual_bytes < _SMALL_BYTES and self._in_vain[dataset.bucket] < _IN_VAIN_MAX
-            if not ((is_small or now < search.refused_until) and self._count(dataset, now)):
-                self._list(dataset, now)
-        elif search.counted and dataset.names.rank_of(key) < 0:
-            self._doubt(dataset, now)
-        self._think_of_listing_again(dataset, key, ref, now)
+            state.requested = True
+            is_small = (
+                0 <= dataset.usual_bytes < _SMALL_BYTES and self._in_vain[dataset.bucket] < _NUMBERINGS_IN_VAIN_MAX
+            )
+            if not ((is_small or now < state.refused_until) and self._ask_numbering(dataset, now)):
+                self._ask_list(dataset, now)
+        elif state.is_numbered and dataset.names.rank_of(index) < 0:
+            self._doubt_numbering(dataset, now)
+        self._list_again_if_due(dataset, index, ref, now)
 
-    def _think_of_listing_again(self, dataset: Dataset, key: int, ref: ObjectRef, now: float) -> None:
-        search = dataset.search
-        if search.too_many or (not dataset.names.listed and (search.wanted or not dataset.is_told)):
+    def _list_again_if_due(self, dataset: Dataset, index: int, ref: ObjectRef, now: float) -> None:
+        state = dataset.discovery
+        if state.too_many_names or (not dataset.names.listed and (state.requested or not dataset.is_hinted)):
             return
-        believed_s, pays = self._believed_s(ref), _READS_PER_PAGE * search.pages
-        since_s, pause_s = now - search.begun_at, _LIST_AGAIN * believed_s
-        search.reads_since += 1
-        search.spared_since += now - dataset.came_at(key) >= pause_s
-        if 0 <= dataset.usual_bytes < _TINY_BYTES and search.spared_since < pays:
+        believed_s, reads_min = self._believed_s(ref), _READS_PER_PAGE * state.pages
+        since_s, pause_s = now - state.asked_at, _LIST_AGAIN * believed_s
+        state.opened_since += 1
+        state.spared_since += now - dataset.came_at(index) >= pause_s
+        if 0 <= dataset.usual_bytes < _TINY_BYTES and state.spared_since < reads_min:
             pause_s *= _FOR_NAMES_ALONE
         if not 0 < believed_s < FAREST or since_s < pause_s:
             return
-        if search.reads_since >= pays:
-            self._list(dataset, now)
+        if state.opened_since >= reads_min:
+            self._ask_list(dataset, now)
         elif since_s > pause_s + believed_s:
-            # Too slow for a LIST to pay; from here on it may become fast.
-            search.begin(now - pause_s)
+            # The reads are too slow for a LIST to pay off. They are counted anew, since they may become fast.
+            state.asked(now - pause_s)
 
-    def missed(self, dataset: Dataset, key: int, now: float) -> None:
-        """There is no object of a name that was expected of it."""
-        search = dataset.search
-        if not search.counted:
+    def missed(self, dataset: Dataset, index: int, now: float) -> None:
+        """There is no object of this name, although it was expected."""
+        state = dataset.discovery
+        if not state.is_numbered:
             return
-        search.holes.add(key)
-        self._doubt(dataset, now)
-        if len(search.holes) > _HOLES_MAX + len(dataset.names.listed) // _HOLES_PART:
-            dataset.give_up_count()
+        state.missing.add(index)
+        self._doubt_numbering(dataset, now)
+        if len(state.missing) > _MISSING_MAX + len(dataset.names.listed) // _MISSING_PART:
+            dataset.give_up_numbering()
 
-    def _doubt(self, dataset: Dataset, now: float) -> None:
-        """Its names do not count one by one: what there is, a LIST would tell."""
-        search = dataset.search
-        if not (search.doubted or search.too_many) and now >= search.refused_until:
-            search.doubted = search.wanted = True
-            self._list(dataset, now)
+    def _doubt_numbering(self, dataset: Dataset, now: float) -> None:
+        """The names do not count up one by one: a LIST would tell which objects there are."""
+        state = dataset.discovery
+        if not (state.is_doubted or state.too_many_names) and now >= state.refused_until:
+            state.is_doubted = state.requested = True
+            self._ask_list(dataset, now)
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- questions to the origin --------------------------------------------------------------------------------
 
-    def _list(self, dataset: Dataset, now: float) -> None:
-        search = dataset.search
-        if now < search.refused_until:
+    def _ask_list(self, dataset: Dataset, now: float) -> None:
+        state = dataset.discovery
+        if now < state.refused_until:
             if not dataset.names.listed:
-                search.wanted, search.not_before = False, search.refused_until
+                state.requested, state.list_not_before = False, state.refused_until
             return
-        where = dataset.bucket, dataset.prefix
-        if where not in self._under_way:
-            self._under_way.add(where)
-            self._lists.append(where)
-        search.cut = False
-        search.begin(now)
+        under = dataset.bucket, dataset.prefix
+        if under not in self._lists_under_way:
+            self._lists_under_way.add(under)
+            self._lists.append(under)
+        state.list_failed = False
+        state.asked(now)
 
-    def _count(self, dataset: Dataset, now: float) -> bool:
-        """If its names count, and that was not tried."""
-        search = dataset.search
+    def _ask_numbering(self, dataset: Dataset, now: float) -> bool:
+        """False: the names are not numbered, or that was asked before."""
+        state = dataset.discovery
         names = dataset.names
-        there = [key for key, size in zip(names.keys[:_LOOKED_AT], names.sizes, strict=False) if size >= 0]
-        numbering = None if search.count_tried else numbering_of(there)
+        existing = [key for key, size in zip(names.keys[:_LOOKED_AT], names.sizes, strict=False) if size >= 0]
+        numbering = None if state.numbering_tried else numbering_of(existing)
         if numbering is None:
             return False
-        search.count_tried, search.counting, search.cut = True, numbering, False
-        self._counts.append((dataset.bucket, numbering))
-        search.begin(now)
+        state.numbering_tried, state.numbering, state.list_failed = True, numbering, False
+        self._numberings.append((dataset.bucket, numbering))
+        state.asked(now)
         return True
 
-    def _under(self, bucket: str, prefix: str) -> list[Dataset]:
-        return [one for one in self._registry.datasets() if one.prefix == prefix and one.bucket == bucket]
+    # -- answers ------------------------------------------------------------------------------------------------
 
     def list_ended(self, bucket: str, prefix: str | None) -> None:
-        """Whole or not. `prefix` None: all of them."""
-        self._under_way = {
-            where for where in self._under_way if where[0] != bucket or prefix not in (None, where[1])
+        """A LIST is complete, or has failed. `prefix` None: all LISTs of the bucket."""
+        self._lists_under_way = {
+            under for under in self._lists_under_way if under[0] != bucket or prefix not in (None, under[1])
         }  # fmt: skip
 
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
         self.list_ended(bucket, prefix)
-        for dataset in self._under(bucket, prefix):
-            dataset.names.keep()
-            if dataset.search.wanted:
-                dataset.search.failed(now)
+        for dataset in self._datasets_under(bucket, prefix):
+            dataset.names.discard_staged()
+            if dataset.discovery.requested:
+                dataset.discovery.failed(now)
 
     def list_refused(self, bucket: str, prefix: str, now: float) -> None:
         self.list_ended(bucket, prefix)
-        for dataset in self._under(bucket, prefix):
-            dataset.search.refused_until, dataset.search.doubted = now + _REFUSED_S, False
-            if not dataset.names.listed and dataset.search.wanted and not self._count(dataset, now):
-                self._list(dataset, now)
+        for dataset in self._datasets_under(bucket, prefix):
+            state = dataset.discovery
+            state.refused_until, state.is_doubted = now + _REFUSED_S, False
+            if not dataset.names.listed and state.requested and not self._ask_numbering(dataset, now):
+                self._ask_list(dataset, now)
+
+    def _datasets_under(self, bucket: str, prefix: str) -> list[Dataset]:
+        return [
+            dataset for dataset in self._registry.datasets() if dataset.prefix == prefix and dataset.bucket == bucket
+        ]
 
     def counting(self, numbering: NumberedNames) -> Dataset | None:
-        """Whose names are being asked about as these; None: nobody wants to know any more."""
-        return next((one for one in self._registry.datasets() if one.search.counting is numbering), None)
+        """The dataset whose names were asked about as `numbering`; None: it does not need the answer any more."""
+        return next(
+            (dataset for dataset in self._registry.datasets() if dataset.discovery.numbering is numbering), None
+        )
 
     def counted(self, dataset: Dataset, count: int) -> None:
-        """In all."""
-        if count < _WORTH_COUNTING:
+        """The numbering is confirmed, and has `count` names in all."""
+        if count < _WORTH_NUMBERING:
             self._in_vain[dataset.bucket] += 1
         else:
             del self._in_vain[dataset.bucket]
@@ -182,6 +192,6 @@ class Discovery:
         self._in_vain[bucket] += 1
         dataset = self.counting(numbering)
         if dataset is not None:
-            dataset.search.counting = None
+            dataset.discovery.numbering = None
             if not dataset.names.listed:
-                self._list(dataset, now)
+                self._ask_list(dataset, now)

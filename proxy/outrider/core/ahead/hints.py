@@ -1,4 +1,4 @@
-"""What clients told under a name, as long as it may be asked about or taken back."""
+"""Access hints that clients registered under a name, for as long as they may be asked about or withdrawn."""
 
 from __future__ import annotations
 
@@ -12,70 +12,71 @@ from outrider.core.model import ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Objects that were told of, each counted once: `read` by who told, `unread` and still expected, or `unknown`,
-    since the job is over, was given up, or was forgotten."""
+class HintedObjects:
+    """A part of the objects of a hint, each counted once."""
 
+    # Read by the client that sent the hint.
     read: int
+    # Not read yet, and still expected.
     unread: tuple[ObjectRef, ...]
+    # Not known any more: the job is over, has come to read at random, or was forgotten.
     unknown: int
 
 
 class Hint:
-    """Of each epoch that was told of, the keys. An epoch that is over stays until `go_on`.
-
-    `ignored`: reads that nothing is fetched ahead for, by the settings; since `go_on`.
-    """
+    """The objects that were hinted under one name, by epoch. An epoch that is over stays until `go_on`."""
 
     def __init__(self) -> None:
         self.ignored = 0
-        self._keys: dict[tuple[Dataset, Round], array[int]] = {}
+        """Hinted reads since `go_on` for which nothing is prefetched, by the settings."""
+        self._indexes: dict[tuple[Dataset, Round], array[int]] = {}
 
     @property
     def bytes(self) -> int:
-        return sum(keys.itemsize * len(keys) for keys in self._keys.values())
+        return sum(indexes.itemsize * len(indexes) for indexes in self._indexes.values())
 
-    def add(self, dataset: Dataset, one: Epoch, keys: Sequence[int]) -> None:
-        at = dataset, one.round
-        told = self._keys.setdefault(at, array("i"))
-        told.extend(keys)
-        if len(told) > 2 * len(one.place):
-            # Told again and again.
-            self._keys[at] = array("i", dict.fromkeys(told))
+    def add(self, dataset: Dataset, epoch: Epoch, indexes: Sequence[int]) -> None:
+        at = dataset, epoch.round
+        hinted = self._indexes.setdefault(at, array("i"))
+        hinted.extend(indexes)
+        if len(hinted) > 2 * len(epoch.place):
+            # The same objects were hinted again and again.
+            self._indexes[at] = array("i", dict.fromkeys(hinted))
 
     def go_on(self) -> None:
-        """More is about to be told under this name: forget what is over."""
+        """More is about to be hinted under this name: forget the epochs that are over."""
         self.ignored = 0
-        self._keys = {at: keys for at, keys in self._keys.items() if at[0].pass_in(at[1]) is not None}
+        self._indexes = {at: hinted for at, hinted in self._indexes.items() if at[0].epoch_of(at[1]) is not None}
 
-    def keys_of(self, one: Epoch) -> array[int]:
-        return next((keys for (_, one_round), keys in self._keys.items() if one_round is one.round), array("i"))
+    def indexes_of(self, epoch: Epoch) -> array[int]:
+        hinted = (hinted for (_, one_round), hinted in self._indexes.items() if one_round is epoch.round)
+        return next(hinted, array("i"))
 
     def unread(self) -> Iterator[tuple[Dataset, Epoch, set[int]]]:
-        """What is still expected."""
-        for (dataset, one_round), keys in self._keys.items():
-            one = dataset.pass_in(one_round)
-            if one is not None and one.told:
-                yield dataset, one, {key for key in keys if one.to_come(key)}
+        """The objects that are still expected, by epoch."""
+        for (dataset, one_round), hinted in self._indexes.items():
+            epoch = dataset.epoch_of(one_round)
+            if epoch is not None and epoch.told:
+                yield dataset, epoch, {index for index in hinted if epoch.to_come(index)}
 
-    def told(self, at_once: int) -> Iterator[Told]:
-        """In pieces of so many objects at most, each as it is when it is asked for: what is told or read between two of
-        them does no harm."""
-        for (dataset, one_round), keys in list(self._keys.items()):
-            distinct = array("i", dict.fromkeys(keys))
+    def told(self, at_once: int) -> Iterator[HintedObjects]:
+        """All objects, in pieces of at most `at_once`. Each piece is computed when it is asked for, so objects may be
+        hinted or read between two pieces."""
+        for (dataset, one_round), hinted in list(self._indexes.items()):
+            distinct = array("i", dict.fromkeys(hinted))
             for first in range(0, len(distinct), at_once):
-                yield _told(dataset, one_round, distinct[first : first + at_once])
+                yield _progress_of(dataset, one_round, distinct[first : first + at_once])
 
 
-def _told(dataset: Dataset, one_round: Round, keys: Sequence[int]) -> Told:
-    one = dataset.pass_in(one_round)
+def _progress_of(dataset: Dataset, one_round: Round, indexes: Sequence[int]) -> HintedObjects:
+    epoch = dataset.epoch_of(one_round)
     read = unknown = 0
     unread: list[ObjectRef] = []
-    for key in keys:
-        if one_round.ended or (one is not None and not one.unread(key)):
+    for index in indexes:
+        if one_round.ended or (epoch is not None and not epoch.unread(index)):
             read += 1
-        elif one is not None and one.told and one.to_come(key):
-            unread.append(ObjectRef(dataset.bucket, dataset.names.keys[key]))
+        elif epoch is not None and epoch.told and epoch.to_come(index):
+            unread.append(ObjectRef(dataset.bucket, dataset.names.keys[index]))
         else:
             unknown += 1
-    return Told(read, tuple(unread), unknown)
+    return HintedObjects(read, tuple(unread), unknown)

@@ -165,17 +165,17 @@ class Planner:
         `more` are to come; some may not be there, and there may be others. False: nobody wants to know of more."""
         self._now = now
         dataset = self._discovery.counting(numbering)
-        if dataset is None or (dataset.names.listed and not dataset.search.counted):
+        if dataset is None or (dataset.names.listed and not dataset.discovery.is_numbered):
             return False
         entries = [(name, -1) for name in names]
         if not more:
             self._discovery.counted(dataset, before + len(entries))
-        for told in self.registry.list(dataset.bucket, entries, counted=True):
-            told.search.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
+        for told in self.registry.list(dataset.bucket, entries, numbered=True):
+            told.discovery.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
             told.listed(more=True)
         if not more:
             dataset.listed(more=False)
-        return not dataset.search.too_many
+        return not dataset.discovery.too_many_names
 
     def listed(
         self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, prefix: str | None = None,
@@ -187,7 +187,7 @@ class Planner:
         entries = list(entries)
         told = self.registry.list(bucket, entries, prefix=prefix)
         for dataset in told:
-            dataset.search.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
+            dataset.discovery.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
             dataset.listed(more=True)
         if more:
             return
@@ -207,14 +207,14 @@ class Planner:
         """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may come.
         `telling` remembers it, to be asked about or withdrawn."""
         self._now = now
-        for dataset, its in self.registry.numbered(refs, now).items():
+        for dataset, its in self.registry.items_of(refs, now).items():
             one = dataset.told(client, its, start, total or COUNT_MAX, now)
             if telling is not None:
                 telling.add(dataset, one, its)
-            if not dataset.search.wanted and not dataset.names.listed:
+            if not dataset.discovery.requested and not dataset.names.listed:
                 # It would cost the first reads their bandwidth: a name in a LIST may be a good part of a small sample.
-                dataset.search.begun_at = dataset.search.begun_at or now
-                dataset.search.pages = 1 + len(dataset.names.keys) // NAMES_PER_PAGE
+                dataset.discovery.asked_at = dataset.discovery.asked_at or now
+                dataset.discovery.pages = 1 + len(dataset.names.keys) // NAMES_PER_PAGE
 
     def withdraw(self, telling: Hint, others: Iterable[Hint], now: float) -> int:
         """Expect no longer what was told and is unread, but for what `others` have told as well; how many objects that
@@ -224,7 +224,7 @@ class Planner:
         count = 0
         for dataset, one, keys in list(telling.unread()):
             for other in others:
-                keys.difference_update(other.keys_of(one))
+                keys.difference_update(other.indexes_of(one))
             if not keys:
                 continue
             dataset.withdraw(one, keys, now)
@@ -265,11 +265,11 @@ class Planner:
             )  # fmt: skip
             self._cached[block.version_id] = cached
             if (old := dataset.cached.get(key)) is not None:
-                dataset.drop(old)
+                dataset.next_use.drop(old)
                 # Its readers' end would be told of the new one.
                 old.reading = False
                 self._outdated[old.version_id] = old
-            dataset.keep(cached, self._now)
+            dataset.next_use.add(cached, self._now)
         cached.present |= 1 << block.index
         dataset.kept_bytes += cached.block_bytes
         if cached.ahead:
@@ -297,7 +297,7 @@ class Planner:
         if cached is not None:
             cached.served |= 1 << block.index
             cached.used_at = cached.dataset.active_at = self._now
-            self._open_objects.heard_of((cached.dataset, cached.key), self._now)
+            self._open_objects.heard_of((cached.dataset, cached.index), self._now)
 
     def removed(self, block: BlockKey) -> None:
         cached = self._cached.get(block.version_id)
@@ -310,13 +310,13 @@ class Planner:
             self.wasted_bytes += cached.block_bytes
             if not cached.excused:
                 self._owing[dataset] = self._owing.get(dataset, 0.0) + cached.block_bytes
-        if dataset.cached.get(cached.key) is cached:
+        if dataset.cached.get(cached.index) is cached:
             # An outdated one's number may be from before the set was forgotten.
-            self._fetch_again(dataset, cached.key)
+            self._fetch_again(dataset, cached.index)
         if not cached.present:
             del self._cached[block.version_id]
             self._outdated.pop(block.version_id, None)
-            dataset.drop(cached)
+            dataset.next_use.drop(cached)
 
     # -- decisions: what may go ---------------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ class Planner:
         if self._pins_released != self._pins.released:
             self._pins_released = self._pins.released
             for dataset in self.registry.datasets():
-                dataset.put_back(self._now)
+                dataset.next_use.put_back(self._now)
         holds = self._pins.holds
         if self._outdated:
             yield from (cached for cached in self._outdated.values() if not holds(cached.version_id))
@@ -358,7 +358,7 @@ class Planner:
                     yield cached
         finally:
             for cached in passed_by:
-                cached.dataset.set_aside(cached)
+                cached.dataset.next_use.set_aside(cached)
 
     # -- decisions: what to fetch -------------------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ def test_of_many_sets_the_farthest_is_found_as_of_few(sets: int) -> None:
         asked(planner, key, now)
     found = list(planner.registry.farthest(now))
     assert sorted(one.version_id for _, one in found) == sorted(key.encode().ljust(16)[:16] for key in keys)
-    each = [one.farthest(now) for one in planner.registry.datasets()]
+    each = [one.next_use.farthest(now) for one in planner.registry.datasets()]
     exact = [seconds for seconds, _ in merge(*each, key=lambda pair: -pair[0])]
     # Beyond these, two are equally far, and either may be first.
     assert [seconds for seconds, _ in found][:100] == exact[:100]

@@ -183,17 +183,17 @@ def test_what_is_remembered_of_names_is_bounded() -> None:
     templates = Templates()
     for number in range(3 * PLACES_MAX):
         templates.of("b", f"{digest(number).hex()[:8]}x/{digest(number).hex()[:7]}.{number % 977}x")
-    assert max(len(templates._siblings), len(templates._merged), len(templates._alike)) <= PLACES_MAX
+    assert max(len(templates._variants), len(templates._merged), len(templates._merged_beside)) <= PLACES_MAX
 
 
 def test_the_keys_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates_module, "_FIRSTS_MAX", 1000)
+    monkeypatch.setattr(templates_module, "_SINGLE_KEYS_MAX", 1000)
     templates = Templates()
     for number in range(5000):
         templates.of("b", f"flat/{number % 200}/x{digest(number).hex()[:7]}.{number % 699}x")
         if number % 100 == 0:
-            held = sum(bool(first) for one in templates._siblings.values() for first in one.first.values())
-            assert held == templates._firsts <= 1000
+            held = sum(bool(key) for one in templates._variants.values() for key in one.only_key.values())
+            assert held == templates._single_keys <= 1000
 
 
 def test_what_is_a_set_of_its_own_beside_odd_names_is_remembered_longest() -> None:

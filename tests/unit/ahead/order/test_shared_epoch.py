@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from outrider.core.ahead.candidates import Candidates, Want
-from outrider.core.ahead.dataset import dataset as dataset_module
+from outrider.core.ahead.dataset import job_table as job_table_module
+from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.model import ObjectRef
 from tests.unit.ahead.test_planner_told import drive, ratio, shuffled
@@ -93,11 +94,11 @@ def test_clients_beyond_the_bound_take_no_tables_and_share_the_epoch_as_the_othe
         order = shuffled(store, epoch)
         ratios = ratio(by_turns(store, [order[node::80] for node in range(80)]))
         assert ratios > (0.45 if epoch else 0.35), f"epoch {epoch}"
-        assert len(dataset.jobs) == dataset_module._JOBS_MAX
+        assert len(dataset.jobs) == job_table_module._JOBS_MAX
 
 
 def test_where_names_are_many_fewer_clients_have_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_module, "_JOBS_NAMES_MAX", 8 * 400)
+    monkeypatch.setattr(job_table_module, "_JOBS_NAMES_MAX", 8 * 400)
     store = listed(400)
     [dataset] = store.planner.registry.datasets()
     for number, ref in enumerate(store.refs):
@@ -110,7 +111,7 @@ def test_a_client_that_comes_when_there_are_too_many_takes_the_place_of_who_was_
     """At once, if it tells what it will read: that is worth more than what others may."""
     store = listed(400)
     [dataset] = store.planner.registry.datasets()
-    for number in range(dataset_module._JOBS_MAX):
+    for number in range(job_table_module._JOBS_MAX):
         drive(store, [store.refs[number]], f"node {number}")
     drive(store, store.refs[100:110], "late")
     assert "late" not in dataset.jobs
@@ -121,7 +122,7 @@ def test_a_client_that_comes_when_there_are_too_many_takes_the_place_of_who_was_
     hits = drive(store, store.refs[110:200], "late")
     assert "late" in dataset.jobs
     assert "node 0" not in dataset.jobs
-    assert len(dataset.jobs) == dataset_module._JOBS_MAX
+    assert len(dataset.jobs) == job_table_module._JOBS_MAX
     if told:
         assert ratio(hits[10:]) > 0.9
 
@@ -140,7 +141,7 @@ def test_of_many_jobs_each_thought_looks_at_some_and_all_have_their_turn(monkeyp
     offered: list[int] = []
     wants, offer = Candidates.wants, Candidates._offer
 
-    def counted(self: Candidates, dataset: dataset_module.Dataset, one: Epoch) -> object:
+    def counted(self: Candidates, dataset: Dataset, one: Epoch) -> object:
         offered[-1] += 1
         return offer(self, dataset, one)
 
@@ -165,6 +166,6 @@ def test_that_clients_come_and_go_takes_no_memory() -> None:
     for number, ref in enumerate([ref for epoch in range(3) for ref in shuffled(store, epoch)]):
         drive(store, [ref], f"pod {number}")
     [dataset] = store.planner.registry.datasets()
-    assert dataset._shared_epoch is not None
-    assert len(dataset._shared_epoch._own) < 100
-    assert len(dataset.jobs) == dataset_module._JOBS_MAX
+    assert dataset.job_table.shared_epoch is not None
+    assert len(dataset.job_table.shared_epoch._own) < 100
+    assert len(dataset.jobs) == job_table_module._JOBS_MAX

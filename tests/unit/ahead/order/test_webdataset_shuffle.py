@@ -281,7 +281,7 @@ def test_workers_of_other_nodes_are_none_that_begin_late() -> None:
     assert (one.is_dealt, len(one.agenda)) == (True, 700)
     proxy.foreseen(late[:1], 24)
     assert not one.is_dealt
-    key = dataset.names.known(proxy.refs[late[1]].key)
+    key = dataset.names.find(proxy.refs[late[1]].key)
     assert key is not None
     assert one.to_come(key)
 
@@ -313,7 +313,7 @@ def test_the_first_shards_of_the_next_epoch_are_no_padding_of_this_one() -> None
     [dataset] = proxy.planner.registry.datasets()
     assert dataset.epochs()[-1].number == 0
     proxy.read(lists[0][:1])
-    key = dataset.names.known(proxy.refs[lists[0][0]].key)
+    key = dataset.names.find(proxy.refs[lists[0][0]].key)
     assert key is not None
     one = dataset.epochs()[-1]
     assert (one.number, one.unread(key)) == (1, False)
@@ -438,7 +438,7 @@ def test_names_that_are_gone_when_the_seed_is_found_do_no_harm() -> None:
     for _ in zip(range(500), proxy.steps(), strict=False):
         pass
     [dataset] = proxy.planner.registry.datasets()
-    dataset.give_up_count()
+    dataset.give_up_numbering()
     for _ in proxy.steps():
         pass
     assert dataset.epochs()[-1].draw is None

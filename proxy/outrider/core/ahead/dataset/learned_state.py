@@ -1,4 +1,4 @@
-"""Learned datasets and orders as bytes, so that they outlive the process: compressed JSON."""
+"""The learned datasets and orders as bytes, so that they outlive the process: compressed JSON."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from outrider.core.ahead.dataset.templates import template_of
 from outrider.core.ahead.order.epoch import LearnedOrder
 
 _FORMAT = 1
-# What a file of ours unpacks to at most: a million keys of 200 bytes.
+# The most that one of our own files unpacks to: a million keys of 200 bytes.
 _BYTES_MAX = 256 * 2**20
 
 
 def packed(datasets: list[Dataset]) -> bytes:
-    """The names, sizes and orders of what was read in epochs."""
+    """The names, sizes and orders of the datasets that were listed, or were read in epochs."""
     records = []
     for dataset in datasets:
         orders = dataset.remembered()
         if orders or dataset.names.listed:
             names = dataset.names
+            # In the file an object's index is called its key, and a numbered dataset a counted one: that stays, or
+            # older files could not be read.
             records.append({
                 "bucket": dataset.bucket,
                 "template": dataset.template,
                 "keys": names.keys,
                 "sizes": names.sizes.tolist(),
                 "listed": names.listed.tolist(),
-                "counted": dataset.search.counted,
+                "counted": dataset.discovery.is_numbered,
                 "orders": [{"keys": order.sequence().tolist(), "period_s": order.period_s} for order in orders],
             })  # fmt: skip
     text = json.dumps({"format": _FORMAT, "datasets": records}, separators=(",", ":"))
@@ -37,16 +39,16 @@ def packed(datasets: list[Dataset]) -> bytes:
 
 
 def unpacked(data: bytes) -> list[Dataset]:
-    """Raises ValueError: these are not bytes of `packed`."""
+    """Raises ValueError: `packed` did not write these bytes."""
     try:
         inflate = zlib.decompressobj()
         text = inflate.decompress(data, _BYTES_MAX)
         if inflate.unconsumed_tail:
             raise ValueError("longer than anything we have written")
-        said = json.loads(text.decode("utf-8", "surrogatepass"))
-        if said["format"] != _FORMAT:
-            raise ValueError(f"format {said['format']}")
-        return [_dataset(record) for record in said["datasets"]]
+        file = json.loads(text.decode("utf-8", "surrogatepass"))
+        if file["format"] != _FORMAT:
+            raise ValueError(f"format {file['format']}")
+        return [_dataset(record) for record in file["datasets"]]
     except (zlib.error, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not the memory of a planner: {error}") from error
 
@@ -61,11 +63,12 @@ def _dataset(record: dict[str, Any]) -> Dataset:
         raise ValueError("keys and sizes do not fit")
     dataset = Dataset(str(record["bucket"]), str(record.get("template") or template_of(keys[0])))
     for key, size in zip(keys, sizes, strict=True):
-        dataset.names.sizes[dataset.names.number(str(key))] = int(size)
-    # Keys that were only read will do for a LIST: the set is known. Of what nobody read there may be none.
-    ranks = listed or sorted((key for key, size in enumerate(sizes) if size >= 0), key=keys.__getitem__)
-    dataset.names.list((keys[key], sizes[key]) for key in ranks)
-    dataset.search.counted = dataset.search.count_tried = bool(listed and record.get("counted"))
+        dataset.names.sizes[dataset.names.add(str(key))] = int(size)
+    # Without a LIST, the keys that were read take its place. A key of unknown size was never read: there may be no
+    # such object.
+    known = listed or sorted((index for index, size in enumerate(sizes) if size >= 0), key=keys.__getitem__)
+    dataset.names.list((keys[index], sizes[index]) for index in known)
+    dataset.discovery.is_numbered = dataset.discovery.numbering_tried = bool(listed and record.get("counted"))
     count = len(dataset.names.keys)
     for order in orders:
         sequence = array("i", order["keys"])

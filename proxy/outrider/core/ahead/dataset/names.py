@@ -1,4 +1,4 @@
-"""The keys of one dataset as numbers, and how far it is known which keys there are."""
+"""The names of one dataset's objects, numbered, and how far it is known which objects the dataset has."""
 
 from __future__ import annotations
 
@@ -8,125 +8,142 @@ from dataclasses import dataclass, field
 
 from outrider.core.ahead.numbered_names import NumberedNames
 
-# After a LIST that failed; twice as long after each in a row.
+# The rest after a LIST that failed; it doubles with each failure in a row.
 _LIST_REST_S, _LIST_REST_MAX_S = 60.0, 3600.0
 
 
 class Names:
-    """The keys of one dataset as numbers, in the order in which they were met; `listed` has those that a LIST, an
-    earlier run or their own numbers have shown, in the order of their names. Sizes in bytes, -1: not known."""
+    """Each key of a dataset has an index: its place in the order in which the keys were met.
+
+    `keys` and `sizes` are by index; sizes are bytes, -1: not known. `listed` has the indexes of the keys that a LIST,
+    an earlier run or their numbering has shown, in the order of the keys.
+    """
 
     def __init__(self) -> None:
         self.keys: list[str] = []
         self.sizes: array[int] = array("q")
         self.listed: array[int] = array("i")
-        self._rank: array[int] = array("i")
-        # Those that a LIST shows, page by page, which is to take the place of what is listed.
-        self._listed_anew: array[int] | None = None
-        self._numbers: dict[str, int] = {}
+        # By index: the place in `listed`, -1: not listed.
+        self._places: array[int] = array("i")
+        # The keys of a LIST that is under way and will replace `listed`; None: there is none.
+        self._staged: array[int] | None = None
+        self._indexes: dict[str, int] = {}
 
-    def number(self, key: str) -> int:
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self.keys)
+    def add(self, key: str) -> int:
+        """The index of the key, which need not be new."""
+        index = self._indexes.get(key)
+        if index is None:
+            index = self._indexes[key] = len(self.keys)
             self.keys.append(key)
             self.sizes.append(-1)
-            self._rank.append(-1)
-        return found
+            self._places.append(-1)
+        return index
 
-    def known(self, key: str) -> int | None:
-        return self._numbers.get(key)
+    def find(self, key: str) -> int | None:
+        return self._indexes.get(key)
 
-    def rank_of(self, key: int) -> int:
-        """Which of the listed it is; -1: none."""
-        return self._rank[key]
+    def rank_of(self, index: int) -> int:
+        """The place in `listed`; -1: not listed."""
+        return self._places[index]
 
     def list(self, entries: Iterable[tuple[str, int]]) -> None:
-        """Keys and sizes, in the order of the names."""
-        self._list(self._sized(entries))
+        """Adds keys and sizes to `listed`. They come in the order of the keys."""
+        self._list(self._add_all(entries))
 
-    def list_anew(self, entries: Iterable[tuple[str, int]]) -> None:
-        """The same; what is listed so far stays until `replace`."""
-        if self._listed_anew is None:
-            self._listed_anew = array("i")
-        self._listed_anew.extend(self._sized(entries))
-
-    def _sized(self, entries: Iterable[tuple[str, int]]) -> Iterator[int]:
-        for name, size in entries:
-            key = self.number(name)
-            if size >= 0:
-                self.sizes[key] = size
-            yield key
-
-    def _list(self, keys: Iterable[int]) -> None:
-        for key in keys:
-            if self._rank[key] < 0:
-                self._rank[key] = len(self.listed)
-                self.listed.append(key)
+    def stage(self, entries: Iterable[tuple[str, int]]) -> None:
+        """As `list`, but `listed` stays as it is until `commit_staged`."""
+        if self._staged is None:
+            self._staged = array("i")
+        self._staged.extend(self._add_all(entries))
 
     @property
-    def is_listed_anew(self) -> bool:
-        return self._listed_anew is not None
+    def has_staged(self) -> bool:
+        return self._staged is not None
 
-    def replace(self) -> bool:
-        """What was listed anew is all that is listed. False: nothing was."""
-        anew, self._listed_anew = self._listed_anew, None
-        if anew is None:
+    def commit_staged(self) -> bool:
+        """The LIST is complete: the staged keys replace `listed`. False: nothing was staged."""
+        staged, self._staged = self._staged, None
+        if staged is None:
             return False
         self.unlist()
-        self._list(anew)
+        self._list(staged)
         return True
 
-    def keep(self) -> None:
-        """What was listed anew was not all: what was listed before it stays."""
-        self._listed_anew = None
+    def discard_staged(self) -> None:
+        """The LIST has failed: `listed` stays as it is."""
+        self._staged = None
 
     def unlist(self) -> None:
-        """Nothing is listed any more."""
+        """Empties `listed`."""
         self.listed = array("i")
-        self._rank = array("i", [-1]) * len(self.keys)
+        self._places = array("i", [-1]) * len(self.keys)
+
+    def _add_all(self, entries: Iterable[tuple[str, int]]) -> Iterator[int]:
+        for key, size in entries:
+            index = self.add(key)
+            if size >= 0:
+                self.sizes[index] = size
+            yield index
+
+    def _list(self, indexes: Iterable[int]) -> None:
+        for index in indexes:
+            if self._places[index] < 0:
+                self._places[index] = len(self.listed)
+                self.listed.append(index)
 
 
 @dataclass(slots=True, eq=False)
 class DiscoveryState:
-    """How far it is known which names a dataset has: what is asked of the origin, and when it may be asked again.
-    `discovery` decides."""
+    """How far it is known which objects a dataset has, and when the origin may be asked again.
 
-    # A LIST, or a count in its place, is asked for and not answered; the last LIST failed, be it after its first pages.
-    wanted: bool = False
-    cut: bool = False
-    # There are more names than may be known.
-    too_many: bool = False
-    # No LIST before that; one was refused, and would be until then.
-    not_before: float = 0.0
+    `Discovery` decides by it, and changes it. "Numbered" means that the names differ in one number that counts up (see
+    `numbered_names`), so that a few HEADs tell which objects there are.
+    """
+
+    # A LIST, or HEADs of numbered names in its place, was asked for.
+    requested: bool = False
+    # The last LIST failed, perhaps after its first pages.
+    list_failed: bool = False
+    # The dataset has more names than may be remembered.
+    too_many_names: bool = False
+    # No LIST before this time, as the last one failed.
+    list_not_before: float = 0.0
+    # No LIST before this time, as the last one was refused.
     refused_until: float = 0.0
-    # How long a LIST is, in pages, when the last one was asked for, how many objects were opened since, and how many of
-    # those had been here for so long that a LIST in time would have spared a question.
+    # The pages of a LIST of the dataset.
     pages: int = 1
-    begun_at: float = 0.0
-    reads_since: int = 0
+    # When the origin was last asked which objects there are.
+    asked_at: float = 0.0
+    # The objects opened since then.
+    opened_since: int = 0
+    # Those of them that had been here for so long that a LIST in time would have spared a HEAD.
     spared_since: int = 0
-    # Of names that count: they are being asked about, as these; whether they were; whether what is listed goes by them,
-    # and a LIST was asked for as they are not all; those that there are none of.
-    counting: NumberedNames | None = None
-    count_tried: bool = False
-    counted: bool = False
-    doubted: bool = False
-    holes: set[int] = field(default_factory=set)
+    # The numbering that the origin is being asked about.
+    numbering: NumberedNames | None = None
+    # A numbering of these names was asked about, whatever came of it.
+    numbering_tried: bool = False
+    # The listed names come from their numbering, not from a LIST.
+    is_numbered: bool = False
+    # A LIST was asked for, because the numbered names are not exactly the objects that there are.
+    is_doubted: bool = False
+    # The indexes of numbered names for which there is no object.
+    missing: set[int] = field(default_factory=set)
     _rest_s: float = _LIST_REST_S
 
-    def begin(self, now: float) -> None:
-        self.begun_at, self.reads_since, self.spared_since = now, 0, 0
+    def asked(self, now: float) -> None:
+        """The origin is asked which objects there are."""
+        self.asked_at, self.opened_since, self.spared_since = now, 0, 0
 
     def failed(self, now: float) -> None:
-        self.wanted, self.cut, self.not_before = False, True, now + self._rest_s
+        """A LIST has failed."""
+        self.requested, self.list_failed, self.list_not_before = False, True, now + self._rest_s
         self._rest_s = min(2 * self._rest_s, _LIST_REST_MAX_S)
 
-    def no_longer_counted(self) -> None:
-        self.counting, self.counted, self.doubted = None, False, False
-        self.holes.clear()
+    def forget_numbering(self) -> None:
+        self.numbering, self.is_numbered, self.is_doubted = None, False, False
+        self.missing.clear()
 
-    def forgotten(self) -> None:
-        """The names are: they may be counted anew."""
-        self.no_longer_counted()
-        self.wanted = self.count_tried = False
+    def forget_names(self) -> None:
+        """The names were forgotten: the origin may be asked about them again."""
+        self.forget_numbering()
+        self.requested = self.numbering_tried = False

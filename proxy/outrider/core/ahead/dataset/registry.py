@@ -1,4 +1,4 @@
-"""All datasets that are known, in bounded memory."""
+"""All known datasets, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,56 +13,65 @@ from outrider.core.ahead.dataset.templates import Templates, template_of
 from outrider.core.model import ObjectRef
 
 Item = tuple[Dataset, int]
-"""An object: its dataset and its number there."""
+"""An object: its dataset and its index there."""
 
 _DATASETS_MAX = 4096
-# Beyond that so many are forgotten at once: whose turn it is, is found by looking at all.
+# Beyond that number, so many datasets are forgotten at once, since the choice has to look at all of them.
 _FORGOTTEN_AT_ONCE = 256
-# A set is forgotten for a part of its names that is larger than this, and none where nothing is kept of it.
-_WORTH_IT = 16
-# Sets of which the first in line is found anew each time; of more, so long after it was last.
-_FEW_SETS, _FIRSTS_S = 16, 0.25
+# A dataset is shrunk only if more than this part of its names (one in 16) belongs to no cached object.
+_WORTH_SHRINKING = 16
+# Up to so many datasets, each search for victims asks all of them for their farthest object. With more, these are
+# remembered for so many seconds.
+_FEW_DATASETS, _FARTHEST_KEPT_S = 16, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is foreseen: lately how many reads of passes whose order is known, of those whose set is, of those that read
-    a part of a known set, chosen anew each time, and of the rest; and how large the datasets are that are read in a
-    known order, and the others that are known."""
+    """How well the recent reads were predicted, and how large the datasets are that they were of."""
 
+    # Reads of epochs whose order is known.
     ordered_reads: int = 0
+    # Reads of epochs that read all of a known set, in an unknown order.
     set_reads: int = 0
+    # Reads of epochs that read a part of a known set, chosen anew each time.
     part_reads: int = 0
+    # All other reads.
     free_reads: int = 0
+    # The sizes of the datasets that are read in a known order, and of the other known ones.
     ordered_bytes: int = 0
     set_bytes: int = 0
 
 
 class DatasetRegistry:
-    """Beyond `keys_max` names, or many datasets, what was silent for longest is forgotten, but for what is kept of it.
+    """Finds the dataset and the index of each object.
 
-    `forget` is told of a dataset whose numbers are about to change, `move` of objects that go from a dataset to another
-    one. `templates` says which names belong together.
+    Invariant: `len` is the number of all names in all datasets. Beyond `keys_max` names, or `_DATASETS_MAX` datasets,
+    the dataset that was silent for longest is forgotten, except for the names of its cached objects.
     """
 
     def __init__(
         self, keys_max: int, forget: Callable[[Dataset], None], move: Callable[[Mapping[Item, Item]], None],
         templates: Templates,
     ) -> None:  # fmt: skip
+        """`forget` is called before the indexes of a dataset change, `move` after objects went from one dataset to
+        another. `templates` tells which keys belong together."""
         self._keys_max = keys_max
         self._forget = forget
         self._move = move
         self._templates = templates
+        # Of `templates`, when the datasets were last merged accordingly.
         self._mergers = 0
         self._datasets: dict[tuple[str, str], Dataset] = {}
-        # With so many sets it is tried next to forget some: where all hold what is kept, there is none to forget.
-        self._crowd = _DATASETS_MAX
+        # At so many datasets, the next attempt is made to forget some. It fails where all of them have cached objects.
+        self._forget_some_at = _DATASETS_MAX
         self._keys = 0
+        # The dataset that was asked for last.
         self._last: Dataset | None = None
-        # Of sets that have any victims, or had, the first of each, the farthest first.
-        self._firsts: list[tuple[float, Dataset]] = []
-        self._begun_with: set[Dataset] = set()
-        self._firsts_at = 0.0
+        # For more than a few datasets: the seconds until the next use of the farthest object of each, the farthest
+        # first; which datasets are in there; and since when that is remembered.
+        self._farthest_s: list[tuple[float, Dataset]] = []
+        self._has_farthest: set[Dataset] = set()
+        self._farthest_at = 0.0
 
     def __len__(self) -> int:
         return self._keys
@@ -73,202 +82,217 @@ class DatasetRegistry:
     def items(self) -> ItemsView[tuple[str, str], Dataset]:
         return self._datasets.items()
 
+    # -- from keys to datasets ----------------------------------------------------------------------------------
+
     def dataset(self, ref: ObjectRef) -> Dataset:
         return self._named(self._name_of(ref.bucket, ref.key))
 
-    def _name_of(self, bucket: str, key: str) -> tuple[str, str]:
-        own = bucket, template_of(key)
-        if self._has_several(own):
-            # A set that is one stays one, whatever comes beside it.
-            return own
-        name = bucket, self._templates.of(bucket, key)
-        if self._templates.mergers != self._mergers:
-            self._mergers = self._templates.mergers
-            self._gather()
-        return name
-
-    def _named(self, name: tuple[str, str]) -> Dataset:
-        dataset = self._datasets.get(name)
-        if dataset is None:
-            if len(self._datasets) >= self._crowd:
-                self._forget_some()
-            dataset = self._datasets[name] = Dataset(*name)
-        return dataset
-
-    def _gather(self) -> None:
-        """Of the sets with one name each, those that are part of another one now go into that."""
-        moves = []
-        for one in self._datasets.values():
-            if len(one.names.keys) == 1:
-                name = one.bucket, self._templates.of(one.bucket, one.names.keys[0])
-                if name[1] != one.template:
-                    moves.append((one, name))
-        moved: dict[Item, Item] = {}
-        for one, name in sorted(moves, key=lambda move: move[0].active_at):
-            whole = self._datasets.get(name)
-            if whole is None:
-                # Without room made for it, or some of these would be forgotten.
-                whole = self._datasets[name] = Dataset(*name)
-            if one.cached and whole.names.known(one.names.keys[0]) in whole.cached:
-                continue  # of another version
-            del self._datasets[one.bucket, one.template]
-            before = len(whole.names.keys)
-            moved[one, 0] = whole, whole.take_in(one)
-            self._keys += len(whole.names.keys) - before - 1
-        self._move(moved)
-
-    def _names_of(self, refs: Sequence[ObjectRef]) -> list[tuple[str, str]]:
-        mergers, names = -1, list[tuple[str, str]]()
-        while self._mergers != mergers:
-            # What the last of them tell may concern the first.
-            mergers = self._mergers
-            names = [self._name_of(bucket, key) for bucket, key in refs]
-        return names
-
     def item(self, ref: ObjectRef) -> Item:
-        # Asked for some four times with each read, nearly always of the set that was asked for last: a set that is
-        # gone has no names.
+        # Called some four times with each read, nearly always for the dataset of the last call. A dataset that was
+        # forgotten has no names, so it is not found by this.
         last = self._last
-        if last is not None and last.bucket == ref.bucket and (number := last.names.known(ref.key)) is not None:
-            return last, number
+        if last is not None and last.bucket == ref.bucket and (index := last.names.find(ref.key)) is not None:
+            return last, index
         self._last = self.dataset(ref)
         return self._item_of(self._last, ref.key)
 
-    def _item_of(self, dataset: Dataset, key: str) -> Item:
-        if dataset.names.known(key) is None:
-            while self._keys >= self._keys_max and self._forget_oldest(dataset):
-                pass
-            self._keys += 1
-        return dataset, dataset.number(key)
-
-    def numbered(self, refs: Sequence[ObjectRef], now: float) -> dict[Dataset, list[int]]:
-        """The same for many at once, that are spoken of at `now`: a set among them may be forgotten for another."""
+    def items_of(self, refs: Sequence[ObjectRef], now: float) -> dict[Dataset, list[int]]:
+        """The indexes of the objects of a hint, by dataset. A dataset among them may be forgotten to make room for
+        another one of them; then some objects are missing."""
         names = self._names_of(refs)
         alone = [ref for ref, name in zip(refs, names, strict=True) if not self._has_several(name)]
         for bucket in {ref.bucket for ref in alone}:
             self._templates.told_together(bucket, (ref.key for ref in alone if ref.bucket == bucket))
         if self._templates.mergers != self._mergers:
             names = self._names_of(refs)
-        keys: dict[Dataset, list[int]] = {}
+        indexes: dict[Dataset, list[int]] = {}
         for _ in range(2):
             for ref, name in zip(refs, names, strict=True):
                 self._item_of(self._named(name), ref.key)[0].active_at = now
-            keys.clear()
+            indexes.clear()
             for ref, name in zip(refs, names, strict=True):
                 dataset = self._datasets.get(name)
-                if dataset is not None and (key := dataset.names.known(ref.key)) is not None:
-                    keys.setdefault(dataset, []).append(key)
-            if sum(map(len, keys.values())) == len(refs):
+                if dataset is not None and (index := dataset.names.find(ref.key)) is not None:
+                    indexes.setdefault(dataset, []).append(index)
+            if sum(map(len, indexes.values())) == len(refs):
                 break
-        return keys
+        return indexes
+
+    def _item_of(self, dataset: Dataset, key: str) -> Item:
+        if dataset.names.find(key) is None:
+            while self._keys >= self._keys_max and self._forget_oldest(dataset):
+                pass
+            self._keys += 1
+        return dataset, dataset.add_name(key)
+
+    def _name_of(self, bucket: str, key: str) -> tuple[str, str]:
+        own = bucket, template_of(key)
+        if self._has_several(own):
+            # A dataset of several names stays one, whatever other names are found beside it.
+            return own
+        name = bucket, self._templates.of(bucket, key)
+        if self._templates.mergers != self._mergers:
+            self._mergers = self._templates.mergers
+            self._merge_datasets()
+        return name
+
+    def _names_of(self, refs: Sequence[ObjectRef]) -> list[tuple[str, str]]:
+        mergers, names = -1, list[tuple[str, str]]()
+        while self._mergers != mergers:
+            # A merger that a later key causes may rename the dataset of an earlier one.
+            mergers = self._mergers
+            names = [self._name_of(bucket, key) for bucket, key in refs]
+        return names
+
+    def _named(self, name: tuple[str, str]) -> Dataset:
+        dataset = self._datasets.get(name)
+        if dataset is None:
+            if len(self._datasets) >= self._forget_some_at:
+                self._forget_some()
+            dataset = self._datasets[name] = Dataset(*name)
+        return dataset
 
     def _has_several(self, name: tuple[str, str]) -> bool:
         dataset = self._datasets.get(name)
         return dataset is not None and len(dataset.names.keys) > 1
 
+    def _merge_datasets(self) -> None:
+        """Moves each dataset of one name into the dataset that `templates` now names for it."""
+        moves = []
+        for dataset in self._datasets.values():
+            if len(dataset.names.keys) == 1:
+                name = dataset.bucket, self._templates.of(dataset.bucket, dataset.names.keys[0])
+                if name[1] != dataset.template:
+                    moves.append((dataset, name))
+        moved: dict[Item, Item] = {}
+        for dataset, name in sorted(moves, key=lambda move: move[0].active_at):
+            whole = self._datasets.get(name)
+            if whole is None:
+                # `_named` would make room first, and might forget one of the datasets to be moved.
+                whole = self._datasets[name] = Dataset(*name)
+            if dataset.cached and whole.names.find(dataset.names.keys[0]) in whole.cached:
+                continue  # `whole` has another version of the object
+            del self._datasets[dataset.bucket, dataset.template]
+            before = len(whole.names.keys)
+            moved[dataset, 0] = whole, whole.take_in(dataset)
+            self._keys += len(whole.names.keys) - before - 1
+        self._move(moved)
+
+    # -- lists --------------------------------------------------------------------------------------------------
+
     def list(
-        self, bucket: str, entries: Iterable[tuple[str, int]], *, prefix: str | None = None, counted: bool = False
+        self, bucket: str, entries: Iterable[tuple[str, int]], *, prefix: str | None = None, numbered: bool = False
     ) -> list[Dataset]:
-        """The datasets that a LIST has told more of, or, if `counted`, the numbers in their names. `prefix`: whose LIST
-        it is, which alone will take the place of what was counted; None: everybody's. One with too many names, or one
-        too many, stays as it is: it is read as it comes."""
+        """Adds keys and sizes that a LIST, or if `numbered` the numbering of names, has shown.
+
+        Only the LIST of a dataset's own `prefix` is complete, so only that one replaces numbered names; None: the LIST
+        is complete for all datasets. Returns the datasets that have the entries. A dataset for which there is no room
+        is left as it is: it is known only by its reads.
+        """
         entries = list(entries)
-        found: dict[str, list[tuple[str, int]]] = {}
+        by_template: dict[str, list[tuple[str, int]]] = {}
         names = self._names_of([ObjectRef(bucket, key) for key, _ in entries])
         for (_, template), entry in zip(names, entries, strict=True):
-            found.setdefault(template, []).append(entry)
-        told = []
-        for template, its in found.items():
+            by_template.setdefault(template, []).append(entry)
+        listed = []
+        for template, its_entries in by_template.items():
             dataset = self._datasets.get((bucket, template))
             if dataset is None:
                 dataset = Dataset(bucket, template)
-            new = sum(dataset.names.known(name) is None for name, _ in its)
-            if self._may_have(dataset, new):
+            new = sum(dataset.names.find(key) is None for key, _ in its_entries)
+            if self._has_room_for(dataset, new):
                 self._datasets[bucket, template] = dataset
                 self._keys += new
-                own = not counted and prefix in (None, dataset.prefix)
-                if own and (dataset.search.counted or dataset.names.is_listed_anew):
-                    dataset.names.list_anew(its)
+                is_complete = not numbered and prefix in (None, dataset.prefix)
+                if is_complete and (dataset.discovery.is_numbered or dataset.names.has_staged):
+                    dataset.names.stage(its_entries)
                 else:
-                    dataset.names.list(its)
-                dataset.search.counted |= counted
-                told.append(dataset)
+                    dataset.names.list(its_entries)
+                dataset.discovery.is_numbered |= numbered
+                listed.append(dataset)
             else:
-                dataset.search.too_many = True
-        return told
+                dataset.discovery.too_many_names = True
+        return listed
 
-    def _may_have(self, dataset: Dataset, new_keys: int) -> bool:
-        """Whether there is room for it with so many more names, and nothing need be forgotten."""
+    def _has_room_for(self, dataset: Dataset, new_keys: int) -> bool:
+        """Whether the dataset may have so many new names without another one being forgotten."""
         known = (dataset.bucket, dataset.template) in self._datasets
         return self._keys + new_keys <= self._keys_max and (known or len(self._datasets) < _DATASETS_MAX)
 
+    # -- what is needed last ------------------------------------------------------------------------------------
+
     def farthest(self, now: float) -> Iterator[tuple[float, CachedObject]]:
-        """See `Dataset.farthest`, of all sets. Of many, such as a folder for each class, only those are begun with of
-        which the first is about as far as what was found so far."""
-        sets = [one for one in self._datasets.values() if one.recent]
-        if len(sets) == 1:
-            return sets[0].farthest(now)
-        if len(sets) <= _FEW_SETS:
-            return merge(*(one.farthest(now) for one in sets), key=lambda pair: -pair[0])
-        if now - self._firsts_at > _FIRSTS_S:
-            self._firsts, self._begun_with, self._firsts_at = [], set(), now
-        if new := [one for one in sets if one not in self._begun_with]:
-            # In place of all, which would be looked at again with each of the sets that come and go.
-            self._firsts += ((next(one.farthest(now))[0], one) for one in new)
-            self._firsts.sort(key=itemgetter(0), reverse=True)
-            self._begun_with.update(new)
+        """See `NextUse.farthest`, over all datasets.
+
+        Among many datasets, such as a folder for each class, only those are searched whose farthest object is about as
+        far as what was found so far.
+        """
+        datasets = [dataset for dataset in self._datasets.values() if dataset.next_use.recent]
+        if len(datasets) == 1:
+            return datasets[0].next_use.farthest(now)
+        if len(datasets) <= _FEW_DATASETS:
+            return merge(*(dataset.next_use.farthest(now) for dataset in datasets), key=lambda pair: -pair[0])
+        if now - self._farthest_at > _FARTHEST_KEPT_S:
+            self._farthest_s, self._has_farthest, self._farthest_at = [], set(), now
+        if new := [dataset for dataset in datasets if dataset not in self._has_farthest]:
+            # Added to the others, which would otherwise be looked at again whenever a dataset comes or goes.
+            self._farthest_s += ((next(dataset.next_use.farthest(now))[0], dataset) for dataset in new)
+            self._farthest_s.sort(key=itemgetter(0), reverse=True)
+            self._has_farthest.update(new)
         return self._farthest_of_many(now)
 
     def _farthest_of_many(self, now: float) -> Iterator[tuple[float, CachedObject]]:
-        begun: list[tuple[float, int, CachedObject, Iterator[tuple[float, CachedObject]]]] = []
-        for number, (first_s, one) in enumerate(self._firsts):
-            while begun and -begun[0][0] >= first_s:
+        begun: _Begun = []
+        for number, (farthest_s, dataset) in enumerate(self._farthest_s):
+            while begun and -begun[0][0] >= farthest_s:
                 yield _next_of(begun)
-            its = one.farthest(now)
-            if (pair := next(its, None)) is not None:
-                heappush(begun, (-pair[0], number, pair[1], its))
+            objects = dataset.next_use.farthest(now)
+            if (pair := next(objects, None)) is not None:
+                heappush(begun, (-pair[0], number, pair[1], objects))
         while begun:
             yield _next_of(begun)
 
+    # -- bounds -------------------------------------------------------------------------------------------------
+
     def _forget_some(self) -> None:
-        """Of many sets, those of which nothing is kept and that were silent for longest."""
-        empty = [one for one in self._datasets.values() if not one.cached]
-        for one in nsmallest(_FORGOTTEN_AT_ONCE, empty, key=lambda one: one.active_at):
-            self._forget(one)
-            self._keys -= len(one.names.keys)
-            one.shrink()
-            del self._datasets[one.bucket, one.template]
-        self._crowd = max(_DATASETS_MAX, len(self._datasets) + _FORGOTTEN_AT_ONCE)
+        """Forgets the datasets without cached objects that were silent for longest."""
+        empty = [dataset for dataset in self._datasets.values() if not dataset.cached]
+        for dataset in nsmallest(_FORGOTTEN_AT_ONCE, empty, key=lambda dataset: dataset.active_at):
+            self._forget(dataset)
+            self._keys -= len(dataset.names.keys)
+            dataset.shrink()
+            del self._datasets[dataset.bucket, dataset.template]
+        self._forget_some_at = max(_DATASETS_MAX, len(self._datasets) + _FORGOTTEN_AT_ONCE)
 
     def _forget_oldest(self, wanted: Dataset) -> bool:
-        """False: nothing more can be forgotten."""
-        # To number all anew for a few names would cost more than they take.
-        idle = [one for one in self._datasets.values()
-                if (count := len(one.names.keys)) - len(one.cached) > count // _WORTH_IT]  # fmt: skip
+        """Makes room for a name of `wanted`. False: no other dataset can be forgotten."""
+        # To number a dataset anew for a few names would cost more than these names take.
+        idle = [dataset for dataset in self._datasets.values()
+                if (count := len(dataset.names.keys)) - len(dataset.cached) > count // _WORTH_SHRINKING]  # fmt: skip
         if not idle:
             return False
-        oldest = min(idle, key=lambda one: (one is wanted, one.active_at))
+        oldest = min(idle, key=lambda dataset: (dataset is wanted, dataset.active_at))
         self._forget(oldest)
         self._keys -= len(oldest.names.keys)
         oldest.shrink()
         self._keys += len(oldest.names.keys)
         if oldest is wanted:
-            # No other was left to be forgotten: listed again, it would only be forgotten again.
-            oldest.search.too_many = True
+            # No other dataset was left to be forgotten. Another LIST of this one would only end here again.
+            oldest.discovery.too_many_names = True
         if not oldest.cached and oldest is not wanted:
             del self._datasets[oldest.bucket, oldest.template]
         return oldest is not wanted
 
-    # -- over a restart, and for the eye ------------------------------------------------------------------------
+    # -- over a restart, and for the status page ----------------------------------------------------------------
 
     def export(self) -> bytes:
         return packed(list(self._datasets.values()))
 
     def restore(self, data: bytes) -> None:
-        """Raises ValueError: `data` is nothing that `export` wrote."""
+        """Raises ValueError: `export` did not write `data`."""
         for dataset in unpacked(data):
             count = len(dataset.names.keys)
-            if (dataset.bucket, dataset.template) not in self._datasets and self._may_have(dataset, count):
+            if (dataset.bucket, dataset.template) not in self._datasets and self._has_room_for(dataset, count):
                 self._templates.remember(dataset.bucket, dataset.template, dataset.names.keys)
                 self._keys += count
                 self._datasets[dataset.bucket, dataset.template] = dataset
@@ -278,11 +302,11 @@ class DatasetRegistry:
         for dataset in self._datasets.values():
             epochs = dataset.epochs()
             if not epochs:
-                free += sum(one.reads for job in dataset.jobs.values() for one in job.epochs)
+                free += sum(epoch.reads for job in dataset.jobs.values() for epoch in job.epochs)
                 continue
-            some = epochs[0].sequence()[:64]
-            mean = sum(max(0, dataset.names.sizes[key]) for key in some) / max(1, len(some))
-            total, reads = int(mean * epochs[0].size), sum(one.reads for one in epochs)
+            sample = epochs[0].sequence()[:64]
+            mean = sum(max(0, dataset.names.sizes[index]) for index in sample) / max(1, len(sample))
+            total, reads = int(mean * epochs[0].size), sum(epoch.reads for epoch in epochs)
             if epochs[0].order_known:
                 ordered, ordered_bytes = ordered + reads, ordered_bytes + total
             else:
@@ -294,12 +318,15 @@ class DatasetRegistry:
         return Outlook(ordered, known, part, free, ordered_bytes, known_bytes)
 
 
-def _next_of(
-    begun: list[tuple[float, int, CachedObject, Iterator[tuple[float, CachedObject]]]],
-) -> tuple[float, CachedObject]:
-    negative_s, number, cached, its = begun[0]
-    if (pair := next(its, None)) is not None:
-        heapreplace(begun, (-pair[0], number, pair[1], its))
+_Begun = list[tuple[float, int, CachedObject, Iterator[tuple[float, CachedObject]]]]
+"""A heap of datasets that are being searched: the negative seconds until the next use of the farthest object left, a
+number that breaks ties, that object, and the objects after it."""
+
+
+def _next_of(begun: _Begun) -> tuple[float, CachedObject]:
+    negative_s, number, cached, objects = begun[0]
+    if (pair := next(objects, None)) is not None:
+        heapreplace(begun, (-pair[0], number, pair[1], objects))
     else:
         heappop(begun)
     return -negative_s, cached

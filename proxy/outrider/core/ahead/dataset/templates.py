@@ -1,4 +1,4 @@
-"""Which objects belong together: names with one template are a dataset, and its keys are numbered."""
+"""Which objects form a dataset: those whose keys have the same template, and related templates that were merged."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from outrider.core.memo import Memo
 from outrider.core.model import shared_text
 
-# The long hexadecimal names that tools give to parts, and numbers that count: short ones (`v2/`, `train2-`) name a set,
-# but for the last in a name, and for one of so many (`3-of-8`).
+# The parts of a name that vary within a dataset: the long hexadecimal names that tools generate, and numbers that
+# count. A short number (`v2/`, `train2-`) belongs to the name of the dataset, unless it is the last number of the name
+# or the number before an `of` (`3-of-8`).
 _VARIES = re.compile(
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*[0-9])[0-9a-f]{16,}"
     r"|[0-9]{3,}|[0-9]+(?=[-_.]?of[-_.]?[0-9])|[0-9]+(?=[^0-9]*\Z)"
 )
 _VARIES_IN_FOLDERS = re.compile(r"[0-9]{3,}")
-# Objects named by a hash lie in folders by its first digits (`ab/cd/`), as git, DVC and many others have it.
+# Objects that are named by a hash lie in folders named by its first digits (`ab/cd/`): git, DVC and many others do so.
 _HASH = re.compile(r"[0-9a-f]{16,}\Z")
 _BY_FIRST_DIGITS = re.compile(r"(?<![^/])[0-9a-f]{1,3}(?=(?:/[0-9a-f]{1,3})*\Z)")
-# Names in a folder, of one ending, that have nothing in common with any other: of more than so many it is clear that
-# such names are what is in there.
-_ODD_NAMES_MAX = 32
-# Folders beside each other with one name each: of a folder for each class, all have one for a while.
-_ODD_FOLDERS_MAX = 1024
-# The same among those that a job tells at once.
-_ODD_NAMES_TOLD, _ODD_FOLDERS_TOLD = 8, 64
-# Templates, or folders, of which each has several names.
+# A template is single while one key of it was met. With more single templates than this in one folder and of one
+# ending, the names there have nothing in common, and the templates are merged.
+_SINGLE_NAMES_MAX = 32
+# The same for folders beside each other. More, because with a folder for each class all folders are single for a while.
+_SINGLE_FOLDERS_MAX = 1024
+# The same two bounds among the keys of one hint.
+_SINGLE_NAMES_HINTED, _SINGLE_FOLDERS_HINTED = 8, 64
+# Templates, or folders, of several keys each in one place; with more of them, that place is merged too.
 _SHARED_MAX = 1024
-# Folders of odd names after which all those beside them are taken for the same.
-_ALIKE = 4
-# Folders above a name that may be anything.
+# Merged folders after which all folders beside them are taken to be alike.
+_MERGED_BESIDE = 4
+# The number of folders right above a name that may vary.
 _DEPTH = 3
 _ANY_FOLDER = "*/"
 _PLACES_MAX = 4096
-_FIRSTS_MAX = 32768
-# Places that are passed by, at most, to find one that can be found anew.
+_SINGLE_KEYS_MAX = 32768
+# Places that are passed over, at most, in search of one whose loss can be made good.
 _TRIES = 16
-_SETTLED_MAX = 65536
-# Keys of a set of an earlier run that tell how it came by its name.
+_FINAL_MAX = 65536
+# Keys of a dataset of an earlier run that are looked at to see which places were merged.
 _LOOKED_AT = 4096
 
 
 @lru_cache(maxsize=65536)
 def template_of(key: str) -> str:
-    """What a key shares with the others of its dataset: `train-000123.tar` is of `train-{}.tar`.
+    """The part of a key that it shares with the others of its dataset: `train-000123.tar` gives `train-{}.tar`.
 
-    A name without a number belongs to its folder and ending: `cats/tom.jpg` is of `cats/*.jpg`.
+    A name without a varying part stands for its folder and ending: `cats/tom.jpg` gives `cats/*.jpg`.
     """
     folder, slash, name = key.rpartition("/")
     stem, dot, ending = name.rpartition(".")
@@ -61,17 +61,17 @@ def template_of(key: str) -> str:
         varied = "*"
     if _HASH.match(stem):
         folder = _BY_FIRST_DIGITS.sub("{}", folder)
-    # One string for all of them: it is kept for each of the keys.
+    # All keys of the template share one string, since it is kept for each of them.
     return shared_text(_VARIES_IN_FOLDERS.sub("{}", folder) + slash + varied + dot + ending)
 
 
 def prefix_of(template: str) -> str:
-    """What all keys of a template begin with: the prefix to LIST."""
+    """The prefix to LIST: all keys of the template begin with it."""
     return re.split(r"\{\}|\*", template, maxsplit=1)[0]
 
 
 class _Parts(NamedTuple):
-    """Of a template: `folders` with their slashes, `name`, and what that is where only folders and ending tell."""
+    """The parts of a template. `folders` have their slashes. `any_name` is the name that keeps only the ending."""
 
     folders: tuple[str, ...]
     name: str
@@ -83,7 +83,7 @@ class _Parts(NamedTuple):
 
     @property
     def beside(self) -> str:
-        """What it has in common with the folders beside its own."""
+        """The part that it shares with templates of the folders beside its own."""
         return "".join(self.folders[:-1]) + self.any_name
 
 
@@ -94,179 +94,188 @@ def _parts_of(template: str) -> _Parts:
     return _Parts(tuple(folder + "/" for folder in folders), name, "*" + dot + ending)
 
 
-@dataclass(slots=True)
-class _Siblings:
-    """Templates that differ in one place. `first`: the key that was met of each, "" once there was a second one; `odd`:
-    how many have but one."""
-
-    first: dict[str, str] = field(default_factory=dict)
-    odd: int = 0
-
-
 class _Place(NamedTuple):
-    """Where templates differ. `name` is what they have in common, with `*` in that place."""
+    """A place in which templates differ. `name` is the rest of them, with `*` in that place."""
 
     bucket: str
     name: str
     in_folder: bool
 
 
-class Templates:
-    """The name of each key's dataset, given what other keys there are: its template, as a rule.
+@dataclass(slots=True)
+class _Variants:
+    """The texts that were met in one place."""
 
-    Where names have nothing in common but their folder and ending (`dQw4w9WgXcQ.mp4`), or folders nothing but what is
-    above them, each would be a set of its own; so beyond some they are one (`clips/*.mp4`, `users/*/*.jpg`).
+    # The only key that was met of each variant; "" once there was a second key.
+    only_key: dict[str, str] = field(default_factory=dict)
+    # How many variants are single: one key of them was met.
+    singles: int = 0
+
+
+class Templates:
+    """Names the dataset of each key, given the other keys that were met. As a rule the name is the key's template.
+
+    Where names have nothing in common but their folder and ending (`dQw4w9WgXcQ.mp4`), or folders nothing but the
+    folder above them, each key would be a dataset of its own. Beyond some bounds these are *merged* into one dataset
+    (`clips/*.mp4`, `users/*/*.jpg`). A variant of which several keys were met before stays a dataset of its own.
     """
 
     def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
-        """`lock`: with it any thread may ask; None: one."""
+        """`lock` makes the object safe to call from any thread; None: it is called from one thread."""
         self._lock = nullcontext() if lock is None else lock
-        self._siblings: OrderedDict[_Place, _Siblings] = OrderedDict()
-        # How many keys they hold.
-        self._firsts = 0
-        # Where all is one set that is not known for one of its own.
-        self._merged: Memo[_Place, bool] = Memo(_PLACES_MAX)
-        # Of folders beside each other, how many are merged.
-        self._alike: Memo[tuple[str, str], int] = Memo(_PLACES_MAX)
-        # What only a merger would change.
-        self._settled: Memo[tuple[str, str], str] = Memo(_SETTLED_MAX)
+        self._variants: OrderedDict[_Place, _Variants] = OrderedDict()
+        # The keys that `_variants` hold.
+        self._single_keys = 0
+        # Places in which all variants are one dataset, but for those that were datasets before.
+        self._merged: dict[_Place, None] = {}
+        # How many folders were merged, by bucket and the part that these folders share (`_Parts.beside`).
+        self._merged_beside: Counter[tuple[str, str]] = Counter()
+        # Dataset names by bucket and template that only another merger would change.
+        self._final: dict[tuple[str, str], str] = {}
         self.mergers = 0
-        """How often many sets became one: what named a set of one key before may name none now."""
+        """How often datasets were merged. After that, a name given before for a single key may be no dataset's name."""
 
     def of(self, bucket: str, key: str) -> str:
         template = template_of(key)
-        settled = self._settled.get((bucket, template))
-        if settled is not None:
-            return settled
+        final = self._final.get((bucket, template))
+        if final is not None:
+            return final
         with self._lock:
-            return self._found(bucket, key, template)
+            return self._name_of(bucket, key, template)
 
     def told_together(self, bucket: str, keys: Iterable[str]) -> None:
-        """A job has told that it reads these, which `of` has heard of: fewer of them will do."""
+        """A hint names these keys, for which `of` was called before. Among them, fewer single templates suffice."""
         with self._lock:
-            odd: Counter[_Place] = Counter()
+            singles: Counter[_Place] = Counter()
             for key in keys:
                 template = template_of(key)
-                if (bucket, template) in self._settled:
+                if (bucket, template) in self._final:
                     continue
                 parts = _parts_of(template)
-                folders = ((_in_folder(bucket, parts.folders, at, parts.name), parts.folders[at])
+                folders = ((_folder_place(bucket, parts.folders, at, parts.name), parts.folders[at])
                            for at in _depths(parts.folders))  # fmt: skip
-                for place, what in (
+                for place, variant in (
                     (_Place(bucket, parts.path + parts.any_name, in_folder=False), parts.name),
                     *folders,
                 ):
-                    siblings = self._siblings.get(place)
-                    odd[place] += siblings is not None and siblings.first.get(what) == key
-            for place, count in odd.items():
-                if count > (_ODD_FOLDERS_TOLD if place.in_folder else _ODD_NAMES_TOLD) and place not in self._merged:
+                    variants = self._variants.get(place)
+                    singles[place] += variants is not None and variants.only_key.get(variant) == key
+            for place, count in singles.items():
+                most = _SINGLE_FOLDERS_HINTED if place.in_folder else _SINGLE_NAMES_HINTED
+                if count > most and place not in self._merged:
                     self._merge(place)
 
     def so_far(self, bucket: str, key: str) -> str:
-        """The same, of a key that is no reason to believe in any set: there may be no such object."""
+        """As `of`, for a key that must not count, because the object may not exist."""
         template = template_of(key)
-        return self._settled.get((bucket, template)) or template
+        return self._final.get((bucket, template), template)
 
-    def _found(self, bucket: str, key: str, template: str) -> str:
+    def _name_of(self, bucket: str, key: str, template: str) -> str:
         parts = _parts_of(template)
-        name, settled, is_folder_s = parts.name, True, True
+        name, is_final, do_folders_vary = parts.name, True, True
         if name != parts.any_name:
             place = _Place(bucket, parts.path + parts.any_name, in_folder=False)
-            alone = self._is_alone(place, name, key, (self._alike.get((bucket, parts.beside)) or 0) >= _ALIKE)
-            name, settled = parts.any_name if alone is False else name, alone is not None
-            # Where a folder has more names that are odd, it is not for their folder that they are.
-            is_folder_s = settled or len(self._siblings[place].first) == 1
+            is_merged = self._merged_beside[bucket, parts.beside] >= _MERGED_BESIDE
+            is_own = self._is_own(place, name, key, is_merged)
+            name, is_final = parts.any_name if is_own is False else name, is_own is not None
+            # A single name beside other names in its folder is single by its name, not by its folder.
+            do_folders_vary = is_final or len(self._variants[place].only_key) == 1
         folders = list(parts.folders)
-        for at in _depths(folders) if is_folder_s else ():
-            alone = self._is_alone(_in_folder(bucket, folders, at, name), folders[at], key)
-            folders[at], settled = _ANY_FOLDER if alone is False else folders[at], settled and alone is not None
-        # One string for all of them: it is kept for each of the keys.
+        for at in _depths(folders) if do_folders_vary else ():
+            is_own = self._is_own(_folder_place(bucket, folders, at, name), folders[at], key)
+            folders[at], is_final = _ANY_FOLDER if is_own is False else folders[at], is_final and is_own is not None
+        # All keys of the dataset share one string, since it is kept for each of them.
         found = shared_text("".join(folders) + name)
-        if settled:
-            self._settled.put((bucket, template), found)
+        if is_final:
+            if len(self._final) >= _FINAL_MAX:
+                self._final.clear()
+            self._final[bucket, template] = found
         return found
 
-    def _is_alone(self, place: _Place, what: str, key: str, is_merged: bool = False) -> bool | None:
-        """Whether what has `what` in that place is a set of its own; None: with one key, so far."""
-        siblings = self._siblings.setdefault(place, _Siblings())
-        self._siblings.move_to_end(place)
-        first = siblings.first.get(what)
-        if first == "":
+    def _is_own(self, place: _Place, variant: str, key: str, is_merged: bool = False) -> bool | None:
+        """Whether the variant is a dataset of its own. False: it is merged; None: it is single so far."""
+        variants = self._variants.setdefault(place, _Variants())
+        self._variants.move_to_end(place)
+        only_key = variants.only_key.get(variant)
+        if only_key == "":
             return True
         if is_merged or place in self._merged:
             return False
-        if first is None:
-            siblings.first[what] = key
-            siblings.odd += 1
-            self._firsts += 1
+        if only_key is None:
+            variants.only_key[variant] = key
+            variants.singles += 1
+            self._single_keys += 1
             self._make_room()
-            odd_max = _ODD_FOLDERS_MAX if place.in_folder else _ODD_NAMES_MAX
-            if siblings.odd > odd_max or len(siblings.first) - siblings.odd > _SHARED_MAX:
+            singles_max = _SINGLE_FOLDERS_MAX if place.in_folder else _SINGLE_NAMES_MAX
+            if variants.singles > singles_max or len(variants.only_key) - variants.singles > _SHARED_MAX:
                 self._merge(place)
                 return False
-        elif first != key:
-            siblings.first[what] = ""
-            siblings.odd -= 1
-            self._firsts -= 1
+        elif only_key != key:
+            variants.only_key[variant] = ""
+            variants.singles -= 1
+            self._single_keys -= 1
             return True
         return None
 
     def _make_room(self) -> None:
         tries = _TRIES
-        while len(self._siblings) > _PLACES_MAX or self._firsts > _FIRSTS_MAX:
-            place, siblings = self._siblings.popitem(last=False)
+        while len(self._variants) > _PLACES_MAX or self._single_keys > _SINGLE_KEYS_MAX:
+            place, variants = self._variants.popitem(last=False)
             tries -= 1
-            if place in self._merged and siblings.first and tries > 0:
-                # What it knows of sets of their own is not found anew: they would be part of the others.
-                self._siblings[place] = siblings
+            if place in self._merged and variants.only_key and tries > 0:
+                # Its variants that are datasets of their own would not be found again: they would count as merged.
+                self._variants[place] = variants
             else:
-                self._firsts -= siblings.odd
+                self._single_keys -= variants.singles
 
     def _merge(self, place: _Place) -> None:
-        self._merged.put(place, True)
-        self._forget_odd(place)
+        if len(self._merged) >= _PLACES_MAX:
+            del self._merged[next(iter(self._merged))]
+        self._merged[place] = None
+        self._forget_singles(place)
         if not place.in_folder:
             beside = place.bucket, _parts_of(place.name).beside
-            alike = (self._alike.get(beside) or 0) + 1
-            self._alike.put(beside, alike)
-            if alike == _ALIKE:
-                # All at once, rather than each when its turn comes: whoever knows sets looks at all of them each time.
-                for other in list(self._siblings):
+            if len(self._merged_beside) >= _PLACES_MAX:
+                self._merged_beside.clear()
+            self._merged_beside[beside] += 1
+            if self._merged_beside[beside] == _MERGED_BESIDE:
+                # All folders at once: the registry looks at all of its datasets after each merger.
+                for other in list(self._variants):
                     if not other.in_folder and (other.bucket, _parts_of(other.name).beside) == beside:
-                        self._forget_odd(other)
-        self._settled.clear()
+                        self._forget_singles(other)
+        self._final.clear()
         self.mergers += 1
 
-    def _forget_odd(self, place: _Place) -> None:
-        siblings = self._siblings.get(place, _Siblings())
-        self._firsts -= siblings.odd
-        siblings.first = {what: first for what, first in siblings.first.items() if not first}
-        siblings.odd = 0
+    def _forget_singles(self, place: _Place) -> None:
+        variants = self._variants.get(place, _Variants())
+        self._single_keys -= variants.singles
+        variants.only_key = {variant: only_key for variant, only_key in variants.only_key.items() if not only_key}
+        variants.singles = 0
 
     def remember(self, bucket: str, name: str, keys: Sequence[str]) -> None:
-        """An earlier run had these in the dataset `name`."""
+        """An earlier run had these keys in the dataset `name`: merge the places that it had merged."""
         folders, last, any_name = _parts_of(name)
-        found = set()
+        merged = set()
         for key in keys[:_LOOKED_AT]:
-            its = _parts_of(template_of(key))
-            if last == any_name != its.name:
+            parts = _parts_of(template_of(key))
+            if last == any_name != parts.name:
                 if folders and folders[-1] == _ANY_FOLDER:
-                    self._alike.put((bucket, its.beside), _ALIKE)
+                    self._merged_beside[bucket, parts.beside] = _MERGED_BESIDE
                 else:
-                    found.add(_Place(bucket, its.path + any_name, in_folder=False))
-            for at, (folder, other) in enumerate(zip(folders, its.folders, strict=False)):
+                    merged.add(_Place(bucket, parts.path + any_name, in_folder=False))
+            for at, (folder, other) in enumerate(zip(folders, parts.folders, strict=False)):
                 if folder == _ANY_FOLDER != other:
-                    found.add(_in_folder(bucket, [*its.folders[:at], *folders[at:]], at, last))
-        for place in found:
-            if place not in self._merged:
-                self._merge(place)
+                    merged.add(_folder_place(bucket, [*parts.folders[:at], *folders[at:]], at, last))
+        for place in merged - self._merged.keys():
+            self._merge(place)
         for key in keys[:2]:
             self.of(bucket, key)
 
 
 def _depths(folders: Sequence[str]) -> range:
+    """The places of the folders that may vary, the lowest first."""
     return range(len(folders) - 1, max(-1, len(folders) - 1 - _DEPTH), -1)
 
 
-def _in_folder(bucket: str, folders: Sequence[str], at: int, name: str) -> _Place:
+def _folder_place(bucket: str, folders: Sequence[str], at: int, name: str) -> _Place:
     return _Place(bucket, "".join((*folders[:at], _ANY_FOLDER, *folders[at + 1 :], name)), in_folder=True)

@@ -107,7 +107,7 @@ class _Thought:
 
     @property
     def _is_there(self) -> bool:
-        return self._dataset.names is self._names and self._dataset.pass_in(self.one.round) is self.one
+        return self._dataset.names is self._names and self._dataset.epoch_of(self.one.round) is self.one
 
     def _seed(self) -> Generator[None, None, None]:
         # What drawn numbers stand for is the order of the names, most often.
@@ -145,7 +145,7 @@ class _Thought:
         if self._holds:
             one.drawn(drawn)
             one.batch, one.workers, one.drawn_of = batch, workers, self._count
-            yield from self._dataset.think_anew()
+            yield from self._dataset.rerank_in_steps()
 
     def _draw(self) -> Generator[None, None, Seeded | None]:
         """None: it is not known, or not yet."""
@@ -220,7 +220,7 @@ class _Thought:
         if self._holds:
             one.follow(agenda, place)
             one.is_dealt = True
-            yield from self._dataset.think_anew()
+            yield from self._dataset.rerank_in_steps()
 
     def _buffer(self, shuffle: Shuffle) -> Generator[None, None, None]:
         one = self.one
@@ -258,7 +258,7 @@ class _Thought:
         one.look_at = _soon(one)
         if self._holds and one.way >= 0:
             one.upcoming = upcoming
-            yield from self._dataset.think_anew()
+            yield from self._dataset.rerank_in_steps()
 
     def _batches(self) -> Generator[None, None, None]:
         one, changes = self.one, self.one.changes
@@ -275,7 +275,7 @@ class _Thought:
             one.look_at = len(one.log)
             return
         one.read_in_batches(agenda, place, *batches)
-        yield from self._dataset.think_anew()
+        yield from self._dataset.rerank_in_steps()
 
     def _places_read(self, order: array[int]) -> Generator[None, None, list[int]]:
         """Where in this order its first reads stand."""
