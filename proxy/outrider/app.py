@@ -1,4 +1,4 @@
-"""A proxy's life: its rooms are made, it serves, drains and leaves what the next one needs to begin with."""
+"""The life of a proxy: it is put together, serves, drains, and saves its state for the next start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import new_event_loop, raise_open_files_limit
 from outrider.adapters.state import learned_file, warmup_file
-from outrider.composition import Outrider, make_rooms, make_traces, traced
+from outrider.composition import Outrider, Resources, compose, make_traces, traced
 from outrider.core.cache.memory_budget import Shares
 from outrider.core.cache.scrub_pace import ROUND_S, ScrubPace
 from outrider.engine.ahead.prefetch import Prefetch
@@ -36,28 +36,28 @@ from outrider.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
-# How long a start waits for its index: a snapshot of ten thousand blocks is read in less, and the first reads then
-# find what is there. A directory that takes longer is indexed while reads are served.
+# How long a start waits for its index. A snapshot of ten thousand blocks is read in less, and the first reads are then
+# hits. A directory that takes longer is indexed while reads are served.
 _INDEX_WAIT_S = 0.25
-# Longer ones are not waited for at all: 100,000 blocks take two seconds.
+# A start does not wait at all for a longer snapshot: 100,000 blocks take two seconds.
 _INDEX_WAIT_BYTES_MAX = 1024 * 1024
 DEFAULT_REGION = "us-east-1"
 _BACKLOG = 1024
-# How late the planner hears of hits: far less than a shard takes to be read.
+# The planner learns of hits this much later at most: far less than it takes to read a shard.
 _TICK_S = 0.05
-# How soon a block goes that was read when it was to go.
+# A block that was being read when it was to be dropped is dropped this much later at most.
 _UPKEEP_S = 0.25
-# A block whose last byte was just sent may lack only its name on disk. A fill that takes longer is not waited for.
+# A stop waits so long for fills: a block whose last byte was just sent may lack only its name on disk.
 _LAST_FILLS_S = 0.5
-# How long connections have to close, and what they were answering has to end, after the drain.
+# After the drain, connections and the requests on them have this long to end.
 _SHUTDOWN_S = 1.0
-# What is left to do after the drain takes far less where the disk answers; and then the snapshot, for each block.
+# The work after the drain takes far less if the disk answers; the snapshot adds its time for each block.
 _LAST_ACTS_S = 5.0
 _SNAPSHOT_BLOCK_S = 1e-4
 
 
 def last_acts_s(outrider: Outrider) -> float:
-    """How long a stop may take after its drain; what takes longer hangs."""
+    """How long a stop may take after its drain; a stop that takes longer hangs."""
     return _LAST_ACTS_S + len(outrider.store) * _SNAPSHOT_BLOCK_S
 
 
@@ -66,13 +66,14 @@ async def running(
     settings: Settings, hurry: asyncio.Event | None = None, *, wall_clock: Clock = time.time,
     resolver: AbstractResolver | None = None,
 ) -> AsyncIterator[Outrider]:  # fmt: skip
-    """A proxy that serves until the context ends; then it drains, until `hurry` at the latest, and leaves a snapshot of
-    its index.
+    """A proxy that serves until the context ends. Then it drains, until `hurry` is set at the latest, and saves a
+    snapshot of its index.
 
-    `wall_clock`: the machine's; `resolver` None: the machine's. Others are for tests of a machine that has it wrong.
+    `wall_clock`: the machine's; `resolver` None: the machine's. Tests of a machine with a wrong clock or resolver pass
+    others.
 
     Raises:
-        UnusableCacheDir, SettingsError: it cannot start as it was told to.
+        UnusableCacheDir, SettingsError: it cannot start with these settings.
         OSError: an address cannot be bound.
     """
     open_files = raise_open_files_limit()
@@ -94,9 +95,10 @@ async def running(
         )  # fmt: skip
         await origin.open()
         stack.push_async_callback(origin.close)
-        outrider, recovery = make_rooms(
-            settings, metrics, directory, credentials, traced(origin, traces), shares, tasks, stack, open_files, traces
-        )  # fmt: skip
+        resources = Resources(
+            metrics, directory, credentials, traced(origin, traces), shares, tasks, stack, open_files, traces
+        )
+        outrider, recovery = compose(settings, resources)
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
         endless = {
             tasks.spawn(_recover(outrider, recovery), "recovery"),
@@ -121,7 +123,7 @@ async def running(
             await _drain(outrider, hurry or asyncio.Event())
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
             under_way = outrider.control.maintenance.under_way()
-            # Readers may outlast the drain, and what they bring from here on no snapshot would tell of.
+            # Readers may outlast the drain, and blocks that they fetch from here on would be missing in the snapshot.
             outrider.store.stopping = True
             await tasks.stop()
             await recovery.save()
@@ -155,7 +157,7 @@ async def _upkeep(outrider: Outrider) -> None:
 
 
 async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | None:
-    """Who listens for clients; None: workers do."""
+    """Open both ports. Returns the listener of the S3 port; None: the workers have it."""
     settings = outrider.settings
     token = settings.admin_token.get_secret_value() if settings.admin_token else None
     admin = AdminServer(
@@ -180,14 +182,15 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
 
 
 async def _listen(server: Server, address: str, tls: ssl.SSLContext | None) -> tuple[asyncio.Server, str]:
-    """By the loop's own means: aiohttp's runners bring a router, middlewares and files along, a megabyte in all."""
+    """By the loop's own `create_server`: aiohttp's runners import a router, middlewares and file responses, a megabyte
+    in all."""
     host, port = _host_and_port(address)
     listener = await asyncio.get_running_loop().create_server(server, host, port, ssl=tls, backlog=_BACKLOG)
     return listener, f"{_host(address)}:{listener.sockets[-1].getsockname()[1]}"
 
 
 async def _shut_down(server: Server) -> None:
-    # What was accepted in this turn of the loop is with the server in the next.
+    # A connection that was accepted in this turn of the loop reaches the server in the next.
     await asyncio.sleep(0)
     server.pre_shutdown()
     await server.shutdown(_SHUTDOWN_S)
@@ -213,7 +216,7 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 async def _drain(outrider: Outrider, hurry: asyncio.Event) -> None:
-    """Let requests under way end, for as long as the settings allow and nobody is in a hurry; connections that idle are
+    """Let requests under way end, for as long as the settings allow or until `hurry` is set. Idle connections are
     closed at once."""
     outrider.server.pre_shutdown()
     waits = [asyncio.ensure_future(outrider.server.idle()), asyncio.ensure_future(hurry.wait())]
@@ -226,7 +229,7 @@ async def _drain(outrider: Outrider, hurry: asyncio.Event) -> None:
 
 @contextmanager
 def _directory(setting: Path) -> Iterator[BlockDir]:
-    """The cache directory, locked; one on the tmpfs is removed at the end."""
+    """The cache directory, locked; a directory on the tmpfs is removed at the end."""
     memory = str(setting) == "memory"
     directory = BlockDir.open(block_dir.make_memory_dir() if memory else setting.expanduser())
     try:

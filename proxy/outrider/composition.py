@@ -1,4 +1,4 @@
-"""The composition: settings become rooms, each made here and given what it needs."""
+"""The composition root: makes each part of the proxy and gives it the parts that it needs."""
 
 from __future__ import annotations
 
@@ -96,14 +96,28 @@ class Outrider:
         return f"{scheme}://{self.listen}"
 
 
-def make_rooms(
-    settings: Settings, metrics: Metrics, directory: BlockDir, credentials: AwsCredentials, origin: Origin,
-    shares: Shares, tasks: Background, stack: AsyncExitStack, open_files: int, traces: Traces | None,
-) -> tuple[Outrider, Recovery]:  # fmt: skip
-    """A proxy with its doors still shut, and what brings its index back. `stack` closes what has to be closed;
-    `open_files`: how many descriptors the process may have. Raises SettingsError."""
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The things that are opened before a proxy is composed. `stack` closes parts that need it; `open_files`: how many
+    descriptors the process may have; `traces` None: they are off."""
+
+    metrics: Metrics
+    directory: BlockDir
+    credentials: AwsCredentials
+    origin: Origin
+    shares: Shares
+    tasks: Background
+    stack: AsyncExitStack
+    open_files: int
+    traces: Traces | None
+
+
+def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recovery]:
+    """A proxy that does not listen yet, and the recovery of its index. Raises SettingsError."""
+    metrics, directory, origin = resources.metrics, resources.directory, resources.origin
+    shares, tasks, stack = resources.shares, resources.tasks, resources.stack
     total = directory.total_bytes()
-    limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, open_files // 4))
+    limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, resources.open_files // 4))
     miss_ratio = MissRatioCurve(limits.capacity_bytes)
     layout = BlockLayout(origin.endpoint, settings.block_size)
     pins = Pins(lambda size: layout.disk_bytes(size, block_file.usual_disk_bytes), layout.version_id)
@@ -147,7 +161,7 @@ def make_rooms(
     )
     pinning = Pinning(warmup_runner, prefetch, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
-    # What is kept in memory ends with us.
+    # A cache in memory ends with the process: no later start needs the names that were written.
     touched = None if str(settings.cache_dir) == "memory" else WrittenNamesFile(directory, store.work)
     passthrough = Passthrough(
         origin, origin_reader, catalog, list_cache.forget, partial(note_written, touched, catalog, version_lookup)
@@ -157,23 +171,8 @@ def make_rooms(
     control = ControlBucket(
         lambda owner: outrider.status.for_client(owner), prefetch, commands, access, metrics, time.time
     )
-    spans = _spans(settings, traces)
-    handler = S3Handler(
-        Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint),
-        access, control, metrics, memory,
-        HandlerSettings(settings.domain, settings.requests, settings.client_timeout_s), spans,
-    )  # fmt: skip
-    new_fast_path = partial(
-        FastPath, hits, access, prefetch.note, metrics,
-        domains=settings.domain, heads_bytes=shares.heads_bytes // settings.workers, spans=spans,
-    )  # fmt: skip
-    server = S3Server(
-        handler, new_fast_path,
-        # Each takes two descriptors, and block files a quarter of them all.
-        connections_max=min(settings.max_connections, max(16, open_files // 4)),
-        client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
-    )  # fmt: skip
-    stack.push_async_callback(server.stop)
+    services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
+    server = _s3_server(settings, resources, services, hits, access, control, memory)
     overview = Overview(
         metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), time.monotonic,
         capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, _names_of_keys(settings)),
@@ -189,7 +188,7 @@ def make_rooms(
         prefetch,
         server,
         control,
-        credentials,
+        resources.credentials,
         overview,
     )
     outrider.status = StatusDocument(
@@ -199,8 +198,31 @@ def make_rooms(
     return outrider, Recovery(store, catalog, touched=touched)
 
 
+def _s3_server(
+    settings: Settings, resources: Resources, services: Services, hits: HitLookup, access: Access,
+    control: ControlBucket, memory: MemoryBudget,
+) -> S3Server:  # fmt: skip
+    metrics, spans = resources.metrics, _spans(settings, resources.traces)
+    handler = S3Handler(
+        services, access, control, metrics, memory,
+        HandlerSettings(settings.domain, settings.requests, settings.client_timeout_s), spans,
+    )  # fmt: skip
+    new_fast_path = partial(
+        FastPath, hits, access, services.prefetch.note, metrics,
+        domains=settings.domain, heads_bytes=resources.shares.heads_bytes // settings.workers, spans=spans,
+    )  # fmt: skip
+    server = S3Server(
+        handler, new_fast_path,
+        # Each connection takes two descriptors, and block files take a quarter of all descriptors.
+        connections_max=min(settings.max_connections, max(16, resources.open_files // 4)),
+        client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
+    )  # fmt: skip
+    resources.stack.push_async_callback(server.stop)
+    return server
+
+
 async def make_traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
-    """Imported here, so that nobody pays who wants none. Raises SettingsError."""
+    """None: traces are off, and OpenTelemetry is not imported. Raises SettingsError: it is not installed."""
     if not settings.traces:
         return None
     try:
