@@ -1,0 +1,17 @@
+"""The rules by which blocks are kept: on disk, in memory, and for how long a version is believed.
+
+A version of an object is cut into blocks of a fixed size (`core.block_layout`). A read that misses asks for the missing
+blocks:
+
+1. `readahead` decides which blocks of the read to request now, and coalesces adjacent ones into one GET (`BlockRun`).
+2. While a block arrives, `partial_block` knows which of its bytes have come, so that readers need not wait for its end.
+3. Before a block is written, `disk_budget` reserves its bytes. If the budget or the free space is exceeded, the store
+   asks a policy (`policies`: LRU, FIFO, none; or the planner in `core.ahead`) for victims, and leaves out those that
+   `pins` holds. `disk_pressure` limits the fills while the disk is slower than the origin.
+4. The block becomes a file: `block_file` is its format, a header with checksums and then the payload. `scrub_pace` sets
+   how fast the scrubber reads these files again to find bit rot.
+
+A hit is served without asking the origin while its version is fresh: `freshness` decides that. `memory_budget` divides
+the memory between exchanges with the origin, caches in memory and the requests under way; a request that finds no room
+gets 503 SlowDown.
+"""

@@ -1,11 +1,11 @@
-"""The bytes of a block file: a header that explains the file by itself, then the payload.
+"""The format of a block file: a header that describes the file completely, then the payload.
 
-    offset 0   magic, format, header length, meta length, payload checksum, header checksum   (FIXED.size bytes)
+    offset 0   magic, format, header length, meta length, payload checksum, header checksum   (_FIXED.size bytes)
     then       meta: UTF-8 JSON of `BlockMeta`, padded with zeros to the header length
     then       the payload, at a page-aligned offset, so that the kernel can send it
 
-The header is 4 KiB unless the object's metadata needs more. Checksums are XXH3 (128 bits of the payload, 64 of the
-header): they find rot and torn writes, not forgery; whoever can write the directory is trusted.
+The header has 4 KiB unless the object's metadata needs more. Checksums are XXH3 (128 bits for the payload, 64 for the
+header). They find bit rot and torn writes, but no forgery: everybody who can write to the directory is trusted.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ PAGE_BYTES = 4096
 FORMAT = 1
 _MAGIC = b"OUTRIDER"
 _FIXED = struct.Struct("<8sHxxII16s8s")
-# S3 allows 2 KiB of user metadata and 1 KiB of key; JSON escapes can make six bytes of one.
+# S3 allows 2 KiB of user metadata and a key of 1 KiB; a JSON escape can take six bytes for one.
 HEADER_BYTES_MAX = 64 * 1024
 
 
 class BadBlock(ValueError):
-    """The file is not a whole, intact block; the message says why."""
+    """The file is not a complete and intact block; the message says why."""
 
 
 class OtherFormat(BadBlock):
-    """A block file of another format version: not ours to judge, ours to discard."""
+    """A block file of another format version. It may be intact, and is discarded."""
 
 
 PayloadChecksum = xxhash.xxh3_128
@@ -47,7 +47,7 @@ PayloadChecksum = xxhash.xxh3_128
 
 @dataclass(frozen=True, slots=True)
 class BlockMeta:
-    """What a block file says of itself."""
+    """The block in a file: its version, its index, and the layout of the blocks."""
 
     layout: BlockLayout
     version: ObjectVersion
@@ -64,12 +64,12 @@ class BlockMeta:
 
     @property
     def extent(self) -> Extent:
-        """Where the payload lies in the object."""
+        """The bytes of the object that are the payload."""
         return self.layout.extent(self.index, self.version.size)
 
 
 class Header:
-    """The header of `meta`'s file: all of it is certain before the payload is, but for the payload's checksum."""
+    """The header of `meta`'s file. All of it but the payload's checksum is known before the payload is."""
 
     __slots__ = ("_raw", "length", "meta")
 
@@ -80,7 +80,7 @@ class Header:
         """The payload's offset, a multiple of the page size."""
 
     def sealed(self, payload_checksum: bytes) -> bytes:
-        """The header's bytes; `payload_checksum` is the digest of `PayloadChecksum`."""
+        """The bytes of the header. `payload_checksum`: the digest of a `PayloadChecksum`."""
         if self.length > HEADER_BYTES_MAX:
             raise ValueError(f"the metadata of {self.meta.version.ref} needs a header of {self.length} bytes")
         fixed = _FIXED.pack(_MAGIC, FORMAT, self.length, len(self._raw), payload_checksum, bytes(8))
@@ -89,7 +89,8 @@ class Header:
         return (fixed + self._raw).ljust(self.length, b"\0")
 
     def begins(self, file: bytes | None) -> bool:
-        """Whether the first bytes of `file` are this header, whatever its payload; it was sealed once."""
+        """Whether `file` begins with this header. The payload's checksum is not compared, nor is the header's
+        verified."""
         if file is None or len(file) < self.length:
             return False
         magic, version, length, meta_length, _, _ = _FIXED.unpack_from(file)
@@ -99,17 +100,17 @@ class Header:
 
     @property
     def disk_bytes(self) -> int:
-        """What the whole file takes on disk, in full pages."""
+        """The bytes of the whole file on disk, in full pages."""
         return self.length + -(-self.meta.extent.length // PAGE_BYTES) * PAGE_BYTES
 
 
 def usual_disk_bytes(length: int) -> int:
-    """What the file of a block of `length` bytes takes, whose header is as short as nearly all are."""
+    """The bytes on disk of a block of `length` bytes with a header of one page, as nearly all blocks have."""
     return PAGE_BYTES + -(-length // PAGE_BYTES) * PAGE_BYTES
 
 
 def header_length(first_page: bytes) -> int:
-    """How many bytes the header has, read from its first page.
+    """The length of the header, read from its first page.
 
     Raises:
         BadBlock: these bytes do not begin a block file.
@@ -127,10 +128,10 @@ def header_length(first_page: bytes) -> int:
 
 
 def decode_header(header: bytes) -> tuple[BlockMeta, bytes]:
-    """The meta and the payload's checksum.
+    """The meta, and the checksum of the payload.
 
     Raises:
-        BadBlock: cut, altered, or of another format.
+        BadBlock: the header is cut, altered, or of another format.
     """
     length = header_length(header)
     if len(header) < length:
@@ -159,7 +160,7 @@ def _meta_json(meta: BlockMeta) -> bytes:
         "block_bytes": meta.layout.block_bytes,
         "index": meta.index,
     }
-    # ASCII: keys that are no UTF-8 live as surrogate escapes, which only \u escapes carry safely.
+    # ASCII: bytes of keys that are no UTF-8 are surrogate escapes, which only \u escapes carry safely.
     return json.dumps(fields, separators=(",", ":")).encode("ascii")
 
 

@@ -1,23 +1,23 @@
-"""How many bytes a store may take: its own budget, and the free space that it leaves to others on the file system."""
+"""The disk budget: the store's capacity, and the free space that it leaves to others on the file system."""
 
 from __future__ import annotations
 
-# Free space is looked at again after this long: each look costs the first byte of a cold read a turn of a thread.
+# A look at the free space is valid for so long. Each look makes a cold read wait for a thread before its first byte.
 _FREE_KNOWN_S = 1.0
 
 
 class DiskBudget:
-    """Counts what is taken before a byte of it is written. What the file system shows, and when, are arguments."""
+    """Counts bytes before they are written. The free space of the file system and the time are arguments."""
 
     def __init__(self, capacity_bytes: int, min_free_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self._min_free_bytes = min_free_bytes
-        # Blocks, reservations, and files that the scan has yet to read.
+        # Blocks, reservations, and files that the scan at the start has not read yet.
         self.used_bytes = 0
-        # Reserved and maybe not yet on disk: free space that the file system still shows but that is spoken for.
+        # Reserved, and perhaps not on disk yet: the file system still shows this space as free.
         self.pending_bytes = 0
-        # The last look at the free space: when, what it showed beyond the floor and all that was spoken for, and what
-        # was reserved since.
+        # The last look at the free space: its time, the free bytes beyond `min_free_bytes` and the reservations, and
+        # the bytes reserved since.
         self._looked_at = float("-inf")
         self._free_beyond_floor = 0
         self._reserved_since_look = 0
@@ -27,7 +27,7 @@ class DiskBudget:
         return max(0, self.capacity_bytes - self.used_bytes)
 
     def take(self, amount: int) -> None:
-        """Of what lies on disk already."""
+        """Count `amount` bytes that are on disk already."""
         self.used_bytes += amount
 
     def give_back(self, amount: int) -> None:
@@ -39,19 +39,19 @@ class DiskBudget:
         self.pending_bytes += need
 
     def unreserve(self, need: int) -> None:
-        """Give back a reservation that no file stands for."""
+        """Give back a reservation for which no file was written."""
         self.pending_bytes -= need
         self.give_back(need)
 
     def landed(self, need: int) -> None:
-        """A file stands for the reservation now."""
+        """The file of the reservation is written."""
         self.pending_bytes -= need
 
     def over(self, need: int, now: float) -> int | None:
-        """By how many bytes it is exceeded with `need` more; None: the free space has to be looked at (`looked`).
+        """By how many bytes `need` more would exceed the budget. None: look at the free space, and call `looked`.
 
-        The last look tells that there is enough of it if it was a moment ago, and what was reserved since fits in
-        beside as much again for others. What can never fit needs no look.
+        The last look is still valid if it is less than a second old, and if the space it showed is at least twice what
+        was reserved since: the other half is for other writers. A `need` beyond the capacity takes no look.
         """
         if need > self.capacity_bytes:
             return need
@@ -62,14 +62,14 @@ class DiskBudget:
         return self.used_bytes + need - self.capacity_bytes
 
     def looked(self, free_bytes: int, need: int, pending_before: int, now: float) -> int:
-        """The same as `over`, by what the file system shows. `pending_before`: `pending_bytes` when it was asked."""
-        # What was written since then is no longer pending: count the larger of the two.
+        """As `over`, after a look that showed `free_bytes`. `pending_before`: `pending_bytes` when the look began."""
+        # Files written since the look began are no longer pending, so the larger of the two counts.
         spoken_for = max(pending_before, self.pending_bytes)
         self._looked_at, self._reserved_since_look = now, need
         self._free_beyond_floor = free_bytes - self._min_free_bytes - spoken_for
         return max(self.used_bytes + need - self.capacity_bytes, need - self._free_beyond_floor)
 
     def most_bytes(self, free_bytes: int) -> int:
-        """How much could be taken in all, as far as budget and file system go."""
+        """The most bytes that the store could hold, by its budget and by the free space."""
         on_disk = self.used_bytes - self.pending_bytes
         return max(0, min(self.capacity_bytes, on_disk + free_bytes - self._min_free_bytes))

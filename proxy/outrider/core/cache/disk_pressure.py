@@ -1,23 +1,26 @@
-"""Whether fills wait for the disk more than for the origin, and how many there may then be: what the disk cannot take
-is better relayed, since a cold read through us must not be slower than one past us."""
+"""Back-pressure of the disk: the limit of concurrent fills while they wait for the disk more than for the origin.
+
+Reads beyond the limit are relayed past the cache, since a cold read through the proxy must not be slower than a read
+without it.
+"""
 
 from __future__ import annotations
 
-# Times are forgotten by half in this time: a pause of the disk, as of a flush, is not a slow disk.
+# The half-life of the measured times: a short pause, as for a flush, does not make a disk slow.
 _HALF_LIFE_S = 2.0
-# The disk is what holds fills up when they wait for it so many times longer than for the origin ...
+# The disk lags when three conditions hold. First, fills wait for it so many times longer than for the origin.
 _TIMES_LONGER = 4.0
-# ... and it gives each write less than a connection of S3 brings (40-90 MB/s): who is slower than the origin only
-# because the origin is next door is still worth having.
+# Second, each write gets less than a connection to S3 brings (40-90 MB/s). A disk that is slower only than an origin
+# close by is still worth using.
 _SLOW_BYTES_S = 60e6
-# ... and that for a while. Seconds of all writers together: one or two late writes are nothing.
+# Third, it has lasted: so many seconds, summed over all writers. One or two late writes do not count.
 _SECONDS_MIN = 1.0
 _STEP_S = 1.0
 
 
 class DiskPressure:
-    """`fills`: how many fills may be under way; None: as many as like. It is halved each second while the disk lags,
-    and doubled each second once it does not, until nobody is held back any more."""
+    """`fills`: the limit of fills under way; None: no limit. It is halved each second while the disk lags, and doubled
+    each second once the disk does not, until it limits nothing."""
 
     def __init__(self) -> None:
         self.fills: int | None = None
@@ -29,7 +32,7 @@ class DiskPressure:
         self._most = 0
 
     def took(self, disk_s: float, origin_s: float, count: int, under_way: int, now: float) -> None:
-        """A fill, one of `under_way`, waited `origin_s` for `count` bytes, and its writing thread `disk_s` to write
+        """A fill, one of `under_way`, waited `origin_s` for `count` bytes, and its writer took `disk_s` to write
         them."""
         self._forget(now)
         self._disk_s += disk_s
@@ -38,7 +41,7 @@ class DiskPressure:
         self._step(under_way, now)
 
     def allows(self, under_way: int, now: float) -> bool:
-        """Whether one more fill may begin beside those `under_way`."""
+        """Whether a fill may begin beside the `under_way` others."""
         if self.fills is None:
             return True
         self._forget(now)
@@ -54,10 +57,10 @@ class DiskPressure:
 
     def _forget(self, now: float) -> None:
         if self._at is not None and now > self._at:
-            cached = 0.5 ** ((now - self._at) / _HALF_LIFE_S)
-            self._disk_s *= cached
-            self._origin_s *= cached
-            self._bytes *= cached
+            left = 0.5 ** ((now - self._at) / _HALF_LIFE_S)
+            self._disk_s *= left
+            self._origin_s *= left
+            self._bytes *= left
         self._at = now
 
     def _step(self, under_way: int, now: float) -> None:

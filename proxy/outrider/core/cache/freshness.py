@@ -1,4 +1,4 @@
-"""Is what we know of a name good enough to answer from? Sources: RFC 9111 (freshness), RFC 9110 section 13."""
+"""Freshness: whether a known version may be served without asking the origin. Source: RFC 9111."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from outrider.core.s3.conditions import parse_http_date
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """For how many seconds after a check an entry is served unasked: 0 `always` asks, `inf` is `immutable`."""
+    """For `ttl_s` seconds after a check, a version is served without asking the origin.
+
+    0 is `always`: each read asks. `inf` is `immutable`.
+    """
 
     ttl_s: float
 
@@ -27,7 +30,7 @@ class Freshness:
         """`immutable`, `always` or `ttl:SECONDS`.
 
         Raises:
-            ValueError: it is none of them; the message says what is allowed.
+            ValueError: the text has none of these forms; the message lists them.
         """
         if text == "immutable":
             return cls(inf)
@@ -40,26 +43,30 @@ class Freshness:
 
 
 def is_fresh(checked_at: float | None, now: float, freshness: Freshness) -> bool:
-    """`checked_at` None: nobody asked the origin since a write or a start, so no mode makes it fresh."""
+    """Whether a version that the origin confirmed at `checked_at` is fresh. None: the origin was not asked since a
+    write or a start, so the version is not fresh in any mode."""
     if checked_at is None:
         return False
     return freshness.ttl_s == inf or now - checked_at < freshness.ttl_s
 
 
-# Dates have seconds, each cut off, and a reply is dated a moment after what it tells was looked up.
+# Both dates are cut to whole seconds, and the origin dates a reply a moment after it looked the version up.
 _SETTLED = timedelta(seconds=2)
-# As that, where the second date is of this machine's clock.
+# As `_SETTLED`, where the second date is from the clock of this machine.
 _SETTLED_HERE = timedelta(seconds=60)
 
 
 def is_settled(reply: Mapping[str, str]) -> bool:
-    """Whether the origin told of a version (names in lower case) so long after its Last-Modified that whatever is put
-    later has another. Both dates are the origin's own: its clock may be any."""
+    """Whether a later write must have another Last-Modified than the version in this reply.
+
+    That holds if the reply is 2 s younger than the version: Last-Modified has a resolution of one second. Both dates
+    are from the origin's clock, so its error does not matter. `reply`: headers with lower-case names.
+    """
     modified, told_at = parse_http_date(reply.get("last-modified")), parse_http_date(reply.get("date"))
     return modified is not None and told_at is not None and told_at - modified >= _SETTLED
 
 
 def was_settled(version: ObjectVersion, filled_at: float) -> bool:
-    """As `is_settled`, of a version of which a block was filled at `filled_at`, in seconds since 1970."""
+    """As `is_settled`, for a version of which a block was filled at `filled_at` (seconds since 1970, by our clock)."""
     modified = parse_http_date(dict(version.headers).get("last-modified"))
     return modified is not None and filled_at - modified.timestamp() >= _SETTLED_HERE.total_seconds()

@@ -1,4 +1,4 @@
-"""One budget for all bytes that wait in memory: what kept things may take of it, and what requests under way share."""
+"""The memory budget: its shares for origin exchanges and caches, and the part that the requests under way share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outrider.core.errors import SlowDown
 
-# One exchange with the origin: 512 KiB in the HTTP client, as much held for the disk, as much on its way there.
+# One exchange with the origin: 512 KiB in the HTTP client, 512 KiB held for the disk, 512 KiB being written.
 EXCHANGE_BYTES = 1536 * 1024
 _PARTS = 24
 _LISTING_PARTS, _HEAD_PARTS = 4, 1
@@ -16,19 +16,20 @@ _LISTING_PARTS, _HEAD_PARTS = 4, 1
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the budget is divided: half for exchanges with the origin, the rest for what is kept and for clients."""
+    """The division of the budget: at most half for exchanges with the origin, the rest for caches and for clients."""
 
     exchanges: int
-    """Exchanges with the origin at once, at most."""
+    """The most exchanges with the origin at once."""
     listings_bytes: int
+    """Cached LIST pages."""
     heads_bytes: int
-    """Reply heads kept ready."""
+    """Prepared reply heads of the fast path."""
     clients_bytes: int
-    """What requests under way share: see `MemoryBudget`."""
+    """For the requests under way, see `MemoryBudget`."""
 
     @classmethod
     def of(cls, budget_bytes: int, exchanges_max: int) -> Shares:
-        """`exchanges_max`: more are not wanted, whatever the budget."""
+        """`exchanges_max`: the limit of exchanges for any budget."""
         part = budget_bytes // _PARTS
         exchanges = max(1, min(exchanges_max, budget_bytes // 2 // EXCHANGE_BYTES))
         list_cache, heads = _LISTING_PARTS * part, _HEAD_PARTS * part
@@ -36,8 +37,10 @@ class Shares:
 
 
 class MemoryBudget:
-    """What requests under way may hold in memory, all together. Nobody waits for it: whoever holds some might wait for
-    a client."""
+    """The memory that all requests under way may hold together.
+
+    No request waits for memory, since a request that holds some may be waiting for its client.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -56,7 +59,7 @@ class MemoryBudget:
 
     @contextmanager
     def held(self, count: int) -> Iterator[None]:
-        """Raises SlowDown: there is no room."""
+        """Take `count` bytes for a while. Raises SlowDown: there is no room for them."""
         if not self.take(count):
             raise SlowDown(headers=(("retry-after", "1"),))
         try:

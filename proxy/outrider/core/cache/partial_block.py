@@ -1,13 +1,13 @@
-"""Which bytes of a block are here while it arrives: from where its first reader began to its end, and then what lies
-before that."""
+"""Which bytes of a block have arrived. They come from the first reader's offset to the block's end, and then from the
+block's start to that offset."""
 
 from __future__ import annotations
 
 
 class PartialBlock:
-    """Two parts, each of which grows from its start: `[0, start)`, the head, and `[start, length)`, the tail.
+    """Two parts, each of which grows from its start: the head `[0, start)` and the tail `[start, length)`.
 
-    Invariant: 0 <= head <= start <= tail <= length, and exactly `[0, head)` and `[start, tail)` are here.
+    Invariant: 0 <= head <= start <= tail <= length, and exactly `[0, head)` and `[start, tail)` have arrived.
     """
 
     __slots__ = ("_head", "_tail", "length", "start")
@@ -26,11 +26,11 @@ class PartialBlock:
 
     @property
     def begun(self) -> bool:
-        """Some byte is here."""
+        """At least one byte has arrived."""
         return self._head > 0 or self._tail > self.start
 
     def add(self, offset: int, count: int) -> None:
-        """`count` bytes came that continue one of the parts at `offset`."""
+        """`count` bytes arrived at `offset`, where one of the parts ended."""
         if offset == self._tail and offset + count <= self.length:
             self._tail += count
         else:
@@ -39,8 +39,8 @@ class PartialBlock:
             self._head += count
 
     def reach(self, offset: int) -> int:
-        """Up to where, from `offset` on, all bytes are here; `offset` itself, or less: that one is not."""
-        # The head is whole: what is here of the tail goes on from it.
+        """The end of the bytes that have arrived from `offset` on. A result of `offset` or less: its byte has not."""
+        # Behind a complete head the tail follows without a gap.
         if offset >= self.start or self._head == self.start:
             return self._tail
         return self._head

@@ -1,7 +1,7 @@
-"""What is pinned: reservations that must fit side by side, and which versions may not go.
+"""Pins: reservations of disk space that must fit side by side, and the versions that must not be evicted.
 
-An object that several pins name is reserved once. A pin is of names: when a newer version of a pinned object comes in,
-the pin moves to it, so that what was overwritten can go.
+An object that several pins name is reserved once. A pin names objects, and not versions: when a newer version of a
+pinned object comes in, the pin moves to it, and the overwritten version may be evicted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.text import counted
 
 PinKey = tuple[str, str]
-"""Whose pin it is, and its name."""
+"""The owner of a pin, and the pin's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPin:
-    """A pin as it outlives a stop. `body`: the list as it came; `at`: seconds since 1970; `objects`: those that it
-    held, with their ETags and sizes."""
+    """A pin as it is stored over a restart. `body`: the list as the client sent it. `at`: when it was pinned, in
+    seconds since 1970. `objects`: the pinned objects with their ETags and sizes."""
 
     owner: str
     client: str
@@ -38,8 +38,8 @@ class _Held:
 
 
 class Pins:
-    """Called from one thread. `disk_bytes`: what of the cache an object of so many bytes takes; `identify`: the name of
-    a version's blocks."""
+    """Called from one thread. `disk_bytes`: the bytes on disk that an object of a given size takes. `identify`: the
+    version id that names a version's blocks."""
 
     def __init__(self, disk_bytes: Callable[[int], int], identify: Callable[[ObjectVersion], bytes]) -> None:
         self.disk_bytes = disk_bytes
@@ -48,26 +48,27 @@ class Pins:
         self._pins: dict[PinKey, frozenset[ObjectRef]] = {}
         self._versions: set[bytes] = set()
         self.reserved_bytes = 0
-        """Of the cache, for all pins together."""
+        """Bytes on disk, for all pins together."""
         self.released = 0
-        """How many versions were let go so far."""
+        """How many versions are no longer pinned, since the start."""
 
     def holds(self, version_id: bytes) -> bool:
-        """Blocks of this version may not go."""
+        """Whether blocks of this version must not be evicted."""
         return version_id in self._versions
 
     def is_pinned(self, ref: ObjectRef) -> bool:
         return ref in self._held
 
     def bytes_of(self, pin: PinKey) -> int:
-        """What is reserved for one pin, were it alone."""
+        """The bytes that this pin would reserve if it were the only one."""
         return sum(self._held[ref].disk_bytes for ref in self._pins.get(pin, ()))
 
     def pin(self, pin: PinKey, versions: Iterable[ObjectVersion], room_bytes: int) -> None:
-        """Reserve room for all of `versions`, in the place of what `pin` held before. `room_bytes`: for all pins.
+        """Reserve room for all of `versions`, in place of those that `pin` held before. `room_bytes`: the limit for all
+        pins.
 
         Raises:
-            NoRoom: they do not fit next to the other pins, and by how much; nothing has changed.
+            NoRoom: the versions do not fit beside the other pins; the message says by how much. Nothing has changed.
         """
         new = {version.ref: version for version in versions}
         need = sum(self.disk_bytes(version.size) for ref, version in new.items() if not self._others_hold(ref, pin))
@@ -94,7 +95,7 @@ class Pins:
                 self.reserved_bytes -= held.disk_bytes
 
     def came(self, version: ObjectVersion, version_id: bytes) -> None:
-        """A block of `version` came in: the object's newest, as far as we know."""
+        """A block of `version` came in, which is the newest known version of its object."""
         held = self._held.get(version.ref)
         if held is not None and held.version_id != version_id:
             self._let_go(held.version_id)

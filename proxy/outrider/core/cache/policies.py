@@ -1,6 +1,6 @@
-"""Who goes when room is needed. The store asks a policy for victims and skips those in use.
+"""Eviction policies: LRU, FIFO and none. The store asks a policy for victims, and skips blocks in use.
 
-Every policy sees each block once on `added`, then `read` any number of times, then once `removed`.
+A policy is told of each block once by `added`, then any number of times by `read`, then once by `removed`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class EvictionPolicy(Protocol):
     def removed(self, block: BlockKey) -> None: ...
 
     def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
-        """Those that may go for block `incoming` of `version`, best victim first; None: all that may ever go.
+        """The blocks that may be evicted for block `incoming` of `version`, best victim first. None: all blocks that
+        may ever be evicted.
 
         The caller may stop at any point, and must not change the policy while iterating.
         """
@@ -30,7 +31,7 @@ class EvictionPolicy(Protocol):
 
 
 class Fifo:
-    """The block that came first goes first."""
+    """Evicts the oldest block."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[BlockKey, None] = OrderedDict()
@@ -49,7 +50,7 @@ class Fifo:
 
 
 class Lru(Fifo):
-    """The block that was not read for longest goes first."""
+    """Evicts the least recently read block."""
 
     def read(self, block: BlockKey) -> None:
         if block in self._order:
@@ -57,7 +58,7 @@ class Lru(Fifo):
 
 
 class KeepAll:
-    """Nobody goes: blocks come in while there is room, the rest is relayed."""
+    """Evicts nothing: blocks come in while there is room, and further reads are relayed."""
 
     def added(self, block: BlockKey, version: ObjectVersion) -> None:
         pass

@@ -1,50 +1,52 @@
-"""Which missing blocks of one read to ask for next, and how to group them into GETs."""
+"""The read-ahead window of one read, and range coalescing: which missing blocks to request next, and how to group them
+into GETs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Four 8 MiB blocks at once: one connection of S3 gives 40-90 MB/s, a loader worker takes more than that.
+# Four 8 MiB blocks at once: one connection to S3 gives 40-90 MB/s, and a loader worker reads faster than that.
 FIRST_BLOCKS = 4
-# Of more than two readers each has its first block sooner where it asks for less beside it. Only at first: later two
-# would leave the line idle for a round trip each time that both have come.
+# With more than two readers, each gets its first block sooner if fewer blocks are requested beside it. This holds only
+# at first: later, a window of two would leave the line idle for a round trip each time that both blocks have come.
 _FEW, _FIRST_OF_MANY = 2, 2
-# 16 x 8 MiB = 128 MiB asked for ahead of one reader; beyond that the readers' own number makes the parallelism.
+# 16 x 8 MiB = 128 MiB ahead of one reader. Beyond that, the number of readers makes the parallelism.
 WINDOW_BLOCKS_MAX = 16
-# So many more for each block that was sent.
+# The window grows by so many blocks for each block that was sent.
 _GROWTH = 4
-# Of many readers each asks for these when so much of a block is still to come: a round trip, about (0.14 s for 8 MiB at
-# 60 MB/s a connection, and 30 ms), for which the line would be idle once all first blocks have come. At half a block
-# they would share the line with the first ones.
+# With many readers, the window grows when this part of a block is still to come. A quarter of a block takes about a
+# round trip (8 MiB take 0.14 s at 60 MB/s a connection; a round trip takes 30 ms), for which the line would be idle
+# once all first blocks have come. At half a block the new requests would share the line with the first blocks.
 _BEFORE_ITS_END = 0.25
-# GETs that a wide window is brought by. A reader who has the line to himself needs more than one of many does: from 4
-# to 8, at 40 MB/s each, one read of 100 MB shards was 1.2 times as fast (`make bench`, epoch-1-curl and -boto3).
+# How many GETs fetch a wide window. A reader that has the line to itself needs more than one of many readers: with 8 in
+# place of 4, at 40 MB/s each, one read of 100 MB shards was 1.2 times as fast (`make bench`, epoch-1-curl and -boto3).
 _GETS_OF_FEW, _GETS_OF_MANY = 8, 4
-# Near the read's end fewer are joined, down to one: the last GETs would be long ones, of one reader, with the line half
-# empty beside them (a cold epoch of 100 MB shards, 4 readers: 0.17 s of 3.3 with two connections, in one run of two).
-# The nearest blocks are never joined: the second of a pair would come after what is needed later.
+# Near the end of the read fewer blocks are coalesced, down to one. Otherwise the last GETs would be few and long, and
+# the line half empty beside them (a cold epoch of 100 MB shards with 4 readers: 0.17 s of 3.3 with two connections, in
+# one run of two). The next two blocks are never coalesced: the second would arrive after blocks that are needed later.
 _NEAR = 2
 
-# 1/32 of a block, 256 KiB of 8 MiB, come in the time of a few round trips at most: for less, no second GET.
+# 1/32 of a block, 256 KiB of 8 MiB, arrives within a few round trips. To skip less is not worth a second GET.
 _SKIP_SHARE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """Adjacent blocks `[first, first + count)`, to be brought by one GET."""
+    """Adjacent blocks `[first, first + count)`, to be fetched by one GET."""
 
     first: int
     count: int
 
 
 def window_blocks(blocks_sent: float, readers: int = 1) -> int:
-    """How far ahead a read that has sent `blocks_sent` blocks is filled; `readers`: reads under way of late, this one
-    too.
+    """The size of the read-ahead window of a read that has sent `blocks_sent` blocks. `readers`: the reads under way
+    lately, including this one.
 
-    It grows as the reader proves that it goes on: many `a-` reads are left after the first bytes. A lone one has not to
-    wait for that until a block is nearly whole; of many, what each wants next would then share the line with what it
-    wants later (`make bench-ahead`, announced: 0.34 s to the first batch, and 0.27).
+    The window grows as the read goes on, since many reads with an open range (`a-`) are abandoned after the first
+    bytes. With few readers it grows with each part of a block. With many, it grows only when a block is nearly
+    complete: otherwise the block that a reader needs next would share the line with blocks that it needs later (`make
+    bench-ahead`, announced: 0.34 s to the first batch in place of 0.27).
     """
     if readers <= _FEW:
         return min(WINDOW_BLOCKS_MAX, FIRST_BLOCKS + int(_GROWTH * blocks_sent))
@@ -56,10 +58,10 @@ def runs_ahead(
 ) -> list[BlockRun]:
     """The GETs to start now for a read at block `position` that ends with block `last` (inclusive).
 
-    `wanted(i)`: block i is neither here nor on its way. The first GETs take a block each, so that they run in
-    parallel; once the window is wide, adjacent blocks that are not the next are joined in pairs, or fours where there
-    are many readers, which saves requests where there is parallelism enough; towards the end of the read there is not.
-    A run that the window's edge would cut short waits until the window has moved on.
+    `wanted(i)`: block i is neither cached nor being fetched. The first GETs take one block each, so that they run in
+    parallel. Once the window is wide, adjacent blocks beyond the next two are coalesced in pairs, or in fours with many
+    readers: that saves requests where there is enough parallelism, which towards the end of the read there is not. A
+    run that the window's edge would cut short waits until the window has moved on.
     """
     window = window_blocks(blocks_sent, readers)
     gets = _GETS_OF_FEW if readers <= _FEW else _GETS_OF_MANY
@@ -81,8 +83,8 @@ def runs_ahead(
 
 
 def fill_start(wanted: int, block_bytes: int) -> int:
-    """At which offset a fill begins whose first reader wants offset `wanted` of the block.
+    """The offset in the block at which a fill begins whose first reader wants offset `wanted`.
 
-    What lies before would make him wait; it comes last, by a GET of its own.
+    The bytes before `wanted` would delay the reader. They are fetched last, by a GET of their own.
     """
     return wanted if wanted > block_bytes // _SKIP_SHARE else 0

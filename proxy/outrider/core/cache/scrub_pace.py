@@ -1,24 +1,24 @@
-"""How fast the scrubber walks: slowly enough that readers have the disk, and a small cache is not read all day."""
+"""The pace of the scrubber: slow enough to leave the disk to readers, and not to read a small cache all day."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Of blocks that were verified before. A cache that is read through in less time waits for the rest of it: rot is rare.
+# The least time of a round over blocks that were verified before. Bit rot is rare, so a small cache waits.
 ROUND_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubPace:
-    """At most `bytes_per_s` are read."""
+    """At most `bytes_per_s` are read, and a round over verified blocks takes at least `round_s`."""
 
     bytes_per_s: float
     round_s: float
 
     def pause_s(self, block_bytes: int, took_s: float, round_bytes: int | None) -> float:
-        """How long to wait after a block of `block_bytes`, whose check took `took_s`.
+        """The pause after a block of `block_bytes` whose check took `took_s`.
 
-        `round_bytes`: what the whole round will read; None: these blocks have never been verified, so they are not
+        `round_bytes`: the bytes of the whole round. None: the blocks of this round were never verified, so they are not
         spread over `round_s`.
         """
         at_least_s = block_bytes / self.bytes_per_s
