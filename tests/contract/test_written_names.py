@@ -196,7 +196,7 @@ async def test_only_what_may_have_blocks_is_noted(tmp_path: Path) -> None:
         touched = started(room.store.directory, set())
         assert await noted(REF) == []
         room.origin.put(REF, b"some")
-        reading = room.version_lookup._question(REF, 0, False, False, -1)
+        reading = room.version_lookup._asked(REF, 0, False, False, -1)
         assert await noted(REF) == [REF], "the question is under way"
         await reading
         await room.tasks.settle()

@@ -1,4 +1,5 @@
-"""Asking the origin with patience: tries again what S3 wants tried again, and resumes a broken body at its offset."""
+"""Reads of the origin that survive its failures: retries with backoff, a broken body resumed at its offset, and hedged
+requests."""
 
 from __future__ import annotations
 
@@ -26,16 +27,16 @@ from outrider.ports import Chunks, Clock, Origin, OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
 
-# An error document of S3 is some hundred bytes; whatever is longer is not worth keeping.
+# An error document of S3 has some hundred bytes. Longer ones are cut.
 _REFUSAL_BYTES_MAX = 64 * 1024
 
 
 class OriginRefused(Signal):
-    """The origin's own answer to the question, and not a content: to be passed on as it is."""
+    """The origin answered with an error of its own, which is to be passed on as it is."""
 
     def __init__(self, status: int, headers: Headers, body: bytes) -> None:
-        # No more, as that is what it looks like in a log: AWS' own words may name the session token (ExpiredToken), or
-        # what was signed.
+        # The status alone, since it shows in logs: the text of AWS may contain the session token (ExpiredToken), or the
+        # string that was signed.
         super().__init__(status)
         self.status = status
         self.headers = headers
@@ -59,11 +60,12 @@ class OriginRefused(Signal):
 
 
 class _OtherSizeError(OriginBroke):
-    """Of the same ETag, another size. One of two answers is wrong, and who knows which."""
+    """Two replies with the same ETag tell different sizes. One of them is wrong, and nothing says which."""
 
 
 class Patience:
-    """How failures and stragglers are waited out; time and chance come in here, so that tests need neither."""
+    """How long to wait after failures, and for late replies. Time and chance come in here, so that tests need
+    neither."""
 
     def __init__(
         self,
@@ -75,14 +77,14 @@ class Patience:
     ) -> None:
         """`alarm`: a future that is done after so many seconds."""
         self._backoff = backoff or Backoff()
-        # A generator of its own: the process' is for whoever seeds it, as `outrider run` may be part of a program.
+        # A generator of its own: with `outrider run` a program may seed the one of the process.
         self._chance = chance or random.Random().random  # noqa: S311 - jitter
         self.sleep = sleep
         self.clock = clock
         self.alarm = alarm or _alarm
 
     def wait_s(self, failures: int) -> float | None:
-        """How long to wait before the next try; None: there should be none."""
+        """How long to wait before the next try; None: no more tries."""
         return self._backoff.wait_s(failures, self._chance())
 
 
@@ -91,7 +93,8 @@ def _alarm(after_s: float) -> asyncio.Future[None]:
     rings: asyncio.Future[None] = loop.create_future()
 
     def ring() -> None:
-        # It may have been given up in this very turn of the loop, whose callbacks come in the next.
+        # The future may have been cancelled in this step of the loop; its callback, which cancels the timer, runs in
+        # the next.
         if not rings.done():
             rings.set_result(None)
 
@@ -101,7 +104,7 @@ def _alarm(after_s: float) -> asyncio.Future[None]:
 
 
 class OriginReader:
-    """Reads of the origin. Writes are never tried twice, so they do not come this way."""
+    """Reads the origin. Writes are never tried twice, so they do not go through here."""
 
     def __init__(
         self, origin: Origin, patience: Patience, metrics: Metrics, scheduler: FillScheduler, hedging: Hedging
@@ -114,11 +117,11 @@ class OriginReader:
 
     @asynccontextmanager
     async def reply(self, request: OriginRequest, *, hedged: bool = False) -> AsyncIterator[OriginReply]:
-        """The reply to a GET or HEAD; when patience ends, also one that says 5xx. `hedged`: it is asked for twice when
-        it is late, which is for questions that are all alike.
+        """The reply to a GET or HEAD; after the last try, also a reply that says 5xx. `hedged`: a second request is
+        sent when the reply is late. It is for requests that are all alike, so that their latencies can be compared.
 
         Raises:
-            OriginBroke: no try brought any reply; OriginBusy: it was waited for long enough to be sent once.
+            OriginBroke: no try brought a reply; OriginBusy: no connection came free in time.
         """
         failures, given = 0, False
         while True:
@@ -134,10 +137,10 @@ class OriginReader:
             except OriginBusy:
                 raise
             except OriginBroke as error:
-                # A body that broke in its reader's hands is his to deal with: there is no second reply to give him.
+                # A body that broke while the caller reads it is the caller's to deal with: it has the reply already.
                 if given or (wait_s := self._again(failures, error)) is None:
                     raise
-            # Here, and not above: the connection is given back before the wait.
+            # Not within the `async with`: the connection is given back before the wait.
             await self._patience.sleep(wait_s)
 
     async def stream(
@@ -145,13 +148,13 @@ class OriginReader:
     ) -> Chunks:
         """The bytes of `extent`, all of `version`; a body that breaks is resumed at its offset.
 
-        `first`: a reply that already brings them from `extent.start` on. `slot`: is held by the caller; others have it
-        while this waits for the next try.
+        `first`: a reply that already brings the bytes from `extent.start` on. `slot`: held by the caller; other fills
+        have it while this one waits before the next try.
 
         Raises:
             VersionChanged: the origin no longer has `version`.
-            OriginRefused: it will not give them.
-            OriginBroke: patience ended.
+            OriginRefused: the origin answered with an error of its own.
+            OriginBroke: the last try failed.
         """
         position, failures = extent.start, 0
         while position < extent.stop:
@@ -174,7 +177,8 @@ class OriginReader:
                 failures = failures + 1 if position == started else 1
                 if (wait_s := self._again(failures, error)) is None:
                     if isinstance(error, _OtherSizeError):
-                        # It was the first: what we believe must not break all reads until it is asked about again.
+                        # The size that we know may be the wrong one. It must not break all reads until the version is
+                        # asked about again.
                         raise VersionChanged(f"{version.ref}: another size") from error
                     raise
             if slot is not None:
@@ -202,7 +206,8 @@ class OriginReader:
 
     @asynccontextmanager
     async def _send(self, request: OriginRequest, *, hedged: bool) -> AsyncIterator[OriginReply]:
-        """One try, or two at once: then whichever is answered first is used, and the other given up."""
+        """One try, or a hedged one: two requests, of which the first that is answered is used and the other given
+        up."""
         after_s, began = self._hedging.after_s() if hedged else None, self._patience.clock()
         sending = self._origin.send(request) if after_s is None else self._raced(request, after_s)
         async with sending as reply:
@@ -233,7 +238,7 @@ class OriginReader:
             yield await won.head
 
     def _again(self, failures: int, why: object) -> float | None:
-        """How long to wait before the next try; None: it is over."""
+        """How long to wait before the next try; None: this was the last."""
         wait_s = self._patience.wait_s(failures)
         if wait_s is None:
             log.warning("gave up asking the origin", extra={"tries": failures, "error": str(why)})
@@ -243,7 +248,7 @@ class OriginReader:
 
 
 class _Try:
-    """A request in a task of its own until its reply's head is in, so that it can be waited for beside another."""
+    """A request whose head is waited for in a task of its own, so that it can be waited for beside another request."""
 
     def __init__(self, sending: AbstractAsyncContextManager[OriginReply]) -> None:
         self._sending = sending
@@ -252,13 +257,13 @@ class _Try:
 
     @property
     def answered(self) -> bool:
-        """It brought what was asked for, or a no that another try would bring too."""
+        """It has a reply that another try would bring, too: what was asked for, or a refusal for good."""
         if not self.head.done() or self.head.cancelled() or self.head.exception() is not None:
             return False
         return self.head.result().status not in RETRYABLE_STATUSES
 
     async def close(self) -> None:
-        """Give it up, or end its reply; a second time does nothing."""
+        """Give it up, or end its reply. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -270,18 +275,19 @@ class _Try:
 
 
 async def _first_answered(first: _Try, second: _Try) -> _Try:
-    """A failure of one is no answer while the other is still out; when both fail, it is the first's that counts."""
+    """The first try that is answered. A failure is no answer while the other request is under way; when both fail, the
+    first one's failure counts."""
     out = {first.head, second.head}
     while out:
         _, out = await asyncio.wait(out, return_when=asyncio.FIRST_COMPLETED)
-        for one in (first, second):
-            if one.answered:
-                return one
+        for attempt in (first, second):
+            if attempt.answered:
+                return attempt
     return first
 
 
 async def _drain(reply: OriginReply) -> None:
-    """Read a refusal to its end, so that the connection can be used again."""
+    """Read an error document to its end, so that the connection can be used again."""
     with suppress(OriginBroke):
         await OriginRefused.read(reply)
 
@@ -291,14 +297,14 @@ async def _check(reply: OriginReply, version: ObjectVersion, extent: Extent) -> 
     if reply.status in RETRYABLE_STATUSES:
         await _drain(reply)
         raise OriginBroke(f"status {reply.status}")
-    # 416: it has shrunk. 404: it is gone. Both only say that the version that we know is no more.
+    # 416: the object has shrunk. 404: it is gone. Both say only that the version that we know exists no more.
     if reply.status in (404, 412, 416):
         await _drain(reply)
         raise VersionChanged(f"{version.ref}: {reply.status}")
     if reply.status not in (200, 206):
         raise await OriginRefused.read(reply)
     headers = dict(reply.headers)
-    # Not all origins heed If-Match on a GET; the ETag of what they send tells.
+    # Not all origins heed If-Match on a GET: the ETag of the reply decides.
     if headers.get("etag") != version.etag:
         raise VersionChanged(f"{version.ref}: another ETag")
     if reply.status == 200:

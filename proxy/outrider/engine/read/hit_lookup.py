@@ -1,4 +1,5 @@
-"""Reads that can be answered at once: the version is fresh, all blocks are here, nobody is asked or waited for."""
+"""The lookup of hits: reads whose version is fresh and whose blocks are all here. They need no question to the origin,
+and no wait."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.read.version_cache import VersionCache
 from outrider.ports import BlockStore, Clock, Lease
 
-# A read over more blocks than this is long enough for the longer way not to matter.
+# A read over more blocks than this is so long that the slow path costs nothing beside it.
 _BLOCKS_MAX = 64
 
 Piece = tuple[Lease, int, int, int]
-"""A block, its file's descriptor, and where in it how many bytes are."""
+"""A leased block, the descriptor of its file, an offset in that file, and how many bytes to send from there."""
 
 
 @dataclass(slots=True)
 class Known:
-    """A version that was fresh; `HitLookup.is_current` says whether it still is."""
+    """A version that was fresh when it was looked up; `HitLookup.is_current` says whether it still is."""
 
     version: ObjectVersion
     version_id: bytes
@@ -28,7 +29,7 @@ class Known:
 
 
 class HitLookup:
-    """Looks only, and keeps nothing; from any thread."""
+    """Only reads, and keeps nothing. Called from any thread."""
 
     def __init__(self, layout: BlockLayout, catalog: VersionCache, store: BlockStore, clock: Clock) -> None:
         self._layout = layout
@@ -37,20 +38,20 @@ class HitLookup:
         self._clock = clock
 
     def known(self, ref: ObjectRef) -> Known | None:
-        """None: the origin has to be asked first."""
+        """The version to answer from; None: the origin has to be asked first."""
         fresh = self._catalog.look(ref)
         if fresh is None:
             return None
         return Known(fresh.version, self._layout.version_id(fresh.version), fresh.until, fresh.changes)
 
     def is_current(self, known: Known) -> bool:
-        """Whether the catalog would say the same again. False may also mean: look it up again."""
+        """Whether the version cache would give the same answer again. False may also mean: look it up again."""
         return known.changes == self._catalog.changes and self._clock() < known.until
 
     def pieces(self, known: Known, extent: Extent, at_most: int) -> list[Piece] | None:
-        """The first of `extent`, `at_most` so many bytes, when all its blocks are here; the caller releases the leases.
+        """The first bytes of `extent`, `at_most` so many, if all its blocks are here. The caller releases the leases.
 
-        None: something is missing, or not open.
+        None: a block is missing, or its file is not open.
         """
         # Not by the layout's methods: each hit would pay some 80 ns for each call.
         block_bytes = self._layout.block_bytes
@@ -70,8 +71,8 @@ class HitLookup:
             index, inside = divmod(start, block_bytes)
             lease = self._store.lease_at_once(BlockKey(known.version_id, index))
             if lease is None:
-                for one, *_ in pieces:
-                    one.release()
+                for taken, *_ in pieces:
+                    taken.release()
                 return None
             length = min(block_bytes - inside, stop - start)
             block = lease.block
@@ -80,7 +81,8 @@ class HitLookup:
         return pieces
 
     def page_in(self, known: Known, extent: Extent) -> Callable[[], None] | None:
-        """As `BlockStore.page_in`, of what lies in one block; of more: None."""
+        """As `BlockStore.page_in`, for an extent that lies in one block. None: it spans several blocks, or paging in
+        would not help."""
         index, inside = divmod(extent.start, self._layout.block_bytes)
         if inside + extent.length > self._layout.block_bytes:
             return None

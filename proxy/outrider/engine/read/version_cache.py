@@ -1,4 +1,5 @@
-"""What we believe of names: the version of each object, when that was last checked, and what a write made doubtful."""
+"""The version cache: the version of each object, when the origin was last asked about it, and which names a write made
+doubtful."""
 
 from __future__ import annotations
 
@@ -13,17 +14,18 @@ from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.list_page import Listed
 from outrider.ports import Clock
 
-# As long as a write may keep its connection quiet.
+# For as long as a write may leave its connection silent.
 _DOUBT_S = 600.0
 _DOUBTS_MAX = 10_000
 _DROPPED_MAX = 10_000
-# For so many times for which a name is believed LISTs do instead of HEADs. They come after three quarters of each, and
-# a page of 1,000 names costs as much as a dozen HEADs (S3's price list): one HEAD for each name costs the same again.
-_LISTS_DO = 60
+# LISTs confirm a version for this many times its time to live; then the object is asked about by a HEAD. A LIST comes
+# after three quarters of each time to live, and a page of 1,000 names costs as much as a dozen HEADs (S3's price list):
+# one HEAD for each name after so many LISTs costs the same again.
+_LISTS_PER_HEAD = 60
 
 
 class Mark(NamedTuple):
-    """Taken before the origin is asked: an answer is believed only if no write came in between."""
+    """Taken before the origin is asked. The answer is believed only if no write came in between."""
 
     generation: int
     at: float
@@ -33,19 +35,19 @@ class Mark(NamedTuple):
 class _Entry:
     version: ObjectVersion
     mark: Mark | None
-    """Of the question that `version` answered; None: found at a start, or a LIST showed another, so it must be asked
-    about in any mode."""
+    """The mark of the question that `version` answered. None: the version was found on disk at a start, or a LIST
+    showed another one, so the origin must be asked in any mode of freshness."""
     lists_until: float = -inf
-    """A LIST that was asked for later does not do for the next question."""
+    """A LIST that was asked for later does not confirm the version."""
 
     @property
     def asked(self) -> Mark:
-        # What was found at a start, or doubted by a LIST, has no mark: it is older than any write that we know of.
+        # An entry without a mark is older than any write that we know of.
         return self.mark or Mark(0, -inf)
 
 
 class Fresh(NamedTuple):
-    """A version that may be served unasked until the clock says `until`, as long as `VersionCache.changes` is
+    """A version that may be served without asking until the clock says `until`, as long as `VersionCache.changes` is
     `changes`."""
 
     version: ObjectVersion
@@ -54,7 +56,8 @@ class Fresh(NamedTuple):
 
 
 class ForgetLog:
-    """When each name was last forgotten, bounded: what falls out raises the floor for all that are not here."""
+    """At which generation each name was last forgotten. Bounded: a name that falls out raises the floor, which holds
+    for all names that are not here."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -72,7 +75,7 @@ class ForgetLog:
 
 
 class VersionCache:
-    """Bounded; the entry not used for longest goes first. All but `look` is called from one thread."""
+    """Bounded, LRU. All methods but `look` are called from one thread."""
 
     def __init__(
         self, origin: str, freshness_of: Callable[[ObjectRef], Freshness], clock: Clock, capacity: int
@@ -84,12 +87,12 @@ class VersionCache:
         self._capacity = capacity
         self._generation = 0
         self.changes = 0
-        """Grows whenever something that was believed of a name no longer is: what was looked up before may not hold."""
+        """Grows whenever a belief about any name ends: what was looked up before may not hold any more."""
         self._forgotten = ForgetLog(capacity)
         self._forgotten_buckets = ForgetLog(10_000)
-        # What left `_entries` while blocks of it may be on disk.
+        # Names that left `_entries` while they may have blocks on disk.
         self._dropped = ForgetLog(_DROPPED_MAX)
-        # Until when no answer about a name, or a bucket, is believed.
+        # Until when no answer about a name, or about a bucket, is believed.
         self._doubted: dict[object, float] = {}
 
     def __len__(self) -> int:
@@ -99,14 +102,14 @@ class VersionCache:
         return Mark(self._generation, self._clock())
 
     def believes(self, ref: ObjectRef, mark: Mark) -> bool:
-        """Whether nothing was forgotten of `ref` since `mark`."""
+        """Whether an answer to a question put at `mark` holds: `ref` was not forgotten since."""
         last = max(self._forgotten.last(ref), self._forgotten_buckets.last(ref.bucket))
         if self._doubted and mark.at < max(self._doubted.get(ref, -inf), self._doubted.get(ref.bucket, -inf)):
             return False
         return last <= mark.generation
 
     def will_be_fresh(self, ref: ObjectRef, mark: Mark) -> bool:
-        """Whether the answer to a question put at `mark` would do for a read that comes now."""
+        """Whether the answer to a question put at `mark` is fresh enough for a read that comes now."""
         return self.believes(ref, mark) and is_fresh(mark.at, self._clock(), self._freshness_of(ref))
 
     def fresh(self, ref: ObjectRef) -> ObjectVersion | None:
@@ -118,8 +121,8 @@ class VersionCache:
         return seen.version
 
     def look(self, ref: ObjectRef) -> Fresh | None:
-        """As `fresh`, from any thread, and without counting as a use."""
-        # Before the entry is read: what changes in between then makes the answer one that no longer holds.
+        """As `fresh`, from any thread, and without counting as a use for the LRU order."""
+        # Read before the entry: a change in between makes the answer one that no longer holds.
         changes = self.changes
         entry = self._entries.get(ref)
         if entry is None or entry.mark is None or not self.will_be_fresh(ref, entry.mark):
@@ -129,68 +132,71 @@ class VersionCache:
         return Fresh(entry.version, until, changes)
 
     def stale(self, ref: ObjectRef) -> ObjectVersion | None:
-        """What may stand in while the origin is down: the version last heard of, unless a write made it doubtful."""
+        """The version last heard of, unless a write made it doubtful. It may stand in while the origin is down."""
         entry = self._entries.get(ref)
         if entry is None or not self.believes(ref, entry.asked):
             return None
         return entry.version
 
     def learn(self, version: ObjectVersion, mark: Mark, *, settled: bool = False) -> None:
-        """The origin answered with `version` to a question put at `mark`. `settled`: whatever is put from then on will
-        have another date (`freshness.is_settled`)."""
+        """The origin answered with `version` to a question put at `mark`. `settled`: a later overwrite will have
+        another date (`freshness.is_settled`)."""
         entry = self._entries.get(version.ref)
         if entry is not None and entry.mark is not None and entry.mark > mark:
             return  # a question put later was answered earlier
         if entry is not None and entry.version != version:
             self.changes += 1
-        # One put before a write is kept as well: it is not fresh, but good for asking whether it still is the one.
-        lists_until = mark.at + _LISTS_DO * self._freshness_of(version.ref).ttl_s if settled else -inf
+        # An answer from before a write is kept as well. It is not fresh, but the next question may confirm it.
+        lists_until = mark.at + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if settled else -inf
         self._enter(_Entry(version, mark, lists_until))
 
     def gone(self, ref: ObjectRef) -> None:
-        """The origin has no such object. Nothing is remembered of that: the next read asks again."""
+        """The origin has no such object. That is not remembered: the next read asks again."""
         if self._entries.pop(ref, None) is not None:
             self._dropped.note(ref, 1)
             self.changes += 1
 
     def may_have(self, ref: ObjectRef) -> bool:
-        """Never False of an object that has blocks on disk, once all that a start found was recalled."""
+        """Whether `ref` may have blocks on disk. Never wrongly False once all blocks that a start found were
+        recalled."""
         return ref in self._entries or self._dropped.last(ref) > 0
 
     def recall(self, origin: str, version: ObjectVersion, *, vouched: bool = False) -> None:
-        """Blocks of `version` were found on disk: whether it still is the object's content has to be asked. `vouched`:
-        a LIST may do for that, as nothing was written through us since that left its date and not its headers."""
+        """Blocks of `version` were found on disk. Whether it still is the object's content has to be asked. `vouched`:
+        a LIST entry with the same ETag, size and date confirms this version without a HEAD, as nothing was written
+        through us since that changes headers and not the date."""
         if origin != self._origin:
             return
         known = self._entries.get(version.ref)
         if known is None or (vouched and known.mark is None and known.version != version):
-            until = self._clock() + _LISTS_DO * self._freshness_of(version.ref).ttl_s if vouched else -inf
+            until = self._clock() + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if vouched else -inf
             self._enter(_Entry(version, None, until))
 
     def vouches(self, origin: str, version: ObjectVersion) -> bool:
-        """Whether a LIST may go on doing for questions about `version`, headers and all, after a stop and a start."""
+        """Whether LISTs may go on confirming `version`, with its headers, after a stop and a start."""
         entry = self._entries.get(version.ref)
         if origin != self._origin or entry is None or entry.version != version or entry.lists_until == -inf:
             return False
         return self.believes(version.ref, entry.asked)
 
     def listed(self, bucket: str, objects: Iterable[Listed], mark: Mark) -> None:
-        """A LIST that was asked for at `mark` shows these. Where one is the version that we have, it counts as asked
-        about; about another the origin is asked when it is read.
+        """A LIST that was asked for at `mark` shows these objects. It confirms an entry that has the listed version. An
+        object with another version is asked about when it is read.
 
-        Source: S3 user guide, "Amazon S3 data consistency model": LIST is as good as HEAD. After a write of ours the
-        object itself is asked all the same; also when that was before a start, which found the headers of its fill: a
-        LIST does not tell whether they were written since, as tags are. For what others write that moves no date, each
-        is asked itself now and then; and as long as its bytes, put again, may have the date that we know.
+        Source: S3 user guide, "Amazon S3 data consistency model": LIST is as good as HEAD. Three cases need a HEAD all
+        the same, as a LIST does not tell headers. After a write through us the object itself is asked, also when the
+        write was before a start: the headers of the fill may be older than the write, as with tags. Now and then each
+        object is asked itself, since others may write headers without a change of the date. And as long as a second
+        PUT could have the same date, a LIST confirms nothing.
         """
-        for one in objects:
-            entry = self._entries.get(ref := ObjectRef(bucket, one.key))
+        for listed in objects:
+            entry = self._entries.get(ref := ObjectRef(bucket, listed.key))
             if entry is None or entry.asked > mark:
                 continue
             if not self.believes(ref, mark) or not self.believes(ref, entry.asked):
                 continue
             version = entry.version
-            if not one.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
+            if not listed.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
                 entry.mark, entry.lists_until = None, -inf
                 self.changes += 1
             elif mark.at < entry.lists_until:
@@ -201,11 +207,12 @@ class VersionCache:
         self._entries.move_to_end(entry.version.ref)
         if len(self._entries) > self._capacity:
             self._dropped.note(self._entries.popitem(last=False)[0], 1)
-            # What is learnt of a name after it fell out of here would not show as a change of it.
+            # An answer about a name that has fallen out would not show as a change of it.
             self.changes += 1
 
     def forget(self, ref: ObjectRef) -> None:
-        """A write is about to change `ref`, or has: the next read asks the origin, and no older answer is believed."""
+        """A write is about to change `ref`, or has changed it: the next read asks the origin, and no older answer is
+        believed."""
         self._generation += 1
         self._forgotten.note(ref, self._generation)
         # Last: a worker that looks between the two must not keep the old version under the new count.
@@ -217,8 +224,8 @@ class VersionCache:
         self.changes += 1
 
     def doubt(self, name: ObjectRef | str) -> None:
-        """A write ended without an answer, and the origin may carry it out yet: for a while each read of the name, or
-        of the bucket, asks."""
+        """A write ended without an answer, and the origin may still carry it out: for a while each read of the name, or
+        of the bucket, asks the origin."""
         if isinstance(name, str):
             self.forget_bucket(name)
         else:

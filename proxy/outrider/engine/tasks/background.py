@@ -1,4 +1,4 @@
-"""Background work of the engine: owned in one place, and ended there."""
+"""Background tasks: one owner, which logs their failures and ends them at the stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Background:
         return self._own(asyncio.create_task(work, name=name))
 
     def spawn_apart(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Work that is not for the request in which it began: in a trace it is no part of that one."""
+        """Work that is not done for the request in which it began: in a trace it is no part of that request."""
         return self._own(asyncio.create_task(work, name=name, context=Context()))
 
     def _own(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
@@ -47,7 +47,7 @@ class Background:
 
 @asynccontextmanager
 async def background() -> AsyncIterator[Background]:
-    """Ends what is still under way."""
+    """Cancels the tasks that are still under way at the end of the block."""
     tasks = Background()
     try:
         yield tasks

@@ -1,4 +1,4 @@
-"""Tasks that belong together."""
+"""A task group that raises the first failure itself, hears every cancel, and leaves no reference cycles."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ T = TypeVar("T")
 
 
 class TaskGroup:
-    """As asyncio's: where one task or the body fails, the others are cancelled, and none outlives the block. But
+    """As `asyncio.TaskGroup`: when a task or the body fails, the others are cancelled, and no task outlives the block.
+    It differs in three ways:
 
-    - what it raises is the first failure itself;
-    - a cancel from outside is heard, whatever fails meanwhile. asyncio's forgets it beside a failure (Python 3.11), and
-      who was to stop goes on;
-    - nothing is left to the garbage collector, which looks at what has lived for long no more (see
-      `system.keep_collections_short`). asyncio's leaves circles: an exception knows the frames that it came through, of
-      which one knows the exception.
+    - It raises the first failure itself, and no exception group.
+    - It hears a cancel from outside also when a task fails meanwhile. asyncio's group forgets the cancel then (Python
+      3.11), and the task that was to stop goes on.
+    - It leaves nothing to the garbage collector, which no longer visits old objects (see
+      `system.keep_collections_short`). asyncio's group leaves reference cycles: an exception holds the frames that it
+      came through, and one of these holds the exception.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class TaskGroup:
         self._failure = failure
         self._abort()
         if not self._is_body_over and self._owner is not None:
-            # Out of what the body waits for; taken back at its end.
+            # This ends the wait of the body. `_is_cancelled_from_outside` takes it back at the end.
             self._has_cancelled_owner = True
             self._owner.cancel()
 
@@ -78,21 +79,21 @@ class TaskGroup:
                 cancel = (cancel or asyncio.CancelledError()) if self._is_cancelled_from_outside() else None
             raised = cancel or self._failure
             if raised is not None and raised is not error:
-                # Not where it was caught: it would become the context of its own part.
+                # Not within the `except` that caught it: it would become the context of itself.
                 raise raised
         finally:
             raised = self._failure = self._owner = None
             del cancel, error, trace
 
     def _is_cancelled_from_outside(self) -> bool:
-        """Takes our own cancel back."""
+        """Whether somebody else cancelled the owner. Takes our own cancel back."""
         assert self._owner is not None
         if self._has_cancelled_owner:
             self._owner.uncancel()
         return self._owner.cancelling() > self._cancels_before
 
     async def _all_ended(self) -> asyncio.CancelledError | None:
-        """Returns once no task is left; by what this wait was cancelled, if it was."""
+        """Returns once no task is left. The cancel that interrupted the wait is returned, not raised."""
         cancel = None
         try:
             while self._tasks:
