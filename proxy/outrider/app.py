@@ -153,7 +153,7 @@ async def _upkeep(outrider: Outrider) -> None:
     while True:
         await asyncio.sleep(_UPKEEP_S)
         await outrider.store.sweep()
-        outrider.control.maintenance.pinning.look_again()
+        outrider.control.maintenance.pinning.check_again()
 
 
 async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | None:

@@ -273,7 +273,7 @@ async def test_what_was_lost_of_a_pin_is_brought_again(making: Making) -> None:
         await room.store.drop(room.store.blocks_of(lambda ref: ref == REFS[0]))
         room.pins.pin(("", "mine"), [ObjectVersion(ref, _etag(room, ref), SIZE) for ref in REFS[:2]], 10**9)
         room.clock.advance(61)
-        pins.look_again()
+        pins.check_again()
         await room.tasks.settle()
         assert (one.progress.state, one.progress.bytes, one.progress.fetched_bytes) == (State.DONE, 2 * SIZE, SIZE)
 

@@ -1,4 +1,5 @@
-"""Pins: objects that are brought, and then stay. Room is reserved for all of them before the first one is taken."""
+"""Pins: objects that are brought and then never evicted. Room is reserved for all objects of a pin before the first one
+is brought."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from outrider.engine.read.version_lookup import NotCacheable, VersionLookup
 log = logging.getLogger(__name__)
 
 _QUESTIONS_AT_ONCE = 32
-# How often it is looked whether a pinned block was lost (damaged, or by somebody else's hand), to bring it again.
-_LOOK_AGAIN_S = 60.0
+# How often pins are checked for lost blocks (damaged, or deleted by somebody else), to bring these again.
+_CHECK_AGAIN_S = 60.0
 
 
 class Pinning:
-    """Owns the pins. `save` writes them down, and returns when they outlive a crash; it raises OSError."""
+    """Owns the pins. `save` writes them to disk and returns once they would survive a crash; it raises OSError."""
 
     def __init__(
         self, warmup_runner: WarmupRunner, prefetch: Prefetch, version_lookup: VersionLookup,
@@ -40,14 +41,14 @@ class Pinning:
         self._saving = asyncio.Lock()
         self.book = Book(cached=True)
         self._refused: set[tuple[str, str]] = set()
-        self._look_again_at = 0.0
+        self._check_again_at = 0.0
 
     async def pin(self, pin: Warmup) -> None:
-        """Reserve room for all that its list names, write that down, and begin to bring it.
+        """Reserve room for all objects that the pin's list names, save the pin, and begin to bring the objects.
 
         Raises:
-            NoRoom: it does not fit next to the other pins; nothing has changed.
-            S3Error: the origin does not know all of it, or the disk did not take the note.
+            NoRoom: they do not fit next to the other pins; nothing has changed.
+            S3Error: the origin does not have all of them, or the pin could not be saved.
         """
         warmup_runner = self._warmup_runner
         await warmup_runner.expand(pin)
@@ -57,7 +58,7 @@ class Pinning:
         await warmup_runner.size_by_list(pin)
         await warmup_runner.each(list(pin.items.values()), _QUESTIONS_AT_ONCE, lambda item: self._ask(pin, item))
         room_bytes = await warmup_runner.store.most_bytes()
-        # No await from here to the reservation: another pin may be on its way.
+        # No await from here to the reservation: another pin may be in the making.
         before = self.book.get(pin.owner, pin.name)
         self.book.put(pin)
         try:
@@ -78,7 +79,7 @@ class Pinning:
         warmup_runner.begin(pin, expand=False)
 
     async def unpin(self, owner: str, name: str) -> None:
-        """What it held stays until room is needed."""
+        """The pin ends. Its objects stay in the cache until room is needed."""
         pin = self.book.get(owner, name)
         if pin is None:
             return
@@ -92,41 +93,42 @@ class Pinning:
         now = self._warmup_runner.clock()
         return {**self._warmup_runner.counted(pin).told(now, failures_max), "reserved_bytes": pin.need_bytes}
 
-    # -- from a stop to the next start --------------------------------------------------------------------------------
+    # -- at a start, and from time to time ----------------------------------------------------------------------------
 
     def restore(self, saved: Sequence[SavedPin], room_bytes: int) -> None:
-        """Before the store is told what lies in its directory."""
-        for one in saved:
+        """Make the saved pins again. Called before the store learns which blocks its directory has, so that none of
+        theirs is evicted."""
+        for entry in saved:
             now = self._warmup_runner.clock()
-            body = one.body.encode("utf-8", "surrogateescape")
-            pin = Warmup(one.owner, one.client, one.name, body, one.at, parse_list(body), lambda ref: True,
+            body = entry.body.encode("utf-8", "surrogateescape")
+            pin = Warmup(entry.owner, entry.client, entry.name, body, entry.at, parse_list(body), lambda ref: True,
                          Progress(now), TokenBucket(0.0, now), trusting=True)  # fmt: skip
-            pin.add((ref, size) for ref, _, size in one.objects)
-            for ref, etag, _ in one.objects:
+            pin.add((ref, size) for ref, _, size in entry.objects)
+            for ref, etag, _ in entry.objects:
                 pin.items[ref].etag = etag
             self.book.put(pin)
             try:
                 self._reserve(pin, room_bytes)
             except NoRoom as error:
-                # Kept, for a start with a larger cache.
-                self._refused.add((one.owner, one.name))
+                # The pin is kept, for a start with a larger cache.
+                self._refused.add((entry.owner, entry.name))
                 pin.progress.fail("", error.text)
                 pin.progress.end(now)
-                log.error("pin does not fit any more", extra={"pin": one.name, "error": error.text})
+                log.error("pin does not fit any more", extra={"pin": entry.name, "error": error.text})
 
     def resume(self) -> None:
-        """Once it is known what lies in the directory: bring what is missing."""
+        """Bring the blocks that are missing. Called once the store knows which blocks its directory has."""
         for pin in self.book.all():
             if (pin.owner, pin.name) not in self._refused:
                 pin.again(self._warmup_runner.clock())
                 self._warmup_runner.begin(pin, expand=False)
 
-    def look_again(self) -> None:
-        """Called now and then."""
+    def check_again(self) -> None:
+        """Bring blocks again that were lost. Called from time to time; does its work once a minute."""
         now = self._warmup_runner.clock()
-        if now < self._look_again_at:
+        if now < self._check_again_at:
             return
-        self._look_again_at = now + _LOOK_AGAIN_S
+        self._check_again_at = now + _CHECK_AGAIN_S
         for pin in self.book.all():
             if pin.progress.state in (State.DONE, State.FAILED) and (pin.owner, pin.name) not in self._refused:
                 self._warmup_runner.counted(pin, at_once=True)
@@ -137,7 +139,7 @@ class Pinning:
     # -- within -------------------------------------------------------------------------------------------------------
 
     async def _ask(self, pin: Warmup, item: Item) -> None:
-        """Its size and ETag, if nobody told them."""
+        """Ask the origin for the size and ETag of `item`, unless a LIST told them."""
         if item.size >= 0 and item.etag:
             return
         try:
@@ -163,13 +165,13 @@ class Pinning:
         self.book.pop(pin.owner, pin.name)
 
     async def _write(self) -> None:
-        # One after the other, each with what holds by then: the last one written tells all.
+        # One save at a time, each with the pins that there are when it begins: the last one has all of them.
         async with self._saving:
             await self._save([_saved(pin) for pin in self.book.all()])
 
 
 def _version(item: Item) -> ObjectVersion:
-    # A LIST may tell an ETag without its quotes.
+    # Some stores list an ETag without its quotes.
     return ObjectVersion(item.ref, '"' + item.etag.strip('"') + '"', item.size)
 
 

@@ -1,4 +1,4 @@
-"""Verifying on request: blocks are read and their checksums compared; a bad one is dropped, and told."""
+"""Verification by command: blocks are read and their checksums compared. Bad blocks are dropped and reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.engine.tasks.runtime import Spawn
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import ControlledStore
 
-# Of one owner; the oldest is given up for a new one.
+# Verifications of one owner; a new one replaces the oldest.
 NAMES_MAX = 15
 _BAD_TOLD_MAX = 1000
 _AT_ONCE = 4
@@ -22,7 +22,7 @@ _AT_ONCE = 4
 
 @dataclass(slots=True)
 class Check:
-    """One such request. `bad`: object, block and what is wrong with it."""
+    """One verification. `bad`: for each bad block its object, its index, and what is wrong with it."""
 
     owner: str
     name: str
@@ -76,7 +76,7 @@ class Verification:
         waiting = iter(blocks)
 
         def note(meta: BlockMeta, error: str) -> None:
-            # Also those that a reader meets meanwhile.
+            # Also bad blocks that a reader finds meanwhile.
             if wanted(meta.version.ref):
                 check.bad_blocks += 1
                 if len(check.bad) < _BAD_TOLD_MAX:
@@ -88,7 +88,7 @@ class Verification:
                 for _ in range(_AT_ONCE):
                     group.create_task(self._work(check, waiting))
         except asyncio.CancelledError:
-            return  # not to the task, which would keep it: see `Warming`
+            return  # not raised to the task, which would keep it: see `WarmupRunner._run`
         finally:
             self._store.on_bad.remove(note)
         check.state = State.FAILED if check.bad_blocks else State.DONE

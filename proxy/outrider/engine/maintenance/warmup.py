@@ -1,4 +1,4 @@
-"""One warm-up: the objects that are wanted, and how far each of them is."""
+"""The state of one warm-up: the objects that are wanted, and how much of each is on disk."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
 
 May = Callable[[ObjectRef], bool]
-"""Whether the one who wants it may read it."""
+"""Whether the client that asked for the warm-up may read an object."""
 
-# Counting again what is on disk takes at most this part of the time.
-_COUNTING = 0.05
+# Recounts take at most this share of the time.
+_RECOUNT_SHARE = 0.05
 
 
 @dataclass(slots=True)
 class Item:
-    """One object. `size` -1: not known. `version_id` empty: its blocks have no name yet. `here`: bytes of it that were
-    seen on disk."""
+    """One object. `size` -1: unknown. `version_id` empty: the names of its blocks are unknown. `here`: how many of its
+    bytes were seen on disk."""
 
     ref: ObjectRef
     size: int = -1
@@ -42,8 +42,8 @@ class Item:
 
 @dataclass(slots=True)
 class Warmup:
-    """`owner`: the access key of whoever asked, `client` the name of that (both empty: nobody in particular). `body`:
-    the list as it came. `at`: seconds since 1970."""
+    """`owner`: the access key of the client that asked, and `client` that key's name; both are empty where clients have
+    no keys. `body`: the list as it came. `at`: seconds since 1970."""
 
     owner: str
     client: str
@@ -57,9 +57,9 @@ class Warmup:
     items: dict[ObjectRef, Item] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     need_bytes: int = 0
-    """Of the cache, for what is known of it."""
+    """How much of the cache the objects take, as far as their sizes are known."""
     trusting: bool = False
-    """What a start found on disk counts as it is: it is verified before it is read."""
+    """Blocks that a start found on disk count without a check: they are verified before they are read."""
     _removals: int = -1
     _count_after: float = 0.0
 
@@ -68,7 +68,7 @@ class Warmup:
         return self.progress.state is State.RUNNING
 
     def add(self, refs: Iterable[tuple[ObjectRef, int]]) -> None:
-        """Names and sizes (-1: not known); what is here already is not wanted twice."""
+        """Want these objects, too, unless they are wanted already; each with its size (-1: unknown)."""
         for ref, size in refs:
             if ref not in self.items:
                 self.items[ref] = Item(ref, size)
@@ -77,7 +77,7 @@ class Warmup:
                 self.progress.unsized += size < 0
 
     def again(self, now: float) -> None:
-        """Begin once more with the same objects."""
+        """Begin again with the same objects."""
         self.progress = Progress(now)
         items, self.items = list(self.items.values()), {}
         self.add((item.ref, item.size) for item in items)
@@ -85,20 +85,20 @@ class Warmup:
             self.items[item.ref].etag = item.etag
 
     def sized(self, item: Item, size: int, etag: str) -> None:
-        """What a LIST tells of it."""
+        """A LIST told the size and the ETag of `item`."""
         self.progress.wanted_bytes += size - max(0, item.size)
         self.progress.unsized -= item.size < 0
         item.size, item.etag = size, etag
 
     def found(self, item: Item, version: ObjectVersion, version_id: bytes) -> None:
-        """Which version it is that is brought."""
+        """`version` of `item` is the one that is brought."""
         self.progress.wanted_bytes += version.size - max(0, item.size)
         self.progress.unsized -= item.size < 0
         self.progress.bytes -= item.here
         item.is_now(version, version_id)
 
     def confirm(self, item: Item, count: int) -> None:
-        """So many bytes more were seen on disk."""
+        """`count` more bytes of `item` were seen on disk."""
         item.here += count
         self.progress.bytes += count
 
@@ -109,8 +109,8 @@ class Warmup:
 
     def recount(self, has: Callable[[BlockKey], bool], layout: BlockLayout, removals: int, clock: Callable[[], float],
                 *, at_once: bool = False) -> None:  # fmt: skip
-        """Blocks may have left since they were seen: look again at all objects that were whole, unless that was done a
-        moment ago."""
+        """Count again which objects are whole, unless that was done a moment ago: blocks may have been evicted since
+        they were seen."""
         if removals == self._removals or (clock() < self._count_after and not at_once):
             return
         began, self._removals = clock(), removals
@@ -120,14 +120,14 @@ class Warmup:
                 self.progress.bytes += here - item.here
                 self.progress.objects += (here == item.size) - item.whole
                 item.here, item.whole = here, here == item.size
-        self._count_after = clock() + (clock() - began) / _COUNTING
+        self._count_after = clock() + (clock() - began) / _RECOUNT_SHARE
 
     def told(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         return {"name": self.name, "client": self.client, **self.progress.told(now, failures_max)}
 
 
 def blocks_of(item: Item, layout: BlockLayout) -> Iterator[tuple[BlockKey, int]]:
-    """Each block of an object whose size is known, and how many bytes it has."""
+    """The blocks of an object whose size is known, each with its length in bytes."""
     for index in range(layout.count(item.size)):
         yield BlockKey(item.version_id, index), layout.extent(index, item.size).length
 

@@ -1,6 +1,7 @@
-"""Warming: objects are brought because somebody asked for that, and counted once they are on disk and verified there.
+"""The runner of warm-ups: objects are brought by command, and counted once they are on disk and verified there.
 
-Behind all demand, beside prefetch and by its means: a block that is here, or on its way, is not brought again.
+Warm-ups fill behind all demand and beside prefetch, by the means of `Prefetch`: a block that is here, or on its way, is
+not brought again.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ from outrider.ports import ControlledStore
 
 log = logging.getLogger(__name__)
 
-# Of one warm-up: enough for small objects to hide their round trips; large ones are bounded by the blocks.
+# Objects of one warm-up at once: enough to hide the round trips of small objects. For large ones the number of blocks
+# is the bound.
 _OBJECTS_AT_ONCE = 16
-# Before an object is tried again whose bytes did not come, or for which there was no room just then.
+# Pauses before an object is tried again whose bytes did not come, or for which there was no room.
 _PAUSES_S = (0.5, 2.0, 5.0)
-# Objects of HEADs that are waited for; a HEAD beyond them warms nothing.
+# Objects that HEADs asked to warm and that are not here yet. A HEAD beyond that warms nothing.
 _HINTS_MAX = 1000
-# What is spent before an answer tells the size is given back then; who waits for it looks that often.
-_LOOK_AGAIN_S = 0.1
-# Blocks that are here are passed over so many at a time.
-_TURN_AFTER = 256
-# A LIST costs what a dozen HEADs do (AWS S3's prices), and takes longer.
+# Tokens are spent before the size of an object is known, and the excess is given back when it is. So a warm-up that
+# waits for tokens looks this often whether there are some.
+_TOKENS_AGAIN_S = 0.1
+# Blocks that are here already are passed over so many at a time, before other tasks of the loop run.
+_PASSED_AT_ONCE = 256
+# A LIST costs as much as a dozen HEADs (AWS S3's price list), and takes longer.
 _LIST_FROM = 20
 _PAGE_KEYS = 1000
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
@@ -50,7 +53,7 @@ Act = Callable[[Item], Awaitable[None]]
 
 
 class WarmupRunner:
-    """Called on the engine's thread. Owns no warm-up: it carries them out."""
+    """Carries warm-ups out, and owns none of them. Called on the engine's thread."""
 
     def __init__(
         self, layout: BlockLayout, catalog: VersionCache, store: ControlledStore, prefetch: Prefetch,
@@ -70,27 +73,28 @@ class WarmupRunner:
         self._hinted: dict[ObjectRef, None] = {}
         self._hints = asyncio.Semaphore(_OBJECTS_AT_ONCE)
 
-    # -- for those who own warm-ups -----------------------------------------------------------------------------------
+    # -- for the owners of warm-ups -----------------------------------------------------------------------------------
 
     def begin(self, warmup: Warmup, *, expand: bool = True) -> None:
-        """`expand` False: it knows its objects already."""
+        """`expand` False: its objects are known already."""
         warmup.progress.state, warmup.progress.listing = State.RUNNING, expand
         warmup.task = self._spawn(self._run(warmup, expand), f"warm {warmup.name}")
-        # Not a `finally` in the task: one that is cancelled before its first step never gets there.
+        # Not a `finally` in the task: a task that is cancelled before its first step never gets there.
         warmup.task.add_done_callback(lambda _: self._stopped(warmup))
 
     def cancel(self, warmup: Warmup) -> None:
-        """What is on its way comes yet, and stays."""
+        """End a warm-up. Blocks that are on their way still come, and stay."""
         if warmup.running and warmup.task is not None:
             warmup.progress.end(self.clock(), State.CANCELLED)
             warmup.task.cancel()
 
     def counted(self, warmup: Warmup, *, at_once: bool = False) -> Warmup:
+        """The warm-up, its progress counted again. `at_once`: also if that was done a moment ago."""
         warmup.recount(self.store.has, self._layout, self.store.removals, self.clock, at_once=at_once)
         return warmup
 
     def hint(self, ref: ObjectRef) -> None:
-        """Bring this one object, some time soon."""
+        """Bring this object, some time soon."""
         if ref not in self._hinted and len(self._hinted) < _HINTS_MAX:
             self._hinted[ref] = None
             task = self._spawn(self._bring_hinted(ref), f"warm {ref}")
@@ -104,7 +108,7 @@ class WarmupRunner:
                 log.info("not warmed", extra={"object": str(ref), "error": reason_of(error)})
 
     async def expand(self, warmup: Warmup) -> None:
-        """Find out what its list names. Prefixes that cannot be listed are failures."""
+        """Find the objects that its list names. Prefixes that cannot be listed are failures."""
         warmup.add((ref, -1) for ref in warmup.wanted.refs)
         for prefix in warmup.wanted.prefixes:
             try:
@@ -117,36 +121,35 @@ class WarmupRunner:
         count = 0
         async with aclosing(self._enumerator.pages(prefix.bucket, prefix.key)) as pages:
             async for page in pages:
-                for one in page:
-                    ref = ObjectRef(prefix.bucket, one.key)
+                for listed in page:
+                    ref = ObjectRef(prefix.bucket, listed.key)
                     if len(warmup.items) >= OBJECTS_MAX:
                         warmup.progress.fail(str(prefix), f"more than {OBJECTS_MAX} objects: the rest was left out")
                         return
-                    if not one.key.startswith(prefix.key) or not warmup.may(ref):
+                    if not listed.key.startswith(prefix.key) or not warmup.may(ref):
                         warmup.progress.fail(str(ref), "AccessDenied: no grant of this client key covers it")
                         continue
                     count += 1
-                    warmup.add([(ref, one.size)])
-                    warmup.items[ref].etag = one.etag
+                    warmup.add([(ref, listed.size)])
+                    warmup.items[ref].etag = listed.etag
         if not count:
             warmup.progress.fail(str(prefix), "there is no object whose key begins so")
 
     async def size_by_list(self, warmup: Warmup) -> None:
-        """Of what it names, the sizes and ETags: by few LISTs where they tell of many. What those do not tell stays
-        unknown."""
+        """Look up sizes and ETags by a few LISTs where these tell many. Those that they do not tell stay unknown."""
         for bucket, items in _buckets(item for item in warmup.items.values() if item.size < 0):
             if len(items) < _LIST_FROM:
                 continue
             first, last = min(items), max(items)
             same = takewhile(lambda two: two[0] == two[1], zip(first, last, strict=False))
-            prefix = "".join(one for one, _ in same)
+            prefix = "".join(char for char, _ in same)
             pages_left = len(items) // _PAGE_KEYS + 2
             try:
                 async with aclosing(self._enumerator.pages(bucket, prefix)) as pages:
                     async for page in pages:
-                        for one in page:
-                            if (item := items.get(one.key)) is not None:
-                                warmup.sized(item, one.size, one.etag)
+                        for listed in page:
+                            if (item := items.get(listed.key)) is not None:
+                                warmup.sized(item, listed.size, listed.etag)
                         pages_left -= 1
                         if not pages_left or (page and page[-1].key >= last):
                             break
@@ -154,7 +157,7 @@ class WarmupRunner:
                 log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": reason_of(error)})
 
     async def each(self, items: Iterable[Item], at_once: int, act: Act) -> None:
-        """Do `act` to all, some at a time. Raises what the first failure was."""
+        """Call `act` for all items, `at_once` of them at a time. Raises the first failure."""
         waiting = iter(items)
 
         async def work() -> None:
@@ -184,7 +187,8 @@ class WarmupRunner:
             )
             self._look_back(warmup)
         except asyncio.CancelledError:
-            # Not to the task, which would keep it, and by it this frame, and by that the warm-up, which keeps the task.
+            # Not raised to the task: the task would keep the error, the error this frame, the frame the warm-up, and
+            # the warm-up the task.
             return
         except OSError as error:
             progress.fail("", f"the cache disk: {error}")
@@ -197,7 +201,8 @@ class WarmupRunner:
             warmup.progress.end(self.clock(), State.CANCELLED)
 
     def _look_back(self, warmup: Warmup) -> None:
-        """It is done when all is here at the same time."""
+        """The warm-up is done when all of it is here at the same time: objects that were evicted meanwhile are
+        failures."""
         self.counted(warmup, at_once=True)
         for item in warmup.items.values():
             if not item.whole and not item.failed:
@@ -213,7 +218,7 @@ class WarmupRunner:
             warmup.progress.fail(str(item.ref), reason_of(error))
 
     async def _bring(self, warmup: Warmup | None, item: Item, room_bytes: int | None = None) -> None:
-        """Raises Signal, S3Error: it is not here as a whole, and why."""
+        """Raises Signal, S3Error: why the object is not here as a whole."""
         for pause_s in chain(_PAUSES_S, [None]):
             try:
                 await self._bring_once(warmup, item, room_bytes)
@@ -232,7 +237,7 @@ class WarmupRunner:
         brought = False
         if version is None:
             brought = not self._begins_here(item.ref)
-            # The answer brings the first block: a whole one, as long as no size is known.
+            # The answer brings the first block: count a whole one while the size is unknown.
             first_bytes = min(item.size, self._layout.block_bytes) if item.size >= 0 else self._layout.block_bytes
             if warmup is not None:
                 await self._wait_for_allowance(warmup)
@@ -256,12 +261,13 @@ class WarmupRunner:
         await self._bring_blocks(warmup, item, version, brought)
 
     def _begins_here(self, ref: ObjectRef) -> bool:
-        """As far as is known: the question which version there is then brings nothing."""
+        """Whether its first block is here, as far as is known: the question for its version then brings no block."""
         version = self._catalog.stale(ref)
         return version is not None and self.store.has(BlockKey(self.version_id(version), 0))
 
     def _check_room(self, warmup: Warmup | None, item: Item, size: int, room_bytes: int | None) -> None:
-        """Rather than to evict for its end what it brought at its beginning, it stops taking more."""
+        """Refuse an object for which there is no room left. Otherwise the end of a warm-up would evict its
+        beginning."""
         if warmup is None or room_bytes is None or item.has_room or self.pins.is_pinned(item.ref):
             return
         need = self.pins.disk_bytes(size)
@@ -275,19 +281,19 @@ class WarmupRunner:
         async with TaskGroup() as group:
             for key, length in blocks_of(item, self._layout):
                 if self.store.is_verified(key) or (self.store.has(key) and warmup is not None and warmup.trusting):
-                    # The first one may have come a moment ago, with the answer to which version it is.
+                    # The first block may have come a moment ago, with the answer to the question for the version.
                     _count(warmup, item, length, self.clock(), fetched=brought and key.index == 0)
                     passed += 1
-                    if passed % _TURN_AFTER == 0:
+                    if passed % _PASSED_AT_ONCE == 0:
                         await asyncio.sleep(0)
                     continue
                 if warmup is not None and not self.store.has(key):
-                    # Before it takes a place: one that is to be slow must not hold up the others.
+                    # Before it takes a place among the blocks at once: a slow warm-up must not hold up the others.
                     await self._wait_for_allowance(warmup)
                     self._spend(warmup, length)
                 await self._blocks.acquire()
                 task = group.create_task(self._bring_block(warmup, item, version, key, length))
-                # Not a `finally` in the task: one that is cancelled before its first step never gets there.
+                # Not a `finally` in the task: a task that is cancelled before its first step never gets there.
                 task.add_done_callback(lambda _: self._blocks.release())
 
     async def _bring_block(
@@ -303,20 +309,20 @@ class WarmupRunner:
         _count(warmup, item, length, self.clock(), fetched=fetched)
 
     async def _wait_for_allowance(self, warmup: Warmup) -> None:
-        while (wait_s := max(one.wait_s(self.clock()) for one in self._allowances(warmup))) > 0:
-            await self._sleep(min(wait_s, _LOOK_AGAIN_S))
+        while (wait_s := max(bucket.wait_s(self.clock()) for bucket in self._allowances(warmup))) > 0:
+            await self._sleep(min(wait_s, _TOKENS_AGAIN_S))
 
     def _spend(self, warmup: Warmup, count: int) -> None:
         for allowance in self._allowances(warmup):
             allowance.spend(count)
 
     def _allowances(self, warmup: Warmup) -> tuple[TokenBucket, TokenBucket]:
-        """Its own, and that of all that nobody waits for."""
+        """The token bucket of the warm-up, and the one of all prefetch."""
         return warmup.allowance, self._prefetch.allowance
 
 
 class _NoRoomError(StoreUnavailable):
-    """It does not fit, and will not when it is tried again."""
+    """The object does not fit, and will not when it is tried again."""
 
 
 def _count(warmup: Warmup | None, item: Item, length: int, now: float, *, fetched: bool) -> None:
@@ -327,7 +333,7 @@ def _count(warmup: Warmup | None, item: Item, length: int, now: float, *, fetche
 
 
 def _buckets(items: Iterable[Item]) -> Iterable[tuple[str, dict[str, Item]]]:
-    """Those of each bucket, by key."""
+    """The items of each bucket, by key."""
     found: dict[str, dict[str, Item]] = {}
     for item in items:
         found.setdefault(item.ref.bucket, {})[item.ref.key] = item
@@ -335,7 +341,7 @@ def _buckets(items: Iterable[Item]) -> Iterable[tuple[str, dict[str, Item]]]:
 
 
 def reason_of(error: Exception) -> str:
-    """Why an object was not warmed, for a person."""
+    """Why an object was not warmed, in words for a person."""
     if isinstance(error, OriginRefused):
         match = _CODE.search(error.body)
         return f"{error.status} {match[1].decode()}" if match else f"the origin answered {error.status}"
