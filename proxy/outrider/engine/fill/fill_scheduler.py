@@ -274,8 +274,8 @@ class FillScheduler:
         demand = self._held[True]
         if not (self._awaited or demand > 0 or self._questions > 0):
             return for_prefetch, self._background_limit.alone
-        # The client of a question is about to want more of its object. Blocks that a command asked for are not what a
-        # reader wants next, so they need not take the place of demand that ends.
+        # The client of a question is about to want more of its object. A warm-up need not use the slots of demand that
+        # ends: no reader goes on with its blocks.
         more_follows = self._expecting_more > 0 or self._questions > 0 or self._prefetch[0].ordered
         if demand > 0 and not more_follows and self._background_limit.ends(self._left_bytes):
             # All demand will be served within 50 ms and no reader has more to ask for: prefetch may use the free slots.

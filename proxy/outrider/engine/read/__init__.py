@@ -7,7 +7,8 @@
 3. Without a fresh version, the `VersionLookup` puts a question to the origin. All clients that want to know share it.
    For a name that is known already it is a HEAD; for an unknown one it is a GET of the block that the client reads
    first, so that an unknown object costs one round trip. That block goes into a flight.
-4. The conditions of the request (RFC 9110) and its Range decide on the answer: 304, 412, 416, or the bytes of an extent.
+4. The conditions of the request (RFC 9110) and its Range decide on the answer: 304, 412, 416, or the bytes of an
+   extent.
 5. The body is a `BodyRead`. It goes through the extent block by block. A block on disk is leased, and its file is sent
    by the kernel. A block on its way is followed. At each block, and several times while one arrives, the fills of the
    read-ahead window are begun. Bytes that the cache cannot take are relayed from the source of missing blocks.
