@@ -636,7 +636,7 @@ async def test_what_a_reader_asks_for_last_comes_before_what_nobody_reads_yet(ro
     for ref in (REF, other):
         await room.reads.head(ref, {})
     background_limit = room.scheduler._background_limit
-    background_limit._flowed_at, background_limit._best_bytes_s, background_limit._peak = room.clock(), 2e6, 4.0
+    background_limit._bytes_at, background_limit._best_bytes_s, background_limit._peak = room.clock(), 2e6, 4.0
     room.origin.faults = [Fault(None, key=other.key, gate=(gate := asyncio.Event()))]
     overtaken: list[int] = []
     start = room.scheduler._start

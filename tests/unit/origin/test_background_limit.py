@@ -59,16 +59,16 @@ def test_beside_a_reader_who_leaves_room_it_takes_the_room() -> None:
 def test_after_a_silence_it_begins_anew() -> None:
     line = Line()
     line.run(20, demand=0)
-    line.background_limit.heed(line.now + 0.9)
+    line.background_limit.fill_begins(line.now + 0.9)
     assert line.background_limit.alone >= 7
-    line.background_limit.heed(line.now + 1.1)
+    line.background_limit.fill_begins(line.now + 1.1)
     assert (line.background_limit.alone, line.background_limit.beside) == (2, 1)
 
 
 def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
     background_limit = BackgroundLimit(64)
     for _ in range(200):
-        background_limit.felt()
+        background_limit.hindered()
         background_limit.came_small(0.05)
     assert background_limit.alone == background_limit.beside == 64
 
@@ -76,29 +76,29 @@ def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
 def test_those_who_take_the_places_of_demand_are_as_many_as_it_had_of_late() -> None:
     line = Line()
     line.run(5, demand=8)
-    line.background_limit.asked(8)
+    line.background_limit.demand_seen(8)
     assert line.background_limit.after == 8
     line.run(2.5, demand=2)
     assert line.background_limit.beside <= line.background_limit.after < 8
-    assert line.background_limit.ends(14 * 10**5)
-    assert not line.background_limit.ends(18 * 10**5), "more than 50 ms"
+    assert line.background_limit.ends_soon(14 * 10**5)
+    assert not line.background_limit.ends_soon(18 * 10**5), "more than 50 ms"
 
 
 def test_an_epoch_that_begins_after_a_silence_has_the_line_to_itself() -> None:
     line = Line()
     line.run(5, demand=8)
-    line.background_limit.asked(8)
-    line.background_limit.heed(line.now + 1.1)
+    line.background_limit.demand_seen(8)
+    line.background_limit.fill_begins(line.now + 1.1)
     assert line.background_limit.after == 1
 
 
 def test_a_line_that_no_large_body_flows_on_tells_of_no_end() -> None:
     line = Line()
     line.run(5, demand=8)
-    assert line.background_limit.ends(1000)
-    line.background_limit.heed(line.now + 1.1)
-    line.background_limit.asked(40)
-    assert not line.background_limit.ends(1000), "what small bodies take is seen in their delay alone"
+    assert line.background_limit.ends_soon(1000)
+    line.background_limit.fill_begins(line.now + 1.1)
+    line.background_limit.demand_seen(40)
+    assert not line.background_limit.ends_soon(1000), "what small bodies take is seen in their delay alone"
 
 
 class SmallBodies:
@@ -144,7 +144,7 @@ class SmallBodies:
                 self.brought += 1
                 self._beside -= 1
             if prefetch:
-                self.background_limit.felt()
+                self.background_limit.hindered()
                 while self._beside < self.background_limit.beside:
                     self._beside += 1
                     self._ask(waited_for=False)
@@ -209,12 +209,12 @@ def test_what_was_asked_for_beside_a_list_is_not_learnt_from_after_it() -> None:
     for _ in range(20):
         background_limit.came_small(0.2)
     for _ in range(60):
-        background_limit.felt()
+        background_limit.hindered()
         background_limit.came_small(0.05)
     learnt = background_limit.beside
     assert learnt > 8
     for _ in range(60):
-        background_limit.felt()
+        background_limit.hindered()
         background_limit.came_small(0.1)
     assert background_limit.beside < learnt / 2, "twice as late as usual is a queue"
 
@@ -222,10 +222,10 @@ def test_what_was_asked_for_beside_a_list_is_not_learnt_from_after_it() -> None:
 def test_until_it_is_known_what_is_usual_there_are_few() -> None:
     background_limit = BackgroundLimit(64)
     for _ in range(16):
-        background_limit.felt()
+        background_limit.hindered()
         background_limit.came_small(0.05)
     assert (background_limit.alone, background_limit.beside) == (8, 7)
-    background_limit.felt()
+    background_limit.hindered()
     background_limit.came_small(0.05)
     assert background_limit.alone > 8
 
@@ -234,6 +234,6 @@ def test_the_first_small_bodies_bring_one_more_each() -> None:
     """A told order's first batch waits for them: one more for every two or three took a round trip longer."""
     background_limit = BackgroundLimit(64)
     for _ in range(6):
-        background_limit.felt()
+        background_limit.hindered()
         background_limit.came_small(0.05)
     assert (background_limit.alone, background_limit.beside) == (8, 7)

@@ -1,0 +1,14 @@
+"""The pace of requests to the origin, and what to make of its errors. Stands alone: nothing here knows S3 or the cache.
+
+Three limits bound the fills under way, and the scheduler in `engine.fill` applies them:
+
+- `aimd` limits all fills. It starts with a doubling, adds fills while they bring more bytes, and halves when the origin
+  throttles (503 SlowDown, 429).
+- `background_limit` limits prefetch, so that it takes no bandwidth from demand: by the total rate of large bodies, and
+  by the delay of small ones (LEDBAT).
+- `token_bucket` is the hard bandwidth limit that a setting gives to prefetch, or a client to its warm-up.
+
+A request that fails is tried again after a `backoff` with jitter. A reply that is later than 99 % of the recent ones
+gets a hedged request, within a budget (`hedging`). `error_causes` tells whether a refusal blames the proxy's clock or
+its credentials, so that the origin adapter can mend them and sign anew, and takes secrets out of error bodies.
+"""

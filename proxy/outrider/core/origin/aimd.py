@@ -1,27 +1,28 @@
-"""How many fills at once the origin bears: more while more brings more, half when it says that it is too much."""
+"""The AIMD limit of concurrent fills: it grows while more fills bring more bytes, and halves when the origin
+throttles."""
 
 from __future__ import annotations
 
-# S3 gives 40-90 MB/s a connection: these fill a 10 Gbit/s line without having asked for anything yet.
+# S3 gives 40-90 MB/s a connection, so 16 connections fill a line of 10 Gbit/s from the start.
 FIRST_FILLS = 16
-# Long enough for several blocks a connection, short enough to be at the ceiling of 64 in a few.
+# Long enough for several blocks a connection, short enough to reach the ceiling of 64 within a few windows.
 _WINDOW_S = 1.0
-# After a change of the limit, the time to the first bytes of what it let begin.
+# The time from a change of the limit to the first bytes of the fills that it admitted.
 _SETTLE_S = 0.25
-# A step has brought something when it brought this part of what it would have on an empty line; less is noise.
+# A step is a gain if it brought at least this part of what it would bring on an empty line; less is noise.
 _GAIN = 1 / 4
-# After so many windows without a gain one more step is tried: the line, or the bucket, may have grown since.
+# After so many windows without a gain another step is tried: the line, or the bucket, may have become faster.
 _PATIENCE = 10
-# A step is this part of the limit, so that a gain of it is more than noise, and two at least.
+# A step is 1/8 of the limit, so that its gain is more than noise, and at least two.
 _STEPS, _STEP_MIN = 8, 2
 
 
 class AimdLimit:
     """Additive increase, multiplicative decrease, after a start that doubles. `floor` <= `limit` <= `ceiling`.
 
-    A step up that brings nothing is taken back: what more fills than fill the line share out anew, each of them waits
-    for. Only the time counts in which the limit held somebody up: what was not asked for says nothing of what can be
-    had. Source: Chiu and Jain, "Analysis of the increase and decrease algorithms" (1989); the doubling start is TCP's.
+    A step up without a gain is taken back: more fills than fill the line only divide it, and each of them takes longer.
+    Only the time counts in which the limit holds a fill up, since at other times the rate is not the line's. Source:
+    Chiu and Jain, "Analysis of the increase and decrease algorithms" (1989); the doubling start is TCP's slow start.
     """
 
     def __init__(self, ceiling: int, floor: int = 1) -> None:
@@ -31,18 +32,19 @@ class AimdLimit:
         self._ceiling = ceiling
         self.limit = max(floor, min(ceiling, FIRST_FILLS))
         self._starting = True
-        # Since when somebody is held up; of the window, seconds until it begins, its own so far, and what came in them.
+        # Since when the limit holds a fill up. Then the window: seconds until it begins, its seconds so far, and the
+        # bytes that came in them.
         self._short_since: float | None = None
         self._settling_s = self._window_s = 0.0
         self._arrived = 0
         self._best_rate = 0.0
         self._without_gain = 0
-        # The limit before the step that is on trial.
+        # The limit before the last step, while it is not known whether that step was a gain.
         self._before: int | None = None
         self._halved_at: float | None = None
 
     def arrived(self, count: int, now: float, *, short: bool) -> None:
-        """`count` bytes came from the origin. `short`: the limit holds somebody up."""
+        """`count` bytes came from the origin. `short`: the limit holds a fill up."""
         if self._short_since is not None:
             passed_s = now - self._short_since
             if self._settling_s > 0:
@@ -58,14 +60,14 @@ class AimdLimit:
             self._settling_s = 0.0 if self.limit == before else _SETTLE_S
 
     def slow_down(self, now: float) -> None:
-        """The origin said that it is too much. All that it says of one burst halves the limit once."""
+        """The origin throttled a request. The refusals of one burst halve the limit once."""
         if self._halved_at is not None and now - self._halved_at < _WINDOW_S:
             return
         self._halved_at = now
         self.limit = max(self._floor, self.limit // 2)
         self._starting, self._before = False, None
         self._best_rate, self._without_gain = 0.0, 0
-        # What is counted so far was had under the old limit.
+        # The window so far was counted under the old limit.
         self._short_since, self._settling_s, self._window_s, self._arrived = None, _SETTLE_S, 0.0, 0
 
     def _judge(self, rate: float) -> None:

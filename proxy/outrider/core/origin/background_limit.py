@@ -1,8 +1,8 @@
-"""How many fills that nobody waits for may run beside those that somebody does: as many as take nothing from them.
+"""The limit of background fills (prefetch), so that they take no bandwidth from demand. Like LEDBAT (RFC 6817).
 
-Whether a line is full shows in the sum of what comes: when more fills do not bring more, they only share it out anew.
-Of bodies too small for that it shows in their delay: what comes later than usual waits in a queue. (The idea is that of
-RFC 6817, LEDBAT; by averages, since the latencies of a bucket scatter.)
+A full line shows in the total rate: when more fills do not raise it, they only divide it among more. Bodies that are
+too small to have a rate show a full line by their delay: a body that comes later than usual waited in a queue. LEDBAT
+looks at single delays; here averages are compared, since the latencies of a bucket scatter.
 """
 
 from __future__ import annotations
@@ -10,117 +10,119 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import sqrt
 
-# A quarter of a second has several chunks of each connection, and a reader is not held up for longer unnoticed.
+# In a quarter of a second several chunks of each connection arrive, and no reader is held up for longer unnoticed.
 _WINDOW_S = 0.25
-# More than this above the best is no noise: the line has more to give.
+# A rate of more than this above the best one is no noise: the line has more bandwidth.
 _GAIN = 1.05
-# Less than this of the best, and the line is not full.
+# At a rate of less than this part of the best one, the line is not full.
 _FULL = 0.85
-# The best is half forgotten in this time: a line may come to give less.
+# The half-life of the best rate: the bandwidth of a line may fall.
 _HALF_LIFE_S = 60.0
 _FIRST = 2
-# After so long without a byte a burst begins anew: an epoch's first blocks would share the line with all that was
-# allowed at the end of the last one.
+# After so long without a byte the limits begin anew. Otherwise the first blocks of an epoch would share the line with
+# as many fills as were allowed at the end of the epoch before.
 _IDLE_S = 1.0
-# What somebody waits for is about to end, and its line to stand idle for a round trip, when so much time brings it all:
-# what begins then has its first bytes as it ends. (Four readers of a cold epoch end their shards almost together: each
-# time that cost them 50 ms, 1.5 % of two shards. With twice this the readers of small shards waited: `make
-# bench-ahead`, WebDataset's first epoch, 1.25 s where it was 0.85.)
+# Demand is about to end when its bytes take at most so long. A prefetch that begins then gets its first bytes when
+# demand ends; otherwise the line would be idle for a round trip. Four readers of a cold epoch end their shards almost
+# together, and each time the idle line cost them 50 ms, 1.5 % of two shards. With 0.1 s the readers of small shards
+# waited (`make bench-ahead`, WebDataset's first epoch: 1.25 s in place of 0.85).
 _ENDS_S = 0.05
-# How many it had at once is believed a little less with each look.
+# The peak of concurrent demand decays by this factor with each judgement.
 _PEAK_KEPT = 0.9
-# Small bodies: so many times what is usual, and so many standard errors more, since the latencies of some buckets
-# scatter. Later than the first is a queue, the last its first sign.
+# Thresholds for the recent delay of small bodies: so many times the usual delay, plus so many standard errors, since
+# the latencies of some buckets scatter. Beyond _LATE there is a queue; _FIRST_SIGN is its first sign.
 _LATE, _IN_TIME, _FIRST_SIGN = (1.25, 2.5), (1.1, 1.5), (1.05, 1.0)
-# What comes lately is an average over so many bodies, or over a round trip's where that has more, and what is usual
-# the least that one over four times as many was.
+# The recent delay is an average over so many bodies, or over those of a round trip if they are more. The usual delay is
+# the least value that an average over four times as many bodies had.
 _LATELY, _LONGER = 16, 4
-# Until that is known, so many at most, and each body that came brings one more: with two, the first batch of a told
-# order came half a second later; with ten, a reader of a full line would have less of it at first.
+# The limit until the usual delay is known; it grows by one with each body. With two, the first batch of an announced
+# order came half a second later. With ten, a reader on a full line would at first get less of it.
 _UNTIL_KNOWN = 8
-# Beside one fill of ours a body that is late has waited for others, or the bucket got slower: by so much of the way
-# that is usual from then on. At more it would be our own queue that is taken for usual, deeper and deeper.
+# With only one background fill, a late body waited for other traffic, or the bucket became slower. The usual delay then
+# moves this part of the way to the longer average. With more fills the delay may come from their own queue, and the
+# usual delay would grow with that queue.
 _RISE = 1 / 64
 
 
 class BackgroundLimit:
-    """How many such fills may be under way: `alone`, while nobody waits for any bytes, and `beside` those who do.
-    1 to `ceiling` each."""
+    """The limits of background fills under way: `alone` while there is no demand, `beside` while there is. Each is 1 to
+    `ceiling`."""
 
     def __init__(self, ceiling: int) -> None:
         self._ceiling = ceiling
         self.alone = min(_FIRST, ceiling)
         self.beside = 1
         self._best_bytes_s = 0.0
-        # As many as somebody waited for at once of late.
+        # The most demand fills under way at once, decaying.
         self._peak = 0.0
         self._began: float | None = None
-        self._flowed_at: float | None = None
+        self._bytes_at: float | None = None
         self._bytes = 0
-        self._felt = False
+        self._hindered = False
         self._since_change = 0
         self._delay = _Delay()
-        # No queue was seen yet: what the line takes is found in a few round trips, not in dozens.
-        self._rushing = True
-        # Small bodies that were asked for while something else shared the line.
-        self._foreign = 0
+        # No queue was seen yet, so the limit grows fast: a few round trips find the line's capacity, and not dozens.
+        self._starting = True
+        # So many small bodies to come were requested while a large transfer shared the line: their delay does not
+        # count.
+        self._to_ignore = 0
 
-    def felt(self) -> None:
-        """One had to wait because of the limit."""
-        self._felt = True
+    def hindered(self) -> None:
+        """A fill had to wait because of the limit."""
+        self._hindered = True
 
-    def heed(self, now: float) -> None:
-        """One is about to begin."""
-        if self._flowed_at is not None and now - self._flowed_at > _IDLE_S:
+    def fill_begins(self, now: float) -> None:
+        """A background fill is about to begin."""
+        if self._bytes_at is not None and now - self._bytes_at > _IDLE_S:
             self.alone, self.beside = min(_FIRST, self._ceiling), 1
-            self._flowed_at, self._peak = None, 0.0
+            self._bytes_at, self._peak = None, 0.0
 
-    def asked(self, demand: int) -> None:
-        """So many that somebody waits for are under way."""
+    def demand_seen(self, demand: int) -> None:
+        """`demand` demand fills are under way."""
         self._peak = max(self._peak, demand)
 
-    def ends(self, left_bytes: int) -> bool:
-        """Whether demand with so many bytes to come is about to leave its line."""
-        # Where no body had a rate of late, that of another time says nothing of what small ones take.
-        return self._flowed_at is not None and left_bytes < self._best_bytes_s * _ENDS_S
+    def ends_soon(self, left_bytes: int) -> bool:
+        """Whether demand with `left_bytes` to come is about to end."""
+        # If no recent body had a rate, an old rate says nothing about how long small bodies take.
+        return self._bytes_at is not None and left_bytes < self._best_bytes_s * _ENDS_S
 
     @property
     def after(self) -> int:
-        """As `beside`, where demand ends: they take its places."""
+        """The limit while demand is about to end: background fills take its slots."""
         return min(self._ceiling, max(self.beside, int(self._peak)))
 
     def alone_again(self, under_way: int) -> None:
-        """Something large that shared the line, and of which nothing is told here, has ended: what is usual was learnt
-        beside it, and so many bodies were asked for beside it."""
-        self._foreign = under_way
+        """A large transfer that is not counted here shared the line, and has ended. The limits were learnt beside it,
+        and the `under_way` bodies to come were requested beside it."""
+        self._to_ignore = under_way
         self.alone, self.beside = min(_FIRST, self._ceiling), 1
 
     def is_due(self, now: float) -> bool:
-        """Bytes of a body came; whether what came lately is to be judged now."""
-        self._flowed_at = now
+        """Bytes of a body came. Returns whether `judge` is due now."""
+        self._bytes_at = now
         if self._began is None:
             self._began = now
         return now - self._began >= _WINDOW_S
 
     def flowed(self, count: int) -> None:
-        """So many bytes of a body came, after its first ones: their time is latency."""
+        """`count` bytes of a body came. Its first bytes are not counted: their time is latency."""
         self._bytes += count
 
     def came_small(self, after_s: float) -> None:
-        """A small body was here so long after it was asked for: that is latency, and what it queued behind."""
-        if self._foreign:
-            self._foreign -= 1
+        """A small body came `after_s` seconds after its request: that is the latency and the time in a queue."""
+        if self._to_ignore:
+            self._to_ignore -= 1
             return
         self._since_change += 1
         window = max(_LATELY, self.beside)
         self._delay.came(after_s, window, not_ours=self.beside == 1)
         if self._delay.is_beyond(*_LATE):
-            # What comes now was asked for before the last step down: once for all that are under way.
+            # Step down once for all bodies under way: those that come now may have been requested before the last step.
             if self._since_change > max(self.alone, self.beside):
-                self._rushing = False
+                self._starting = False
                 self._change(self._less)
-        elif self._felt and self._may_grow and not self._delay.is_beyond(*_IN_TIME):
-            self._rushing &= not self._delay.is_beyond(*_FIRST_SIGN)
+        elif self._hindered and self._may_grow and not self._delay.is_beyond(*_IN_TIME):
+            self._starting &= not self._delay.is_beyond(*_FIRST_SIGN)
             if self._since_change > self._between_steps(window):
                 self._change(self._more)
 
@@ -129,18 +131,20 @@ class BackgroundLimit:
         return self._delay.is_known or self.alone < _UNTIL_KNOWN
 
     def _between_steps(self, window: int) -> int:
-        """Bodies. Twice a round trip, or once all that is looked at was asked for after the last step: a step that is
-        taken before the last one shows is one too many. Before anything would show there are few."""
+        """The bodies between two steps up. While starting, that is twice in a round trip. Later, a step waits until all
+        bodies of the recent average were requested after the last step: a step before the last one shows is one too
+        many. No wait while the usual delay is not known, since the limit is small then."""
         if not self._delay.is_known:
             return 0
-        return self.beside // 2 if self._rushing else window + self.beside
+        return self.beside // 2 if self._starting else window + self.beside
 
     def _change(self, step: Callable[[int], int]) -> None:
-        self._since_change, self._felt = 0, False
+        self._since_change, self._hindered = 0, False
         self.alone, self.beside = step(self.alone), step(self.beside)
 
     def judge(self, now: float, *, awaited: bool, queued: bool) -> None:
-        """`awaited`: some reader waits for bytes that have not come yet. `queued`: more could be under way."""
+        """Adjust the limits by the rate since the last call. `awaited`: a reader waits for bytes that have not come
+        yet. `queued`: background fills wait for the limit."""
         assert self._began is not None
         passed_s = now - self._began
         rate = self._bytes / passed_s
@@ -155,7 +159,7 @@ class BackgroundLimit:
             elif queued:
                 self.beside = self._more(self.beside)
         elif not queued:
-            # What was not needed says nothing of the line: the next burst begins with less.
+            # A limit that was not used says nothing about the line, so the next burst begins with less.
             self.alone = max(min(_FIRST, self._ceiling), self._less(self.alone))
         elif not full:
             self.alone = self._more(self.alone)
@@ -168,7 +172,7 @@ class BackgroundLimit:
 
 
 class _Delay:
-    """How late small bodies come, all in seconds."""
+    """The delay of small bodies, in seconds: recent, over a longer time, and usual."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -176,7 +180,8 @@ class _Delay:
         self._lately_s = self._longer_s = self._usual_s = self._scatter_s = 0.0
 
     def came(self, after_s: float, window: int, *, not_ours: bool) -> None:
-        """One took `after_s`. `window`: how many of them are lately. `not_ours`: what is late is late without us."""
+        """A body took `after_s`. `window`: how many bodies count as recent. `not_ours`: a delay cannot come from
+        background fills."""
         self._count += 1
         self._window = window
         long = min(self._count, _LONGER * window)
@@ -192,11 +197,11 @@ class _Delay:
 
     @property
     def is_known(self) -> bool:
-        """So many came that an average of them says what is usual."""
+        """Enough bodies came for an average to be the usual delay."""
         return self._count > _LATELY
 
     def is_beyond(self, times: float, errors: float) -> bool:
-        """What came lately took longer than that."""
-        # The mean distance from the average is 0.8 of a standard deviation, where that is normal.
+        """Whether the recent delay is beyond `times` the usual one plus `errors` standard errors."""
+        # For a normal distribution the mean distance from the average is 0.8 of a standard deviation.
         error_s = 1.25 * self._scatter_s / sqrt(self._window)
         return self._lately_s > times * self._usual_s + errors * error_s

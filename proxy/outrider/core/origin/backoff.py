@@ -1,13 +1,13 @@
-"""When to try again, and how long to wait first."""
+"""Retries: which statuses to repeat, and the backoff before each try."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 RETRYABLE_STATUSES = frozenset((429, 500, 502, 503, 504))
-"""What S3 asks its clients to try again (S3 user guide, "Best practices for errors")."""
+"""Statuses that S3 asks its clients to retry (S3 user guide, "Best practices for errors")."""
 SLOW_DOWN_STATUSES = frozenset((429, 503))
-"""Of these, the ones that say that it is asked too much: 503 is SlowDown, and what other stores say is 429."""
+"""Statuses that throttle: S3 answers 503 SlowDown, other stores 429."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Backoff:
     cap_s: float = 2.0
 
     def wait_s(self, failures: int, chance: float) -> float | None:
-        """How long to wait after the `failures`-th failure (from 1); None: give up. `chance` is uniform in [0, 1)."""
+        """The wait after the `failures`-th failure (from 1); None: give up. `chance` is uniform in [0, 1)."""
         if failures >= self.tries:
             return None
         return float(min(self.cap_s, self.base_s * 2**failures) * chance)

@@ -1,5 +1,5 @@
-"""Refusals of the origin that are owed to how it was asked (which clock, whose keys), and not to what for; and what of
-them is nobody's business.
+"""Causes of the origin's errors that lie in how the proxy signed: its clock and its credentials. Also removes from
+error bodies what only the signer may see.
 
 Source: S3 API reference, "List of error codes".
 """
@@ -15,13 +15,14 @@ _CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
 _CREDENTIAL_CODES = frozenset(
     ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId")
 )
-# What AWS tells the sender of what it sent: the token that has expired (ExpiredToken, InvalidToken), whose key is not
-# known, and all that was signed, a session token among it, once more as hexadecimal bytes (SignatureDoesNotMatch).
+# AWS repeats parts of the request in its errors: the token that has expired (ExpiredToken, InvalidToken), the unknown
+# access key, and all that was signed, with the session token, in clear and as hexadecimal bytes
+# (SignatureDoesNotMatch).
 _SIGNERS = re.compile(
     rb"<(Token-\d+|AWSAccessKeyId|SignatureProvided|(?:StringToSign|CanonicalRequest)(?:Bytes)?)>.*?(?:</\1>|\Z)",
     re.DOTALL,
 )
-# S3 takes a signature of up to this long ago or ahead.
+# S3 accepts a signature whose date is up to this far from its clock.
 _SKEW_MAX_S = 15 * 60
 
 
@@ -31,27 +32,27 @@ def code_of(body: bytes) -> str | None:
 
 
 def without_signers(body: bytes) -> bytes:
-    """The document without what only who signed the question may see: here that is the proxy, and not its client."""
+    """The document without the parts that only the signer may see: the proxy signed the request, and not its client."""
     return _SIGNERS.sub(b"", body)
 
 
 def blames_credentials(status: int, code: str | None) -> bool:
-    """`code` None: the refusal has no words, as that of a HEAD. S3 says 400 then of a token that expired; 403 may be
-    anything."""
+    """Whether the error is about the credentials. `code` None: the error has no body, as for a HEAD. S3 then answers
+    400 for an expired token; a 403 may have any cause."""
     return status == 400 if code is None else code in _CREDENTIAL_CODES
 
 
 def clock_offset(status: int, code: str | None, date: str | None, now: float, offset_s: float) -> float | None:
-    """What to add to `now`, seconds of our clock, to sign in the origin's time; None: what was added is not to blame.
+    """The seconds to add to `now`, our clock, to sign with the origin's time. None: the clock is not the cause.
 
-    `date` is the refusal's header, `offset_s` what was added until now. A refusal without words counts when its date is
-    off by so much that any question would be refused.
+    `date`: the error's Date header. `offset_s`: the seconds added until now. An error without a body counts if its date
+    is so far off that every request would be refused.
     """
     if status != 403 or code not in (None, "RequestTimeTooSkewed") or (told := _seconds(date)) is None:
         return None
     if abs(told - now - offset_s) > _SKEW_MAX_S:
         return told - now
-    # Its own date misled us before.
+    # The offset came from a wrong date of the origin.
     return 0.0 if code is not None and abs(offset_s) > _SKEW_MAX_S else None
 
 

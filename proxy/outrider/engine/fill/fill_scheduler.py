@@ -139,7 +139,7 @@ class FillScheduler:
         if slot.held and slot.demand:
             self._left_bytes -= brought
             # Now, and not when they are on disk: a fill holds half a megabyte in memory, or all of a small block.
-            if self._prefetch and self._background_limit.ends(self._left_bytes):
+            if self._prefetch and self._background_limit.ends_soon(self._left_bytes):
                 self._admit()
 
     def expected(self, slot: FillSlot, left_bytes: int) -> None:
@@ -234,7 +234,7 @@ class FillScheduler:
         was_prefetch, slot.demand, slot.ahead = not slot.demand, True, ahead
         if slot.held:
             self._count(slot, +1)
-            self._background_limit.asked(self._held[True])
+            self._background_limit.demand_seen(self._held[True])
         elif slot.waiter is not None:
             if was_prefetch:
                 self._prefetch.remove(slot)
@@ -258,12 +258,12 @@ class FillScheduler:
         # A quarter of the slots stays free for demand that comes next.
         for_prefetch = max(1, limit - limit // 4)
         while self._prefetch and self._held[False] < for_prefetch:
-            self._background_limit.heed(self._clock())
+            self._background_limit.fill_begins(self._clock())
             slots, most = self._prefetch_limits(limit, for_prefetch)
             if self._held[False] >= slots:
                 break
             if self._held[False] >= most:
-                self._background_limit.felt()
+                self._background_limit.hindered()
                 break
             self._start(self._prefetch.popleft())
         full = self._held[True] + self._held[False] >= for_prefetch
@@ -277,7 +277,7 @@ class FillScheduler:
         # The client of a question is about to want more of its object. A warm-up need not use the slots of demand that
         # ends: no reader goes on with its blocks.
         more_follows = self._expecting_more > 0 or self._questions > 0 or self._prefetch[0].ordered
-        if demand > 0 and not more_follows and self._background_limit.ends(self._left_bytes):
+        if demand > 0 and not more_follows and self._background_limit.ends_soon(self._left_bytes):
             # All demand will be served within 50 ms and no reader has more to ask for: prefetch may use the free slots.
             # Otherwise the link would idle for a round trip at the end of each shard.
             return limit - demand, self._background_limit.after
@@ -288,6 +288,6 @@ class FillScheduler:
         slot.held, slot.number = True, 0
         self._count(slot, +1)
         if slot.demand:
-            self._background_limit.asked(self._held[True])
+            self._background_limit.demand_seen(self._held[True])
         slot.waiter.set_result(None)
         slot.waiter = None
