@@ -1,6 +1,7 @@
-"""Client of Outrider, the S3 caching proxy: what it is doing, what will be read next, and how long training waited.
+"""Client of Outrider, the S3 caching proxy: its status, plans of coming reads, warm-ups, and the wait of training.
 
-Beside what is here: `outrider_sdk.webdataset.announce` and `outrider_sdk.torch.AnnouncingSampler`.
+`outrider_sdk.webdataset.announce` and `outrider_sdk.torch.AnnouncingSampler` are imported from their modules, so that
+neither WebDataset nor PyTorch is needed.
 """
 
 from outrider_sdk.client import Client, ProxyNotFound, ProxyRefused, Status

@@ -1,4 +1,4 @@
-"""Finds the proxy, asks what it is doing, tells it what will be read, and warms objects through it."""
+"""The client: finds the proxy, reads its status, sends it plans, and warms, pins and evicts objects."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from outrider_sdk.warming import Warmed, list_of, name_of
 
 _S3_PORT, _ADMIN_PORT = 9480, 9481
 _TIMEOUT_S = 5.0
-# A pin is answered once all of its objects were asked about.
-_ORDER_TIMEOUT_S = 600.0
+# A pin is answered only after the sizes of all of its objects are known.
+_COMMAND_TIMEOUT_S = 600.0
 _STATUS_BYTES_MAX = 16 * 1024 * 1024
-# A plan longer than this goes in parts: the proxy takes 16 MiB at once.
+# A longer plan is sent in parts: the proxy takes 16 MiB at once.
 _READS_MAX = 10_000
 
 
@@ -29,19 +29,20 @@ _T = TypeVar("_T")
 
 
 class ProxyRefused(Exception):
-    """It answers, and will not do it; the message says why."""
+    """The proxy answered and refused; the message says why."""
 
 
 class ProxyNotFound(ConnectionError):
-    """No Outrider answers there; the message says where it was looked for, and what to do."""
+    """No Outrider answers; the message says which address was tried, and what to do."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What the proxy is doing. Bytes and counts are since its start, but `blocks` and `bytes`, which are on disk now.
+    """State of the proxy. Bytes and counts are since its start, except `blocks` and `bytes`, which are on disk now.
 
     `served_bytes` is by source (disk: a hit; flight: while it was filled; origin: past the cache). `origin` None: AWS,
-    or not told, as `listen` is not told, where only the S3 port can be reached. `warmups` and `pins`: how far each is.
+    or unknown. Both `origin` and `listen` are unknown where only the S3 port can be reached. `warmups` and `pins`: the
+    progress of each.
     """
 
     version: str
@@ -63,24 +64,24 @@ class Status:
 class Client:
     """A proxy, by the addresses of its S3 port (`endpoint`) and its admin port (`admin`), both http://HOST:PORT.
 
-    What is not given is found: by OUTRIDER_STATUS_URL, AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL, or at the default
-    ports of 127.0.0.1. Nothing is sent before the first call.
+    An address that is not given is taken from OUTRIDER_STATUS_URL, AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL, or else is
+    a default port of 127.0.0.1. Nothing is sent before the first call.
     """
 
     def __init__(self, endpoint: str | None = None, admin: str | None = None, token: str | None = None) -> None:
-        """`token`: that of the admin port, if it has one; default: OUTRIDER_ADMIN_TOKEN.
+        """`token`: the bearer token of the admin port, if it has one; default: OUTRIDER_ADMIN_TOKEN.
 
         Raises:
-            ValueError: an address is none.
+            ValueError: `endpoint` or `admin` is not an http or https address.
         """
         self.endpoint = _address(endpoint or endpoint_of(os.environ) or f"http://127.0.0.1:{_S3_PORT}")
         beside = f"http://{_host(self.endpoint)}:{_ADMIN_PORT}"
         self.admin = _address(admin or os.environ.get("OUTRIDER_STATUS_URL") or beside)
-        # As the proxy has it: a Secret made from a file brings the end of its line along.
+        # Stripped as in the proxy: a Secret that was made from a file ends with a line break.
         self._token = token or os.environ.get("OUTRIDER_ADMIN_TOKEN", "").strip()
 
     def status(self) -> Status:
-        """From the admin port or, where that cannot be reached, from the S3 port.
+        """State of the proxy, from the admin port, or from the S3 port where the admin port cannot be reached.
 
         Raises ProxyNotFound.
         """
@@ -99,7 +100,7 @@ class Client:
                 return by_s3
             why = getattr(error, "reason", error)
             raise ProxyNotFound(
-                f"no Outrider's admin port at {self.admin} ({why}): start `outrider serve`, run this under "
+                f"no admin port of an Outrider at {self.admin} ({why}): start `outrider serve`, run this under "
                 "`outrider run --`, or give admin= or OUTRIDER_STATUS_URL"
             ) from error
         except (ValueError, http.client.HTTPException) as error:
@@ -107,25 +108,24 @@ class Client:
         return _status_of(told, self.admin)
 
     def plan(self, urls: str | Iterable[str], start: int = 0, total: int | None = None, *, name: str = "sdk") -> int:
-        """Tell the order in which one worker of this machine is going to read, so that the proxy rides ahead; how many
-        reads that were.
+        """Tell the proxy the order in which one worker of this machine is going to read. Returns the number of reads.
 
-        `urls`: s3://BUCKET/KEY, with templates like {000000..001281}, or what `urls.object_of` understands. They are
-        reads number `start` and on of the `total` in this worker's epoch; None: these are the last. A plan of the same
-        `name` is replaced.
+        `urls`: s3://BUCKET/KEY, with templates like {000000..001281}, or another form that `urls.object_of`
+        understands. The first of them is read number `start` of the `total` in this worker's epoch; `total` None: the
+        last of them ends the epoch. A plan replaces an earlier one of the same `name`.
 
         Raises:
             ProxyNotFound: no Outrider answers.
-            ProxyRefused: it does not take the plan.
+            ProxyRefused: the proxy refuses the plan.
             ValueError: a URL names no object, or a template makes no sense.
         """
         reads: list[str] = []
         for url in [urls] if isinstance(urls, str) else urls:
-            # Braces mean something else in a command, and nothing in a URL of http.
-            for one in expand(url) if url.startswith("s3://") else (url,):
-                named = object_of(one, self.endpoint)
+            # Braces have another meaning in a command, and none in an http URL.
+            for single in expand(url) if url.startswith("s3://") else (url,):
+                named = object_of(single, self.endpoint)
                 if named is None:
-                    raise ValueError(f"{one}: must be s3://BUCKET/KEY of one object, or a template of such")
+                    raise ValueError(f"{single}: must be s3://BUCKET/KEY of one object, or a template of such URLs")
                 reads.append(named)
         whole = start + len(reads) if total is None else total
         port = S3Port(self.endpoint, _TIMEOUT_S)
@@ -142,65 +142,73 @@ class Client:
         return len(reads)
 
     def planned(self, name: str = "sdk") -> Mapping[str, int]:
-        """How far the plan of that `name` is. Of the objects that it `told`: how many were `read`, are `here` but
-        unread, are `left`, and of how many that is `unknown` by now; `ignored`: reads that the proxy fetches nothing
-        ahead for. Empty: there is no such plan. Raises ProxyNotFound."""
-        told = self._asked(lambda port: port.get(f"plan/{name}")) or {}
+        """Progress of the plan of that `name`; empty: there is no such plan. Raises ProxyNotFound.
+
+        All counts are of objects: `told` in the plan, `read`, `here` in the cache but unread, `left` elsewhere and
+        unread, and `unknown` by now. `ignored` counts reads for which the settings allow no prefetch.
+        """
+        told = self._call(lambda port: port.get(f"plan/{name}")) or {}
         progress: Mapping[str, int] = told.get("progress", {})
         return progress
 
     def unplan(self, name: str = "sdk") -> int:
-        """Take back the plan of that `name`: nothing more is fetched ahead for what is unread of it. How many objects
-        that were. Raises ProxyNotFound."""
-        headers = self._asked(lambda port: port.delete(f"plan/{name}"))
+        """Take back the unread rest of the plan of that `name`, so that nothing more is prefetched for it.
+
+        Returns the number of its unread objects. Raises ProxyNotFound.
+        """
+        headers = self._call(lambda port: port.delete(f"plan/{name}"))
         return int(headers.get("x-outrider-withdrawn", 0))
 
     def _put_plan(self, port: S3Port, name: str, reads: Sequence[str], start: int, total: int) -> None:
         body = json.dumps({"reads": reads, "start": start, "total": total}).encode()
         if (why := port.put(f"plan/{name}", body)) is not None:
-            raise ProxyRefused(f"the plan was not taken: {why}")
+            raise ProxyRefused(f"the proxy refused the plan: {why}")
 
     def warm(
         self, urls: str | Iterable[str], wait: bool = True, progress: Callable[[Warmed], None] | None = None,
         *, rate: str | None = None,
     ) -> Warmed:  # fmt: skip
-        """Have the proxy bring objects, so that they are in its cache, as far as that has room.
+        """Have the proxy fetch objects into its cache, as far as the cache has room.
 
-        `urls`: s3://BUCKET/KEY, s3://BUCKET/PREFIX/, templates like {000000..001281}, or many of them. What cannot be
-        brought is in `failures` of what is returned, with the reason. `wait` False: returns at once; the work goes on
-        in the proxy. `progress` is called, while it is waited for, whenever more is on disk. `rate`: bytes a second at
-        most, like 200MB.
+        `urls`: s3://BUCKET/KEY, s3://BUCKET/PREFIX/, templates like {000000..001281}, or many of them. Objects that
+        cannot be fetched are in `failures` of the result, with the reason. `wait` False: returns at once, and the proxy
+        continues. While this waits, `progress` is called whenever more is on disk. `rate`: bytes a second at most, like
+        200MB.
 
         Raises:
             ProxyNotFound: no Outrider answers.
-            ProxyRefused: it does not take the list.
+            ProxyRefused: the proxy refuses the list.
             ValueError: a template makes no sense.
         """
-        return self._brought("warm", urls, wait, progress, {} if rate is None else {"x-amz-meta-rate": rate})
+        return self._fetch("warm", urls, wait, progress, {} if rate is None else {"x-amz-meta-rate": rate})
 
     def pin(
         self, urls: str | Iterable[str], wait: bool = True, progress: Callable[[Warmed], None] | None = None
     ) -> Warmed:
-        """As `warm`, with room reserved for all of it first, and nothing of it is evicted until `unpin`.
+        """Reserve room for these objects, and fetch them as `warm` does. None of them is evicted until `unpin`.
 
-        Raises what `warm` raises; ProxyRefused, with the numbers: it does not fit next to the other pins.
+        Raises the errors of `warm`. ProxyRefused, with the numbers, also says that the objects do not fit beside the
+        other pins.
         """
-        return self._brought("pin", urls, wait, progress, {})
+        return self._fetch("pin", urls, wait, progress, {})
 
     def unpin(self, urls: str | Iterable[str]) -> None:
         """End the pin of just this list. Raises ProxyNotFound, ValueError."""
         body = list_of(urls)
-        self._asked(lambda port: port.delete(f"pin/{name_of(body)}"))
+        self._call(lambda port: port.delete(f"pin/{name_of(body)}"))
 
     def evict(self, urls: str | Iterable[str]) -> Mapping[str, Any]:
-        """Drop what the cache has of these objects: how many `blocks` and `bytes` that were, how many are being read
-        and go later (`in_use_blocks`), and how many stay (`pinned_blocks`). Raises what `warm` raises."""
+        """Drop the blocks of these objects from the cache. Raises the errors of `warm`.
+
+        Returns the dropped `blocks` and `bytes`, the blocks that are being read and go later (`in_use_blocks`), and
+        those that stay (`pinned_blocks`).
+        """
         body = list_of(urls)
         key = f"evict/{name_of(body)}"
         self._put(key, body, {})
-        return self._asked(lambda port: port.get(key)) or {}
+        return self._call(lambda port: port.get(key)) or {}
 
-    def _brought(
+    def _fetch(
         self, folder: str, urls: str | Iterable[str], wait: bool, progress: Callable[[Warmed], None] | None,
         more: Mapping[str, str],
     ) -> Warmed:  # fmt: skip
@@ -211,12 +219,12 @@ class Client:
         return warmed.wait() if wait else warmed
 
     def _put(self, key: str, body: bytes, more: Mapping[str, str]) -> None:
-        if (why := self._asked(lambda port: port.put(key, body, more))) is not None:
-            raise ProxyRefused(f"the proxy refused it: {why}")
+        if (why := self._call(lambda port: port.put(key, body, more))) is not None:
+            raise ProxyRefused(f"the proxy refused the list: {why}")
 
-    def _asked(self, ask: Callable[[S3Port], _T]) -> _T:
-        """What a proxy answers, after a look whether it is one."""
-        port = S3Port(self.endpoint, _ORDER_TIMEOUT_S)
+    def _call(self, ask: Callable[[S3Port], _T]) -> _T:
+        """Result of one request, sent after a status request that shows that the address is an Outrider."""
+        port = S3Port(self.endpoint, _COMMAND_TIMEOUT_S)
         try:
             port.status()
             return ask(port)
@@ -238,7 +246,7 @@ class Client:
 
 
 def endpoint_of(environ: Mapping[str, str]) -> str | None:
-    """The endpoint that the environment names to S3 clients; None: none, or they are told to ignore it."""
+    """The endpoint that the environment names to S3 clients; None: it names none, or says that clients ignore it."""
     if environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return None
     return environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
@@ -252,7 +260,7 @@ def _nothing_at(endpoint: str, error: Exception) -> str:
 
 
 def _status_of(told: Any, admin: str) -> Status:
-    """Of a newer proxy, what we know."""
+    """The known fields of the answer; those that a newer proxy has added are left out."""
     known = {field.name for field in fields(Status)}
     if not isinstance(told, dict) or not {"version", "ready"} <= told.keys():
         raise ProxyNotFound(f"{admin} is no Outrider: its /status lacks version or ready")
@@ -260,7 +268,7 @@ def _status_of(told: Any, admin: str) -> Status:
 
 
 def _whole(value: Any) -> Any:
-    """Counters come as floats of whole numbers."""
+    """The value with each float as an int: the proxy sends counters as floats of whole numbers."""
     if isinstance(value, dict):
         return {name: _whole(item) for name, item in value.items()}
     return int(value) if isinstance(value, float) else value
@@ -269,7 +277,7 @@ def _whole(value: Any) -> Any:
 def _address(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is no address of a proxy: write http://HOST:PORT")
+        raise ValueError(f"{url!r} is not the address of a proxy: write http://HOST:PORT")
     return url.rstrip("/")
 
 
@@ -279,5 +287,5 @@ def _host(url: str) -> str:
 
 
 def _direct() -> urllib.request.OpenerDirector:
-    # http_proxy is for the world outside; the proxy that we look for is beside us.
+    # The variable http_proxy is for the network outside; an Outrider is on this machine, or near it.
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))

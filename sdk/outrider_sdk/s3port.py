@@ -1,4 +1,4 @@
-"""A proxy's S3 port: one connection, signed requests, and the reserved bucket in which the proxy is asked and told."""
+"""A connection to the S3 port of a proxy: signed requests to the objects of the reserved bucket `_outrider`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from outrider_sdk.signing import keys_of, signed_headers
 
 _BODY_BYTES_MAX = 16 * 1024 * 1024
 _ERROR_BYTES_MAX = 64 * 1024
-# Of an app's name, what no SDK sends as it is.
+# Characters of an app's name that SDKs replace.
 _NO_TOKEN = re.compile(r"[^!#$%&'*+\-.^_`|~,0-9A-Za-z]")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _MESSAGE = re.compile(rb"<Message>([^<]{1,1000})</Message>")
 
 
 class NotOutrider(Exception):
-    """What answers there is no Outrider, or does not let us in; the text says why."""
+    """The server at the address is no Outrider, or refuses the request; the text says which."""
 
 
 class S3Port:
-    """One connection, made when it is needed and kept from request to request. Not for two threads at a time.
+    """One connection, made at the first request and kept from request to request. Not for two threads at a time.
 
     Requests are signed when AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are set.
     """
@@ -41,9 +41,9 @@ class S3Port:
     def send(
         self, method: str, path: str, body: bytes = b"", more: Mapping[str, str] | None = None
     ) -> http.client.HTTPResponse:
-        """The answer, its body still to be read; to be closed by `close` if that is not read to the end.
+        """The answer, its body still to be read. If the caller does not read the body to its end, it calls `close`.
 
-        Raises OSError, http.client.HTTPException: there is none.
+        Raises OSError, http.client.HTTPException: there is no answer.
         """
         path = self._parts.path + path
         host = self._parts.netloc.rpartition("@")[2]
@@ -57,7 +57,7 @@ class S3Port:
         try:
             return self._exchange(method, path, body, headers)
         except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-            # A connection that idled for long is closed by the other side, which has then not seen this request.
+            # The server closes a connection that was idle for long, and has then not seen this request.
             if not idled:
                 raise
             return self._exchange(method, path, body, headers)
@@ -78,11 +78,11 @@ class S3Port:
             self._connection = None
 
     def status(self) -> Mapping[str, Any]:
-        """What the proxy is doing.
+        """Content of `status.json`.
 
         Raises:
-            NotOutrider: something else answers, or refuses.
-            OSError, http.client.HTTPException: nothing answers.
+            NotOutrider: another server answers, or the proxy refuses the request.
+            OSError, http.client.HTTPException: there is no answer.
         """
         reply = self.send("GET", "/_outrider/status.json")
         if reply.getheader("server") != "outrider":
@@ -90,28 +90,28 @@ class S3Port:
             raise NotOutrider("an S3 server, but no Outrider")
         body = reply.read(_BODY_BYTES_MAX)
         if reply.status != 200:
-            raise NotOutrider(f"an Outrider that refuses us: {_reason(reply.status, body)}")
+            raise NotOutrider(f"an Outrider that refuses the request: {_reason(reply.status, body)}")
         try:
             told = json.loads(body)
         except ValueError as error:
             raise NotOutrider("something whose status is not JSON") from error
         if not isinstance(told, dict) or "version" not in told:
-            raise NotOutrider("something whose status tells no version")
+            raise NotOutrider("something whose status has no version")
         return told
 
     def put(self, key: str, body: bytes, more: Mapping[str, str] | None = None) -> str | None:
-        """Put an object into the reserved bucket; None: done, else what the proxy has against it. `more`: headers.
+        """Put an object into the reserved bucket; None: done, else the reason of the refusal. `more`: headers.
 
-        Raises OSError, http.client.HTTPException: it does not answer.
+        Raises OSError, http.client.HTTPException: the proxy does not answer.
         """
         reply = self.send("PUT", _path(key), body, more)
         said = reply.read(_ERROR_BYTES_MAX)
         return None if reply.status == 200 else _reason(reply.status, said)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """An object of the reserved bucket; None: there is none.
+        """An object of the reserved bucket; None: there is no such object.
 
-        Raises OSError, http.client.HTTPException: it does not answer, or not with that.
+        Raises OSError, http.client.HTTPException: the proxy does not answer, or answers with an error.
         """
         reply = self.send("GET", _path(key))
         said = reply.read(_BODY_BYTES_MAX)
@@ -123,7 +123,10 @@ class S3Port:
         return told
 
     def delete(self, key: str) -> Mapping[str, str]:
-        """The headers of the answer. Raises OSError, http.client.HTTPException."""
+        """Delete an object of the reserved bucket. Returns the headers of the answer; an absent object is no error.
+
+        Raises OSError, http.client.HTTPException: as `get`.
+        """
         reply = self.send("DELETE", _path(key))
         said = reply.read(_ERROR_BYTES_MAX)
         if reply.status not in (204, 404):
@@ -133,7 +136,7 @@ class S3Port:
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
         if self._parts.scheme == "https":
-            # The variable by which the AWS tools are told whom to trust.
+            # The AWS tools take their trusted certificates from this variable.
             context = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
             return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
@@ -144,7 +147,7 @@ def _path(key: str) -> str:
 
 
 def code_in(body: bytes) -> str:
-    """The S3 error code; empty: there is none."""
+    """The S3 error code in an error document; empty: it has none."""
     match = _CODE.search(body)
     return match[1].decode() if match else ""
 
@@ -156,7 +159,7 @@ def _reason(status: int, body: bytes) -> str:
 
 
 def _app_of(environ: Mapping[str, str]) -> str:
-    """As boto3 sends it, so that the proxy takes us for the same reader; empty: the job has no name.
+    """The job's name as boto3 sends it, so that the proxy sees one client; empty: the job has no name.
 
     Source: AWS SDKs and Tools Reference Guide, "Application ID".
     """

@@ -1,4 +1,4 @@
-"""Signature Version 4, for a proxy that checks signatures: the keys stand in the environment, as for any S3 client.
+"""Signature Version 4, for a proxy that checks signatures, with the keys of the environment.
 
 Source: Amazon S3 API Reference, "Signature Calculations for the Authorization Header".
 """
@@ -17,7 +17,7 @@ _DEFAULT_REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class Keys:
-    """`token`: of temporary keys."""
+    """`token`: the session token of temporary keys; None: the keys are permanent."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -26,7 +26,7 @@ class Keys:
 
 
 def keys_of(environ: Mapping[str, str]) -> Keys | None:
-    """Those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; None: they are not set, so nothing is signed."""
+    """The keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; None: they are not set, so nothing is signed."""
     access_key, secret_key = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
     if not access_key or not secret_key:
         return None
@@ -37,8 +37,8 @@ def keys_of(environ: Mapping[str, str]) -> Keys | None:
 def signed_headers(
     keys: Keys, method: str, host: str, path: str, body: bytes, now: float, more: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """All headers of a request without a query. `path` is as it goes out, `now` in seconds since 1970; `more`: others,
-    names in lower case."""
+    """All headers of a request without a query. `path` is escaped, `now` is in seconds since 1970, and `more` are
+    further headers with names in lower case."""
     at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     headers = {**(more or {}), "host": host, "x-amz-content-sha256": hashlib.sha256(body).hexdigest(), "x-amz-date": at}
     if keys.token is not None:

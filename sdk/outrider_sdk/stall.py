@@ -1,4 +1,4 @@
-"""How long a training loop waits for its data: told to the proxy on the side, and printed."""
+"""Measures how long a training loop waits for its data. The sums are printed, and sent to the proxy."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from outrider_sdk.announcing import announcer, new_name
+from outrider_sdk.announcing import announcer, unique_name
 from outrider_sdk.client import Client
 
 _EPOCHS_MAX = 1000
-# Even; 64 KiB an epoch.
+# Must be even, since every second value is dropped at this length; 64 KiB an epoch.
 _WAITS_MAX = 8192
-_TELL_EVERY_S = 5.0
-# A loop that waits less than this share of its time would hardly be faster on local disk.
+_SEND_EVERY_S = 5.0
+# A loop that waits for less than this share of its time would hardly be faster on local disk.
 _BOUND_SHARE = 0.05
 
 
 class EpochStall:
-    """One epoch: `steps` batches, `wait_s` seconds of waiting for them in all, `compute_s` seconds between the waits.
+    """One epoch: the number of batches (`steps`), the time spent waiting for them (`wait_s`), and the time between the
+    waits (`compute_s`).
 
-    `first_wait_s` is the part of `wait_s` that the first batch took: mostly the start of the loader's workers.
+    `first_wait_s` is the part of `wait_s` for the first batch, which is mostly the start of the loader's workers.
     """
 
     def __init__(self, number: int) -> None:
@@ -36,15 +37,15 @@ class EpochStall:
 
     @property
     def wait_share(self) -> float:
-        """Of the time from the first batch to the end, the share spent waiting."""
+        """Share of waiting in the time from the first batch to the end."""
         waited_s = self.wait_s - self.first_wait_s
         whole_s = waited_s + self.compute_s
         return waited_s / whole_s if whole_s > 0 else 0.0
 
     def percentile(self, share: float) -> float:
-        """Seconds, which a step's wait did not exceed in so large a share of the steps; 0.0 before the first.
+        """Percentile of the waits, in seconds: `share` of the steps waited no longer; 0.0 before the first step.
 
-        Of more than some thousand steps, every second one counts, then every fourth, and so on.
+        Beyond some thousand steps, every second step counts, then every fourth, and so on.
         """
         if not self._waits:
             return 0.0
@@ -73,11 +74,11 @@ class EpochStall:
 
 
 class StallMeter:
-    """Yields what `loader` yields, epoch after epoch, and measures the wait for each batch.
+    """Yields the batches of `loader`, epoch after epoch, and measures the wait for each.
 
-    The sums go to the proxy now and then, if there is one. Whatever else the loader has is reached through the meter.
-    A loop that only queues work for the accelerator, and does not wait for a result in each step, seems to wait for
-    data while the accelerator still computes.
+    If there is a proxy, the sums are sent to it every few seconds. Every other attribute of the loader is reached
+    through the meter. A loop that only queues work for the accelerator, and does not wait for a result in each step,
+    seems to wait for data while the accelerator still computes.
     """
 
     def __init__(
@@ -86,38 +87,39 @@ class StallMeter:
         self.loader = loader
         self.epochs: deque[EpochStall] = deque(maxlen=_EPOCHS_MAX)
         self._clock = clock
-        self._to = announcer(client)
-        self._name = new_name()
+        self._announcer = announcer(client)
+        self._name = unique_name()
         self._begun = 0
-        self._told_at = clock()
-        self._untold = [0, 0.0, 0.0]
+        self._sent_at = clock()
+        self._unsent = [0, 0.0, 0.0]
 
     def __iter__(self) -> Iterator[Any]:
         self._begun += 1
         epoch = EpochStall(self._begun)
         self.epochs.append(epoch)
         clock = self._clock
-        asked = clock()
-        got = None
+        asked_at = clock()
+        got_at = None
         try:
             for batch in self.loader:
-                got = clock()
-                epoch.waited(got - asked)
-                self._untold[0] += 1
-                self._untold[1] += got - asked
+                got_at = clock()
+                epoch.waited(got_at - asked_at)
+                self._unsent[0] += 1
+                self._unsent[1] += got_at - asked_at
                 yield batch
-                asked, got = self._computed(epoch, got), None
-                if asked - self._told_at >= _TELL_EVERY_S:
-                    self._tell(epoch, asked)
+                asked_at, got_at = self._computed(epoch, got_at), None
+                if asked_at - self._sent_at >= _SEND_EVERY_S:
+                    self._send(epoch, asked_at)
         finally:
-            # Of a loop that was left in a step.
-            self._tell(epoch, clock() if got is None else self._computed(epoch, got))
+            # With `got_at` set, the loop was left in the middle of a step.
+            self._send(epoch, clock() if got_at is None else self._computed(epoch, got_at))
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        # Asked only for what is not here. Special names are asked of copies in the making, which have no `loader` yet.
+        # Python calls this only for names that the meter lacks. A copy in the making, which has no `loader` yet, is
+        # asked for special names.
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.loader, name)
@@ -126,7 +128,7 @@ class StallMeter:
         return self.summary()
 
     def summary(self) -> str:
-        """A line for each epoch, and what the last one was bound by."""
+        """One line for each epoch, and the verdict on the last one."""
         if not self.epochs:
             return "no step yet"
         return "\n".join([*map(str, self.epochs), self.verdict()])
@@ -135,7 +137,7 @@ class StallMeter:
         """Whether the last epoch was GPU-bound or bucket-bound, in one sentence."""
         epoch = self.epochs[-1] if self.epochs else None
         if epoch is None or epoch.steps < 2:
-            return "too few steps to tell what the loop is bound by"
+            return "too few steps to tell whether the loop is GPU-bound or bucket-bound"
         share = epoch.wait_share
         if share < _BOUND_SHARE:
             return f"GPU-bound: after its first batch, epoch {epoch.number} waited {share:.1%} of the time for data"
@@ -144,18 +146,18 @@ class StallMeter:
             " (if the proxy serves it all from disk, the loader's own work is too slow: give it more workers)"
         )
 
-    def _computed(self, epoch: EpochStall, got: float) -> float:
-        """The time now."""
+    def _computed(self, epoch: EpochStall, got_at: float) -> float:
+        """Count the time since `got_at` as computation. Returns the time now."""
         now = self._clock()
-        epoch.compute_s += now - got
-        self._untold[2] += now - got
+        epoch.compute_s += now - got_at
+        self._unsent[2] += now - got_at
         return now
 
-    def _tell(self, epoch: EpochStall, now: float) -> None:
-        steps, wait_s, compute_s = self._untold
-        self._untold, self._told_at = [0, 0.0, 0.0], now
+    def _send(self, epoch: EpochStall, now: float) -> None:
+        steps, wait_s, compute_s = self._unsent
+        self._unsent, self._sent_at = [0, 0.0, 0.0], now
         if steps:
-            self._to.stall(self._name, int(steps), wait_s, compute_s, epoch.number)
+            self._announcer.stall(self._name, int(steps), wait_s, compute_s, epoch.number)
 
 
 def _short(seconds: float) -> str:

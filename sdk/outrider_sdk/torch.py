@@ -1,4 +1,4 @@
-"""For map-style datasets: tells the proxy which samples the sampler has drawn, before they are read."""
+"""For map-style datasets: sends the proxy the samples that the sampler has drawn, before they are read."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from outrider_sdk.announcing import announcer, new_name
+from outrider_sdk.announcing import announcer, unique_name
 from outrider_sdk.client import Client
 from outrider_sdk.urls import object_of
 
-# So many seconds of reading are announced; the proxy itself decides how far ahead it fetches.
+# Seconds of reading that are announced. The proxy itself decides how far ahead it fetches.
 _HORIZON_S = 60.0
 _AHEAD_MIN, _AHEAD_MAX = 1024, 65536
-# What is announced at once: to name so many keys takes some milliseconds, in which the loader waits.
+# Samples that are announced at once. The loader waits some milliseconds while their keys are made.
 _FETCH_MIN, _FETCH_MAX = 512, 4096
 _SMALL = (int, float, str, bytes, type(None))
 
 
 class AnnouncingSampler:
-    """Draws the same as `sampler`, and announces what was drawn before it is passed on. For a sampler of indices or a
-    batch sampler, in `DataLoader(sampler=...)` or `DataLoader(batch_sampler=...)`.
+    """Draws the same indices as `sampler`, and announces them to the proxy before it passes them on.
 
-    `key_of_index` gives the URL (`s3://bucket/key`) of a sample's object, several of them, or None. When fewer than
-    `threshold` announced samples are left, the next `fetch` are announced. By default both follow the measured rate;
-    `fetch` alone: at half. Whatever else `sampler` has (`set_epoch`, its length) is reached through this one.
-    Where there is no proxy, nothing is announced and `key_of_index` is not called.
+    It wraps a sampler of indices in `DataLoader(sampler=...)`, or a batch sampler in `DataLoader(batch_sampler=...)`.
+    `key_of_index` gives the URL (`s3://bucket/key`) of a sample's object, several URLs, or None. When fewer than
+    `threshold` announced samples are left, the next `fetch` samples are announced. By default both follow the measured
+    rate; with `fetch` alone, `threshold` is half of it. Every other attribute of `sampler` (`set_epoch`, its length) is
+    reached through this one. Without a proxy, nothing is announced and `key_of_index` is not called.
 
-    `state_dict()` tells what was passed on, not what was drawn ahead of it. A sampler whose state is more than a few
-    numbers, and a batch sampler over one that has a state of its own, are passed through and not announced.
+    `state_dict()` is the state after the last index that was passed on, not after those drawn ahead of it. Two kinds of
+    samplers are passed through and not announced: a sampler whose state is more than a few numbers, and a batch sampler
+    over a sampler with a state of its own.
     """
 
     def __init__(
@@ -46,15 +47,16 @@ class AnnouncingSampler:
         self._fetch = fetch
         self._threshold = threshold
         self._clock = clock
-        self._to = announcer(client)
-        self._name = new_name()
+        self._announcer = announcer(client)
+        self._name = unique_name()
         self._state: Any = None
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        # Asked only for what is not here. Special names are asked of copies in the making, which have no `sampler` yet.
+        # Python calls this only for names that this class lacks. A copy in the making, which has no `sampler` yet, is
+        # asked for special names.
         if name.startswith("__"):
             raise AttributeError(name)
         found = getattr(self.sampler, name)
@@ -70,19 +72,21 @@ class AnnouncingSampler:
         self.sampler.load_state_dict(state)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._to.is_heard:
+        if not self._announcer.has_proxy:
             return iter(self.sampler)
         if not self._may_look_ahead():
-            self._to.complain("outrider: the sampler's state cannot be told apart from what is drawn: not announced")
+            self._announcer.warn_once(
+                "outrider: the sampler's state cannot be kept beside each drawn index: not announced"
+            )
             return iter(self.sampler)
         return self._announced()
 
     def _may_look_ahead(self) -> bool:
-        """Whether a checkpoint in mid-epoch stays right: the state can be kept beside each item that is drawn."""
+        """Whether the state can be kept beside each drawn item, so that a checkpoint in mid-epoch stays right."""
         if not hasattr(self.sampler, "state_dict"):
             return not hasattr(getattr(self.sampler, "sampler", None), "state_dict")
         state = self.sampler.state_dict()
-        # Others (a generator's bytes, a permutation) are too much to keep thousands of.
+        # Other values (a generator's bytes, a permutation) are too large to keep thousands of.
         return isinstance(state, dict) and all(isinstance(value, _SMALL) for value in state.values())
 
     def _announced(self) -> Iterator[Any]:
@@ -98,7 +102,7 @@ class AnnouncingSampler:
                 samples += count
                 start += len(urls)
                 total = start if source.ended else self._total(drawn, one_each=start == samples)
-                self._to.plan(self._name, urls, start - len(urls), total)
+                self._announcer.plan(self._name, urls, start - len(urls), total)
                 left += count
                 pace.announced(self._clock())
             if not drawn:
@@ -117,7 +121,7 @@ class AnnouncingSampler:
         for index in (index for item in items for index in _indices(item)):
             keys = self._key_of_index(index)
             for key in (keys,) if isinstance(keys, str) else keys or ():
-                url = object_of(key, self._to.endpoint)
+                url = object_of(key, self._announcer.endpoint)
                 urls += () if url is None else (url,)
         return urls
 
@@ -131,7 +135,7 @@ class AnnouncingSampler:
 
 
 class Pace:
-    """How many samples to announce at once, and when: constants, or after the rate at which they are drawn."""
+    """How many samples to announce at once, and when: constants, or values from the rate at which samples are drawn."""
 
     def __init__(self, fetch: int | None, threshold: int | None, now: float) -> None:
         self._constant = fetch is not None or threshold is not None
@@ -144,7 +148,7 @@ class Pace:
         self._count += count
 
     def announced(self, now: float) -> None:
-        """The rate since the last time is that of the time to come."""
+        """Set both numbers from the rate since the last announcement."""
         passed_s, count = now - self._began, self._count
         if self._constant or count == 0 or passed_s <= 0:
             return
@@ -155,7 +159,7 @@ class Pace:
 
 
 class _Source:
-    """What is drawn of a sampler. `states` are those right after each item, where the sampler has any."""
+    """The items of a sampler. `states` has the sampler's state right after each item, if it has a state."""
 
     def __init__(self, sampler: Any) -> None:
         self.ended = False
@@ -165,7 +169,7 @@ class _Source:
         self._error: Exception | None = None
 
     def draw(self, samples: int) -> tuple[list[Any], int]:
-        """Items of at least so many samples, or all that are left; and how many they are."""
+        """Items with at least `samples` samples, or all items that are left; and the number of their samples."""
         items: list[Any] = []
         count = 0
         while count < samples and not self.ended:
@@ -173,7 +177,7 @@ class _Source:
                 item = next(self._items)
             except StopIteration:
                 self.ended = True
-            except Exception as error:  # noqa: BLE001 - raised in `finish`, when its turn has come
+            except Exception as error:  # noqa: BLE001 - raised in `finish`, after the items drawn before
                 self.ended, self._error = True, error
             else:
                 items.append(item)
@@ -183,7 +187,7 @@ class _Source:
         return items, count
 
     def finish(self) -> None:
-        """Raises what the sampler raised."""
+        """Raise the error of the sampler, if it raised one."""
         if self._error is not None:
             raise self._error
 

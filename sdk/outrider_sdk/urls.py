@@ -1,4 +1,4 @@
-"""Names of objects: s3:// URLs, and the templates that stand for many of them."""
+"""Names of objects: s3:// URLs, other URLs of the same objects, and templates that stand for many of them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)", re.ASCII)
 
 
 def expand(urls: str | Iterable[str]) -> Iterator[str]:
-    """One URL after the other; `{000..123}` counts (a leading zero keeps the width), `{a,b}` lists.
+    """The URLs of a template, one after the other. `{000..123}` counts (a leading zero keeps the width), `{a,b}` lists.
 
     Raises:
-        ValueError: braces that mean neither.
+        ValueError: braces are neither a range nor a list.
     """
     for template in [urls] if isinstance(urls, str) else urls:
         pieces = _BRACES.split(template)
         texts, braces = pieces[::2], pieces[1::2]
         if any("{" in text or "}" in text for text in texts):
-            raise ValueError(f"{template}: a brace without its other, or braces in braces")
+            raise ValueError(f"{template}: a brace without its partner, or braces in braces")
         for chosen in _product([_choices(inner, template) for inner in braces]):
             yield "".join(itertools.chain.from_iterable(itertools.zip_longest(texts, chosen, fillvalue="")))
 
 
-# What a signature adds to a URL (SigV4, SigV2), and what says nothing; all else asks for more than the object.
+# Query parameters of a signature (SigV4, SigV2), and `x-id`, which means nothing. With any other parameter the URL
+# requests more than the object.
 _SIGNATURE = re.compile(
     r"(?:(?:(?:x-amz-(?:algorithm|credential|date|expires|signedheaders|signature|security-token)"
     r"|awsaccesskeyid|signature|expires|x-id)(?:=[^&]*)?)?(?:&|$))*",
@@ -38,10 +39,10 @@ _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 def object_of(url: str, endpoint: str | None) -> str | None:
-    """s3://BUCKET/KEY of the one object that opening `url` reads, the key without escapes; None: it cannot be told.
+    """s3://BUCKET/KEY of the object that `url` reads, the key without escapes; None: it is no object, or not just one.
 
-    `url` is such a URL itself, one of http(s) at `endpoint` (path style, or the bucket before its host; signed or
-    not), or WebDataset's `pipe:` with a command that names exactly one of these.
+    `url` has one of three forms: s3://BUCKET/KEY; an http(s) URL at `endpoint` (path style, or the bucket before its
+    host; signed or not); or WebDataset's `pipe:` with a command that names exactly one such URL.
     """
     if url.startswith("pipe:"):
         return _object_of_command(url.removeprefix("pipe:"), endpoint)
@@ -59,13 +60,13 @@ def _object_of_command(command: str, endpoint: str | None) -> str | None:
     except ValueError:
         return None
     found = {object_of(word, endpoint) for word in words if not word.startswith("pipe:")} - {None}
-    # Two of them: a copy from bucket to bucket, or a shell's alternatives.
+    # A command with two objects is a copy from bucket to bucket, or has a shell's alternatives.
     return found.pop() if len(found) == 1 else None
 
 
 def _object_at(url: str, endpoint: str) -> str | None:
-    # A sampler's first batch waits until a thousand of these were told. `urlsplit` and `parse_qsl`, which decodes the
-    # values of a signature as well, take several times as long.
+    # A sampler's first batch waits until a thousand URLs were announced. `urlsplit` and `parse_qsl`, which also decodes
+    # the values of a signature, take several times as long as this.
     asked, _, query = url.partition("#")[0].partition("?")
     scheme, _, rest = asked.partition("//")
     host, slash, path = rest.partition("/")
@@ -79,8 +80,8 @@ def _object_at(url: str, endpoint: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _place(url: str, endpoint: str) -> tuple[str, str] | None:
-    """What of an object's name the host of `url` stands for ("" or `BUCKET/`), and the path before the rest of it;
-    None: it is not at `endpoint`."""
+    """Beginning of the object's name that the host of `url` gives ("" or `BUCKET/`), and the path before the rest of
+    the name; None: `url` is not at `endpoint`."""
     try:
         asked, proxy = urlsplit(url), urlsplit(endpoint)
         if _port(asked) != _port(proxy):
@@ -98,7 +99,7 @@ def _port(parts: SplitResult) -> int:
 
 
 def _product(choices: list[_Choices]) -> Iterator[tuple[str, ...]]:
-    """itertools.product, which would first make a list of each."""
+    """As itertools.product, which would first make a list of each argument."""
     if not choices:
         yield ()
         return
@@ -108,7 +109,7 @@ def _product(choices: list[_Choices]) -> Iterator[tuple[str, ...]]:
 
 
 class _Choices:
-    """What one pair of braces stands for; can be gone through many times."""
+    """The texts that one pair of braces stands for. It can be iterated many times."""
 
     def __init__(self, words: Iterable[object], width: int) -> None:
         self._words = words
@@ -123,8 +124,8 @@ def _choices(inner: str, template: str) -> _Choices:
     if match is not None:
         first, last = int(match[1]), int(match[2])
         step = 1 if last >= first else -1
-        # As shells and WebDataset do: only a leading zero asks for a width.
-        padded = any(told.startswith("0") and len(told) > 1 for told in match.groups())
+        # As in shells and WebDataset, only a leading zero sets a width.
+        padded = any(bound.startswith("0") and len(bound) > 1 for bound in match.groups())
         width = max(map(len, match.groups())) if padded else 0
         return _Choices(range(first, last + step, step), width)
     if "," in inner:

@@ -1,4 +1,4 @@
-"""A warm-up or a pin in the proxy, as the proxy tells of it."""
+"""Progress of a warm-up or a pin in the proxy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ _POLL_S = 0.1
 
 
 class Gone(Exception):
-    """The proxy knows nothing of it: it was restarted, or somebody else removed it."""
+    """The proxy no longer has this warm-up or pin: the proxy was restarted, or another client removed it."""
 
 
 class Warmed:
-    """What is on disk of what was named, as far as it was last asked for: `objects` whole, `bytes` of all that are
-    wanted, and `failures`, name to reason (the first 1,000). It goes on in the proxy, whatever happens here.
+    """Progress of one list at the last refresh: the `objects` that are whole on disk, the `bytes` of the wanted objects
+    on disk, and the `failures`, name to reason (the first 1,000).
+
+    The proxy continues by itself, whatever happens to this object.
     """
 
     def __init__(self, endpoint: str, key: str, progress: Callable[[Warmed], None] | None) -> None:
@@ -35,7 +37,7 @@ class Warmed:
 
     @property
     def done(self) -> bool:
-        """It has ended, well or not: see `failures`. Asks the proxy while it has not. Raises what `refresh` raises."""
+        """Whether it has ended, with or without failures. While it runs, this calls `refresh` and raises its errors."""
         if self.state != "running":
             return True
         try:
@@ -43,15 +45,15 @@ class Warmed:
         except Gone:
             if not self._cancelled:
                 raise
-            # It ended of itself just before, and a proxy forgets what is cancelled after its end.
+            # It had just ended by itself: the proxy forgets a warm-up that is cancelled after its end.
             self.state = "cancelled"
             return True
 
     def refresh(self) -> Warmed:
-        """Ask the proxy how far it is.
+        """Ask the proxy for the progress.
 
         Raises:
-            Gone: it is not there any more.
+            Gone: the proxy no longer has it.
             OSError, http.client.HTTPException: the proxy does not answer.
         """
         port = S3Port(self._endpoint, _TIMEOUT_S)
@@ -60,7 +62,7 @@ class Warmed:
         finally:
             port.close()
         if told is None:
-            raise Gone(f"{self._key} is not there any more: was the proxy restarted?")
+            raise Gone(f"the proxy no longer has {self._key}: was it restarted?")
         self._take(told)
         return self
 
@@ -69,12 +71,12 @@ class Warmed:
         self.objects, self.wanted_objects = told["objects"]["on_disk"], told["objects"]["wanted"]
         self.bytes, self.wanted_bytes = told["bytes"]["on_disk"], told["bytes"]["wanted"]
         self.fetched_bytes = told["bytes"]["fetched"]
-        self.failures = {one["object"]: one["error"] for one in told["failures"]}
+        self.failures = {failure["object"]: failure["error"] for failure in told["failures"]}
 
     def wait(self, timeout_s: float | None = None) -> Warmed:
-        """Returns itself when it has ended, or after `timeout_s`; look at `done`. Ctrl-C leaves it running.
+        """Wait until it has ended, or for `timeout_s`; `done` tells which. Ctrl-C leaves it running in the proxy.
 
-        `progress` is called whenever more is on disk. Raises what `refresh` and `progress` raise.
+        `progress` is called whenever more is on disk. Raises the errors of `refresh` and `progress`. Returns itself.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -87,7 +89,7 @@ class Warmed:
             time.sleep(_POLL_S)
 
     def cancel(self) -> None:
-        """End a warm-up, or a pin. What came stays on disk. Raises OSError, http.client.HTTPException."""
+        """End the warm-up or the pin. Fetched blocks stay on disk. Raises OSError, http.client.HTTPException."""
         self._cancelled = True
         port = S3Port(self._endpoint, _TIMEOUT_S)
         try:
@@ -101,7 +103,7 @@ class Warmed:
 
 
 def list_of(urls: str | Iterable[str]) -> bytes:
-    """The list that the proxy takes. Raises ValueError: a template makes no sense."""
+    """Body of the list, as the proxy takes it. Raises ValueError: a template makes no sense."""
     lines = [urls] if isinstance(urls, str) else list(urls)
     for line in lines:
         next(expand(line))
@@ -109,5 +111,5 @@ def list_of(urls: str | Iterable[str]) -> bytes:
 
 
 def name_of(body: bytes) -> str:
-    """The same list has the same name: told again, it is the same warm-up or pin."""
+    """Name of a list, made from its content: the same list sent again is the same warm-up or pin."""
     return f"sdk-{hashlib.sha256(body).hexdigest()[:12]}"

@@ -174,7 +174,7 @@ def test_a_proxy_that_wants_signatures_is_told_as_such(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key or "")
     client = Client(guarded.endpoint, guarded.admin)
     for ask in (client.warm, client.plan):
-        with pytest.raises(ProxyNotFound, match=r"refuses us: 403 .*AWS_ACCESS_KEY_ID"):
+        with pytest.raises(ProxyNotFound, match=r"refuses the request: 403 .*AWS_ACCESS_KEY_ID"):
             ask("s3://sdk/train-001.tar")
 
 

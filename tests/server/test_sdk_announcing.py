@@ -44,10 +44,12 @@ NAME = "announcing"
 SHARDS = 12
 SAMPLES = 60
 URLS = [f"s3://{NAME}/train-{number:03}.tar" for number in range(SHARDS)]
-LAST_WORDS_S = 60.0
+EXIT_FLUSH_S = 60.0
 NO_PROXY = "training goes on without them"
 # For a process of its own on a busy machine.
-PATIENT = f"from outrider_sdk import announcing; announcing._LOOK_S = announcing._LAST_WORDS_S = {LAST_WORDS_S}"
+PATIENT = (
+    f"from outrider_sdk import announcing; announcing._LOOKUP_TIMEOUT_S = announcing._EXIT_FLUSH_S = {EXIT_FLUSH_S}"
+)
 AS_A_PROGRAM = f"{PATIENT}; import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -77,13 +79,13 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
 def looked_for_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(announcing, "_announcers", {})
     # A proxy that shares a busy machine with the test answers late.
-    monkeypatch.setattr(announcing, "_LOOK_S", LAST_WORDS_S)
+    monkeypatch.setattr(announcing, "_LOOKUP_TIMEOUT_S", EXIT_FLUSH_S)
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "OUTRIDER_STATUS_URL"):
         monkeypatch.delenv(name, raising=False)
     yield
     # Nothing of one test is told to the next.
     for one in announcing._announcers.values():
-        assert one.flush(LAST_WORDS_S)
+        assert one.flush(EXIT_FLUSH_S)
 
 
 @pytest.fixture
@@ -169,7 +171,7 @@ def test_workers_that_are_spawned_announce_too(plans: ToldPlans) -> None:
 def test_workers_announce_when_their_parent_has_announced_before(plans: ToldPlans) -> None:
     teller = announcing.announcer(None)
     teller.plan("parent", URLS[:1], 0, None)
-    assert teller.flush(LAST_WORDS_S)
+    assert teller.flush(EXIT_FLUSH_S)
     dataset = wds.DataPipeline(
         wds.SimpleShardList([cat(url) for url in URLS]), wds.split_by_worker, announce(), wds.tarfile_to_samples(),
         Reading(),
@@ -417,7 +419,7 @@ def test_stalls_reach_the_metrics_of_the_proxy(plans: ToldPlans, proxy: Proxy) -
     for _ in range(2):
         for _ in meter:
             pass
-    assert announcing.announcer(None).flush(LAST_WORDS_S)
+    assert announcing.announcer(None).flush(EXIT_FLUSH_S)
     assert metric("steps") - steps == 12
     assert metric("wait_seconds") - wait_s == pytest.approx(sum(epoch.wait_s for epoch in meter.epochs))
     assert metric("compute_seconds") - compute_s == pytest.approx(sum(epoch.compute_s for epoch in meter.epochs))
@@ -433,7 +435,7 @@ def test_stalls_are_told_every_few_seconds_and_at_the_end_of_an_epoch(plans: Tol
     before = told()
     # A second a step, as the clock is asked twice for each.
     assert list(meter) == list(range(32))
-    assert announcing.announcer(None).flush(LAST_WORDS_S)
+    assert announcing.announcer(None).flush(EXIT_FLUSH_S)
     proxy.settle()
     assert told() - before == 7
 
@@ -475,7 +477,7 @@ def test_an_endpoint_that_is_no_address_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9480")
-    assert_unchanged(caplog, "is no address of a proxy")
+    assert_unchanged(caplog, "is not the address of a proxy")
 
 
 def test_a_real_s3_at_the_endpoint_is_told_nothing(
@@ -492,7 +494,7 @@ def test_a_real_s3_at_the_endpoint_is_told_nothing(
 def test_an_endpoint_that_never_answers_is_waited_for_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(announcing, "_LOOK_S", 0.05)
+    monkeypatch.setattr(announcing, "_LOOKUP_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{mute.getsockname()[1]}")
         assert_unchanged(caplog, "nothing answers")
@@ -511,7 +513,7 @@ def test_a_name_that_nobody_resolves_is_not_waited_for(
         answer.wait(20)
         raise socket.gaierror("no name")
 
-    monkeypatch.setattr(announcing, "_LOOK_S", 0.05)
+    monkeypatch.setattr(announcing, "_LOOKUP_TIMEOUT_S", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://node.test:9480")
     try:
@@ -527,7 +529,7 @@ def test_a_proxy_that_wants_other_keys_changes_nothing(
     keys.write_text('[[client]]\naccess_key = "a"\nsecret_key = "b"\ngrants = [{bucket = "*"}]\n')
     with Proxy(bucket, auth="sigv4", clients=str(keys)) as guarded:
         monkeypatch.setenv("AWS_ENDPOINT_URL", guarded.endpoint)
-        assert_unchanged(caplog, "refuses us: 403")
+        assert_unchanged(caplog, "refuses the request: 403")
 
 
 def test_a_proxy_that_ends_in_mid_training_changes_nothing(
@@ -541,11 +543,11 @@ def test_a_proxy_that_ends_in_mid_training_changes_nothing(
     monkeypatch.setenv("AWS_ENDPOINT_URL", gone)
     teller = announcing.announcer(None)
     teller.plan("p", URLS, 0, None)
-    assert teller.flush(LAST_WORDS_S)
+    assert teller.flush(EXIT_FLUSH_S)
     (warning,) = warnings(caplog)
     assert "does not answer any more" in warning
     assert train() == (list(range(SAMPLES)), 10)
-    assert teller.flush(LAST_WORDS_S)
+    assert teller.flush(EXIT_FLUSH_S)
     assert len(warnings(caplog)) == 1
 
 
@@ -555,12 +557,12 @@ def test_a_proxy_that_does_not_answer_is_left_alone_for_a_while_and_then_heard_a
     (port,) = free_ports(1)
     with Proxy(bucket, listen=f"127.0.0.1:{port}") as restarting:
         teller = announcing.announcer(Client(restarting.endpoint))
-        assert teller.is_heard
+        assert teller.has_proxy
         restarting.stop()
 
         def plan(number: int) -> None:
             teller.plan("p", URLS[number : number + 1], 0, None)
-            assert teller.flush(LAST_WORDS_S)
+            assert teller.flush(EXIT_FLUSH_S)
 
         plan(0)
         with socket.create_server(("127.0.0.1", port)) as listener:
@@ -568,7 +570,7 @@ def test_a_proxy_that_does_not_answer_is_left_alone_for_a_while_and_then_heard_a
             plan(1)
             with pytest.raises(BlockingIOError):
                 listener.accept()
-        monkeypatch.setattr(announcing, "_SILENCE_S", 0.0)
+        monkeypatch.setattr(announcing, "_PAUSE_AFTER_ERROR_S", 0.0)
         monkeypatch.setattr(announcing, "_announcers", {})
         restarting.start()
         teller = announcing.announcer(Client(restarting.endpoint))
@@ -592,7 +594,7 @@ def test_a_connection_that_the_proxy_closed_meanwhile_is_made_anew(
     teller = announcing.announcer(None)
     for number in range(3):
         teller.plan("p", [URLS[number]], number, None)
-        assert teller.flush(LAST_WORDS_S)
+        assert teller.flush(EXIT_FLUSH_S)
         proxy.on_loop(close_all)
     assert plans.urls == URLS[:3]
     assert not warnings(caplog)
@@ -602,7 +604,7 @@ def test_a_refused_plan_is_told_once(plans: ToldPlans, caplog: pytest.LogCapture
     teller = announcing.announcer(None)
     for _ in range(3):
         teller.plan("p", ["no url"], 0, None)
-    assert teller.flush(LAST_WORDS_S)
+    assert teller.flush(EXIT_FLUSH_S)
     (warning,) = warnings(caplog)
     assert "400 InvalidArgument: reads[0] is not the URL of an object, like s3://bucket/key: 'no url'" in warning
 
