@@ -1,9 +1,9 @@
-"""Train from one object per sample, in a random order that the proxy is told: AnnouncingSampler and StallMeter.
+"""Train from one object per sample, in a random order that is announced to the proxy (AnnouncingSampler, StallMeter).
 
     python examples/map_style_announcing.py --samples s3://bucket/prefix/ --epochs 2 --workers 4
 
-Set AWS_ENDPOINT_URL to Outrider; without it, the same program reads from the bucket. The accelerator is emulated by a
-sleep of --step-ms a batch.
+Set AWS_ENDPOINT_URL to Outrider. Without it, the same program reads from the bucket. A sleep of --step-ms a batch
+emulates the accelerator.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from outrider_sdk.torch import AnnouncingSampler
 
 @functools.cache
 def s3_client() -> Any:
-    """One client a worker process: it keeps its connections from sample to sample."""
+    """One client per worker process, which keeps its connections from sample to sample."""
     return boto3.client("s3")
 
 
 class Samples(Dataset[int]):  # type: ignore[misc]
-    """All objects below a prefix. A sample is the CRC-32 of its object, where a real one would be an image."""
+    """All objects below a prefix. A sample is the CRC-32 of its object; in a real job it would be an image."""
 
     def __init__(self, url: str) -> None:
         self.bucket = urlsplit(url).netloc

@@ -1,10 +1,10 @@
-"""Read all objects below a prefix with boto3. Nothing here knows of Outrider: AWS_ENDPOINT_URL leads to it.
+"""Read all objects below a prefix with boto3. Only AWS_ENDPOINT_URL leads to Outrider; the code does not know of it.
 
     outrider run -- python examples/read_with_boto3.py s3://bucket/prefix/
     AWS_ENDPOINT_URL=http://127.0.0.1:9480 python examples/read_with_boto3.py s3://bucket/prefix/
 
-The first line is a proxy for this one command, the second is for one that runs already (`outrider serve`, or a pod's
-sidecar). `--epochs 2` reads everything twice.
+The first command starts a proxy for this one command. The second one uses a proxy that already runs (`outrider serve`,
+or a pod's sidecar). `--epochs 2` reads everything twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
             body = reply["Body"].read()
             digest.update(body)
             size += len(body)
-            # Each reply of Outrider says where it came from; the bucket's own says nothing.
+            # Each reply of Outrider has `x-cache`; a reply of the bucket does not.
             ways[reply["ResponseMetadata"]["HTTPHeaders"].get("x-cache", "no cache")] += 1
         rate = size / (time.perf_counter() - started) / 1e6
         seen = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))

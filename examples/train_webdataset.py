@@ -1,9 +1,9 @@
-"""Train from tar shards in a bucket with WebDataset. Nothing here knows of Outrider: set AWS_ENDPOINT_URL to use it.
+"""Train from tar shards in a bucket with WebDataset. AWS_ENDPOINT_URL alone leads to Outrider.
 
     python examples/train_webdataset.py --shards 's3://bucket/train-{000000..000023}.tar' --epochs 2
 
-The accelerator is emulated by a sleep of --step-ms a batch, so that the time the training loop waits for data is
-measured without a GPU. Each sample is a `.jpg` and a `.cls`.
+A sleep of --step-ms a batch emulates the accelerator, so that the wait of the training loop for data is measured
+without a GPU. Each sample is a `.jpg` and a `.cls`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """What one epoch cost.
+    """Times of one epoch.
 
-    The wait for the first batch stands apart (`first_batch_s`), in every epoch of every run: in the first epoch it is
-    mostly the start of the workers, which has nothing to do with where the shards are. `data_wait_s` is all the time
-    after it that the loop was blocked for a batch, `samples_per_s` counts from it on.
+    The wait for the first batch is kept apart (`first_batch_s`) in every epoch of every run. In the first epoch it is
+    mostly the start of the workers, which does not depend on the place of the shards. `data_wait_s` is the time after
+    the first batch for which the loop was blocked for a batch. `samples_per_s` also counts from the first batch on.
     `digest` does not depend on the order of the samples: equal digests mean the same samples, bit for bit.
     """
 
@@ -61,10 +61,10 @@ class EpochReport:
 
 
 def shard_urls(opener: str, shards: str) -> str | list[str]:
-    """What WebDataset opens, for shards given as an `s3://` template (curl: a file of URLs; local: a path template)."""
+    """URLs for WebDataset, from shards given as an `s3://` template (curl: a file of URLs; local: a path template)."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if opener == "s5cmd":
-        # s5cmd does not read AWS_ENDPOINT_URL as the SDKs and the aws CLI do.
+        # s5cmd does not read AWS_ENDPOINT_URL, unlike the SDKs and the aws CLI.
         option = f"--endpoint-url {shlex.quote(endpoint)} " if endpoint else ""
         return f"pipe:s5cmd {option}cat {shards}"
     if opener == "aws":
@@ -78,7 +78,7 @@ def shard_urls(opener: str, shards: str) -> str | list[str]:
 
 @functools.cache
 def s3_client() -> Any:
-    """One client a worker process: it keeps its connections from shard to shard."""
+    """One client per worker process, which keeps its connections from shard to shard."""
     import boto3
 
     return boto3.client("s3")
@@ -94,7 +94,7 @@ def decode(sample: dict[str, Any]) -> tuple[torch.Tensor, int, int]:
     jpeg = sample["jpg"]
     digest = hashlib.sha256(sample["__key__"].encode() + jpeg).digest()
     with Image.open(io.BytesIO(jpeg)) as image:
-        # The decoder itself scales down to the smallest size that is still large enough: far cheaper than afterwards.
+        # The decoder itself scales down to the smallest size that is large enough. A resize afterwards costs far more.
         image.draft("RGB", (IMAGE_SIDE, IMAGE_SIDE))
         small = image.convert("RGB").resize((IMAGE_SIDE, IMAGE_SIDE))
     pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1)
@@ -113,7 +113,7 @@ def make_loader(urls: str | list[str], workers: int, batch: int) -> Iterable[Bat
         .map(decode)
         .batched(batch, collation_fn=collate)
     )
-    # Persistent, so that only the first epoch pays for starting the workers.
+    # The workers are persistent, so that only the first epoch pays for their start.
     loader: Iterable[Batch] = wds.WebLoader(
         dataset,
         batch_size=None,
@@ -125,7 +125,7 @@ def make_loader(urls: str | list[str], workers: int, batch: int) -> Iterable[Bat
 
 
 def train_step(batch: Batch, step_s: float) -> None:
-    """Where the forward and backward pass would be."""
+    """A sleep in place of the forward and backward pass."""
     assert len(batch.images) == len(batch.labels)
     time.sleep(step_s)
 

@@ -1,4 +1,4 @@
-{{- /* Helm lets no release's name be longer than 53: with the chart's, it fits into the 63 of a Service's. */ -}}
+{{- /* Helm limits a release's name to 53 characters. With the chart's name it fits into the 63 of a Service's name. */ -}}
 {{- define "outrider.fullname" -}}
 {{- if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name -}}
@@ -12,7 +12,7 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
-{{- /* Apart from the pods of warm-ups, which serve nobody. */ -}}
+{{- /* These labels select the proxies, and not the pods of warm-ups, which serve no requests. */ -}}
 {{- define "outrider.proxyLabels" -}}
 {{ include "outrider.selectorLabels" . }}
 app.kubernetes.io/component: proxy
@@ -38,7 +38,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{- /* Where a job in this cluster finds the cache; by hostPort it is an address of each node, in HOST_IP. */ -}}
+{{- /* Address of the cache for a job in this cluster. With hostPort it is the address of each node, in HOST_IP. */ -}}
 {{- define "outrider.endpoint" -}}
 {{- if .Values.service.enabled -}}
 http://{{ include "outrider.fullname" . }}.{{ .Release.Namespace }}.svc:{{ .Values.service.port }}
@@ -52,7 +52,7 @@ image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end -}}
 
-{{- /* Of a pod. */ -}}
+{{- /* The security context of a pod. */ -}}
 {{- define "outrider.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: {{ .Values.runAsUser | int64 }}
@@ -61,7 +61,7 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{- /* Of a container. */ -}}
+{{- /* The security context of a container. */ -}}
 {{- define "outrider.security" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -70,7 +70,7 @@ capabilities:
 {{- end -}}
 
 {{- define "outrider.grace" -}}
-{{- /* 15 s more than the drain, to leave a snapshot of the index. */ -}}
+{{- /* 15 s more than the drain, for the snapshot of the index. */ -}}
 {{- add 15 (ceil .Values.settings.drain_s) -}}
 {{- end -}}
 
@@ -84,7 +84,7 @@ capabilities:
 {{- end }}
 {{- end -}}
 
-{{- /* Environment of the proxy: how it asks the origin, and where it sends traces. May be nothing at all. */ -}}
+{{- /* Environment of the proxy: its credentials for the origin, and the collector of its traces. May be empty. */ -}}
 {{- define "outrider.proxyEnvironment" -}}
 {{- with .Values.credentialsSecret }}
 {{- include "outrider.keysOf" . }}
@@ -133,7 +133,7 @@ capabilities:
 {{- if .hostPath -}}
 hostPath:
   path: {{ .hostPath | quote }}
-  # Not DirectoryOrCreate: one that the kubelet makes belongs to root, and the proxy could not write to it.
+  # Not DirectoryOrCreate: a directory that the kubelet makes belongs to root, and the proxy could not write to it.
   type: Directory
 {{- else if .ephemeral.size -}}
 ephemeral:
@@ -151,7 +151,7 @@ emptyDir: {}
 {{- end -}}
 {{- end -}}
 
-{{- /* The settings file: what the user may choose, then what the manifests of this chart rely on. */ -}}
+{{- /* The settings file: the user's settings, overridden by those that the manifests of this chart rely on. */ -}}
 {{- define "outrider.settings" -}}
 {{- $own := dict "cache_dir" "/var/cache/outrider" -}}
 {{- if eq .Values.mode "sidecar" -}}

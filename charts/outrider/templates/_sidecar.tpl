@@ -1,6 +1,6 @@
 {{- /*
-For the templates of other charts, which have this one as a dependency with `mode: sidecar`. Each takes this chart's own
-scope: `include "outrider.sidecar" .Subcharts.outrider` (the dependency's alias, if it has one).
+These are for the templates of other charts, which have this one as a dependency with `mode: sidecar`. Each takes this
+chart's own scope: `include "outrider.sidecar" .Subcharts.outrider` (with the alias of the dependency, if it has one).
 README.md shows a whole Job.
 */ -}}
 
@@ -8,21 +8,21 @@ README.md shows a whole Job.
 {{- define "outrider.sidecar" -}}
 - name: outrider
   {{- include "outrider.image" . | nindent 2 }}
-  # Native: it is up before the containers start, outlives them, and does not keep a Job from ending.
+  # A native sidecar is ready before the containers start, outlives them, and does not keep a Job from ending.
   restartPolicy: Always
   args: [serve, --config, /etc/outrider/settings/settings.toml]
   {{- with include "outrider.proxyEnvironment" . | trim }}
   env:
     {{- . | nindent 4 }}
   {{- end }}
-  # By a command, since the kubelet cannot connect to a pod's loopback. The containers wait for it.
+  # The probe is a command, since the kubelet cannot connect to a pod's loopback. The containers wait for it.
   startupProbe:
     exec:
       command: [outrider, doctor, --probe, "http://127.0.0.1:9481/readyz"]
     periodSeconds: 1
     timeoutSeconds: 10
     failureThreshold: 120
-  # Rarely: each is a new Python.
+  # The period is long, since each probe starts a new Python process.
   livenessProbe:
     exec:
       command: [outrider, doctor, --probe, "http://127.0.0.1:9481/healthz"]
@@ -45,7 +45,7 @@ README.md shows a whole Job.
     {{- end }}
 {{- end -}}
 
-{{- /* Entries of `volumes`. A cache on an ephemeral volume needs the pod's fsGroup too. */ -}}
+{{- /* Entries of `volumes`. A cache on an ephemeral volume also needs the pod's fsGroup. */ -}}
 {{- define "outrider.sidecarVolumes" -}}
 - name: outrider-settings
   configMap:
@@ -55,12 +55,12 @@ README.md shows a whole Job.
 {{- include "outrider.identityVolume" . }}
 {{- end -}}
 
-{{- /* Entries of `env` of the containers that read through it. Keys that prove nothing: SDKs refuse to send what they
-cannot sign, and no key of the bucket needs to be in those containers. */ -}}
+{{- /* Entries of `env` for the containers that read through the cache. The keys are placeholders: SDKs send no request
+that they cannot sign, and loopback mode accepts any signature. No key of the bucket is in those containers. */ -}}
 {{- define "outrider.jobEnvironment" -}}
 - name: AWS_ENDPOINT_URL
   value: http://127.0.0.1:9480
-# s5cmd has a name of its own for it.
+# s5cmd reads this variable instead.
 - name: S3_ENDPOINT_URL
   value: http://127.0.0.1:9480
 - name: OUTRIDER_STATUS_URL
