@@ -345,7 +345,9 @@ def _peak_bytes(pid: int) -> int:
 
 def test_a_large_upload_is_streamed(bucket: Bucket, direct: Any, tmp_path: Path) -> None:
     pieces = 200
-    with ServedProxy(bucket, tmp_path) as served:
+    served = ServedProxy(bucket, tmp_path)
+    served.forked = False  # its memory is measured
+    with served:
         ask(served.address, "PUT", f"/{NAME}/warm-up", [("content-length", "1000000")], RAMP[:1_000_000])
         before = _peak_bytes(served.pid)
         connection = http.client.HTTPConnection(*served.address, timeout=60)

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.forkserver import Process
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -51,14 +53,17 @@ class Child:
         stop_signal: signal.Signals = signal.SIGTERM,
         grace_s: float = 60.0,
         user: int | None = None,
+        forked: bool = True,
     ) -> None:
-        """`user`: whom it runs as, in the group of the same number and no other; None: as this process."""
+        """`user`: whom it runs as, in the group of the same number and no other; None: as this process. `forked`: a
+        module of ours may come from the fork server."""
         self.log = log
         self._stop_signal = stop_signal
         self._grace_s = grace_s
         with log.open("wb") as out:
-            self.process = subprocess.Popen(
+            self.process = Process(
                 [str(word) for word in argv],
+                forked=forked,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tests.support import forkserver
 from tests.support.proxy import serving_environment
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 180.0
 
 
-class Process(subprocess.Popen[str]):
+class Process(forkserver.Process):
     """Ends with its context, also where the test fails and has not ended it."""
 
     def __exit__(self, *failure: Any) -> None:

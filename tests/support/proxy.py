@@ -235,6 +235,9 @@ async def _turns() -> None:
 class ServedProxy:
     """`outrider serve` as a process. `flags` are those of the command, with underscores; True is a flag alone."""
 
+    forked = True
+    """False: a new interpreter, for tests of its memory or of its entries in /proc."""
+
     def __init__(self, bucket: Bucket, directory: Path, origin: str | None = None, **flags: str) -> None:
         self.cache_dir = directory / "cache"
         given = {
@@ -281,7 +284,9 @@ class ServedProxy:
 
     def start(self) -> None:
         """Returns when it serves and knows what its cache directory holds."""
-        self._child = Child(self.argv, log=self.log, env=self.environment, grace_s=STOP_DEADLINE_S)
+        self._child = Child(
+            self.argv, log=self.log, env=self.environment, grace_s=STOP_DEADLINE_S, forked=self.forked
+        )
         self.wait_until(lambda: bool(self.lines("ready") and self.lines("index ready")), "outrider serve")
         self.ready_line = self.lines("ready")[-1]
 

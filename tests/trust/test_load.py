@@ -53,7 +53,9 @@ def served(bucket: Bucket, tmp_path: Path, origin: str | None = None, **settings
     flagless = {name: settings[name] for name in _FLAGLESS & settings.keys()}
     config.write_text("".join(f"{name} = {value}\n" for name, value in flagless.items()))
     flags = {name: value for name, value in settings.items() if name not in flagless}
-    return ServedProxy(bucket, tmp_path, origin, prefetch="off", config=str(config), **flags)
+    proxy = ServedProxy(bucket, tmp_path, origin, prefetch="off", config=str(config), **flags)
+    proxy.forked = False  # its memory is measured
+    return proxy
 
 
 async def until(done: asyncio.Future[None] | None, proxy: ServedProxy, what: str, least: int) -> None:

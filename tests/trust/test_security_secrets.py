@@ -167,6 +167,7 @@ def test_no_secret_comes_out_whatever_fails(
     endpoint = bucket.endpoint if origin != "gone" else "http://127.0.0.1:9"
     flags = {"auth": "sigv4", "clients": str(clients), "log_level": "debug"}
     served = ServedProxy(bucket, tmp_path, origin=endpoint, **flags)
+    served.forked = False  # its command line is examined
     served.environment = environment_of(bucket)
     if origin == "refuses":
         served.environment |= {"AWS_SECRET_ACCESS_KEY": ORIGIN_SECRET, "AWS_SESSION_TOKEN": ORIGIN_TOKEN}

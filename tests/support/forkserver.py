@@ -1,0 +1,255 @@
+"""A parent that has imported Outrider and forks a child for each `python -m MODULE` that a test starts.
+
+An import of Outrider takes half a second of CPU, and the tests start hundreds of processes. `Process` stands in for
+`subprocess.Popen`. The server is started with the first child, has one thread, and ends with the process that started
+it. A request is one message on a socket: a JSON object, the child's standard streams, and one end of a socket pair. On
+that pair the child tells its number, and the server tells later how the child ended.
+
+A child runs its module through `runpy`, as `python -m` does, and its interpreter ends as usual. Four things differ from
+a real start: `/proc/PID/cmdline` and `/proc/PID/environ` are the server's, memory that the imports take is shared, all
+children have one hash seed, and the modules are imported already. A test of one of these passes `forked=False`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+REPOSITORY = Path(__file__).parents[2]
+PRELOADED = ("outrider.cli", "outrider.app", "aiobotocore.session", "aiofiles.os", "uvloop")
+_REQUEST_BYTES_MAX = 128 * 1024
+_STATUS_BYTES_MAX = 64
+_STREAMS = ((0, "r"), (1, "w"), (2, "w"))
+
+
+def is_forkable(argv: Sequence[str], env: Mapping[str, str] | None = None, **how: Any) -> bool:
+    """Whether this is `python -m` of a module of ours, with nothing set that only a new interpreter would follow."""
+    if list(argv[:2]) != [sys.executable, "-m"] or argv[2].split(".")[0] not in ("outrider", "tests"):
+        return False
+    if any(how.get(name) is not None for name in ("preexec_fn", "user", "group", "extra_groups", "executable")):
+        return False
+    return not how.get("pass_fds") and _read_at_start(os.environ if env is None else env) == _OWN
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that an interpreter reads as it starts; a child follows PYTHONPATH nevertheless."""
+    return {
+        name: value
+        for name, value in env.items()
+        if (name.startswith("PYTHON") and name != "PYTHONPATH") or name.startswith(("LANG", "LC_", "LD_"))
+    }
+
+
+_OWN = _read_at_start(os.environ)
+
+
+class Process(subprocess.Popen[Any]):
+    """`subprocess.Popen`, by a fork where a fork does the same.
+
+    It overrides the three methods of `Popen` that talk to the kernel; they have been the same from Python 3.11 to 3.13.
+    """
+
+    _status: socket.socket
+
+    def __init__(self, argv: Sequence[str], *, forked: bool = True, **how: Any) -> None:
+        self._forked = forked and is_forkable(argv, **how)
+        super().__init__(argv, **how)
+
+    def _execute_child(
+        self, args: Sequence[str], executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
+        env: Mapping[str, str] | None, startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int,
+        c2pread: int, c2pwrite: int, errread: int, errwrite: int, *rest: Any,
+    ) -> None:  # fmt: skip
+        if not self._forked:
+            return super()._execute_child(  # type: ignore[misc, no-any-return]
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+                p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *rest,
+            )  # fmt: skip
+        start_new_session = rest[5]
+        request = {
+            "argv": list(args[2:]),
+            "cwd": str(cwd or os.getcwd()),
+            "env": dict(os.environ if env is None else env),
+            "new_session": start_new_session,
+        }
+        given = ((p2cread, 0), (c2pwrite, 1), (errwrite, 2))
+        streams = [own if stream == -1 else stream for stream, own in given]
+        try:
+            self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, theirs.fileno()])
+            word, _, number = self._status.recv(_STATUS_BYTES_MAX).decode().partition(" ")
+            if word != "pid":
+                self._status.close()
+                raise OSError(f"the fork server made no child of {request['argv']}: {word} {number}")
+            self.pid = int(number)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+        return None
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        """As `os.waitpid`. The child is a zombie until its status was read here, so that its number stays its own."""
+        if not self._forked:
+            return super()._try_wait(wait_flags)  # type: ignore[misc, no-any-return]
+        self._status.setblocking(not wait_flags & os.WNOHANG)
+        try:
+            word, _, number = self._status.recv(_STATUS_BYTES_MAX).decode().partition(" ")
+        except BlockingIOError:
+            return 0, 0
+        self._status.close()
+        if word != "end":
+            raise RuntimeError("the fork server ended before its child")
+        return self.pid, int(number)
+
+    def _internal_poll(self, _deadstate: int | None = None) -> int | None:
+        if not self._forked:
+            return super()._internal_poll(_deadstate)  # type: ignore[misc, no-any-return]
+        lock: threading.Lock = self._waitpid_lock  # type: ignore[attr-defined]
+        if self.returncode is None and lock.acquire(blocking=False):
+            try:
+                if self.returncode is None:
+                    pid, status = self._try_wait(os.WNOHANG)
+                    if pid == self.pid:
+                        self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                lock.release()
+        code: int | None = self.returncode
+        return code
+
+
+_STARTING = threading.Lock()
+
+
+@cache
+def _started() -> socket.socket:
+    """The socket that takes requests."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        argv = [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno())]
+        server = subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def _server() -> socket.socket:
+    with _STARTING:
+        return _started()
+
+
+# -- in the server --------------------------------------------------------------------------------------------------
+
+
+def serve(control: socket.socket) -> str:
+    """Fork children until the other end of `control` closes. Returns in each child: the module that it is to run."""
+    chosen = selectors.DefaultSelector()
+    chosen.register(control, selectors.EVENT_READ)
+    while True:
+        for key, _ in chosen.select():
+            if key.fileobj is not control:
+                # The child has ended, or whoever started it knows its status and has closed the socket.
+                _advance(chosen, key)
+                continue
+            data, fds, _, _ = socket.recv_fds(control, _REQUEST_BYTES_MAX, len(_STREAMS) + 1)
+            if not data:
+                os._exit(0)
+            *streams, status = fds
+            pid = os.fork()
+            if pid == 0:
+                _close_all(chosen)
+                return _become(json.loads(data), streams, socket.socket(fileno=status))
+            for stream in streams:
+                os.close(stream)
+            chosen.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, socket.socket(fileno=status)))
+
+
+def _advance(chosen: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    pid, status = key.data
+    chosen.unregister(key.fileobj)
+    if isinstance(key.fileobj, int):
+        ended = os.waitid(os.P_PIDFD, key.fileobj, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        os.close(key.fileobj)
+        # As `os.waitpid` has it.
+        told = ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status
+        with contextlib.suppress(OSError):
+            status.send(f"end {told}".encode())
+        chosen.register(status, selectors.EVENT_READ, key.data)
+    else:
+        status.close()
+        os.waitpid(pid, 0)
+
+
+def _close_all(chosen: selectors.BaseSelector) -> None:
+    """In a new child: what belongs to the server and to the other children."""
+    for key in list(chosen.get_map().values()):
+        os.close(key.fd)
+        if key.data is not None and key.data[1].fileno() != key.fd:
+            key.data[1].close()
+    chosen.close()
+
+
+def _become(request: dict[str, Any], streams: Sequence[int], status: socket.socket) -> str:
+    """Make this child what `python -m` would have made of it."""
+    with status:
+        if request["new_session"]:
+            os.setsid()
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["env"])
+        for given, (stream, _) in zip(streams, _STREAMS, strict=True):
+            os.dup2(given, stream)
+            os.close(given)
+        # An interpreter without any of PYTHONPATH has the working directory first.
+        others = request["env"].get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:] = [request["cwd"], *(os.path.abspath(path) for path in others if path), *sys.path]
+        sys.argv[:] = request["argv"]
+        for name, (stream, mode) in zip(("stdin", "stdout", "stderr"), _STREAMS, strict=True):
+            before = getattr(sys, name)
+            made = open(stream, mode, encoding=before.encoding, errors=before.errors, closefd=False)  # noqa: SIM115
+            if stream == 2:
+                made.reconfigure(line_buffering=True)  # type: ignore[attr-defined]
+            setattr(sys, name, made)
+            setattr(sys, f"__{name}__", made)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        status.send(f"pid {os.getpid()}".encode())
+    return str(sys.argv[0])
+
+
+def main() -> None:
+    # Ctrl-C is for the children.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    own = {str(REPOSITORY), *(os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep))}
+    for name in PRELOADED:
+        importlib.import_module(name)
+    sys.path[:] = [path for path in sys.path if path not in own]
+    gc.collect()
+    gc.freeze()
+    assert threading.active_count() == 1, "a thread would be missing in each child"
+    runpy.run_module(serve(socket.socket(fileno=int(sys.argv[1]))), run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
