@@ -14,7 +14,7 @@ if torch.version.cuda is None:
     # torchvision is built for CUDA: beside a CPU torch its operators do not load, and its import misses these. The
     # library wants nothing of it but base classes of datasets that are not used here.
     for name in ("nms", "qnms"):
-        torch.registry.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 from streaming import MDSWriter, StreamingDataset
 
