@@ -15,7 +15,7 @@ TEST_TOOLS := chromium kubectl prometheus
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test test-tools soak audit lock chart-readme bench bench-ahead bench-tools demo demo-short lint clean
+.PHONY: install test test-python test-tools soak audit lock chart-readme bench bench-ahead bench-tools demo demo-short lint clean
 
 install: $(VENV)/installed
 
@@ -27,11 +27,23 @@ $(VENV)/installed: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt
 	touch $@
 
 # `make test PYTEST="-x tests/engine"` hands words on. JOBS processes share the files out, each with an S3 server of its
-# own, in the order of their names: the last ones are small, so that all end together. `JOBS=0`: all in one process.
+# own. Files that took long in earlier runs go first (tests/conftest.py), so that all end together. `JOBS=0`: all in one
+# process.
 PYTEST ?=
 JOBS ?= 2
 test: install
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+
+# What another Python may change: `make test-python PYTHON=python3.13 VENV=.venv313`. What no Python changes is left out:
+# the arithmetic of the simulator, chart, pages, image, and the clients, which talk to the proxy over a socket.
+PYTHON_TESTS := tests/unit tests/engine tests/contract tests/server/test_imports.py tests/server/test_lifecycle.py \
+	tests/server/test_reads.py tests/server/test_run.py tests/server/test_shuffled_shards.py \
+	tests/server/test_workers.py tests/server/test_writes.py \
+	--ignore tests/unit/chart --ignore tests/unit/ahead/test_goals.py --ignore tests/unit/ahead/test_properties.py \
+	--ignore tests/unit/ahead/order/test_order_search.py --ignore tests/unit/ahead/order/test_same_order.py \
+	--ignore tests/unit/ahead/order/test_webdataset_shuffle.py
+test-python: install
+	$(MAKE) test PYTEST="$(PYTHON_TESTS)"
 
 # On Debian and its kin, as root, what is missing of them; anywhere else it says so, and nothing fails.
 test-tools:
@@ -41,7 +53,8 @@ test-tools:
 		$$(echo $$missing | sed s/kubectl/kubernetes-client/); } \
 		|| echo "not installed:$$missing; the tests that need them are skipped"
 
-# The tests of trust, SOAK times longer, and the table of what was tried; `make soak SOAK=5 TESTS=tests/trust/test_crash.py`.
+# The tests of trust, SOAK times longer, the tests whose full size is not in `make test`, and the table of what was tried;
+# `make soak SOAK=5 TESTS=tests/trust/test_crash.py`.
 # Native tracebacks: pytest's own are parsed anew, at which Python 3.11 may fail beside running threads ("AST constructor
 # recursion depth mismatch"), and one failure would end it all without a table.
 SOAK ?= 30
@@ -124,10 +137,18 @@ settings-page: install
 sizing-page: install
 	$(BIN)/python -m tests.support.simulated
 
-lint: install
+# `make -j2 lint` checks types beside the rest.
+.PHONY: style types layers
+lint: style layers types
+
+style: install
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+
+types: install
 	$(BIN)/mypy
+
+layers: install
 	$(BIN)/lint-imports
 
 clean:

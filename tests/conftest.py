@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +19,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TRIED = Trials()
+SECONDS: defaultdict[str, float] = defaultdict(float)
+CACHED_SECONDS = "outrider/seconds"
+# For a first run, of the longest files only: how they compare.
+USUAL_SECONDS = {
+    "tests/server/test_docs.py": 100.0,
+    "tests/clients/test_contract.py": 80.0,
+    "tests/unit/ahead/order/test_webdataset_shuffle.py": 60.0,
+    "tests/server/test_run.py": 40.0,
+    "tests/trust/test_crash.py": 30.0,
+    "tests/trust/test_load.py": 30.0,
+    "tests/trust/test_origin_faults.py": 30.0,
+    "tests/trust/test_stop.py": 30.0,
+    "tests/unit/ahead/order/test_order_search.py": 30.0,
+    "tests/unit/project/test_packaging.py": 30.0,
+    "tests/clients/test_streaming.py": 20.0,
+    "tests/server/test_image.py": 20.0,
+    "tests/trust/test_soak.py": 20.0,
+    "tests/unit/ahead/order/test_same_order.py": 20.0,
+    "tests/unit/ahead/test_properties.py": 20.0,
+}
 
 # How long an example takes is the machine's affair: with Hypothesis' usual 0.2 s, tests fail at times on a busy one.
 # The same examples each time in `make test`, new ones in a long run.
@@ -34,6 +56,34 @@ def pytest_configure() -> None:
     ):  # fmt: skip
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that two processes which share the files out end together."""
+    seconds = {**USUAL_SECONDS, **dict(known_seconds(config))}
+    items.sort(key=lambda item: -seconds.get(file_of(item.nodeid), 0.0))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    SECONDS[file_of(report.nodeid)] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    cache = getattr(session.config, "cache", None)
+    # All reports come to the process that starts the others, and it is the only writer.
+    if cache is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+        cache.set(CACHED_SECONDS, {**known_seconds(session.config), **SECONDS})
+
+
+def known_seconds(config: pytest.Config) -> dict[str, float]:
+    """By file: what earlier runs on this machine took."""
+    cache = getattr(config, "cache", None)
+    return {} if cache is None else dict(cache.get(CACHED_SECONDS, {}))
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 @pytest.fixture(scope="session")

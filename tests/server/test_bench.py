@@ -23,6 +23,7 @@ from tests.support.bucket import Bucket
 from tests.support.door import HAS_TORCH
 from tests.support.proxy import Proxy
 from tests.support.simulator_process import REPOSITORY, SimulatorProcess
+from tests.support.trials import SCALE
 
 MIB = 1024 * 1024
 TINY = Plan(
@@ -157,13 +158,17 @@ def test_the_probe_is_in_the_bucket_and_in_no_load(world: World) -> None:
 
 @pytest.mark.skipif(not HAS_TORCH, reason="torch is pinned to a release without a wheel for this Python")
 def test_the_goals_of_riding_ahead_are_measured_live(tmp_path: Path) -> None:
-    """The shape alone: each job reads what was written, each goal has its row. The data is too little for figures."""
+    """The shape alone: each job reads what was written, each goal has its row. The data is too little for figures.
+
+    `make test` runs the jobs that tell their order, `make soak` all jobs.
+    """
     rows = tmp_path / "rows.json"
-    argv = [sys.executable, "-m", "tests.bench.ahead", "--short", "--json", str(rows)]
+    only = "" if SCALE > 1 else "nnounc"
+    argv = [sys.executable, "-m", "tests.bench.ahead", "--short", "--only", only, "--json", str(rows)]
     done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     goals = [(row["world"], row["figure"], row["goal"]) for row in json.loads(rows.read_text())]
-    assert goals == [
+    expected = [
         ("WebDataset default", "excess wait, epoch 1", "<= 0.35"),
         ("WebDataset default", "excess wait, epochs 2 to 3", "<= 0.03"),
         ("WebDataset new order", "excess wait, epoch 1", ""),
@@ -177,4 +182,5 @@ def test_the_goals_of_riding_ahead_are_measured_live(tmp_path: Path) -> None:
         ("DELI AnnouncingSampler", "excess wait, epochs 1 to 2", "<= 0.02"),
         ("DELI lru", "excess wait, epoch 2", ""),
     ]
+    assert goals == [row for row in expected if only in row[0]]
     assert done.stdout.count("\n") == 1 + len(goals)

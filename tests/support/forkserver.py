@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -69,7 +70,7 @@ class Process(subprocess.Popen[Any]):
     _status: socket.socket
 
     def __init__(self, argv: Sequence[str], *, forked: bool = True, **how: Any) -> None:
-        self._forked = forked and is_forkable(argv, **how)
+        self.is_forked = forked and is_forkable(argv, **how)
         super().__init__(argv, **how)
 
     def _execute_child(
@@ -77,7 +78,7 @@ class Process(subprocess.Popen[Any]):
         env: Mapping[str, str] | None, startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int,
         c2pread: int, c2pwrite: int, errread: int, errwrite: int, *rest: Any,
     ) -> None:  # fmt: skip
-        if not self._forked:
+        if not self.is_forked:
             return super()._execute_child(  # type: ignore[misc, no-any-return]
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
                 p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *rest,
@@ -107,7 +108,7 @@ class Process(subprocess.Popen[Any]):
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         """As `os.waitpid`. The child is a zombie until its status was read here, so that its number stays its own."""
-        if not self._forked:
+        if not self.is_forked:
             return super()._try_wait(wait_flags)  # type: ignore[misc, no-any-return]
         self._status.setblocking(not wait_flags & os.WNOHANG)
         try:
@@ -120,7 +121,7 @@ class Process(subprocess.Popen[Any]):
         return self.pid, int(number)
 
     def _internal_poll(self, _deadstate: int | None = None) -> int | None:
-        if not self._forked:
+        if not self.is_forked:
             return super()._internal_poll(_deadstate)  # type: ignore[misc, no-any-return]
         lock: threading.Lock = self._waitpid_lock  # type: ignore[attr-defined]
         if self.returncode is None and lock.acquire(blocking=False):
@@ -227,15 +228,22 @@ def _become(request: dict[str, Any], streams: Sequence[int], status: socket.sock
         sys.path[:] = [request["cwd"], *(os.path.abspath(path) for path in others if path), *sys.path]
         sys.argv[:] = request["argv"]
         for name, (stream, mode) in zip(("stdin", "stdout", "stderr"), _STREAMS, strict=True):
-            before = getattr(sys, name)
-            made = open(stream, mode, encoding=before.encoding, errors=before.errors, closefd=False)  # noqa: SIM115
-            if stream == 2:
-                made.reconfigure(line_buffering=True)  # type: ignore[attr-defined]
+            made = _like(getattr(sys, name), io.FileIO(stream, mode, closefd=False))
             setattr(sys, name, made)
             setattr(sys, f"__{name}__", made)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         status.send(f"pid {os.getpid()}".encode())
     return str(sys.argv[0])
+
+
+def _like(before: io.TextIOWrapper, raw: io.FileIO) -> io.TextIOWrapper:
+    """What a new interpreter makes of a standard stream, with the server's encoding and its `-u`."""
+    unbuffered = isinstance(before.buffer, io.RawIOBase)
+    buffer = io.BufferedReader(raw) if raw.readable() else raw if unbuffered else io.BufferedWriter(raw)
+    by_line = before.line_buffering or (raw.isatty() and not unbuffered)
+    return io.TextIOWrapper(
+        buffer, before.encoding, before.errors, line_buffering=by_line, write_through=before.write_through
+    )
 
 
 def main() -> None:

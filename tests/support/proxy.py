@@ -284,9 +284,7 @@ class ServedProxy:
 
     def start(self) -> None:
         """Returns when it serves and knows what its cache directory holds."""
-        self._child = Child(
-            self.argv, log=self.log, env=self.environment, grace_s=STOP_DEADLINE_S, forked=self.forked
-        )
+        self._child = Child(self.argv, log=self.log, env=self.environment, grace_s=STOP_DEADLINE_S, forked=self.forked)
         self.wait_until(lambda: bool(self.lines("ready") and self.lines("index ready")), "outrider serve")
         self.ready_line = self.lines("ready")[-1]
 

@@ -6,6 +6,7 @@ import pytest
 
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Shards, order_of
+from tests.support.trials import SCALE
 from tests.unit.ahead.test_planner_told import drive, shuffled
 from tests.unit.ahead.test_properties import Store
 
@@ -35,9 +36,17 @@ def hits(epochs: list[EpochResult]) -> float:
     return sum(epoch.hits for epoch in epochs) / sum(epoch.opened for epoch in epochs)
 
 
-@pytest.mark.parametrize("apart", [1, 7, 20])
-@pytest.mark.parametrize("jobs", [2, 4, 8])
-@pytest.mark.parametrize("one_client", [False, True])
+# In `make test` each pair of two values, in `make soak` all of them together.
+SWEEPS = [
+    (one_client, jobs, apart)
+    for row, jobs in enumerate((2, 4, 8))
+    for column, apart in enumerate((1, 7, 20))
+    for one_client in (False, True)
+    if SCALE > 1 or one_client == bool((row + column) % 2)
+]
+
+
+@pytest.mark.parametrize(("one_client", "jobs", "apart"), SWEEPS)
 def test_who_follows_another_reads_from_the_cache_and_it_all_comes_from_the_bucket_about_once(
     one_client: bool, jobs: int, apart: int
 ) -> None:
