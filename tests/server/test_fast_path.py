@@ -1,4 +1,4 @@
-"""The fast lane of the S3 port says what the long way says, byte for byte, or says nothing; and one connection may
+"""The fast path of the S3 port says what the slow path says, byte for byte, or says nothing; and one connection may
 change from one to the other at any request."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from outrider.core.model import Headers
     from tests.support.bucket import Bucket
 
-NAME, OTHER = "fastlane", "fastlane-other"
+NAME, OTHER = "fastpath", "fastpath-other"
 BLOCK = 1024 * 1024
 RAMP = (bytes(range(251)) * (5 * BLOCK // 251 + 1))[: 5 * BLOCK]
 # Far more than the sockets of both sides take at once.
@@ -51,10 +51,10 @@ OBJECTS = {
     "a": RAMP[:100_000], "b": RAMP[7 : 7 + 1000], "empty": b"", "two": RAMP[: BLOCK + BLOCK // 2], "large": LARGE,
     "many": RAMP[:BLOCK] * 70, "folder/": b"a folder's own", "a b+%?é\"\\\n": b"odd",
 }  # fmt: skip
-# A header that changes nothing, and that the fast lane does not know.
+# A header that changes nothing, and that the fast path does not know.
 UNUSUAL = ("accept-language", "de")
-READER: Keys = ("LANEREADER", "reader/secret")
-NARROW: Keys = ("LANENARROW", "narrow/secret")
+READER: Keys = ("PATHREADER", "reader/secret")
+NARROW: Keys = ("PATHNARROW", "narrow/secret")
 CLIENTS = f"""
 [[client]]
 name = "reader"
@@ -81,15 +81,15 @@ def objects(bucket: Bucket) -> None:
     client.close()
 
 
-class Lane:
-    """A proxy that has all objects, and what its fast lane did with each request since `seen.clear()`: True: answered,
+class Watched:
+    """A proxy that has all objects, and what its fast path did with each request since `seen.clear()`: True: answered,
     False: nothing, else begun."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
         self._seen: list[object] = []
-        lane = proxy.outrider.server.fast_path
-        answer = lane.answer
+        path = proxy.outrider.server.fast_path
+        answer = path.answer
 
         def spied(data: bytes, wire: SocketSender, cold: PageCold | None = None) -> Any:
             answered = answer(data, wire, cold)
@@ -97,7 +97,7 @@ class Lane:
             self._seen.append(answered if isinstance(answered, bool) else kinds[type(answered)])
             return answered
 
-        lane.answer = spied  # type: ignore[method-assign]
+        path.answer = spied  # type: ignore[method-assign]
 
     @property
     def seen(self) -> list[object]:
@@ -152,28 +152,28 @@ def _warm(proxy: Proxy, keys: Keys) -> None:
 
 
 @pytest.fixture(scope="module")
-def lane(bucket: Bucket) -> Iterator[Lane]:
+def watched(bucket: Bucket) -> Iterator[Watched]:
     with Proxy(bucket, block_size="1MiB", freshness="immutable") as proxy:
         _warm(proxy, ("anybody", "anything"))
-        yield Lane(proxy)
+        yield Watched(proxy)
 
 
 @pytest.fixture(scope="module")
-def strict(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
-    clients = tmp_path_factory.mktemp("lane") / "clients.toml"
+def strict(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    clients = tmp_path_factory.mktemp("watched") / "clients.toml"
     clients.write_text(CLIENTS)
     with Proxy(bucket, block_size="1MiB", freshness="immutable", auth="sigv4", clients=clients) as proxy:
         _warm(proxy, READER)
-        yield Lane(proxy)
+        yield Watched(proxy)
 
 
 @contextmanager
-def own_lane(bucket: Bucket, origin: str | None = None, **settings: Any) -> Iterator[Lane]:
+def watched_proxy(bucket: Bucket, origin: str | None = None, **settings: Any) -> Iterator[Watched]:
     with Proxy(bucket, origin, **{"block_size": "1MiB", "freshness": "immutable", **settings}) as proxy:
         ask(proxy.address, "GET", f"/{NAME}/a")
         proxy.settle()
         ask(proxy.address, "GET", f"/{NAME}/a")
-        yield Lane(proxy)
+        yield Watched(proxy)
 
 
 def same(answer: Answer) -> tuple[int, dict[str, str], bytes]:
@@ -234,20 +234,20 @@ FORMS: dict[str, tuple[str, str, Headers, object]] = {
 }  # fmt: skip
 
 
-def _with_etag(lane: Lane, key: str, headers: Headers, keys: Keys | None) -> Headers:
-    etag = lane.proxy.client(keys or ("a", "b")).head_object(Bucket=NAME, Key=key)["ETag"]
+def _with_etag(watched: Watched, key: str, headers: Headers, keys: Keys | None) -> Headers:
+    etag = watched.proxy.client(keys or ("a", "b")).head_object(Bucket=NAME, Key=key)["ETag"]
     meant = {ETAG: etag, ETAG.lower(): etag.strip('"')}
     return tuple((name, meant.get(value, value)) for name, value in headers)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_both_ways_say_the_same_to_anybody(lane: Lane, form: str) -> None:
+def test_both_ways_say_the_same_to_anybody(watched: Watched, form: str) -> None:
     method, target, headers, by = FORMS[form]
     if any(name == "if-match" for name, _ in headers):
-        headers = _with_etag(lane, "folder/" if "folder" in target else "a", headers, None)
-    fast, seen = lane.ask(method, f"/{NAME}/{target}", headers)
-    slow, _ = lane.ask(method, f"/{NAME}/{target}", (*headers, UNUSUAL))
-    assert lane.seen == [False]
+        headers = _with_etag(watched, "folder/" if "folder" in target else "a", headers, None)
+    fast, seen = watched.ask(method, f"/{NAME}/{target}", headers)
+    slow, _ = watched.ask(method, f"/{NAME}/{target}", (*headers, UNUSUAL))
+    assert watched.seen == [False]
     assert same(fast) == same(slow)
     assert seen == by
 
@@ -260,7 +260,7 @@ def signed(keys: Keys, method: str, target: str, headers: Headers = ()) -> Heade
 
 
 @pytest.mark.parametrize("form", [name for name in FORMS if name not in ("a nonsensical payload", "an empty query")])
-def test_both_ways_say_the_same_to_a_client_key(strict: Lane, form: str) -> None:
+def test_both_ways_say_the_same_to_a_client_key(strict: Watched, form: str) -> None:
     method, target, headers, by = FORMS[form]
     if any(name == "if-match" for name, _ in headers):
         headers = _with_etag(strict, "folder/" if "folder" in target else "a", headers, READER)
@@ -272,7 +272,7 @@ def test_both_ways_say_the_same_to_a_client_key(strict: Lane, form: str) -> None
     assert seen == by
 
 
-def test_who_may_not_is_refused_by_the_long_way(strict: Lane) -> None:
+def test_who_may_not_is_refused_by_the_slow_path(strict: Watched) -> None:
     target = f"/{NAME}/a"
     good = dict(signed(READER, "GET", target))
     assert strict.ask("GET", target, tuple(good.items()))[1] is True
@@ -293,7 +293,7 @@ def test_who_may_not_is_refused_by_the_long_way(strict: Lane) -> None:
     assert strict.ask("GET", target, signed(NARROW, "GET", target))[0].status == 403
 
 
-def test_a_presigned_url_is_a_hit_until_it_expires(strict: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_presigned_url_is_a_hit_until_it_expires(strict: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("s3v4", "s3"):
         client = s3_client("http://127.0.0.1", READER, signature_version=version)
         url = urlsplit(client.generate_presigned_url("get_object", {"Bucket": NAME, "Key": "a"}, ExpiresIn=60))
@@ -309,21 +309,21 @@ def test_a_presigned_url_is_a_hit_until_it_expires(strict: Lane, monkeypatch: py
         assert (answer.status, answer.code, seen) == (403, "AccessDenied", False)
 
 
-def test_a_signature_in_the_query_is_nothing_to_a_loopback_proxy(lane: Lane) -> None:
+def test_a_signature_in_the_query_is_nothing_to_a_loopback_proxy(watched: Watched) -> None:
     query = "X-Amz-Algorithm=x&X-Amz-Credential=y&X-Amz-Signature=z"
-    answer, seen = lane.ask("GET", f"/{NAME}/a?{query}")
+    answer, seen = watched.ask("GET", f"/{NAME}/a?{query}")
     assert (answer.body, seen) == (OBJECTS["a"], True)
-    answer, seen = lane.ask("GET", f"/{NAME}/a?{query}&acl")
+    answer, seen = watched.ask("GET", f"/{NAME}/a?{query}&acl")
     assert b"AccessControlPolicy" in answer.body
     assert seen is False
 
 
 def test_a_bucket_in_the_host_is_part_of_the_name(bucket: Bucket) -> None:
-    with own_lane(bucket, domain=["s3.test"]) as lane:
-        ask(lane.proxy.address, "GET", f"/{OTHER}/a")
+    with watched_proxy(bucket, domain=["s3.test"]) as watched:
+        ask(watched.proxy.address, "GET", f"/{OTHER}/a")
 
         def body(host: str, target: str) -> bytes:
-            with lane.connect() as connection:
+            with watched.connect() as connection:
                 connection.send(f"GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
                 return connection.read_answer().body
 
@@ -333,97 +333,97 @@ def test_a_bucket_in_the_host_is_part_of_the_name(bucket: Bucket) -> None:
         ):  # fmt: skip
             for _ in range(3):  # the second or third is a hit
                 assert body(host, "/a") == wanted
-                lane.proxy.settle()
-            assert lane.seen == [True]
+                watched.proxy.settle()
+            assert watched.seen == [True]
         assert body("127.0.0.1", f"/{NAME}/a") == OBJECTS["a"]
-        assert lane.seen == [True]
+        assert watched.seen == [True]
 
 
 # -- one connection, both ways ---------------------------------------------------------------------------------------
 
 
-def test_a_request_that_comes_before_the_last_ones_task_has_ended_is_answered_at_once_too(lane: Lane) -> None:
-    with lane.connect() as connection:
+def test_a_request_that_comes_before_the_last_ones_task_has_ended_is_answered_at_once_too(watched: Watched) -> None:
+    with watched.connect() as connection:
         own = connection.sock.getsockname()
-        lane.proxy.settle()
+        watched.proxy.settle()
 
         async def at_once() -> None:
-            (protocol,) = (one for one in lane.proxy.outrider.server.connections if one.peername == own)
-            answered = lane.proxy.metric("outrider_requests_total")
+            (protocol,) = (one for one in watched.proxy.outrider.server.connections if one.peername == own)
+            answered = watched.proxy.metric("outrider_requests_total")
             # The bucket's to answer: what is answered without a wait leaves no gap (Python 3.12 starts tasks eagerly).
             protocol.data_received(request("GET", f"/{NAME}/a?acl"))
-            while lane.proxy.metric("outrider_requests_total") == answered:
+            while watched.proxy.metric("outrider_requests_total") == answered:
                 await asyncio.sleep(0)
             assert protocol._waiter is None, "its task has not come round"
             protocol.data_received(request("GET", f"/{NAME}/b"))
 
-        lane.proxy.on_loop(at_once)
+        watched.proxy.on_loop(at_once)
         acl, body = (connection.read_answer().body for _ in range(2))
         assert b"AccessControlPolicy" in acl
         assert body == OBJECTS["b"]
-    assert lane.seen == [False, True]
+    assert watched.seen == [False, True]
 
 
-def test_what_comes_in_pieces_before_the_last_ones_task_has_ended_keeps_its_order(lane: Lane) -> None:
-    with lane.connect() as connection:
+def test_what_comes_in_pieces_before_the_last_ones_task_has_ended_keeps_its_order(watched: Watched) -> None:
+    with watched.connect() as connection:
         own = connection.sock.getsockname()
-        lane.proxy.settle()
+        watched.proxy.settle()
 
         async def at_once() -> None:
-            (protocol,) = (one for one in lane.proxy.outrider.server.connections if one.peername == own)
-            answered = lane.proxy.metric("outrider_requests_total")
+            (protocol,) = (one for one in watched.proxy.outrider.server.connections if one.peername == own)
+            answered = watched.proxy.metric("outrider_requests_total")
             # The bucket's to answer: what is answered without a wait leaves no gap (Python 3.12 starts tasks eagerly).
             protocol.data_received(request("GET", f"/{NAME}/a?acl"))
-            while lane.proxy.metric("outrider_requests_total") == answered:
+            while watched.proxy.metric("outrider_requests_total") == answered:
                 await asyncio.sleep(0)
             assert protocol._waiter is None, "its task has not come round"
             data = request("GET", f"/{NAME}/b")
             for piece in (data[:9], data[9:30], data[30:]):
                 protocol.data_received(piece)
 
-        lane.proxy.on_loop(at_once)
+        watched.proxy.on_loop(at_once)
         acl, body = (connection.read_answer().body for _ in range(2))
         assert b"AccessControlPolicy" in acl
         assert body == OBJECTS["b"]
 
 
-def test_a_request_that_the_parser_has_begun_is_the_parsers_to_end(lane: Lane) -> None:
+def test_a_request_that_the_parser_has_begun_is_the_parsers_to_end(watched: Watched) -> None:
     """Whoever splits a request over packets could otherwise have a header's value taken for a request."""
     inner = request("GET", f"/{NAME}/b")
-    with lane.connect() as connection:
+    with watched.connect() as connection:
         first = request("GET", f"/{NAME}/a", [UNUSUAL])
         connection.send(first + b"GET /" + NAME.encode() + b"/a HTTP/1.1\r\nx-note: ")
         assert connection.read_answer().body == OBJECTS["a"]
         connection.send(inner)
         assert connection.read_answer().body == OBJECTS["a"], "the value of a header is no request"
-        assert lane.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
+        assert watched.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
 
 
 @pytest.mark.parametrize("left", [b"G", b"GE", b"GET", b"GET /b"])
-def test_the_beginning_of_a_request_waits_for_its_own_rest(lane: Lane, left: bytes) -> None:
-    with lane.connect() as connection:
+def test_the_beginning_of_a_request_waits_for_its_own_rest(watched: Watched, left: bytes) -> None:
+    with watched.connect() as connection:
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         first = request("GET", f"/{NAME}/a")
         connection.send(first[:-1])
-        lane.proxy.settle()
+        watched.proxy.settle()
         connection.send(first[-1:] + left)
         assert connection.read_answer().body == OBJECTS["a"]
-        lane.wait(connection)
+        watched.wait(connection)
         connection.send(request("GET", f"/{NAME}/b"))
         assert connection.read_answer().status == 400
         assert connection.is_closed_by_peer()
 
 
-def test_a_body_is_never_a_request(lane: Lane, bucket: Bucket) -> None:
+def test_a_body_is_never_a_request(watched: Watched, bucket: Bucket) -> None:
     hidden = request("GET", f"/{NAME}/a")
-    with lane.connect() as connection:
+    with watched.connect() as connection:
         head = request("PUT", f"/{OTHER}/put", [("content-length", str(len(hidden)))])
         connection.send(head)
         connection.send(hidden)
         assert connection.read_answer("PUT").status == 200
         for _ in range(2):
-            assert lane.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
-        assert lane.seen[-1] is True, "a connection that wrote once is not slow for ever"
+            assert watched.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
+        assert watched.seen[-1] is True, "a connection that wrote once is not slow for ever"
         chunk = b"%x\r\n%s\r\n" % (len(hidden), hidden)
         connection.send(request("PUT", f"/{OTHER}/put", [("transfer-encoding", "chunked")]))
         connection.send(chunk)
@@ -433,130 +433,130 @@ def test_a_body_is_never_a_request(lane: Lane, bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30, -4, -2, -1])
-def test_a_request_in_two_packets_is_answered_once(lane: Lane, cut: int) -> None:
+def test_a_request_in_two_packets_is_answered_once(watched: Watched, cut: int) -> None:
     data = request("GET", f"/{NAME}/b")
-    with lane.connect() as connection:
+    with watched.connect() as connection:
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.send(data[:cut])
-        lane.proxy.settle()
+        watched.proxy.settle()
         connection.send(data[cut:])
         assert connection.read_answer().body == OBJECTS["b"]
-        assert lane.next(connection, "GET", f"/{NAME}/a").body == OBJECTS["a"]
+        assert watched.next(connection, "GET", f"/{NAME}/a").body == OBJECTS["a"]
 
 
-def test_requests_in_one_packet_and_while_a_reply_is_on_its_way_are_answered_in_order(lane: Lane) -> None:
+def test_requests_in_one_packet_and_while_a_reply_is_on_its_way_are_answered_in_order(watched: Watched) -> None:
     def get(key: str) -> bytes:
         return request("GET", f"/{NAME}/{key}")
 
-    with lane.connect() as connection:
+    with watched.connect() as connection:
         connection.send(get("a") + get("b") + get("a"))
         assert [connection.read_answer().body for _ in range(3)] == [OBJECTS[key] for key in "aba"]
-        lane.wait(connection)
-        lane._seen.clear()
+        watched.wait(connection)
+        watched._seen.clear()
         connection.send(get("large"))
         connection.read_head().close()
-        assert lane.seen == ["begun"]
+        assert watched.seen == ["begun"]
         connection.send(get("b"))
         connection.send(get("a"))
         assert connection._file.read(len(LARGE)) == LARGE
         assert [connection.read_answer().body for _ in range(2)] == [OBJECTS[key] for key in "ba"]
-        assert lane.seen == ["begun"]
-        assert lane.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
+        assert watched.seen == ["begun"]
+        assert watched.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
 
 
 def test_a_proxy_that_is_full_begins_nothing(bucket: Bucket) -> None:
-    with own_lane(bucket, requests="1") as lane:
-        client = lane.proxy.client()
+    with watched_proxy(bucket, requests="1") as watched:
+        client = watched.proxy.client()
         client.get_object(Bucket=NAME, Key="large")["Body"].read()
-        lane.proxy.settle()
-        with lane.connect() as slow, lane.connect() as other:
+        watched.proxy.settle()
+        with watched.connect() as slow, watched.connect() as other:
             slow.send(request("GET", f"/{NAME}/large"))
             slow.read_head().close()
-            assert lane.next(other, "GET", f"/{NAME}/a").status == 503
+            assert watched.next(other, "GET", f"/{NAME}/a").status == 503
             slow.close()
-        lane.proxy.settle()
-        assert lane.ask("GET", f"/{NAME}/a")[0].status == 200
+        watched.proxy.settle()
+        assert watched.ask("GET", f"/{NAME}/a")[0].status == 200
 
 
 # -- what is believed ------------------------------------------------------------------------------------------------
 
 
 def test_a_write_between_two_hits_is_seen_by_the_second(bucket: Bucket) -> None:
-    with own_lane(bucket) as lane, lane.connect() as connection, lane.connect() as writer:
+    with watched_proxy(bucket) as watched, watched.connect() as connection, watched.connect() as writer:
         writer.ask("PUT", f"/{OTHER}/w", [("content-length", "3")], b"old")
         for _ in range(3):
-            assert lane.next(connection, "GET", f"/{OTHER}/w").body == b"old"
-            lane.proxy.settle()
-        assert lane.seen[-1] is True
+            assert watched.next(connection, "GET", f"/{OTHER}/w").body == b"old"
+            watched.proxy.settle()
+        assert watched.seen[-1] is True
         writer.ask("PUT", f"/{OTHER}/w", [("content-length", "3")], b"new")
         for _ in range(3):
-            assert lane.next(connection, "GET", f"/{OTHER}/w").body == b"new"
-            lane.proxy.settle()
-        assert lane.seen[-1] is True
-        lane.next(writer, "DELETE", f"/{OTHER}/w")
-        assert lane.next(connection, "GET", f"/{OTHER}/w").status == 404
+            assert watched.next(connection, "GET", f"/{OTHER}/w").body == b"new"
+            watched.proxy.settle()
+        assert watched.seen[-1] is True
+        watched.next(writer, "DELETE", f"/{OTHER}/w")
+        assert watched.next(connection, "GET", f"/{OTHER}/w").status == 404
 
 
 def test_a_version_that_another_request_learnt_is_served_from_then_on(bucket: Bucket) -> None:
     direct = bucket.client()
-    with own_lane(bucket) as lane, lane.connect() as connection:
+    with watched_proxy(bucket) as watched, watched.connect() as connection:
         direct.put_object(Bucket=OTHER, Key="v", Body=b"old")
         for _ in range(3):
-            assert lane.next(connection, "GET", f"/{OTHER}/v").body == b"old"
+            assert watched.next(connection, "GET", f"/{OTHER}/v").body == b"old"
         etag = direct.put_object(Bucket=OTHER, Key="v", Body=b"new")["ETag"]
-        assert lane.next(connection, "GET", f"/{OTHER}/v").body == b"old", "immutable: nobody asks"
-        assert lane.next(connection, "GET", f"/{OTHER}/v", [("if-match", etag)]).body == b"new"
-        assert lane.next(connection, "GET", f"/{OTHER}/v").body == b"new"
+        assert watched.next(connection, "GET", f"/{OTHER}/v").body == b"old", "immutable: nobody asks"
+        assert watched.next(connection, "GET", f"/{OTHER}/v", [("if-match", etag)]).body == b"new"
+        assert watched.next(connection, "GET", f"/{OTHER}/v").body == b"new"
     direct.close()
 
 
 def test_what_the_catalog_had_no_room_for_is_not_believed_for_ever(bucket: Bucket) -> None:
     direct = bucket.client()
-    with own_lane(bucket, catalog_entries="2") as lane, lane.connect() as connection:
+    with watched_proxy(bucket, catalog_entries="2") as watched, watched.connect() as connection:
         direct.put_object(Bucket=OTHER, Key="v", Body=b"old")
         for _ in range(3):
-            assert lane.next(connection, "GET", f"/{OTHER}/v").body == b"old"
+            assert watched.next(connection, "GET", f"/{OTHER}/v").body == b"old"
         etag = direct.put_object(Bucket=OTHER, Key="v", Body=b"new")["ETag"]
         for key in ("a", "b"):
-            lane.next(connection, "GET", f"/{NAME}/{key}", [UNUSUAL])
-        assert lane.next(connection, "GET", f"/{OTHER}/v", [("if-match", etag)]).body == b"new"
-        assert lane.next(connection, "GET", f"/{OTHER}/v").body == b"new"
+            watched.next(connection, "GET", f"/{NAME}/{key}", [UNUSUAL])
+        assert watched.next(connection, "GET", f"/{OTHER}/v", [("if-match", etag)]).body == b"new"
+        assert watched.next(connection, "GET", f"/{OTHER}/v").body == b"new"
     direct.close()
 
 
 def test_always_is_never_for_the_lane(bucket: Bucket) -> None:
     for settings in ({"freshness": "always"}, {"verify": "always"}):
-        with own_lane(bucket, **settings) as lane:
+        with watched_proxy(bucket, **settings) as watched:
             for _ in range(2):
-                answer, seen = lane.ask("GET", f"/{NAME}/a")
+                answer, seen = watched.ask("GET", f"/{NAME}/a")
                 assert (answer.body, seen) == (OBJECTS["a"], False)
 
 
 def test_checksums_that_nobody_told_yet_are_asked_for(bucket: Bucket) -> None:
     asked = (("x-amz-checksum-mode", "ENABLED"),)
-    with own_lane(bucket) as lane:
-        assert lane.ask("GET", f"/{NAME}/a")[1] is True
-        first, seen = lane.ask("GET", f"/{NAME}/a", asked)
+    with watched_proxy(bucket) as watched:
+        assert watched.ask("GET", f"/{NAME}/a")[1] is True
+        first, seen = watched.ask("GET", f"/{NAME}/a", asked)
         assert ("x-amz-checksum-crc32" in first.headers, seen) == (True, False)
-        second, seen = lane.ask("GET", f"/{NAME}/a", asked)
+        second, seen = watched.ask("GET", f"/{NAME}/a", asked)
         assert (same(second), seen) == (same(first), True)
 
 
-def test_a_connection_that_only_hits_is_not_an_idle_one(lane: Lane) -> None:
-    with lane.connect() as connection:
+def test_a_connection_that_only_hits_is_not_an_idle_one(watched: Watched) -> None:
+    with watched.connect() as connection:
         own = connection.sock.getsockname()
-        (protocol,) = (each for each in lane.proxy.outrider.server.connections if each.peername == own)
+        (protocol,) = (each for each in watched.proxy.outrider.server.connections if each.peername == own)
         protocol._next_keepalive_close_time = 0.0  # due long ago
-        lane.next(connection, "GET", f"/{NAME}/a")
-        assert lane.seen == [True]
+        watched.next(connection, "GET", f"/{NAME}/a")
+        assert watched.seen == [True]
         assert protocol._next_keepalive_close_time > 0.0
 
 
 # -- counted and told ------------------------------------------------------------------------------------------------
 
 
-def test_each_byte_is_counted_once_whoever_sent_it(lane: Lane) -> None:
-    proxy = lane.proxy
+def test_each_byte_is_counted_once_whoever_sent_it(watched: Watched) -> None:
+    proxy = watched.proxy
 
     def counts() -> tuple[float, float, float]:
         proxy.settle()
@@ -572,14 +572,14 @@ def test_each_byte_is_counted_once_whoever_sent_it(lane: Lane) -> None:
         ("GET", "a", (("range", "bytes=0-9"),), 10), ("GET", "a", (UNUSUAL,), 100_000), ("GET", "many", (), 70 * BLOCK),
     ]  # fmt: skip
     for method, key, headers, _ in asked:
-        lane.ask(method, f"/{NAME}/{key}", headers)
+        watched.ask(method, f"/{NAME}/{key}", headers)
     total = sum(count for *_, count in asked)
     after = counts()
     assert [new - old for old, new in zip(before, after, strict=True)] == [total, total, len(asked)]
 
 
-def test_a_client_that_leaves_in_mid_body_leaves_nothing_behind(lane: Lane) -> None:
-    proxy = lane.proxy
+def test_a_client_that_leaves_in_mid_body_leaves_nothing_behind(watched: Watched) -> None:
+    proxy = watched.proxy
     open_before = len(proxy.outrider.server.connections)
 
     def descriptors() -> int:
@@ -593,13 +593,13 @@ def test_a_client_that_leaves_in_mid_body_leaves_nothing_behind(lane: Lane) -> N
 
         return int(proxy.on_loop(gone))
 
-    lane.ask("GET", f"/{NAME}/large")
+    watched.ask("GET", f"/{NAME}/large")
     before, requests = descriptors(), proxy.metric("outrider_requests_total")
     for _ in range(5):
-        with lane.connect() as connection:
+        with watched.connect() as connection:
             connection.send(request("GET", f"/{NAME}/large"))
             connection.read_head().close()
-        assert lane.seen == ["begun"]
+        assert watched.seen == ["begun"]
     assert descriptors() <= before
     assert proxy.outrider.server.handler.in_flight == 0
     assert proxy.metric("outrider_requests_total") - requests == 5
@@ -609,20 +609,20 @@ def test_what_a_block_file_lacks_comes_from_the_origin_and_can_probe_memory(
     bucket: Bucket, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "outrider.access")
-    with own_lane(bucket) as lane:
-        whole = lane.ask("GET", f"/{NAME}/a")[0].body
-        (file,) = (path for path in (lane.proxy.cache_dir / "v2").rglob("*") if path.is_file())
+    with watched_proxy(bucket) as watched:
+        whole = watched.ask("GET", f"/{NAME}/a")[0].body
+        (file,) = (path for path in (watched.proxy.cache_dir / "v2").rglob("*") if path.is_file())
         os.truncate(file, 4096 + 100)
-        disk_bytes = lane.proxy.metric("outrider_served_bytes_total", source="disk")
-        assert lane.ask("GET", f"/{NAME}/a")[0].body == whole
-        lane.proxy.settle()
-        assert lane.proxy.metric("outrider_served_bytes_total", source="disk") == disk_bytes + 100
+        disk_bytes = watched.proxy.metric("outrider_served_bytes_total", source="disk")
+        assert watched.ask("GET", f"/{NAME}/a")[0].body == whole
+        watched.proxy.settle()
+        assert watched.proxy.metric("outrider_served_bytes_total", source="disk") == disk_bytes + 100
         assert not [record for record in caplog.records if "cut" in vars(record)]
-        assert lane.proxy.metric("outrider_store_errors_total", act="send") == 1
+        assert watched.proxy.metric("outrider_store_errors_total", act="send") == 1
         # It is looked at before it is used again.
-        assert lane.ask("GET", f"/{NAME}/a")[0].body == whole
-        lane.proxy.settle()
-        assert lane.proxy.metric("outrider_bad_blocks_total") == 1
+        assert watched.ask("GET", f"/{NAME}/a")[0].body == whole
+        watched.proxy.settle()
+        assert watched.proxy.metric("outrider_bad_blocks_total") == 1
         assert file.stat().st_size == 4096 + len(whole), "brought anew"
 
 
@@ -652,21 +652,21 @@ def test_a_hit_can_probe_memory_in_the_log_as_any_read_is(bucket: Bucket, tmp_pa
 
 
 def test_a_client_that_is_gone_before_the_first_byte_can_probe_memory_in_the_log(
-    lane: Lane, caplog: pytest.LogCaptureFixture
+    watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "outrider.access")
     for method in ("GET", "HEAD"):
-        with lane.connect() as connection:
+        with watched.connect() as connection:
             own = connection.sock.getsockname()
-            (protocol,) = (each for each in lane.proxy.outrider.server.connections if each.peername == own)
+            (protocol,) = (each for each in watched.proxy.outrider.server.connections if each.peername == own)
 
             async def asked_by_a_ghost(protocol: Any = protocol, method: str = method) -> None:
                 protocol.wire.lost()
                 protocol.data_received(request(method, f"/{NAME}/a"))
 
-            lane.proxy.on_loop(asked_by_a_ghost)
+            watched.proxy.on_loop(asked_by_a_ghost)
             assert connection.is_closed_by_peer()
-        lane.proxy.settle()
+        watched.proxy.settle()
         told = vars(caplog.records[-1])
         assert (told["op"], told["method"], told["bytes"], told["cut"]) == (method.lower(), method, 0, "client left")
 
@@ -687,18 +687,18 @@ def test_a_begun_reply_ends_whole_when_the_proxy_can_probe_memory_to_stop(bucket
         assert proxy.wait() == 0
 
 
-def test_a_begun_reply_is_a_request_under_way_from_its_first_byte(lane: Lane) -> None:
-    with lane.connect() as connection:
+def test_a_begun_reply_is_a_request_under_way_from_its_first_byte(watched: Watched) -> None:
+    with watched.connect() as connection:
         own = connection.sock.getsockname()
-        (protocol,) = (each for each in lane.proxy.outrider.server.connections if each.peername == own)
+        (protocol,) = (each for each in watched.proxy.outrider.server.connections if each.peername == own)
 
         async def asked_and_closed() -> None:
             protocol.data_received(request("GET", f"/{NAME}/large"))
             protocol.close()
 
-        lane.proxy.on_loop(asked_and_closed)
+        watched.proxy.on_loop(asked_and_closed)
         assert connection.read_answer().body == LARGE
-    assert lane.seen == ["begun"]
+    assert watched.seen == ["begun"]
 
 
 # -- what it costs ---------------------------------------------------------------------------------------------------
@@ -723,13 +723,15 @@ class GatedReaders(ThreadPoolExecutor):
 
 
 @contextmanager
-def page_cold(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[tuple[Lane, GatedReaders]]:
+def page_cold(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> Iterator[tuple[Watched, GatedReaders]]:
     """The pages of object `a`, and of it alone, are not in memory before the gate opens."""
-    with own_lane(bucket, **settings) as lane:
-        (file,) = (path for path in (lane.proxy.cache_dir / "v2").rglob("*") if path.is_file())
+    with watched_proxy(bucket, **settings) as watched:
+        (file,) = (path for path in (watched.proxy.cache_dir / "v2").rglob("*") if path.is_file())
         for _ in range(2):
-            ask(lane.proxy.address, "GET", f"/{NAME}/b")
-            lane.proxy.settle()
+            ask(watched.proxy.address, "GET", f"/{NAME}/b")
+            watched.proxy.settle()
         there, preadv, readers = os.stat(file).st_ino, os.preadv, GatedReaders()
 
         def cold(fd: int, *rest: Any) -> int:
@@ -739,26 +741,26 @@ def page_cold(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
             return preadv(fd, *rest)
 
         monkeypatch.setattr(os, "preadv", cold)
-        lane.proxy.outrider.server.readers = readers
-        lane._seen.clear()
+        watched.proxy.outrider.server.readers = readers
+        watched._seen.clear()
         try:
-            yield lane, readers
+            yield watched, readers
         finally:
             readers.open.set()
 
 
 def test_a_page_that_is_not_in_memory_holds_up_nobody_else(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting, lane.connect() as other:
+    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting, watched.connect() as other:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
-        assert lane.seen == ["cold"]
-        assert lane.next(other, "GET", f"/{NAME}/b").body == OBJECTS["b"]
-        assert lane.seen == [True]
+        assert watched.seen == ["cold"]
+        assert watched.next(other, "GET", f"/{NAME}/b").body == OBJECTS["b"]
+        assert watched.seen == [True]
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
-        assert lane.seen == [True, True], "answered by the lane, once the pages were there"
-        assert lane.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
-        assert lane.seen == [True], "now it is in memory"
+        assert watched.seen == [True, True], "answered by the watched, once the pages were there"
+        assert watched.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
+        assert watched.seen == [True], "now it is in memory"
 
 
 def test_the_wait_for_the_disk_can_probe_memory_as_the_request_s_own(
@@ -766,30 +768,30 @@ def test_the_wait_for_the_disk_can_probe_memory_as_the_request_s_own(
 ) -> None:
     ahead, clock = [0.0], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
-    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
-        before = lane.proxy.metric("outrider_first_byte_seconds_sum", op="get")
+    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
+        before = watched.proxy.metric("outrider_first_byte_seconds_sum", op="get")
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
         ahead[0] = 1000.0
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
-        assert lane.seen == ["cold", True]
-        assert lane.proxy.metric("outrider_first_byte_seconds_sum", op="get") - before > 1000.0
+        assert watched.seen == ["cold", True]
+        assert watched.proxy.metric("outrider_first_byte_seconds_sum", op="get") - before > 1000.0
 
 
 def test_what_is_asked_while_the_disk_is_waited_for_is_answered_in_its_turn(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
         waiting.send(request("GET", f"/{NAME}/b"))
-        lane.proxy.on_loop(scheduler)
+        watched.proxy.on_loop(scheduler)
         readers.open.set()
         assert [waiting.read_answer().body for _ in range(2)] == [OBJECTS["a"], OBJECTS["b"]]
-        lane.proxy.settle()
-        assert lane.seen == ["cold"], "the longer way knows of order"
-        assert lane.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
+        watched.proxy.settle()
+        assert watched.seen == ["cold"], "the slow path knows of order"
+        assert watched.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
 
 
 async def scheduler() -> None:
@@ -797,43 +799,43 @@ async def scheduler() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_disk_that_brings_nothing_is_waited_for_the_longer_way(
+def test_a_disk_that_brings_nothing_is_waited_for_the_slow_path(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "PAGES_WAIT_S", 0.0)
-    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
-        while len(lane.seen) < 2:
-            lane.proxy.on_loop(scheduler)
-        assert lane.seen == ["cold", False]
-        assert lane.proxy.outrider.server.handler.in_flight == 1
+        while len(watched.seen) < 2:
+            watched.proxy.on_loop(scheduler)
+        assert watched.seen == ["cold", False]
+        assert watched.proxy.outrider.server.handler.in_flight == 1
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
-        lane.proxy.settle()
-        assert lane.seen == ["cold", False]
+        watched.proxy.settle()
+        assert watched.seen == ["cold", False]
 
 
 def test_a_request_that_waits_for_the_disk_is_under_way_to_a_stop(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
 
         async def stop() -> None:
-            lane.proxy.outrider.server.pre_shutdown()
+            watched.proxy.outrider.server.pre_shutdown()
 
-        lane.proxy.on_loop(stop)
+        watched.proxy.on_loop(stop)
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
         assert waiting.is_closed_by_peer()
 
 
 def test_a_stop_waits_for_what_waits_for_the_disk(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
-        server = lane.proxy.outrider.server
+        server = watched.proxy.outrider.server
 
         async def drain() -> None:
             server.pre_shutdown()
@@ -843,18 +845,18 @@ def test_a_stop_waits_for_what_waits_for_the_disk(bucket: Bucket, monkeypatch: p
             readers.open.set()
             await idle
 
-        lane.proxy.on_loop(drain)
+        watched.proxy.on_loop(drain)
         assert waiting.read_answer().body == OBJECTS["a"]
 
 
 def test_a_stop_waits_for_what_a_worker_hands_over_meanwhile(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_LOOK_AGAIN_S", 0.0)
-    with page_cold(bucket, monkeypatch) as (lane, readers), ExitStack() as stack:
+    with page_cold(bucket, monkeypatch) as (watched, readers), ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         client = stack.enter_context(socket.create_connection(listener.getsockname()))
         theirs, _ = listener.accept()
         theirs.setblocking(False)
-        server = lane.proxy.outrider.server
+        server = watched.proxy.outrider.server
 
         async def drain() -> None:
             server.pre_shutdown()
@@ -868,7 +870,7 @@ def test_a_stop_waits_for_what_a_worker_hands_over_meanwhile(bucket: Bucket, mon
             readers.open.set()
             await idle
 
-        lane.proxy.on_loop(drain)
+        watched.proxy.on_loop(drain)
         answer = stack.enter_context(http.client.HTTPResponse(client))
         answer.begin()
         assert answer.read() == OBJECTS["a"]
@@ -877,29 +879,29 @@ def test_a_stop_waits_for_what_a_worker_hands_over_meanwhile(bucket: Bucket, mon
 def test_a_request_that_waits_for_the_disk_is_no_idle_connection(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with page_cold(bucket, monkeypatch, client_idle_s=0.4) as (lane, readers), lane.connect() as waiting:
+    with page_cold(bucket, monkeypatch, client_idle_s=0.4) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
 
         async def closes_in_s() -> float:
-            (one,) = lane.proxy.outrider.server.connections
+            (one,) = watched.proxy.outrider.server.connections
             return one._next_keepalive_close_time - asyncio.get_running_loop().time()
 
-        assert lane.proxy.on_loop(closes_in_s) > 0.5, "the disk has a second"
+        assert watched.proxy.on_loop(closes_in_s) > 0.5, "the disk has a second"
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
 
 
 def test_the_disk_is_not_asked_for_whom_nobody_waits_any_more(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
         readers.asked.clear()
-        with lane.connect() as leaving:
+        with watched.connect() as leaving:
             leaving.send(request("GET", f"/{NAME}/a"))
             assert readers.asked.wait(60)
-        while len(lane.proxy.outrider.server.connections) > 1:
-            lane.proxy.on_loop(scheduler)
+        while len(watched.proxy.outrider.server.connections) > 1:
+            watched.proxy.on_loop(scheduler)
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
         readers.shutdown()
@@ -909,22 +911,22 @@ def test_the_disk_is_not_asked_for_whom_nobody_waits_any_more(bucket: Bucket, mo
 def test_a_client_that_leaves_while_the_disk_is_waited_for_leaves_nothing_behind(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with page_cold(bucket, monkeypatch) as (lane, readers):
-        with lane.connect() as waiting:
+    with page_cold(bucket, monkeypatch) as (watched, readers):
+        with watched.connect() as waiting:
             waiting.send(request("GET", f"/{NAME}/a"))
             assert readers.asked.wait(60)
-        while lane.proxy.outrider.server.connections:
-            lane.proxy.on_loop(scheduler)
+        while watched.proxy.outrider.server.connections:
+            watched.proxy.on_loop(scheduler)
         readers.open.set()
-        lane.proxy.settle()
-        assert lane.seen == ["cold"]
-        assert lane.ask("GET", f"/{NAME}/a")[0].body == OBJECTS["a"]
+        watched.proxy.settle()
+        assert watched.seen == ["cold"]
+        assert watched.ask("GET", f"/{NAME}/a")[0].body == OBJECTS["a"]
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
 def test_a_worker_sends_what_waits_for_the_disk_to_the_engine(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with page_cold(bucket, monkeypatch, workers=2) as (lane, readers), ExitStack() as stack:
-        clients = [stack.enter_context(RawConnection(lane.proxy.address)) for _ in range(4)]
+    with page_cold(bucket, monkeypatch, workers=2) as (watched, readers), ExitStack() as stack:
+        clients = [stack.enter_context(RawConnection(watched.proxy.address)) for _ in range(4)]
         for client in clients:
             client.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
@@ -935,8 +937,11 @@ def test_a_worker_sends_what_waits_for_the_disk_to_the_engine(bucket: Bucket, mo
 def test_a_connection_that_waits_for_the_disk_each_time_stays_with_the_engine(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with page_cold(bucket, monkeypatch, workers=2) as (lane, readers), RawConnection(lane.proxy.address) as client:
-        workers = lane.proxy.outrider.server.workers
+    with (
+        page_cold(bucket, monkeypatch, workers=2) as (watched, readers),
+        RawConnection(watched.proxy.address) as client,
+    ):
+        workers = watched.proxy.outrider.server.workers
         assert workers is not None
         lent: list[socket.socket] = []
         monkeypatch.setattr(workers, "lend_out", lent.append)
@@ -951,34 +956,34 @@ def test_a_connection_that_waits_for_the_disk_each_time_stays_with_the_engine(
 
 
 def test_pages_that_come_late_are_nothing_to_the_next_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
 
         async def late() -> None:
-            for one in lane.proxy.outrider.server.connections:
+            for one in watched.proxy.outrider.server.connections:
                 assert isinstance(one, Connection)
                 one._pages_came(PageCold(lambda: None, 0.0, Recognised(b"", Who(None, None, UNSIGNED), None)))
 
-        lane.proxy.on_loop(late)
-        assert lane.seen == ["cold"]
+        watched.proxy.on_loop(late)
+        assert watched.seen == ["cold"]
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
-        assert lane.seen == ["cold", True]
+        assert watched.seen == ["cold", True]
 
 
 @pytest.mark.parametrize("why", ["the kernel does not tell", "there is much of it"])
-def test_what_is_no_quicker_once_the_disk_was_asked_goes_the_longer_way_at_once(
+def test_what_is_no_quicker_once_the_disk_was_asked_goes_the_slow_path_at_once(
     why: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with page_cold(bucket, monkeypatch) as (lane, readers), lane.connect() as waiting:
+    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         if why == "the kernel does not tell":
-            lane.proxy.outrider.store.directory.can_probe_memory = False
+            watched.proxy.outrider.store.directory.can_probe_memory = False
         else:
             monkeypatch.setattr(fast_path, "_PAGED_IN_BYTES", len(OBJECTS["a"]) - 1)
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
-        assert lane.seen == [False]
+        assert watched.seen == [False]
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
 
@@ -988,16 +993,16 @@ CALLS_PER_HIT, CALLS_PER_SIGNED_HIT = 51, 108
 
 
 def test_more_objects_than_files_stay_open_are_hits_all_the_same(bucket: Bucket) -> None:
-    with own_lane(bucket) as lane:
-        lane.proxy.outrider.store._open_files = 1
-        _warm(lane.proxy, ANY_KEYS)
+    with watched_proxy(bucket) as watched:
+        watched.proxy.outrider.store._open_files = 1
+        _warm(watched.proxy, ANY_KEYS)
         for key in ("a", "b", "two") * 2:
-            answer, way = lane.ask("GET", f"/{NAME}/{key}")
+            answer, way = watched.ask("GET", f"/{NAME}/{key}")
             assert answer.body == OBJECTS[key]
             assert way is not False, key
 
 
-def calls_per_request(lane: Lane, target: str, headers: Headers) -> float:
+def calls_per_request(watched: Watched, target: str, headers: Headers) -> float:
     """Python functions entered for a hit, from its packet on; what else has its turn on the loop meanwhile is none of
     it: the busier the machine, the more that is."""
     calls: Counter[str] = Counter()
@@ -1016,12 +1021,12 @@ def calls_per_request(lane: Lane, target: str, headers: Headers) -> float:
         sys.setprofile(how)
 
     number = 100
-    lane.proxy.outrider.server.fast_path.__dict__.pop("answer", None)  # the spy's own calls
-    with lane.connect() as connection:
-        lane.proxy.on_loop(lambda: watch(note))
+    watched.proxy.outrider.server.fast_path.__dict__.pop("answer", None)  # the spy's own calls
+    with watched.connect() as connection:
+        watched.proxy.on_loop(lambda: watch(note))
         for _ in range(number):
             assert len(connection.ask("GET", target, headers).body) == 65536
-        lane.proxy.on_loop(lambda: watch(None))
+        watched.proxy.on_loop(lambda: watch(None))
     print(f"{median(of_each):.0f} calls a hit:", calls.most_common(40))
     assert len(of_each) >= number
     return median(of_each)
@@ -1029,8 +1034,8 @@ def calls_per_request(lane: Lane, target: str, headers: Headers) -> float:
 
 def test_a_hit_takes_few_steps(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)  # a line for each request is what who wants it pays for
-    with own_lane(bucket) as lane:
-        assert calls_per_request(lane, f"/{NAME}/a", (("range", "bytes=0-65535"),)) < CALLS_PER_HIT
+    with watched_proxy(bucket) as watched:
+        assert calls_per_request(watched, f"/{NAME}/a", (("range", "bytes=0-65535"),)) < CALLS_PER_HIT
 
 
 def test_a_signed_hit_takes_few_steps_more(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -1038,15 +1043,15 @@ def test_a_signed_hit_takes_few_steps_more(bucket: Bucket, tmp_path: Path, caplo
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS)
     with Proxy(bucket, freshness="immutable", auth="sigv4", clients=clients) as proxy:
-        lane, target = Lane(proxy), f"/{NAME}/a"
+        watched, target = Watched(proxy), f"/{NAME}/a"
         headers = signed(READER, "GET", target, (("range", "bytes=0-65535"),))
         for _ in range(2):
-            lane.ask("GET", target, headers)
+            watched.ask("GET", target, headers)
             proxy.settle()
-        assert calls_per_request(lane, target, headers) < CALLS_PER_SIGNED_HIT
+        assert calls_per_request(watched, target, headers) < CALLS_PER_SIGNED_HIT
 
 
-def test_no_byte_of_a_hit_is_copied_by_python(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_byte_of_a_hit_is_copied_by_python(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     by_sendfile: list[int] = []
     by_python: list[int] = []
     read_into: list[memoryview] = []
@@ -1074,12 +1079,12 @@ def test_no_byte_of_a_hit_is_copied_by_python(lane: Lane, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "preadv", counted_preadv)
     monkeypatch.setattr(SocketSender, "send_now", counted_send)
     monkeypatch.setattr(SocketSender, "send_parts_now", counted_parts)
-    answer, seen = lane.ask("GET", f"/{NAME}/a", (("range", "bytes=0-65536"),))
+    answer, seen = watched.ask("GET", f"/{NAME}/a", (("range", "bytes=0-65536"),))
     assert (answer.body, seen) == (OBJECTS["a"][:65537], True)
     assert (by_sendfile, read_into, in_one_call) == ([65537], [], [])
     # A small one that begins within a page is copied by the kernel, in and out of one buffer that is kept.
     for _ in range(2):
-        answer, seen = lane.ask("GET", f"/{NAME}/a", (("range", "bytes=1-32768"),))
+        answer, seen = watched.ask("GET", f"/{NAME}/a", (("range", "bytes=1-32768"),))
         assert (answer.body, seen) == (OBJECTS["a"][1:32769], True)
     assert by_sendfile == [65537]
     assert [len(one) for one in in_one_call] == [32768, 32768]
@@ -1092,7 +1097,7 @@ def test_no_byte_of_a_hit_is_copied_by_python(lane: Lane, monkeypatch: pytest.Mo
     ("first", "last", "waits"), [(4096, 4096 + 131071, True), (4096, 4096 + 131072, False), (1, 65536, False)]
 )
 def test_a_head_waits_for_a_body_that_fits_beside_it(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch, first: int, last: int, waits: bool
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, first: int, last: int, waits: bool
 ) -> None:
     told: list[bool] = []
     send_now = SocketSender.send_now
@@ -1102,6 +1107,6 @@ def test_a_head_waits_for_a_body_that_fits_beside_it(
         return send_now(self, data, more=more)
 
     monkeypatch.setattr(SocketSender, "send_now", noted)
-    answer, seen = lane.ask("GET", f"/{NAME}/large", (("range", f"bytes={first}-{last}"),))
+    answer, seen = watched.ask("GET", f"/{NAME}/large", (("range", f"bytes={first}-{last}"),))
     assert (answer.body, seen) == (LARGE[first : last + 1], True)
     assert told == [waits]

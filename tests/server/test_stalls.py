@@ -277,7 +277,7 @@ def test_what_cannot_be_answered_is_among_the_last_errors(bucket: Bucket) -> Non
 def test_many_readers_take_bounded_room_and_lose_no_byte(bucket: Bucket) -> None:
     key = "small-000.tar"
     with Proxy(bucket, freshness="immutable") as proxy:
-        lane = proxy.outrider.server.fast_path
+        path = proxy.outrider.server.fast_path
         for _ in range(2):
             ask(proxy.address, "GET", f"/{NAME}/{key}")
             proxy.settle()
@@ -285,13 +285,13 @@ def test_many_readers_take_bounded_room_and_lose_no_byte(bucket: Bucket) -> None
         asked = 0
         for number in range(3000):
             # As hits of other clients would be, who cannot all be made up on loopback.
-            while not lane._subjects:
+            while not path._subjects:
                 ask(proxy.address, "GET", f"/{NAME}/{key}")
                 asked += 1
-            recorder = lane._new_tally(next(iter(lane._subjects.values())), f"10.0.{number // 256}.{number % 256}")
-            recorder.requests = 1
+            tally = path._new_tally(next(iter(path._subjects.values())), f"10.0.{number // 256}.{number % 256}")
+            tally.requests = 1
         proxy.settle()
         after = status(proxy)
-        assert lane._tallied <= 1024
+        assert path._tallied <= 1024
         assert len(after["readers"]) <= 64
         assert after["reads"]["requests"] == before + asked + 3000

@@ -23,7 +23,7 @@ TURNS = 6
 PUT = request("PUT", f"/{NAME}/written", [("content-length", "4")])
 PUT_WITH_LEAVE = request("PUT", f"/{NAME}/written", [("content-length", "4"), ("expect", "100-continue")])
 GET = request("GET", f"/{NAME}/small")
-# Known by then, and nothing that the fast lane answers.
+# Known by then, and nothing that the fast path answers.
 HEAD = request("HEAD", f"/{NAME}/small", [("if-none-match", '"another"')])
 HEADS = pytest.mark.parametrize("head", [PUT, PUT_WITH_LEAVE, GET], ids=["PUT", "PUT, expecting leave", "GET"])
 
@@ -71,7 +71,7 @@ def connected(proxy: Proxy) -> RawConnection:
 
 def is_answered_as_the_last(connection: RawConnection, head: bytes) -> bool:
     if head is GET:
-        # It may have been answered before the stop, by the fast lane; whether it says that it is the last is not known.
+        # It may have been answered before the stop, by the fast path; whether it says that it is the last is not known.
         return connection.read_answer().body == SMALL and connection.is_closed_by_peer()
     if head is PUT_WITH_LEAVE:
         assert connection.read_line().startswith(b"HTTP/1.1 100")

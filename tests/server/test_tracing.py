@@ -83,7 +83,7 @@ def test_a_miss_and_a_hit_are_told_with_what_the_bucket_was_asked(bucket: Bucket
         proxy.settle()
         with RawConnection(proxy.address) as connection:
             hit = connection.ask("GET", f"/{NAME}/train-000000.tar", [("range", "bytes=0-99")])
-    miss, lane = collector.of(SERVER)
+    miss, fast = collector.of(SERVER)
     sources = {name: count for name, count in miss.said.items() if name.startswith("outrider.bytes.")}
     assert miss.said == {
         "http.request.method": "GET", "http.response.status_code": 200, "http.response.body.size": 3 * MIB,
@@ -94,10 +94,10 @@ def test_a_miss_and_a_hit_are_told_with_what_the_bucket_was_asked(bucket: Bucket
     }  # fmt: skip
     assert sum(sources.values()) == 3 * MIB
     assert miss.said["outrider.template"] not in ("", "train-000000.tar")
-    assert lane.said["outrider.cache"] == hit.headers["x-cache"] == "HIT"
-    assert (lane.said["outrider.range"], lane.said["outrider.bytes.disk"]) == ("bytes=0-99", 100)
-    assert lane.said["outrider.request_id"] == hit.headers["x-amz-request-id"]
-    for span in (miss, lane):
+    assert fast.said["outrider.cache"] == hit.headers["x-cache"] == "HIT"
+    assert (fast.said["outrider.range"], fast.said["outrider.bytes.disk"]) == ("bytes=0-99", 100)
+    assert fast.said["outrider.request_id"] == hit.headers["x-amz-request-id"]
+    for span in (miss, fast):
         assert (span.name, span.parent, span.status) == (f"GET {NAME}", "", 0)
         assert began_ns <= span.start_ns < span.end_ns <= time.time_ns()
         assert 0 < span.said["outrider.first_byte_s"] <= (span.end_ns - span.start_ns) / 1e9 + 1e-6
@@ -107,7 +107,7 @@ def test_a_miss_and_a_hit_are_told_with_what_the_bucket_was_asked(bucket: Bucket
         assert (span.trace, span.parent, span.events) == (miss.trace, miss.id, ("first byte",))
         assert (span.said["server.port"], span.said["http.response.status_code"]) == (bucket.port, 206)
         assert span.said["aws.s3.key"] == "train-000000.tar"
-    assert lane.trace != miss.trace
+    assert fast.trace != miss.trace
     assert collector.resources[0]["service.name"] == "outrider"
 
 
@@ -118,11 +118,11 @@ def test_the_trace_of_a_client_goes_on_in_both_lanes(bucket: Bucket, collector: 
         for more in [parent()], [parent(), ("accept-language", "de")], [("traceparent", "00-nonsense")]:
             connection.ask("GET", f"/{NAME}/small", more)
         assert connection.ask("PUT", f"/{NAME}/put", [parent(), ("content-length", "3")], b"abc").status == 200
-    first, lane, long_way, nonsense, put = collector.of(SERVER)
-    assert [span.said["outrider.cache"] for span in (first, lane, long_way, nonsense, put)] == [
+    first, fast, slow, nonsense, put = collector.of(SERVER)
+    assert [span.said["outrider.cache"] for span in (first, fast, slow, nonsense, put)] == [
         "MISS", "HIT", "HIT", "HIT", "BYPASS",
     ]  # fmt: skip
-    for span in (lane, long_way, put):
+    for span in (fast, slow, put):
         assert (span.trace, span.parent) == (TRACE, PARENT)
     for span in (first, nonsense):
         assert (span.trace != TRACE, span.parent) == (True, "")

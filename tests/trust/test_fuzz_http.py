@@ -1,5 +1,5 @@
 """Whatever bytes come to the S3 port: correct answers of HTTP and S3, then an end; never silence, never a 500, never an
-error of ours in the log. And the fast lane says what the long way says."""
+error of ours in the log. And the fast path says what the slow path says."""
 
 from __future__ import annotations
 
@@ -312,17 +312,17 @@ def both_ways(proxy: Proxy, wire: bytes) -> tuple[Answer, Answer]:
     method = wire[:4].decode().strip()
     with RawConnection(proxy.address) as fast, RawConnection(proxy.address) as slow:
         fast.send(wire)
-        # An empty line before a request is the parser's to skip (RFC 9112 section 2.2), and none of the lane's.
+        # An empty line before a request is the parser's to skip (RFC 9112 section 2.2), and none of the fast path's.
         slow.send(b"\r\n" + wire)
         return fast.read_answer(method), slow.read_answer(method)
 
 
 @given(wire=plain_reads())
 @fuzzing(300)
-def test_the_fast_lane_says_what_the_long_way_says(loopback: Proxy, wire: bytes, trials: Trials) -> None:
+def test_the_fast_path_says_what_the_slow_path_says(loopback: Proxy, wire: bytes, trials: Trials) -> None:
     fast, slow = both_ways(loopback, wire)
     assert told(fast) == told(slow), wire
-    trials.record("fuzz", "the same read by the fast lane and by the parser", "the same answer")
+    trials.record("fuzz", "the same read by the fast path and by the parser", "the same answer")
 
 
 @given(

@@ -455,7 +455,7 @@ def test_reply_heads_that_are_kept_ready_are_bounded_in_bytes(bucket: Bucket) ->
         client.put_object(Bucket=NAME, Key=f"heads/{number}", Body=b"x", Metadata={"told": told})
     client.close()
     with Proxy(bucket, buffer_bytes=BUDGET, freshness="immutable") as proxy:
-        lane, limit = proxy.outrider.server.fast_path, 16 * MIB // 24
+        path, limit = proxy.outrider.server.fast_path, 16 * MIB // 24
         with RawConnection(proxy.address) as connection:
             for _ in range(2):
                 for number in range(150):
@@ -463,9 +463,9 @@ def test_reply_heads_that_are_kept_ready_are_bounded_in_bytes(bucket: Bucket) ->
                     assert (answer.body, answer.headers["x-amz-meta-told"]) == (b"x", told)
                 proxy.settle()
         cached = sum(len(subject.whole) + len(subject.whole_with_checksums) + len(subject.part)
-                   for subject in lane._subjects.values())  # fmt: skip
+                   for subject in path._subjects.values())  # fmt: skip
         assert 0 < cached <= limit
-        assert cached <= lane._subjects_bytes <= limit
+        assert cached <= path._subjects_bytes <= limit
 
 
 def test_a_listing_that_finds_no_room_is_passed_on_and_not_kept(bucket: Bucket, tmp_path: Path) -> None:

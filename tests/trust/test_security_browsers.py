@@ -29,7 +29,7 @@ def objects(bucket: Bucket) -> None:
 @pytest.fixture(scope="module")
 def proxy(bucket: Bucket) -> Iterator[Proxy]:
     with Proxy(bucket, freshness="immutable", domain=("s3.corp.example",)) as running:
-        for _ in range(2):  # a hit from here on: the fast lane must not let in whom the long way refuses
+        for _ in range(2):  # a hit from here on: the fast path must not let in a sender that the slow path refuses
             assert asked(running.outrider.listen, f"GET /{NAME}/key", "host: 127.0.0.1").body == b"private"
             running.settle()
         yield running

@@ -141,7 +141,7 @@ def test_what_is_recognised_is_parsed_and_classified_the_same(data: bytes) -> No
         return
     narrowed = read.range is not None or read.if_match is not None
     if narrowed and operation.classify("GET", path, ()).key.endswith("/"):
-        return  # told from the object's name, which the lane does
+        return  # told from the object's name, which the fast path does
     odd = (read.range is not None and ranges.parse(read.range) is None) or (
         read.if_match is not None and not conditions.are_plain((("if-match", read.if_match),))
     )
