@@ -18,6 +18,7 @@ from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVers
 from outrider.core.s3 import ranges
 from outrider.core.s3.conditions import CONDITIONALS, Precondition, evaluate
 from outrider.core.s3.headers import asks_checksums, without_checksums
+from outrider.core.s3.ranges import RangeSpec
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
@@ -97,7 +98,7 @@ class ObjectReads:
                 version, cache = await self._version_lookup.ask(ref, None), CacheStatus.MISS
         if (early := _conditional(version, headers, cache)) is not None:
             return early
-        extent = _extent_of(headers, version)
+        extent = _extent_of(headers, _range_of(headers), version)
         return _answer(version, extent, headers, cache, None)
 
     async def get(self, ref: ObjectRef, headers: Mapping[str, str], asked: OnAsked | None = None) -> ReadAnswer:
@@ -108,12 +109,13 @@ class ObjectReads:
             OriginRefused: the origin's own error, to be passed on.
             NotCacheable: forward the request instead.
         """
+        span = _range_of(headers)
         for _ in range(_BEGINNINGS):
-            version = await self._known_or_asked(ref, headers)
+            version = await self._known_or_asked(ref, headers, span)
             cache = CacheStatus.HIT
             if (early := _conditional(version, headers, cache)) is not None:
                 return early
-            extent = _extent_of(headers, version)
+            extent = _extent_of(headers, span, version)
             whole = extent or Extent(0, version.size)
             if asked is not None:
                 asked(version, whole)
@@ -157,7 +159,9 @@ class ObjectReads:
         await self._version_lookup.ask_checksums(ref)
         return self._fresh(ref, headers)
 
-    async def _known_or_asked(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion:
+    async def _known_or_asked(
+        self, ref: ObjectRef, headers: Mapping[str, str], span: RangeSpec | None
+    ) -> ObjectVersion:  # fmt: skip
         try:
             version = await self._known(ref, headers)
             if version is not None:
@@ -166,7 +170,7 @@ class ObjectReads:
             self._readers.beginning += 1
             try:
                 with self._scheduler.question():
-                    return await self._version_lookup.ask(ref, _first_byte(headers), whole_headers=asks)
+                    return await self._version_lookup.ask(ref, _first_byte(headers, span), whole_headers=asks)
             finally:
                 self._readers.beginning -= 1
         except OriginRefused as refused:
@@ -198,24 +202,27 @@ class ObjectReads:
             raise
 
 
-def _first_byte(headers: Mapping[str, str]) -> int | None:
+def _range_of(headers: Mapping[str, str]) -> RangeSpec | None:
+    """None: there is no Range, or an unusual one."""
+    return ranges.parse(headers["range"]) if "range" in headers else None
+
+
+def _first_byte(headers: Mapping[str, str], span: RangeSpec | None) -> int | None:
     """Where a read of an unknown object begins; None: only its size can tell, or a condition may end it first."""
     if any(name in headers for name in CONDITIONALS):
         return None
     if "range" not in headers:
         return 0
-    spec = ranges.parse(headers["range"])
-    return None if spec is None else spec.first
+    return None if span is None else span.first
 
 
-def _extent_of(headers: Mapping[str, str], version: ObjectVersion) -> Extent | None:
+def _extent_of(headers: Mapping[str, str], span: RangeSpec | None, version: ObjectVersion) -> Extent | None:
     """None: the whole object. Raises InvalidRange; NotCacheable: a Range that stores answer differently."""
     if "range" not in headers:
         return None
-    spec = ranges.parse(headers["range"])
-    if spec is None:
+    if span is None:
         raise NotCacheable("an unusual Range")
-    return ranges.resolve(spec, version.size)
+    return ranges.resolve(span, version.size)
 
 
 def _conditional(version: ObjectVersion, headers: Mapping[str, str], cache: CacheStatus) -> ReadAnswer | None:
