@@ -26,10 +26,10 @@ class Queue:
         self.done: dict[str, asyncio.Event] = {}
         self.of: dict[str, FillSlot] = {}
 
-    async def add(self, *names: str, ahead: int = 0, left_bytes: int = 0, ordered: bool = False) -> None:
+    async def add(self, *names: str, ahead: int = 0, left_bytes: int = 0, by_command: bool = False) -> None:
         """A name that begins with `p` is a prefetch."""
         for name in names:
-            slot = self.scheduler.slot(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes, ordered=ordered)
+            slot = self.scheduler.slot(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes, by_command=by_command)
             self.of[name], self.done[name] = slot, asyncio.Event()
             self.tasks[name] = asyncio.create_task(self._run(name))
         await self.settle()
@@ -327,7 +327,7 @@ async def test_what_was_ordered_does_not_take_the_places_of_demand_that_ends() -
     """Readers go on with something else, and would find the line full of it."""
     queue = Queue(16)
     await seen_at_10_mb_s(queue)
-    await queue.add("p1", "p2", "p3", "p4", "p5", ordered=True)
+    await queue.add("p1", "p2", "p3", "p4", "p5", by_command=True)
     for name in ("x", "y", "z"):
         queue.scheduler.received(4 * MB, queue.of[name])
     await queue.end("x", "y")

@@ -100,7 +100,7 @@ async def test_all_that_it_asks_for_is_known_as_ordered(making: Making, known: b
             while not room.flights or any(one.slot is None for one in room.flights._flights.values()):
                 await asyncio.sleep(0)
         scheduler = [flight.slot for flight in room.flights._flights.values()]
-        assert all(slot is not None and slot.ordered for slot in scheduler)
+        assert all(slot is not None and slot.by_command for slot in scheduler)
         gate.set()
         await room.tasks.settle()
 

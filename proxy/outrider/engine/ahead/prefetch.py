@@ -346,15 +346,15 @@ class Prefetch:
 
     async def opened(
         self, ref: ObjectRef, begin: Callable[[ObjectVersion], None] = lambda version: None, *, size: int = -1,
-        ordered: bool = False,
+        by_command: bool = False,
     ) -> ObjectVersion:  # fmt: skip
         """The version that the origin has, for who is in no hurry. The question brings the first block, if there is
         one: it waits for its turn as every other fill does. `begin` is called before that block is waited for.
-        `size`: as a LIST told it; -1: nobody did. `ordered`: see `Turn`.
+        `size`: as a LIST told it; -1: nobody did. `by_command`: see `FillSlot`.
 
         Raises Signal, S3Error.
         """
-        slot = self._scheduler.slot(demand=False, ordered=ordered)
+        slot = self._scheduler.slot(demand=False, by_command=by_command)
         async with slot:
             # A reader may have come first; to wait for what he has asked takes nothing from anybody.
             joined = self._version_lookup.is_asking(ref)
@@ -374,9 +374,9 @@ class Prefetch:
                 await opened.ended()
             return version
 
-    def fill(self, version: ObjectVersion, blocks: Iterable[int], *, ordered: bool = False) -> list[Flight]:
-        """Begin to fill those that are neither here nor coming; the flights of all that are not here. `ordered`: see
-        `Turn`."""
+    def fill(self, version: ObjectVersion, blocks: Iterable[int], *, by_command: bool = False) -> list[Flight]:
+        """Begin to fill those that are neither here nor coming; the flights of all that are not here. `by_command`: see
+        `FillSlot`."""
         vid = self._layout.version_id(version)
         flights: list[Flight] = []
         for index in blocks:
@@ -384,7 +384,7 @@ class Prefetch:
             if self._flights.wanted(key):
                 # A GET each: a reader that comes meanwhile brings forward just what it waits for.
                 begun = self._flights.board(version, BlockRun(index, 1))
-                self._flights.fill(begun, prefetch=True, ordered=ordered)
+                self._flights.fill(begun, prefetch=True, by_command=by_command)
                 self._metrics.prefetched_blocks.inc()
             flight = self._flights.get(key)
             if flight is not None:

@@ -25,18 +25,20 @@ class FillSlot:
 
     `demand`: a reader waits for the fill, or is about to. `ahead`: how many blocks that reader has before those of the
     fill; 0: it waits for them. Within demand the nearest comes first. `left_bytes`: how many bytes are still to come,
-    as far as is known. `ordered`: a command (a warm-up, a pin) asked for the fill, and no reader is about to want its
-    blocks. `more`: the reader is about to ask for more blocks after these.
+    as far as is known. `by_command`: a command (a warm-up, a pin) asked for the fill, and no reader is about to want
+    its blocks. `more`: the reader is about to ask for more blocks after these.
     """
 
-    __slots__ = ("_scheduler", "ahead", "demand", "held", "left_bytes", "more", "number", "ordered", "waiter")
+    __slots__ = ("_scheduler", "ahead", "by_command", "demand", "held", "left_bytes", "more", "number", "waiter")
 
-    def __init__(self, scheduler: FillScheduler, *, demand: bool, ahead: int, left_bytes: int, ordered: bool) -> None:
+    def __init__(
+        self, scheduler: FillScheduler, *, demand: bool, ahead: int, left_bytes: int, by_command: bool
+    ) -> None:
         self._scheduler = scheduler
         self.demand = demand
         self.ahead = ahead
         self.left_bytes = left_bytes
-        self.ordered = ordered
+        self.by_command = by_command
         self.more = False
         self.held = False
         self.number = 0
@@ -111,9 +113,9 @@ class FillScheduler:
         would pay for a call."""
 
     def slot(
-        self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, ordered: bool = False
+        self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, by_command: bool = False
     ) -> FillSlot:  # fmt: skip
-        return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, ordered=ordered)
+        return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, by_command=by_command)
 
     @contextmanager
     def question(self) -> Iterator[None]:
@@ -276,7 +278,7 @@ class FillScheduler:
             return for_prefetch, self._background_limit.alone
         # The client of a question is about to want more of its object. A warm-up need not use the slots of demand that
         # ends: no reader goes on with its blocks.
-        more_follows = self._expecting_more > 0 or self._questions > 0 or self._prefetch[0].ordered
+        more_follows = self._expecting_more > 0 or self._questions > 0 or self._prefetch[0].by_command
         if demand > 0 and not more_follows and self._background_limit.ends_soon(self._left_bytes):
             # All demand will be served within 50 ms and no reader has more to ask for: prefetch may use the free slots.
             # Otherwise the link would idle for a round trip at the end of each shard.

@@ -76,12 +76,14 @@ class FlightTable:
             self._flights[key] = flight
         return flights
 
-    def fill(self, flights: Sequence[Flight], *, prefetch: bool = False, ahead: int = 0, ordered: bool = False) -> None:
+    def fill(
+        self, flights: Sequence[Flight], *, prefetch: bool = False, ahead: int = 0, by_command: bool = False
+    ) -> None:
         """Bring adjacent blocks by one GET, in a task of its own. `prefetch`: no reader waits for them yet; the fill
-        becomes demand once a reader does. `ahead`: how many blocks their reader has before them. `ordered`: see
+        becomes demand once a reader does. `ahead`: how many blocks their reader has before them. `by_command`: see
         `FillSlot`."""
         left_bytes = sum(flight.meta.extent.length for flight in flights)
-        slot = self._scheduler.slot(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, ordered=ordered)
+        slot = self._scheduler.slot(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, by_command=by_command)
         for flight in flights:
             flight.slot = slot
         task = self._runtime.spawn(self._fill(flights, slot), f"fill {flights[0].meta.version.ref}")

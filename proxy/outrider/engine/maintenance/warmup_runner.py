@@ -245,7 +245,7 @@ class WarmupRunner:
             came_bytes = 0
             try:
                 async with self._blocks:
-                    version = await self._prefetch.opened(item.ref, size=item.size, ordered=True)
+                    version = await self._prefetch.opened(item.ref, size=item.size, by_command=True)
                 came_bytes = min(version.size, self._layout.block_bytes)
             finally:
                 if warmup is not None:
@@ -303,7 +303,7 @@ class WarmupRunner:
             await self.store.verify(key, again=False)
         fetched = not self.store.has(key)
         if fetched:
-            for flight in self._prefetch.fill(version, [key.index], ordered=True):
+            for flight in self._prefetch.fill(version, [key.index], by_command=True):
                 if not await flight.ended():
                     raise flight.failure or StoreUnavailable("the fill was given up")
         _count(warmup, item, length, self.clock(), fetched=fetched)
