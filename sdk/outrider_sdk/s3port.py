@@ -1,4 +1,4 @@
-"""A connection to the S3 port of a proxy: signed requests to the objects of the reserved bucket `_outrider`."""
+"""A connection to the S3 port of a proxy: signed requests to the objects of the control bucket `_outrider`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class S3Port:
         return told
 
     def put(self, key: str, body: bytes, more: Mapping[str, str] | None = None) -> str | None:
-        """Put an object into the reserved bucket; None: done, else the reason of the refusal. `more`: headers.
+        """Put an object into the control bucket; None: done, else the reason of the refusal. `more`: headers.
 
         Raises OSError, http.client.HTTPException: the proxy does not answer.
         """
@@ -109,7 +109,7 @@ class S3Port:
         return None if reply.status == 200 else _reason(reply.status, said)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """An object of the reserved bucket; None: there is no such object.
+        """An object of the control bucket; None: there is no such object.
 
         Raises OSError, http.client.HTTPException: the proxy does not answer, or answers with an error.
         """
@@ -123,7 +123,7 @@ class S3Port:
         return told
 
     def delete(self, key: str) -> Mapping[str, str]:
-        """Delete an object of the reserved bucket. Returns the headers of the answer; an absent object is no error.
+        """Delete an object of the control bucket. Returns the headers of the answer; an absent object is no error.
 
         Raises OSError, http.client.HTTPException: as `get`.
         """

@@ -1,4 +1,4 @@
-"""The reserved bucket `_outrider`: asked and told by real S3 clients, and never seen by the origin."""
+"""The control bucket `_outrider`: asked and told by real S3 clients, and never seen by the origin."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ DEADLINE_S = 60.0
 
 
 def put(s3: Any, key: str, *lines: str, rate: str | None = None) -> None:
-    """`lines` under `key` of the reserved bucket, by boto3."""
+    """`lines` under `key` of the control bucket, by boto3."""
     more = {} if rate is None else {"Metadata": {"rate": rate}}
     s3.put_object(Bucket="_outrider", Key=key, Body="\n".join(lines).encode(), **more)
 

@@ -5,7 +5,7 @@
 2. Commands that start a proxy (`serve`, `run`, `bench`) and `doctor` take settings as flags. `settings_flags` makes the
    flags from the settings model; `load_settings` merges flags, environment and file, and finds the origin by
    `aws_environment`.
-3. Commands for a running proxy talk to it: `warm`, `pin`, `unpin`, `evict` and `verify` through its reserved S3 bucket
+3. Commands for a running proxy talk to it: `warm`, `pin`, `unpin`, `evict` and `verify` through its control bucket
    (`control_client`), `ls` and `stats` through /status on its admin port (`status_client`, `admin_port`).
 4. `simulate` runs without a proxy.
 

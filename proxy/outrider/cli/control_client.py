@@ -1,4 +1,4 @@
-"""The S3 client of the commands for a running proxy: plain S3 calls to its reserved bucket, as `aws s3` makes them."""
+"""The S3 client of the commands for a running proxy: plain S3 calls to its control bucket, as `aws s3` makes them."""
 
 from __future__ import annotations
 

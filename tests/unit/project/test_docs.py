@@ -195,6 +195,42 @@ def test_every_metric_that_a_page_names_exists() -> None:
     assert unknown == set()
 
 
+def test_contributing_has_a_line_for_each_package() -> None:
+    """A newcomer finds each package there, or, where it is only a floor of packages, each module beside these."""
+    root = ROOT / "proxy" / "outrider"
+    rows = (ROOT / "CONTRIBUTING.md").read_text().partition("| package of `proxy/outrider` |")[2].partition("###")[0]
+    firsts = [row.split("|")[1] for row in rows.splitlines() if row.startswith("|")]
+    named = {name for first in firsts for name in re.findall(r"`([^`]+)`", first)}
+    modules = {path.relative_to(root).as_posix() for path in root.rglob("*.py")} - {"__main__.py"}
+    packages = {f"{Path(module).parent}/" for module in modules}
+    assert named - modules - packages == set()
+    assert {
+        module
+        for module in modules
+        if Path(module).name != "__init__.py" and not named & {module, f"{Path(module).parent}/"}
+    } == set()
+
+
+def test_every_module_that_a_page_names_exists() -> None:
+    """Such as `core/cache/freshness`, with or without its ending; tests are named from tests/ on."""
+    root = ROOT / "proxy" / "outrider"
+    unknown = {
+        f"{page.name}: {name}"
+        for page in [*pages(), *OTHERS]
+        for name in re.findall(
+            r"`((?:core|engine|http|adapters|cli|simulator)/[a-z0-9_/]+)(?:\.py)?`", page.read_text()
+        )
+        if not ((root / name).is_dir() or (root / f"{name}.py").is_file() or (ROOT / "tests" / f"{name}.py").is_file())
+    }
+    assert unknown == set()
+
+
+def test_every_page_says_for_whom_it_is() -> None:
+    """In the first line below its title."""
+    of_docs = [page for page in pages() if page != ROOT / "README.md"]
+    assert [page.name for page in of_docs if not page.read_text().splitlines()[2].startswith("For ")] == []
+
+
 def test_headings_are_linked_to_as_github_does(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One `two`\n\n```sh\n# no heading\n```\n\n## 503 SlowDown: why?\n## Twice\n## Twice\n")

@@ -6,7 +6,7 @@ by the million, from the bytes of its head; a request that it does not recognise
 `operation.classify` names the bucket and key, and decides who answers:
 
     GET, HEAD    the cache, where all stores would read the request alike
-    CONTROL      the proxy itself: the reserved bucket `_outrider`
+    CONTROL      the proxy itself: the control bucket `_outrider`
     FORWARD      the origin: all else, also calls that nobody knows yet
 
 and which names a forwarded request may change, for the version cache to forget. `conditions` and `ranges` read the

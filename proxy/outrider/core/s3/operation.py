@@ -135,7 +135,7 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
 
 
 CONTROL_BUCKET = "_outrider"
-"""The reserved bucket: S3 allows no such name, so requests for it are for the proxy itself."""
+"""The control bucket: S3 allows no such name, so requests for it are for the proxy itself."""
 
 
 def control_request_of(method: str, target: str, host: str, domains: Iterable[str] = ()) -> Operation | None:
