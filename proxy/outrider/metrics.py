@@ -1,5 +1,5 @@
-"""The numbers: Prometheus names, units and labels, all in one place. No label is an object's key; a key template may be
-one (see `UsageMetrics`)."""
+"""The Prometheus metrics: all names, units and labels. No label is an object's key; a key template may be one (see
+`UsageMetrics`)."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from outrider.core.insight.recent_errors import RecentErrors
 from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Sums, Usage
 
 SOURCES = ("disk", "flight", "origin")
-"""Where a served byte came from: a block on disk, a block still arriving, or relayed past the cache."""
+"""The sources of a served byte: a block on disk, a block that is still arriving, or a relay past the cache."""
 
 _METHODS = frozenset(("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"))
 
 
 def method_label(method: str) -> str:
-    """The method, if it is one of S3's; else `other`, so that no client can make up labels."""
+    """The method if it is one of S3's, else `other`: no client can make up labels."""
     return method if method in _METHODS else "other"
 
 
-# A dataset has a label of its own from here on, if there are not as many already: a label stands for as long as the
-# process, since a counter that changed its name would look like one that began anew.
+# From so many served bytes on a dataset has a label of its own, while there are fewer than `_LABELS_MAX`. A label stays
+# for the life of the process: a counter that changed its labels would look like one that began anew.
 _LABEL_FROM_BYTES = 10**9
 _LABELS_MAX = 20
 
 
 @dataclass(slots=True)
-class _Told:
-    """What the counters have of an account already."""
+class _Counted:
+    """The part of an account that the counters already have."""
 
     account: DatasetAccount
     sums: Sums = field(default_factory=Sums)
@@ -41,13 +41,13 @@ class _Told:
 
 
 class UsageMetrics:
-    """What the ledger says, as counters by dataset; small ones, and those beyond the first twenty, are `other`."""
+    """The usage as counters by dataset. Small datasets, and those beyond the first twenty, are counted as `other`."""
 
     def __init__(self, usage: Usage, registry: CollectorRegistry, *, from_bytes: int = _LABEL_FROM_BYTES) -> None:
         self._usage = usage
         self._from_bytes = from_bytes
         self._labels: dict[DatasetName, str] = {}
-        self._told: dict[DatasetName, _Told] = {}
+        self._counted: dict[DatasetName, _Counted] = {}
         self.served_bytes = Counter(
             "outrider_dataset_served_bytes", "Body bytes of reads sent to clients.", ["dataset", "source"],
             registry=registry,
@@ -57,37 +57,38 @@ class UsageMetrics:
             registry=registry,
         )  # fmt: skip
         self.bucket_bytes = Counter(
-            "outrider_dataset_origin_bytes", "Body bytes of it that came from the origin.", ["dataset"],
+            "outrider_dataset_origin_bytes", "Body bytes of the dataset that came from the origin.", ["dataset"],
             registry=registry,
         )  # fmt: skip
         self.bucket_requests = Counter(
             "outrider_dataset_origin_requests",
-            "GETs and HEADs of it sent to the origin.",
+            "GETs and HEADs of the dataset's objects sent to the origin.",
             ["dataset"],
             registry=registry,
         )
         self.wait_s = Counter(
-            "outrider_dataset_wait_seconds", "Time that readers waited for us, over all their connections.",
+            "outrider_dataset_wait_seconds", "Time that readers waited for the proxy, over all their connections.",
             ["dataset"], registry=registry,
         )  # fmt: skip
         self.away_s = Counter(
             "outrider_dataset_away_seconds",
-            "Time that we waited for readers: their sockets were full, or they asked for nothing.",
+            "Time that the proxy waited for readers: their sockets were full, or they sent no request.",
             ["dataset"], registry=registry,
         )  # fmt: skip
 
     def tell(self) -> None:
         accounts = self._usage.datasets()
-        for gone in [name for name, told in self._told.items() if accounts.get(name) is not told.account]:
-            # What was told of it has moved to the others, and is not told again; it may have come back since, anew.
-            its = self._told.pop(gone)
-            others = self._told.setdefault(OTHERS, _Told(accounts[OTHERS]))
+        for gone in [name for name, counted in self._counted.items() if accounts.get(name) is not counted.account]:
+            # Usage has added its sums to the others, so what was counted of it counts there. A dataset of this name may
+            # have come anew since.
+            its = self._counted.pop(gone)
+            others = self._counted.setdefault(OTHERS, _Counted(accounts[OTHERS]))
             others.sums.add(its.sums)
             others.asked += its.asked
             others.came_bytes += its.came_bytes
         for name, account in accounts.items():
-            told = self._told.setdefault(name, _Told(account))
-            sums, asked, came = told.sums, told.asked, told.came_bytes
+            counted = self._counted.setdefault(name, _Counted(account))
+            sums, asked, came = counted.sums, counted.asked, counted.came_bytes
             now = account.sums
             label = self._label(name, now.served_bytes)
             hits = now.hits - sums.hits
@@ -104,12 +105,12 @@ class UsageMetrics:
             ):
                 if more > 0:
                     metric.labels(*labels).inc(more)
-            told.sums, told.asked, told.came_bytes = replace(now), account.asked, account.came_bytes
+            counted.sums, counted.asked, counted.came_bytes = replace(now), account.asked, account.came_bytes
 
     def _label(self, name: DatasetName, served_bytes: int) -> str:
         label = self._labels.get(name)
         if label is None and name[0] and served_bytes >= self._from_bytes and len(self._labels) < _LABELS_MAX:
-            # What the exposition cannot hold (half a surrogate) is shown as such.
+            # The exposition is UTF-8 and cannot hold a lone surrogate, which is shown as an escape.
             label = f"{name[0]}/{name[1]}".encode("utf-8", "backslashreplace").decode()
             self._labels[name] = label
         return label or "other"
@@ -135,85 +136,91 @@ class Metrics:
         self.in_flight = Gauge("outrider_requests_in_flight", "Requests being answered now.", registry=r)
         self.origin_requests = Counter(
             "outrider_origin_requests",
-            "Requests sent to the origin, tries counted each; status `none`: no reply came.",
+            "Requests sent to the origin, each try counted; status `none`: no reply came.",
             ["method", "status"],
             registry=r,
         )
         self.origin_bytes = Counter("outrider_origin_bytes", "Body bytes received from the origin.", registry=r)
-        self.origin_retries = Counter("outrider_origin_retries", "Reads tried again at the origin.", registry=r)
+        self.origin_retries = Counter("outrider_origin_retries", "Reads retried at the origin.", registry=r)
         self.hedges = Counter(
-            "outrider_hedges", "Second requests for late replies; `won`: it was answered first.", ["won"], registry=r
+            "outrider_hedges", "Hedged requests; `won`: the second request was answered first.", ["won"], registry=r
         )
         self.store_bytes = Gauge(
             "outrider_store_bytes", "Bytes on disk, headers and reservations included.", registry=r
         )
         self.store_capacity_bytes = Gauge("outrider_store_capacity_bytes", "The budget of the store.", registry=r)
         self.store_blocks = Gauge("outrider_store_blocks", "Blocks on disk.", registry=r)
-        self.evicted_blocks = Counter("outrider_evicted_blocks", "Blocks dropped for room.", registry=r)
+        self.evicted_blocks = Counter("outrider_evicted_blocks", "Blocks evicted for room.", registry=r)
         self.bad_blocks = Counter("outrider_bad_blocks", "Blocks found damaged, and deleted.", registry=r)
         self.scrubbed_blocks = Counter(
-            "outrider_scrubbed_blocks", "Blocks that the scrubber has verified, or found damaged.", registry=r
+            "outrider_scrubbed_blocks", "Blocks that the scrubber verified or found damaged.", registry=r
         )
-        self.scrub_rounds = Counter(
-            "outrider_scrub_rounds", "Times that the scrubber has been through all blocks.", registry=r
-        )
-        self.store_errors = Counter("outrider_store_errors", "Times the disk failed us.", ["act"], registry=r)
+        self.scrub_rounds = Counter("outrider_scrub_rounds", "Rounds of the scrubber over all blocks.", registry=r)
+        self.store_errors = Counter("outrider_store_errors", "Errors of the cache disk.", ["act"], registry=r)
         self.prefetched_blocks = Counter(
-            "outrider_prefetched_blocks", "Blocks whose fill began before anybody waited for them.", registry=r
+            "outrider_prefetched_blocks", "Blocks whose fill began before a reader waited for them.", registry=r
         )
         self.relays = Counter("outrider_relays", "Reads relayed past the cache.", registry=r)
         self.planned_reads = Counter("outrider_planned_reads", "Reads that plans named.", registry=r)
-        self.job_steps = Counter("outrider_job_steps", "Training steps that StallMeters told.", registry=r)
+        self.job_steps = Counter("outrider_job_steps", "Training steps that StallMeters reported.", registry=r)
         self.job_wait_s = Counter(
-            "outrider_job_wait_seconds", "Time that training loops waited for data, as StallMeters told.", registry=r
+            "outrider_job_wait_seconds",
+            "Time that training loops waited for data, as StallMeters reported.",
+            registry=r,
         )
         self.job_compute_s = Counter(
-            "outrider_job_compute_seconds", "Time between these waits, as StallMeters told.", registry=r
+            "outrider_job_compute_seconds", "Time between these waits, as StallMeters reported.", registry=r
         )
         self.ghost_hit_ratio = Gauge(
             "outrider_hit_ratio_by_size",
-            "Part of the reads that a cache of so many times this size would hit, estimated; NaN: nothing was read.",
+            "Share of the reads that a cache of so many times this size would hit, estimated; NaN: nothing was read.",
             ["size"],
             registry=r,
         )
         self.fetched_bytes = Counter(
-            "outrider_prefetch_fetched_bytes", "Bytes on disk that came before anybody asked for them.", registry=r
+            "outrider_prefetch_fetched_bytes",
+            "Bytes on disk that were prefetched before a reader asked for them.",
+            registry=r,
         )
         self.wasted_bytes = Counter(
-            "outrider_prefetch_wasted_bytes", "Of these, bytes that were evicted before anybody did.", registry=r
+            "outrider_prefetch_wasted_bytes",
+            "Prefetched bytes that were evicted before a reader asked for them.",
+            registry=r,
         )
         self.info = Gauge("outrider_info", "1, with the version as a label.", ["version"], registry=r)
         self.started_at = Gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.", registry=r)
         self._traffic = {source: self.served_bytes.labels(source) for source in SOURCES}
         self._traffic["bucket"] = self.origin_bytes
         self.usage = Usage(Templates(Lock()))
-        self.ledger_metrics = UsageMetrics(self.usage, r)
-        self.before_telling: list[Callable[[], None]] = [self.ledger_metrics.tell]
-        """Called, after these, before a scrape is answered: gauges that are looked up."""
+        self.usage_metrics = UsageMetrics(self.usage, r)
+        self.before_telling: list[Callable[[], None]] = [self.usage_metrics.tell]
+        """Called before a scrape is answered, after `add_up`: they set gauges."""
         self.recent_errors = RecentErrors()
         self.before_reading: list[Callable[[], None]] = []
-        """Called before the numbers are read: a hit is counted in plain integers, which are added up here."""
+        """Called before metrics are read: the fast path counts hits in plain integers, which are added up then."""
 
     def text(self) -> bytes:
-        """The exposition for a scrape, in Prometheus' text format 0.0.4."""
+        """The answer to a scrape, in Prometheus' text format 0.0.4."""
         self.add_up()
         for look in self.before_telling:
             look()
         return generate_latest(self.registry)
 
     def add_up(self) -> None:
-        """For who reads `usage`, or many values at once."""
+        """Add the fast path's counts to the metrics and to `usage`. To be called before these are read directly."""
         for add in self.before_reading:
             add()
 
     def value(self, name: str, **labels: str) -> float:
-        """One sample's value, 0 if it has not happened: for the summary of `run` and for tests."""
+        """The value of one sample, 0 if there is none: for the summary of `run` and for tests."""
         self.add_up()
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def traffic(self) -> dict[str, float]:
-        """Bytes served by source, and `bucket`: bytes that came from the origin. Asked each second: by way of `value`,
-        which collects all there is, that would be a thousand calls."""
+        """Bytes served by source, and `bucket`: bytes from the origin.
+
+        It is called each second. `value` would collect all metrics, some thousand calls.
+        """
         self.add_up()
         return {name: counter._value.get() for name, counter in self._traffic.items()}
 

@@ -1,4 +1,4 @@
-"""What the kernel has in memory, asked without a wait for the disk."""
+"""The kernel's page cache: reads files, and looks whether bytes are in memory, without a wait for the disk."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import mmap
 import os
 
 _libc = ctypes.CDLL(None)
-# Holds the interpreter: what cannot wait is over before another thread would have taken it.
+# Called with the GIL held: a call that cannot wait ends before another thread could have taken the GIL.
 _at_once = ctypes.PyDLL(None).syscall
 _at_once.restype = ctypes.c_long
 _at_once.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
 
-# Source: openat2(2), <linux/openat2.h>; one number on all architectures that Linux still gets new ones for.
+# Source: openat2(2), <linux/openat2.h>. New system calls have the same number on all architectures.
 _OPENAT2 = 437
 _RESOLVE_CACHED = 0x20
 
@@ -29,27 +29,27 @@ _LOCAL = frozenset((
     0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0xF2F52010, 0xCA451A4E, 0x2FC12FC1,
 ))  # fmt: skip
 _ANYWHERE = -1  # the path is absolute
-# The kernel reads files ahead, and drops them, in runs of this size and more: one page tells of its run.
+# The kernel reads ahead and drops pages in runs of at least this size, so one page stands for its run.
 _RUN_BYTES = 128 * 1024
 _probe = [bytearray(1)]
 
 
 def opens_at_once(path: bytes) -> bool:
-    """Whether on that file system to open a file is no more than to find it. One that lives elsewhere (FUSE, virtiofs,
-    NFS) asks there, and may wait, where the kernel knows the way. Source: statfs(2)."""
+    """Whether opening a file on this file system takes no more than a lookup. A file system that lives elsewhere (FUSE,
+    virtiofs, NFS) may ask there and wait, even if the kernel has the path cached. Source: statfs(2)."""
     told = (ctypes.c_long * 64)()
     return _libc.statfs(ctypes.c_char_p(path), told) == 0 and told[0] & 0xFFFFFFFF in _LOCAL
 
 
 def open_known(path: bytes) -> int | None:
-    """A descriptor of that file to read from, where the kernel knows the way to it; None: it would have to ask the
-    disk, cannot say (before Linux 5.12, or forbidden by seccomp), or there is no such file. `path` is absolute."""
+    """A descriptor for reading, if the kernel has the path cached. None: the kernel would have to ask the disk, does
+    not know the call (before Linux 5.12, or seccomp forbids it), or there is no such file. `path` is absolute."""
     fd = int(_at_once(_OPENAT2, _ANYWHERE, path, _HOW_AT, _HOW_BYTES))
     return fd if fd >= 0 else None
 
 
 def knows(path: bytes) -> bool:
-    """Whether the kernel knows the way to that file, and says so."""
+    """Whether `open_known` can open the file."""
     fd = open_known(path)
     if fd is not None:
         os.close(fd)
@@ -57,7 +57,7 @@ def knows(path: bytes) -> bool:
 
 
 def read_known(fd: int, count: int) -> bytes | None:
-    """Up to `count` bytes from a file's beginning; None: the disk would have to be asked, or fails."""
+    """Up to `count` bytes from the beginning of a file. None: they are not in memory, or the disk fails."""
     into = bytearray(count)
     try:
         got = _read_at_once(fd, into, 0)
@@ -67,7 +67,7 @@ def read_known(fd: int, count: int) -> bytes | None:
 
 
 def read_in_memory(fd: int, offset: int, into: memoryview) -> bool:
-    """Fill `into` from the file, if that would not wait for the disk.
+    """Fill `into` from the file, if that takes no wait for the disk. Returns whether it did.
 
     Raises OSError: the disk fails.
     """
@@ -75,7 +75,7 @@ def read_in_memory(fd: int, offset: int, into: memoryview) -> bool:
 
 
 def _read_at_once(fd: int, into: bytearray | memoryview, offset: int) -> int | None:
-    """None: not without a wait. Source: preadv2(2), RWF_NOWAIT."""
+    """The number of bytes read. None: the read would wait. Source: preadv2(2), RWF_NOWAIT."""
     try:
         return os.preadv(fd, (into,), offset, os.RWF_NOWAIT)
     except BlockingIOError:
@@ -83,12 +83,12 @@ def _read_at_once(fd: int, into: bytearray | memoryview, offset: int) -> int | N
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise
-    # Such as a container's own layer (overlayfs).
+    # Some file systems do not support RWF_NOWAIT, such as overlayfs, a container's own layer.
     return os.preadv(fd, (into,), offset) if is_in_memory(fd, offset, len(into)) else None
 
 
 def in_memory(fd: int, offset: int, count: int) -> bool:
-    """Whether `sendfile` of these bytes would not wait for the disk, as far as one page in each run tells.
+    """Whether `sendfile` of these bytes takes no wait for the disk. One page of each run is looked at.
 
     Raises OSError: the disk fails.
     """
@@ -108,18 +108,18 @@ def in_memory(fd: int, offset: int, count: int) -> bool:
 
 
 def is_in_memory(fd: int, offset: int, count: int = 1) -> bool:
-    """Whether all pages of these bytes are. Only a look: a read that would not wait (RWF_NOWAIT) has the kernel bring
-    the page, and finds it there where the disk is fast. Source: mincore(2), which says yes where it may not tell."""
+    """Whether all pages of these bytes are in memory. It only looks, whereas a read with RWF_NOWAIT makes the kernel
+    fetch the page, and with a fast disk finds it there. Source: mincore(2), which says yes where it may not tell."""
     begin = offset - offset % mmap.PAGESIZE
     length = max(1, offset + count - begin)
     resident = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
     try:
-        # Private, and so writable: ctypes takes the address of no other.
+        # A private map is writable, and ctypes takes the address of writable memory only.
         pages = mmap.mmap(fd, length, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=begin)
     except (OSError, ValueError):
-        return True  # too short a file, which its reader will say
+        return True  # the file is too short: the read will report it
     with pages:
         first = ctypes.c_ubyte.from_buffer(pages)
         told = _libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(length), resident)
-        del first  # or the map cannot be closed
-    return told != 0 or all(one & 1 for one in resident)
+        del first  # the map cannot be closed while this exists
+    return told != 0 or all(page & 1 for page in resident)

@@ -1,4 +1,5 @@
-"""What the engine needs of the world. Adapters implement these; fakes with knobs stand in for them in tests."""
+"""The ports: interfaces through which the engine uses the origin, the disk and the clock. Adapters implement them;
+tests use fakes."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from outrider.core.s3.form_fields import PostForm
 from outrider.core.s3.operation import Query
 
 Clock = Callable[[], float]
-"""Seconds: since 1970 where signatures are made and verified, monotonic everywhere else."""
+"""Returns seconds: since 1970 where signatures are made or verified, monotonic everywhere else."""
 
 Chunks = AsyncGenerator[bytes, None]
-"""A body as it arrives; `aclose` gives up what is left of it."""
+"""A body as it arrives. `aclose` gives up the rest of it."""
 
 Name = ObjectRef | str
-"""An object; or a bucket, with all that is in it."""
+"""An object, or a bucket with all its objects."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -28,8 +29,8 @@ Buffer = bytes | bytearray | memoryview
 class OriginRequest:
     """A request to the origin, unsigned. `key` empty: the bucket; `bucket` None: the service.
 
-    `body` None: none. `body_bytes` None with a body: unknown length. `payload_hash`: what `x-amz-content-sha256`
-    says; a hash of the body, or UNSIGNED-PAYLOAD, or a streaming form that `body` already is framed in.
+    `body` None: no body. `body_bytes` None with a body: its length is unknown. `payload_hash`: the value of
+    `x-amz-content-sha256`. It is a hash of the body, UNSIGNED-PAYLOAD, or the streaming form in which `body` is framed.
     """
 
     method: str
@@ -41,13 +42,13 @@ class OriginRequest:
     body_bytes: int | None = None
     payload_hash: str | None = None
     form: PostForm | None = None
-    """`body` is what follows the head of this form; the origin signs its policy, instead of the request."""
+    """`body` follows the head of this form. The adapter signs the form's policy, and not the request."""
     bare: bool = False
     """With an empty `key`: no slash after the bucket."""
 
 
 class OriginReply(Protocol):
-    """A reply whose head is in. Header names in lower case."""
+    """A reply whose head has come. Header names are in lower case."""
 
     @property
     def status(self) -> int: ...
@@ -57,20 +58,20 @@ class OriginReply(Protocol):
 
     @property
     def content_length(self) -> int | None:
-        """None: not told (chunked, or until the connection ends)."""
+        """None: not known (chunked, or until the connection ends)."""
         ...
 
     def chunks(self) -> Chunks:
         """The body as it arrives.
 
         Raises:
-            OriginBroke: the connection ended, or nothing came for too long, before the body was whole.
+            OriginBroke: the connection ended, or nothing came for too long, before the body was complete.
         """
         ...
 
 
 class Origin(Protocol):
-    """The S3 behind us. Signs with the proxy's own credentials."""
+    """The S3 behind the proxy. Signs requests with the proxy's own credentials."""
 
     @property
     def endpoint(self) -> str:
@@ -78,16 +79,17 @@ class Origin(Protocol):
         ...
 
     def send(self, request: OriginRequest) -> AbstractAsyncContextManager[OriginReply]:
-        """One try. Leaving the context before the body was read gives the connection up.
+        """Send a request once. Leaving the context before the body was read gives the connection up.
 
         Raises:
-            OriginBroke: no reply came; OriginBusy: nothing was sent, as no connection came free.
+            OriginBroke: no reply came.
+            OriginBusy: nothing was sent, since no connection came free.
         """
         ...
 
 
 class OpenBlock(Protocol):
-    """A block file that is open while it is leased; `payload_offset` is where block offset 0 lies in the file."""
+    """A block file, open while it is leased. `payload_offset`: where the payload begins in the file."""
 
     @property
     def fd(self) -> int: ...
@@ -97,7 +99,7 @@ class OpenBlock(Protocol):
 
 
 class Lease(Protocol):
-    """The right to read an open block; the block is no victim and its file stays open until `release`."""
+    """The right to read an open block. Until `release` the block is no victim, and its file stays open."""
 
     @property
     def block(self) -> OpenBlock: ...
@@ -106,69 +108,73 @@ class Lease(Protocol):
 
 
 class BlockWriter(Protocol):
-    """A block on its way to disk. Ends with `commit` or `abort`, exactly once; `abort` never raises."""
+    """Writes a block to disk. Ends with exactly one `commit` or `abort`; `abort` never raises."""
 
     def lease(self) -> Lease:
-        """What was written so far can be read through it, also after `commit`. Not before the first write."""
+        """A lease for the bytes written so far, valid also after `commit`. Not to be called before the first write."""
         ...
 
     async def write(self, offset: int, pieces: Sequence[Buffer]) -> float:
-        """Put `pieces`, one after another, at `offset` of the payload. No byte twice; several writes may be under way
-        at once. How many seconds the disk took for it. Raises StoreUnavailable: it did not take it."""
+        """Write `pieces`, one after another, at `offset` of the payload. No byte may be written twice; several writes
+        may be under way at once. Returns the seconds that the disk took.
+
+        Raises:
+            StoreUnavailable: the disk did not take the bytes.
+        """
         ...
 
     async def commit(self) -> None:
-        """All is written; from here on the store has the block. Raises StoreUnavailable."""
+        """All is written: the store has the block from now on. Raises StoreUnavailable."""
         ...
 
     async def abort(self) -> None: ...
 
 
 class BlockStore(Protocol):
-    """Blocks on disk, within a budget. Its own troubles are counted and logged by itself; to the engine they are a
-    miss or `StoreUnavailable`."""
+    """Blocks on disk, within a budget. The store counts and logs its errors itself; for the engine they are a miss or
+    `StoreUnavailable`."""
 
     @property
     def room_bytes(self) -> int:
-        """What of the budget is neither used nor reserved."""
+        """The bytes of the budget that are neither used nor reserved."""
         ...
 
     def has(self, block: BlockKey) -> bool: ...
 
     def lease_at_once(self, block: BlockKey) -> Lease | None:
-        """As `lease_open`, from any thread; its lease may be released in any thread."""
+        """As `lease_open`, but from any thread. The lease may be released in any thread, too."""
         ...
 
     def lease_open(self, block: BlockKey) -> Lease | None:
-        """A lease without any wait, if the block is here and verified, and the disk need not be asked; else None."""
+        """A lease without a wait. None: the block is not here or not verified, or the disk would have to be asked."""
         ...
 
     def page_in(self, block: BlockKey, start: int, count: int) -> Callable[[], None] | None:
-        """What brings so many bytes of a block from disk into memory, for `lease_at_once`; it waits, and never fails.
-        None: that would not help. From any thread."""
+        """A function that reads `count` bytes of the block from disk into the page cache, so that they can be sent
+        without a wait. The function waits for the disk and never fails. None: that would not help. From any thread."""
         ...
 
     async def lease(self, block: BlockKey) -> Lease | None:
-        """None: not here, or found bad (then it is deleted and counted)."""
+        """A lease of the block. None: it is not here, or it was damaged, and then was deleted and counted."""
         ...
 
     def doubt(self, block: BlockKey) -> None:
-        """Its file did not give the bytes that it should have: it is verified before it is used again."""
+        """The block's file gave other bytes than it should: the block is verified before it is used again."""
         ...
 
     async def create(self, meta: BlockMeta) -> BlockWriter:
-        """Reserve room, evicting what may go, and begin a block.
+        """Reserve room, with evictions if needed, and begin a block.
 
         Raises:
-            StoreUnavailable: no room can be made, or the disk is sick.
+            StoreUnavailable: no room can be made, or the disk fails.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """What was dropped: blocks, and bytes on disk. `later`: blocks that go once nobody reads them; `pinned`: blocks
-    that stay."""
+    """The result of `drop`: dropped blocks, and their bytes on disk. `later`: blocks that will be dropped when their
+    reads end. `pinned`: blocks that stay."""
 
     blocks: int
     bytes: int
@@ -177,35 +183,37 @@ class Evicted:
 
 
 class ControlledStore(BlockStore, Protocol):
-    """What those need of the store who are asked to warm, pin, evict and verify."""
+    """The store as the maintenance commands use it: to warm, pin, evict and verify."""
 
     removals: int
-    """How many blocks have left so far, for whatever reason."""
+    """How many blocks have left the store since the start, for any reason."""
     on_bad: list[Callable[[BlockMeta, str], None]]
-    """Called with each block that is found damaged, and what is wrong with it."""
+    """Called with each damaged block, and with what is wrong with it."""
 
     async def most_bytes(self) -> int:
-        """How much of the cache could be filled, as far as budget and file system go now. Raises OSError."""
+        """The most bytes that the cache could hold, by the budget and the free space of now. Raises OSError."""
         ...
 
     def blocks_of(self, wanted: Callable[[ObjectRef], bool]) -> list[BlockKey]: ...
 
     def is_verified(self, block: BlockKey) -> bool:
-        """It is here, and its checksum held when it was written or first read."""
+        """Whether the block is here, and its checksum was right when it was written or first read."""
         ...
 
     async def verify(self, block: BlockKey, *, again: bool = True) -> int:
-        """Read it and compare its checksum; a bad one is gone afterwards. `again` False: unless that was done before.
-        How many bytes it has; 0: it is gone, or was verified before."""
+        """Read the block and compare its checksum; a damaged block is deleted. `again` False: skip a verified block.
+
+        Returns the bytes of the block. 0: the block is gone, or was skipped.
+        """
         ...
 
     async def drop(self, blocks: Iterable[BlockKey]) -> Evicted:
-        """Raises StoreUnavailable: the disk would not let one go."""
+        """Delete blocks. Raises StoreUnavailable: a file could not be deleted."""
         ...
 
 
 class Versions(Protocol):
-    """Told by the store, after a start, of each version that it found blocks of."""
+    """Receives, after a start, each version of which the store found blocks."""
 
     def recall(self, origin: str, version: ObjectVersion, *, vouched: bool) -> None:
         """`vouched`: a LIST that shows it may do for a question about it."""

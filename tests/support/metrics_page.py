@@ -42,7 +42,7 @@ def all_metrics() -> dict[str, MetricWrapperBase]:
     """By the name that PromQL has for them; of a histogram, the name before `_bucket`, `_count` and `_sum`."""
     metrics = Metrics()
     found = {}
-    for holder in (metrics, metrics.ledger_metrics):
+    for holder in (metrics, metrics.usage_metrics):
         assert isinstance(holder, Metrics | UsageMetrics)
         for metric in vars(holder).values():
             if isinstance(metric, MetricWrapperBase):

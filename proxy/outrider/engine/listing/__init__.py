@@ -1,0 +1,11 @@
+"""LISTs: those of clients, and those that the proxy sends itself.
+
+A client's LIST goes to `lists.Lists`. If a rule of the settings names the prefix, `list_cache.ListCache` may have the
+page; otherwise the passthrough sends the request, and the page is cached on its way to the client. A page is served
+until its time is up, or until a write through this proxy to its bucket. A page is not cached if a write came while it
+was under way. All other LISTs are forwarded.
+
+`enumerate.Enumerator` finds out for prefetch and warm-ups which objects exist: page by page with a LIST of a prefix, or
+by a few HEADs where the names are numbered. Each page also confirms versions that the version cache knows, or casts
+doubt on them.
+"""

@@ -1,4 +1,4 @@
-"""What objects there are: a LIST of the origin, page by page, or a few questions about names that count."""
+"""Finds out which objects exist: by a LIST of the origin, page by page, or by a few HEADs of numbered names."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import OriginRequest
 
-# A million keys: what is larger is no dataset that one cache rides ahead of.
+# A million keys. One cache does not prefetch for a larger dataset.
 _PAGES_MAX = 1000
-# S3 tells who may not LIST 403 in place of 404 (API reference, HeadObject: "Permissions").
+# S3 answers 403 in place of 404 where the key may not LIST (API reference, HeadObject: "Permissions").
 _THERE_OR_NOT = (200, 403, 404)
 
 
 class Enumerator:
-    """Asks the origin with the proxy's own credentials."""
+    """Sends LISTs and HEADs with the proxy's own credentials."""
 
     def __init__(self, origin_reader: OriginReader, memory: MemoryBudget, catalog: VersionCache | None = None) -> None:
-        """`catalog` learns from each page which versions still are the ones."""
+        """`catalog` learns from each page which of its versions are still current."""
         self._origin_reader = origin_reader
         self._memory = memory
         self._catalog = catalog
@@ -33,14 +33,14 @@ class Enumerator:
         """The objects under `prefix`, a page at a time.
 
         Raises:
-            Signal: the origin does not tell, and what it says instead (OriginRefused).
+            Signal: the origin refuses the LIST (OriginRefused) or does not answer.
         """
         token: str | None = None
         for _ in range(_PAGES_MAX):
             mark = self._catalog.mark() if self._catalog is not None else None
             page = await self._page(bucket, prefix, token)
             if page is None:
-                raise OriginBroke("what came is no LIST")
+                raise OriginBroke("the reply is no LIST")
             if self._catalog is not None and mark is not None:
                 self._catalog.listed(bucket, page.objects, mark)
             yield page.objects
@@ -49,10 +49,10 @@ class Enumerator:
                 return
 
     async def range_of(self, bucket: str, numbering: NumberedNames) -> Found | None:
-        """Which there are of names that count; None: they do not count one by one.
+        """The names of `numbering` that exist, found by a binary search; None: the names are not numbered one by one.
 
         Raises:
-            Signal: the origin does not tell.
+            Signal: the origin refuses a HEAD or does not answer.
         """
         search = numbering.search()
         known: dict[str, bool] = {}

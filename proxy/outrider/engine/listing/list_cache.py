@@ -1,7 +1,7 @@
-"""Kept LIST answers, for those who ask for it: data loaders list 10^5 keys again in each process and each epoch.
+"""The LIST cache. Data loaders list the same 10^5 keys in each process and each epoch.
 
-Off unless a rule of the settings names the prefix. A write through us to the bucket forgets all of its listings; what
-somebody writes past us shows when the time is up.
+It is off unless a rule of the settings names the prefix. A write to a bucket through the proxy drops all cached LISTs
+of that bucket. A write that bypasses the proxy shows when the LIST's time is up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.core.s3.operation import Operation, Query, is_plain_list
 from outrider.engine.read.version_cache import ForgetLog, Mark
 from outrider.ports import Chunks, Clock
 
-# A page of 1,000 keys is some 300 KB of XML; one of 1,000 keys of 1,024 escaped bytes each is under 4 MiB.
+# A page of 1,000 keys has some 300 KB of XML. With 1,000 keys of 1,024 escaped bytes each it has less than 4 MiB.
 _PAGE_BYTES_MAX = 4 * 1024 * 1024
 
 ListingKey = tuple[str, Query]
@@ -26,7 +26,7 @@ ListingKey = tuple[str, Query]
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One page, as the origin gave it."""
+    """One page as the origin sent it."""
 
     headers: Headers
     body: bytes
@@ -35,12 +35,13 @@ class Listing:
 
 
 class ListCache:
-    """Bounded by the bytes of the pages; the page not asked for longest goes first. Called from one thread."""
+    """An LRU of pages, bounded by their bytes. Called from one thread."""
 
     def __init__(
         self, ttl_of: Callable[[str], float | None], clock: Clock, capacity_bytes: int, memory: MemoryBudget
     ) -> None:
-        """`ttl_of` tells for how many seconds a listing of `bucket/prefix` is kept; None: not at all."""
+        """`ttl_of`: for how many seconds a LIST of `bucket/prefix` is cached; None: it is not. `memory`: the budget for
+        pages on their way to the client."""
         self._ttl_of = ttl_of
         self._clock = clock
         self._pages: LRUCache[ListingKey, Listing] = LRUCache(capacity_bytes, getsizeof=lambda page: len(page.body))
@@ -49,11 +50,11 @@ class ListCache:
         self._forgotten = ForgetLog(10_000)
 
     def key_of(self, operation: Operation, headers: Headers) -> ListingKey | None:
-        """None: not a plain LIST, or not one to be kept."""
+        """The key of a LIST. None: the request is no plain LIST, or no rule lets the cache keep it."""
         if not is_plain_list(operation, headers) or self._ttl(operation) is None:
             return None
         assert operation.bucket is not None
-        # By name alone: of one that comes twice, the order may mean something.
+        # Sorted by name only, since the order of the values of a repeated parameter may matter.
         return operation.bucket, tuple(sorted(operation.query, key=itemgetter(0)))
 
     def _ttl(self, operation: Operation) -> float | None:
@@ -70,7 +71,7 @@ class ListCache:
         return self._forgotten.last(key[0]) <= mark.generation
 
     def mark(self) -> Mark:
-        """To be taken before the origin is asked."""
+        """The time and the generation of a request, to be taken before it is sent."""
         return Mark(self._generation, self._clock())
 
     def forget(self, bucket: str) -> None:
@@ -80,14 +81,14 @@ class ListCache:
     async def keeping(
         self, operation: Operation, key: ListingKey, mark: Mark, headers: Headers, chunks: AsyncIterator[bytes]
     ) -> Chunks:
-        """Passes `chunks` on, and keeps the page if it came whole and no write came in between.
+        """Passes `chunks` on, and caches the page if it came complete and no write came in between.
 
-        Not one in a content coding: who asks next may not have said that he reads it.
+        A page with a Content-Encoding is not cached: the next client may not accept that encoding.
         """
         body, whole = bytearray(), not any(name == "content-encoding" for name, _ in headers)
         try:
             async for chunk in chunks:
-                # A page that finds no room is passed on, and not kept.
+                # A page that finds no room in memory is passed on, and not cached.
                 whole = whole and len(body) + len(chunk) <= _PAGE_BYTES_MAX and self._memory.take(len(chunk))
                 if whole:
                     body += chunk

@@ -15,14 +15,14 @@ from outrider.ports import Chunks
 
 
 class Lists:
-    """The LIST cache in front of the passthrough."""
+    """Puts the LIST cache in front of the passthrough."""
 
     def __init__(self, cache: ListCache, passthrough: Passthrough) -> None:
         self._cache = cache
         self._passthrough = passthrough
 
     async def answer(self, operation: Operation, headers: Headers, upload: Upload) -> ForwardAnswer | None:
-        """None: this is no LIST that a rule lets the cache keep, and nothing was sent.
+        """The answer to a LIST. None: the request is no LIST that a rule lets the cache keep, and nothing was sent.
 
         Raises:
             S3Error: as `Passthrough.send` does.

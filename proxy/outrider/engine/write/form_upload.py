@@ -1,4 +1,4 @@
-"""A browser's upload on its way to the origin: its fields are read first, its file is passed on as it arrives."""
+"""A browser's upload on its way to the origin. The fields are read first; the file is passed on as it arrives."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from outrider.core.auth.form_policy import SizeRange
 from outrider.core.errors import IncompleteBody, MalformedPOSTRequest, MissingContentLength
 from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm, boundary_of
-from outrider.engine.write.upload import Upload, noting
+from outrider.engine.write.upload import Upload, recording_error
 from outrider.ports import Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingForm:
-    """A form whose file is still arriving: `_first` of it is here, `_left` bytes (with `_first`) end the request."""
+    """A form whose file is still arriving. `_first`: the bytes of the file that are here. `_left`: the bytes of the
+    request that follow the head of the file, `_first` included."""
 
     form: PostForm
     _first: bytes
@@ -22,9 +23,10 @@ class IncomingForm:
     _source: AsyncIterator[bytes]
 
     def upload(self, sizes: SizeRange) -> Upload:
-        """What to send: the end of the form is held back until the file was seen whole and found to be in `sizes`."""
+        """The upload to send. The end of the form is held back until the whole file came and its size is within
+        `sizes`."""
         upload = Upload(body_bytes=self._left, form=self.form)
-        upload.body = noting(upload, self._file(sizes))
+        upload.body = recording_error(upload, self._file(sizes))
         return upload
 
     async def _file(self, sizes: SizeRange) -> AsyncIterator[Buffer]:
@@ -51,11 +53,11 @@ class IncomingForm:
 
 
 async def incoming_form(content_type: str, source: AsyncIterator[bytes], content_length: int | None) -> IncomingForm:
-    """Read the fields; `source` is the request's body.
+    """Read the fields of a form. `source`: the body of the request.
 
     Raises:
-        MissingContentLength: nothing tells how long the form will be, and origins take none such.
-        S3Error: it is no form, or its fields are too long.
+        MissingContentLength: the length of the form is not known, and origins accept no such form.
+        S3Error: the body is no form, or its fields are too long.
     """
     if content_length is None:
         raise MissingContentLength

@@ -23,7 +23,7 @@ from outrider.ports import Chunks, Name, Origin, OriginRequest
 
 @dataclass(frozen=True, slots=True)
 class ForwardAnswer:
-    """The origin's own answer. `length` None: not told. Close `body` when done, also when it was not read."""
+    """The origin's answer. `length` None: not known. The caller must close `body`, also when it did not read it."""
 
     status: int
     headers: Headers
@@ -34,7 +34,8 @@ class ForwardAnswer:
 
 
 class ForwardBody:
-    """The origin's body; closing it lets the origin's connection go and, after a write, forgets once more."""
+    """The body of the origin's answer. `aclose` frees the connection and, after a write, forgets the names once
+    more."""
 
     def __init__(self, chunks: Chunks, stack: AsyncExitStack) -> None:
         self._chunks = chunks
@@ -52,13 +53,14 @@ class ForwardBody:
 
 
 class _Outcome:
-    """What is known of how a write ended."""
+    """Whether it is in doubt that the origin carried out a write."""
 
     def __init__(self) -> None:
         self.in_doubt = True
 
     async def of(self, chunks: Chunks) -> Chunks:
-        """`chunks`, whose end may tell of a failure (CompleteMultipartUpload, COPY)."""
+        """`chunks`, watched to their end: CompleteMultipartUpload and COPY may still fail after the head of the
+        reply."""
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -68,16 +70,16 @@ class _Outcome:
             raise
 
 
-async def _nowhere(names: Sequence[Name]) -> None:
+async def _note_nothing(names: Sequence[Name]) -> None:
     pass
 
 
 class Passthrough:
-    """Writes go to the origin exactly once; reads without a body may be tried again."""
+    """A write goes to the origin exactly once. A read without a body may be retried."""
 
     def __init__(
         self, origin: Origin, origin_reader: OriginReader, catalog: VersionCache, forget_lists: Callable[[str], None],
-        note: Callable[[Sequence[Name]], Awaitable[None]] = _nowhere,
+        note: Callable[[Sequence[Name]], Awaitable[None]] = _note_nothing,
     ) -> None:  # fmt: skip
         """`forget_lists` drops the cached LISTs of a bucket.
 
@@ -93,17 +95,19 @@ class Passthrough:
     async def send(
         self, operation: Operation, headers: Headers, upload: Upload, deleted_keys: Sequence[str] | None = None
     ) -> ForwardAnswer:
-        """`deleted_keys`: of a DeleteObjects; None: they could not be read, so the whole bucket is forgotten.
+        """Send a request to the origin. `deleted_keys`: the keys of a DeleteObjects. None: they could not be read, and
+        all names of the bucket are forgotten.
 
         Raises:
-            S3Error: the body is not what the client said; ServiceUnavailable: the origin cannot be reached.
+            S3Error: the body failed its verification.
+            ServiceUnavailable, SlowDown: the origin gave no reply, or no connection to it came free.
         """
         if upload.body is not None and upload.body_bytes == 0:
-            # An origin that is told of an empty object commits it at once: all must have held before.
+            # The origin commits an empty object as soon as it has the head, so the body is verified to its end before.
             async for _ in upload.body:
                 pass
             upload = Upload(headers=upload.headers)
-        # A form is sent to its bucket; the key that it names is known for the catalog's sake.
+        # A form is sent to its bucket. The operation has its key, so that the name can be forgotten.
         key = operation.key if upload.form is None else ""
         request = OriginRequest(
             operation.method, operation.bucket, key, operation.query,
@@ -135,7 +139,7 @@ class Passthrough:
         raise AssertionError("unreachable")
 
     def _forget(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
-        """`in_doubt`: nobody knows whether, and when, the origin carries it out."""
+        """`in_doubt`: it is not known whether and when the origin carries the write out."""
         for name in touched:
             if in_doubt:
                 self._catalog.doubt(name)
@@ -148,7 +152,7 @@ class Passthrough:
 
 
 def _touched(operation: Operation, deleted_keys: Sequence[str] | None) -> list[Name]:
-    """What a request may change."""
+    """The names that a request may change."""
     if operation.forgets is Forgets.NOTHING:
         return []
     assert operation.bucket is not None

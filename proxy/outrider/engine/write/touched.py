@@ -1,4 +1,4 @@
-"""Which written names are noted on disk, so that a restart does not believe what it knew of them."""
+"""Notes the names of writes on disk, so that after a restart their old versions are not believed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from outrider.ports import Name
 
 
 class WrittenNames(Protocol):
-    """A file of names that were written through this proxy."""
+    """A file with the names that were written through this proxy."""
 
     @property
     def is_whole(self) -> bool:
-        """The index of the cache directory is complete, so a name without blocks needs no note."""
+        """The index of the cache directory is complete, so that a name without blocks needs no note."""
         ...
 
     async def note(self, names: Sequence[Name]) -> None: ...
@@ -24,9 +24,9 @@ class WrittenNames(Protocol):
 async def note_written(
     written: WrittenNames | None, catalog: VersionCache, version_lookup: VersionLookup, names: Sequence[Name]
 ) -> None:
-    """Note those of `names` that may have blocks; `written` None: the cache ends with the process, nothing is noted.
+    """Note those of `names` that may have blocks: a write of a new name takes no disk access.
 
-    A write of a new name therefore costs no disk access.
+    `written` None: the cache is in memory and ends with the process, so nothing is noted.
     """
     if written is not None and written.is_whole:
         names = [n for n in names if isinstance(n, str) or catalog.may_have(n) or version_lookup.is_asking(n)]

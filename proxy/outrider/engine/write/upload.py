@@ -1,7 +1,7 @@
-"""A client's body on its way to the origin: checked before the origin can commit it, framed as the origin can take it.
+"""A client's body on its way to the origin: verified before the origin can commit it, and framed anew for the origin.
 
-The last bytes are held back until all that the client stated of the body (its hash, the signatures of its chunks, its
-trailer) has held. What fails then is cut off before the end, and an S3 origin stores nothing of a body that ends early.
+The last bytes are held back until all that the client stated of the body was verified: its hash, the signatures of its
+chunks, its trailers. A body that fails is cut off before its end, and an S3 origin stores nothing of such a body.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from outrider.ports import Buffer
 
 @dataclass(slots=True)
 class Upload:
-    """What to send up. `error`: why `body` stopped, once it did; the origin's complaint is then of no interest."""
+    """The body to send to the origin. `error`: why `body` failed, if it did. It is the answer for the client, and not
+    the origin's error about the body that was cut off."""
 
     body: AsyncIterator[Buffer] | None = None
     body_bytes: int | None = None
     payload_hash: str | None = None
     headers: Headers = ()
     form: PostForm | None = None
-    """`body` is a form's, from the first byte of its file."""
+    """A browser's upload: `body` begins with the first byte of the form's file."""
     error: Exception | None = field(default=None)
 
 
@@ -43,11 +44,12 @@ def upload_of(
     headers: Headers, payload: PayloadRule, identity: Identity | None, source: AsyncIterator[bytes],
     content_length: int | None,
 ) -> Upload:  # fmt: skip
-    """`source` is the body from the wire (transfer coding undone); `content_length` None: it came in chunks.
+    """The upload of a body that `payload` and the headers describe. `source`: the body from the wire, without its
+    transfer coding. `content_length` None: it came with chunked transfer coding.
 
     Raises:
-        MissingContentLength: nothing tells how long the object will be.
-        InvalidArgument, InvalidRequest: what the headers say of the body makes no sense.
+        MissingContentLength: the length of the object is not known.
+        InvalidArgument, InvalidRequest: the headers describe an impossible body.
     """
     if payload.chunked:
         return _chunked_upload(headers, payload, identity, source)
@@ -58,7 +60,7 @@ def upload_of(
         return Upload()
     if content_length == 0:
         raise ContentSha256Mismatch
-    upload.body = noting(upload, _plain(source, payload, content_length))
+    upload.body = recording_error(upload, _plain(source, payload, content_length))
     return upload
 
 
@@ -71,18 +73,18 @@ def _chunked_upload(
     names = trailer_names_of(headers) if payload.trailers_expected else frozenset()
     upload = Upload(body_bytes=length)
     if not names:
-        upload.body = noting(upload, _decoded(source, decoder))
+        upload.body = recording_error(upload, _decoded(source, decoder))
         return upload
     encoder = TrailerEncoder(length, {name: CHECKSUM_CHARS[name] for name in names})
-    # No `content-encoding: aws-chunked`: x-amz-content-sha256 says it already (minio-go long sent no more to S3), and
-    # SeaweedFS and versitygw would store it as the object's own encoding.
+    # No `content-encoding: aws-chunked`: x-amz-content-sha256 states it (for long minio-go sent only that to S3), and
+    # SeaweedFS and versitygw would store it as the encoding of the object.
     upload.headers = (
         ("x-amz-decoded-content-length", str(length)),
         ("x-amz-trailer", ",".join(sorted(names))),
     )
     upload.payload_hash = PayloadForm.UNSIGNED_CHUNKS_TRAILER.value
     upload.body_bytes = encoder.encoded_length
-    upload.body = noting(upload, _reframed(source, decoder, encoder))
+    upload.body = recording_error(upload, _reframed(source, decoder, encoder))
     return upload
 
 
@@ -93,8 +95,8 @@ async def whole_body(
     """A small body, decoded and verified, and its trailers.
 
     Raises:
-        InvalidRequest: longer than `limit` bytes.
-        S3Error: what `upload_of` and its body raise.
+        InvalidRequest: the body is longer than `limit` bytes.
+        S3Error: as `upload_of` and its body raise.
     """
     trailers: Headers = ()
     if not payload.chunked:
@@ -125,7 +127,7 @@ def _decoder(headers: Headers, payload: PayloadRule, identity: Identity | None) 
     return ChunkedDecoder(length, signing, trailer_names_of(headers), payload.trailers_expected)
 
 
-async def noting(upload: Upload, body: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
+async def recording_error(upload: Upload, body: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
     """`body`, with `upload.error` set when it fails."""
     try:
         async for piece in body:
@@ -141,7 +143,7 @@ async def _plain(source: AsyncIterator[bytes], payload: PayloadRule, length: int
     left = length
     async for chunk in source:
         if not chunk:
-            continue  # it would push out what is held back
+            continue  # an empty chunk must not release the chunk that is held back
         left -= len(chunk)
         if digest is not None:
             digest.update(chunk)
