@@ -15,10 +15,11 @@ from aiohttp.abc import AbstractResolver
 from aiohttp.web_server import Server
 
 from outrider import __version__
-from outrider.adapters.disk import block_dir
+from outrider.adapters.disk import memory_dir
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import new_event_loop, raise_open_files_limit
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 _INDEX_WAIT_S = 0.25
 # A start does not wait at all for a longer snapshot: 100,000 blocks take two seconds.
 _INDEX_WAIT_BYTES_MAX = 1024 * 1024
-DEFAULT_REGION = "us-east-1"
 _BACKLOG = 1024
 # The planner learns of hits this much later at most: far less than it takes to read a shard.
 _TICK_S = 0.05
@@ -87,7 +87,7 @@ async def running(
         tasks = await stack.enter_async_context(background())
         credentials = AwsCredentials(settings.listen)
         region = settings.region or await credentials.region() or DEFAULT_REGION
-        endpoint = settings.origin or f"https://s3.{region}.amazonaws.com"
+        endpoint = settings.origin or aws_url(region)
         shares = Shares.of(settings.buffer_bytes, settings.origin_connections)
         origin = HttpOrigin(
             endpoint, region, credentials, metrics, wall_clock, connections=shares.exchanges,
@@ -231,10 +231,10 @@ async def _drain(outrider: Outrider, hurry: asyncio.Event) -> None:
 def _directory(setting: Path) -> Iterator[BlockDir]:
     """The cache directory, locked; a directory on the tmpfs is removed at the end."""
     memory = str(setting) == "memory"
-    directory = BlockDir.open(block_dir.make_memory_dir() if memory else setting.expanduser())
+    directory = BlockDir.open(memory_dir.make() if memory else setting.expanduser())
     try:
         yield directory
     finally:
         directory.close()
         if memory:
-            block_dir.remove_memory_dir(directory.root)
+            memory_dir.remove(directory.root)

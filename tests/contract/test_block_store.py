@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from outrider import pagecache
-from outrider.adapters.disk import block_dir, index_snapshot
+from outrider.adapters.disk import block_io, index_snapshot, memory_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.adapters.disk.block_writer import DiskBlockWriter
@@ -1198,7 +1198,7 @@ async def test_one_file_that_cannot_be_read_does_not_stop_the_scan(root: Path, m
     await disk.write(*(meta_of(index) for index in range(5)))
     sick_path = disk.path(meta_of(2))
     disk.close()
-    real = block_dir.read_meta
+    real = block_io.read_meta
 
     def read_meta(path: Path) -> BlockMeta:
         if path == sick_path:
@@ -1207,7 +1207,7 @@ async def test_one_file_that_cannot_be_read_does_not_stop_the_scan(root: Path, m
 
     disk = Disk(root)
     with monkeypatch.context() as patch:
-        patch.setattr(block_dir, "read_meta", read_meta)
+        patch.setattr(block_io, "read_meta", read_meta)
         await disk.recovery.index()
     assert sorted(meta.index for meta in disk.store.blocks()) == [0, 1, 3, 4]
     assert disk.store.used_bytes == 5 * FILE  # it is still there
@@ -1299,15 +1299,15 @@ def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path: Path) -> None
 
 
 def test_memory_directories_of_the_dead_are_removed_and_those_of_the_living_stay() -> None:
-    dead, alive = block_dir.make_memory_dir(), block_dir.make_memory_dir()
+    dead, alive = memory_dir.make(), memory_dir.make()
     BlockDir.open(dead).close()
     held = BlockDir.open(alive)
-    third = block_dir.make_memory_dir()
+    third = memory_dir.make()
     assert not dead.exists()
     assert alive.exists()
     held.close()
     for path in (alive, third):
-        block_dir.remove_memory_dir(path)
+        memory_dir.remove(path)
 
 
 async def test_free_space_is_looked_at_once_a_second_and_whenever_it_may_be_short(

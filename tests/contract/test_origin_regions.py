@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 
-from outrider.adapters.origin.http_origin import HttpOrigin, endpoint_in
+from outrider.adapters.origin.endpoint import endpoint_in
+from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest

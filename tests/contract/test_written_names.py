@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.adapters.disk import block_dir, written_names
+from outrider.adapters.disk import disk_threads, written_names
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.adapters.disk.written_names import WrittenNamesFile
@@ -151,12 +151,12 @@ async def test_what_could_not_be_noted_is_made_up_for_as_soon_as_the_disk_is_wel
 
 
 async def test_a_disk_that_hangs_is_waited_for_once(directory: BlockDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_dir, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.05)
     touched = started(directory, set())
     with SickDisk(directory.root) as disk:
         disk.hold("open")
         await touched.note([A])
-        monkeypatch.setattr(block_dir, "PATIENCE_S", 3600.0)
+        monkeypatch.setattr(disk_threads, "PATIENCE_S", 3600.0)
         await touched.note([B])
         disk.release()
         assert touched._late is not None

@@ -19,7 +19,7 @@ import xxhash
 
 from outrider import app
 from outrider import settings as outrider_settings
-from outrider.adapters.disk import block_dir
+from outrider.adapters.disk import block_io
 from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.app import running
 from outrider.composition import Outrider
@@ -263,7 +263,7 @@ def test_a_snapshot_that_is_not_true_makes_no_wrong_byte_and_no_orphan(
         there = {path.name for path in block_files(roomy.cache_dir)}
         roomy.start()
         if spoil is not stale_snapshot:
-            assert {block_dir.file_name(block) for block in roomy.outrider.store.present()} == there, (
+            assert {block_io.file_name(block) for block in roomy.outrider.store.present()} == there, (
                 "the scan found all"
             )
         served_right(roomy, small_shelf)

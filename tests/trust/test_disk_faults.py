@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.adapters.disk import block_dir, disk_threads
+from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.core.cache import block_file, disk_budget
 from outrider.core.cache.block_file import PAGE_BYTES
@@ -274,7 +274,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
             sick.hold(*acts)
             with monkeypatch.context() as hasty:
                 # Far below a client's patience.
-                hasty.setattr(block_dir, "PATIENCE_S", 0.05)
+                hasty.setattr(disk_threads, "PATIENCE_S", 0.05)
                 hasty.setattr(sender, "_READ_PATIENCE_S", 0.05)
                 assert shelf.read_all(proxy.address) == RIGHT
                 assert other.read_all(proxy.address) == RIGHT
@@ -292,9 +292,9 @@ async def test_while_the_disk_does_not_answer_others_do_not_wait_to_find_out(
     await store.write(*(meta_of(index) for index in range(3)))
     with SickDisk(store.root) as sick:
         sick.hold("open")
-        monkeypatch.setattr(block_dir, "PATIENCE_S", 0.05)
+        monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.05)
         assert await store.read(meta_of(0)) is None
-        monkeypatch.setattr(block_dir, "PATIENCE_S", 60.0)
+        monkeypatch.setattr(disk_threads, "PATIENCE_S", 60.0)
         # The disk would be waited for as long.
         async with asyncio.timeout(60):
             assert await store.read(meta_of(1)) is None
@@ -311,7 +311,7 @@ def test_fills_that_a_dead_disk_holds_give_their_turn_to_others(
         for act in ("write", "rename"):
             sick.hold(act)
             with monkeypatch.context() as hasty:
-                hasty.setattr(block_dir, "PATIENCE_S", 0.05)
+                hasty.setattr(disk_threads, "PATIENCE_S", 0.05)
                 assert shelf.read_all(proxy.address) == RIGHT
             sick.release()
             trials.record("disk", f"no answer to {act}, with one fill at a time", RIGHT, times=5)

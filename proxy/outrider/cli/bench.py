@@ -18,9 +18,10 @@ from typing import Annotated
 import typer
 
 from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.process.system import new_event_loop
-from outrider.app import DEFAULT_REGION, running
+from outrider.app import running
 from outrider.cli.load_settings import load, load_with_origin
 from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.composition import Outrider
@@ -109,7 +110,7 @@ def bench(
 async def _bench(settings: Settings, url: str, count: int, readers: int, rounds: int, *, quiet: bool) -> list[Measured]:
     credentials, metrics = AwsCredentials(), Metrics()
     region = settings.region or await credentials.region() or DEFAULT_REGION
-    endpoint = settings.origin or f"https://s3.{region}.amazonaws.com"
+    endpoint = settings.origin or aws_url(region)
     found: dict[str, list[Measured]] = {way: [] for way in _WAYS}
     async with _origin(endpoint, region, credentials, metrics) as bucket:
         objects = await _objects(bucket, metrics, url, count)

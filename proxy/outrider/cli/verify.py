@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from outrider.adapters.disk import block_dir
+from outrider.adapters.disk import block_io
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.cli import control_client
 from outrider.cli.load_settings import load
@@ -108,8 +108,8 @@ def _verified(directory: BlockDir, quiet: bool) -> dict[str, Any]:
 
 def _payload_bytes(path: Path) -> int:
     """The length of the payload, after its checksum was verified. Raises BadBlock, OSError."""
-    meta = block_dir.read_meta(path)
-    fd, _ = block_dir.open_block(path, meta.key, True, keep_pages=False)
+    meta = block_io.read_meta(path)
+    fd, _ = block_io.open_block(path, meta.key, True, keep_pages=False)
     os.close(fd)
     return meta.extent.length
 
@@ -117,7 +117,7 @@ def _payload_bytes(path: Path) -> int:
 def _name_of(path: Path) -> dict[str, object]:
     """The object and the block number in the header, if it can still be read."""
     try:
-        meta = block_dir.read_meta(path)
+        meta = block_io.read_meta(path)
     except (BadBlock, OSError):
         return {"object": str(path), "block": "?"}
     return {"object": str(meta.version.ref), "block": meta.index}

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.adapters.disk import block_dir
+from outrider.adapters.disk import block_io
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.readahead import BlockRun
@@ -284,7 +284,7 @@ AT = BLOCK // 2 + 5
 def payload_in(room: Engine, key: BlockKey) -> bytes:
     """What the block's file holds, after its checksum was verified."""
     path = room.store.directory.path_of(key)
-    fd, offset = block_dir.open_block(path, key, True)
+    fd, offset = block_io.open_block(path, key, True)
     os.close(fd)
     return path.read_bytes()[offset:]
 

@@ -1,4 +1,4 @@
-"""The cache directory on disk: its layout, its lock, and the blocking file work that `block_store` runs in threads.
+"""The cache directory on disk: its layout, its lock, and the files in it. All methods block.
 
     <dir>/outrider-cache    version of the layout, and the lock: one process per directory
     <dir>/v2/aa/<name>      one file per block (see core/cache/block_file); the name is a hash of the block's identity
@@ -18,31 +18,21 @@ import errno
 import fcntl
 import os
 import re
-import shutil
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
-
-import xxhash
 
 from outrider import pagecache
 from outrider.adapters import sealed_file
+from outrider.adapters.disk.block_io import file_name
 from outrider.core.cache import block_file
-from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.model import BlockKey
-from outrider.ports import Buffer
 
 _LAYOUT = "outrider cache, layout 2\n"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TMP_NAME = re.compile(r"[0-9a-f]{32}\.[0-9]+")
-# A disk that takes longer for one operation counts as failed (usually it is on a network): its waiters go on with the
-# origin. The thread comes back when the disk answers.
-PATIENCE_S = 10.0
-_VERIFY_BYTES = 1024 * 1024
 
 
 class UnusableCacheDir(ValueError):
@@ -56,10 +46,6 @@ def _close_to_others(folder: Path) -> None:
     stat = folder.stat()
     if stat.st_uid == os.geteuid() and stat.st_mode & 0o077:
         folder.chmod(0o700)
-
-
-def file_name(block: BlockKey) -> str:
-    return blake2b(block.version_id + block.index.to_bytes(8, "big"), digest_size=16).hexdigest()
 
 
 class BlockDir:
@@ -271,160 +257,3 @@ class FoundFile:
     path: Path
     disk_bytes: int
     modified_at: float
-
-
-def read_header(fd: int) -> tuple[BlockMeta, bytes, int]:
-    """The meta, the payload's checksum and the payload's offset.
-
-    Raises:
-        BadBlock: the header is damaged, or the file is not as long as it says.
-    """
-    page = os.pread(fd, block_file.PAGE_BYTES, 0)
-    length = block_file.header_length(page)
-    if length > len(page):
-        page += os.pread(fd, length - len(page), len(page))
-    meta, checksum = block_file.decode_header(page)
-    size = os.fstat(fd).st_size
-    if size != length + meta.extent.length:
-        raise BadBlock(f"{size} bytes long, should be {length + meta.extent.length}")
-    return meta, checksum, length
-
-
-def read_meta(path: Path) -> BlockMeta:
-    """Raises OSError, and BadBlock, also for a block under the name of another one."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        meta, _, _ = read_header(fd)
-    finally:
-        os.close(fd)
-    if file_name(meta.key) != path.name:
-        raise BadBlock("lies under another block's name")
-    return meta
-
-
-def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = True) -> tuple[int, int]:
-    """An open fd and the payload's offset; with `verify` the whole payload was read and its checksum is right.
-
-    `keep_pages` False: pages that had to be read from the disk are dropped again, to leave memory to readers' pages.
-
-    Raises:
-        BadBlock: the file does not hold this block.
-        OSError: the disk failed; FileNotFoundError: the file is gone.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        # Looked up before the header is read: the kernel's own read-ahead starts there.
-        came_in = not keep_pages and not pagecache.is_in_memory(fd, block_file.PAGE_BYTES)
-        meta, checksum, offset = read_header(fd)
-        if meta.key != block:
-            raise BadBlock("holds another block")
-        if verify:
-            verify_payload(fd, offset, meta.extent.length, checksum)
-            if came_in:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, offset
-
-
-def open_known_block(path: bytes, meta: BlockMeta) -> tuple[int, int] | None:
-    """Like `open_block` for a block that was verified before, if neither path nor header must come from the disk.
-
-    None: they must, or the file holds another block; `open_block` then tells which.
-    """
-    fd = pagecache.open_known(path)
-    if fd is None:
-        return None
-    header = block_file.Header(meta)
-    if header.begins(pagecache.read_known(fd, header.length)):
-        return fd, header.length
-    os.close(fd)
-    return None
-
-
-def page_in(path: bytes, start: int, count: int) -> None:
-    """Have the kernel read the header and `count` bytes of the payload into memory.
-
-    Errors are ignored: the read that follows reports them.
-    """
-    with suppress(OSError, BadBlock):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            length = block_file.header_length(os.pread(fd, block_file.PAGE_BYTES, 0))
-            if length > block_file.PAGE_BYTES:
-                os.pread(fd, length - block_file.PAGE_BYTES, block_file.PAGE_BYTES)
-            os.pread(fd, count, length + start)
-        finally:
-            os.close(fd)
-
-
-def verify_payload(fd: int, offset: int, length: int, checksum: bytes) -> None:
-    digest = block_file.PayloadChecksum()
-    if digest_payload(digest, fd, offset, length) < length:
-        raise BadBlock("payload cut short")
-    if digest.digest() != checksum:
-        raise BadBlock("payload checksum does not match")
-
-
-def digest_payload(digest: xxhash.xxh3_128, fd: int, offset: int, length: int) -> int:
-    """Add `length` bytes of a file to `digest`; returns how many the file had."""
-    buffer = memoryview(bytearray(min(length, _VERIFY_BYTES)))
-    left = length
-    while left and (count := os.preadv(fd, [buffer[: min(left, len(buffer))]], offset)):
-        digest.update(buffer[:count])
-        offset += count
-        left -= count
-    return length - left
-
-
-def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
-    """Write all of `pieces` at `offset`; returns the number of bytes."""
-    views = [memoryview(piece) for piece in pieces if len(piece)]
-    total = 0
-    while views:
-        count = os.pwritev(fd, views[:512], offset + total)
-        total += count
-        while views and count >= len(views[0]):
-            count -= len(views.pop(0))
-        if views and count:
-            views[0] = views[0][count:]
-    return total
-
-
-_MEMORY_PARENT = Path("/dev/shm")  # noqa: S108 - a tmpfs is the point: `--cache-dir memory`
-_MEMORY_PREFIX = "outrider-"
-
-
-def make_memory_dir() -> Path:
-    """Create a directory on the tmpfs. Directories of killed processes are removed first: their lock is free.
-
-    Raises:
-        UnusableCacheDir: there is no writable tmpfs.
-    """
-    try:
-        for path in _MEMORY_PARENT.glob(_MEMORY_PREFIX + "*"):
-            _remove_if_orphaned(path)
-        return Path(tempfile.mkdtemp(prefix=_MEMORY_PREFIX, dir=_MEMORY_PARENT))
-    except OSError as error:
-        raise UnusableCacheDir(f"--cache-dir memory needs a writable {_MEMORY_PARENT}: {error.strerror}") from error
-
-
-def remove_memory_dir(path: Path) -> None:
-    assert path.parent == _MEMORY_PARENT
-    assert path.name.startswith(_MEMORY_PREFIX)
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_if_orphaned(path: Path) -> None:
-    try:
-        fd = os.open(path / "outrider-cache", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return  # another program's, or just being made
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove_memory_dir(path)
-    except OSError:
-        pass  # the lock is held: its process runs
-    finally:
-        os.close(fd)

@@ -1,6 +1,6 @@
 """The block store on local disk: reads blocks, makes room for new ones, and admits them.
 
-All state lives on the event loop's thread. Files are touched by plain functions (`block_dir`) in the store's own
+All state lives on the event loop's thread. Files are touched by plain functions (`block_io`) in the store's own
 threads (`disk_threads`).
 
 A crash leaves orphan files at worst, never an index entry without its file: a block enters the index after its rename,
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from outrider.adapters.disk import block_dir
+from outrider.adapters.disk import block_io, disk_threads
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_index import BlockIndex
 from outrider.adapters.disk.block_writer import DiskBlockWriter
@@ -132,7 +132,7 @@ class DiskBlockStore(BlockIndex):
         # Where the kernel cannot say what is in memory, paging in would gain nothing.
         if slot is None or not self.directory.can_probe_memory or not self._is_trusted(slot):
             return None
-        return partial(block_dir.page_in, self.directory.raw_path_of(block), start, count)
+        return partial(block_io.page_in, self.directory.raw_path_of(block), start, count)
 
     def _opened_at_once(self, block: BlockKey, slot: Slot) -> OpenFile | None:
         """The file of a verified block, if it can be opened without waiting for the disk. Callable from any thread.
@@ -142,7 +142,7 @@ class DiskBlockStore(BlockIndex):
         """
         if not self.directory.can_probe_memory or not self._is_trusted(slot):
             return None
-        opened = block_dir.open_known_block(self.directory.raw_path_of(block), slot.meta(block))
+        opened = block_io.open_known_block(self.directory.raw_path_of(block), slot.meta(block))
         return None if opened is None else OpenFile(*opened)
 
     def _is_trusted(self, slot: Slot) -> bool:
@@ -183,11 +183,11 @@ class DiskBlockStore(BlockIndex):
             return None
         slot.busy += 1
         path = self.directory.path_of(block)
-        patience_s = None if scrub else block_dir.PATIENCE_S + slot.disk_bytes / _SLOWEST_BYTES_PER_S
+        patience_s = None if scrub else disk_threads.PATIENCE_S + slot.disk_bytes / _SLOWEST_BYTES_PER_S
         try:
             async with asyncio.timeout(patience_s):
                 opened = await self.work.run_opening(
-                    lambda: OpenFile(*block_dir.open_block(path, block, verify, keep_pages=not scrub))
+                    lambda: OpenFile(*block_io.open_block(path, block, verify, keep_pages=not scrub))
                 )
         except FileNotFoundError as error:
             self.work.failed("open", error)
@@ -355,7 +355,7 @@ class DiskBlockStore(BlockIndex):
 
         # Shielded: a client that leaves must not make the budget forget bytes that are still on disk.
         try:
-            async with asyncio.timeout(block_dir.PATIENCE_S):
+            async with asyncio.timeout(disk_threads.PATIENCE_S):
                 results = await asyncio.shield(self._counted_unlink(unlink))
         except TimeoutError as error:
             raise self.work.write_failed("unlink", error) from error
@@ -384,13 +384,13 @@ class DiskBlockStore(BlockIndex):
         # Before the wait: on a disk that hangs, only the first reader waits to find that out.
         self._check_admits()
         try:
-            async with asyncio.timeout(block_dir.PATIENCE_S):
+            async with asyncio.timeout(disk_threads.PATIENCE_S):
                 # A thread of an aborted writer may be renaming the same block into place; it is then removed again.
                 await self.work.cleaned(meta.key)
                 await self.reserve(need, meta)
         except TimeoutError as error:
             raise self.work.write_failed("create", error) from error
-        path = self.directory.tmp / f"{block_dir.file_name(meta.key)}.{next(self._tmp_numbers)}"
+        path = self.directory.tmp / f"{block_io.file_name(meta.key)}.{next(self._tmp_numbers)}"
         return DiskBlockWriter(self.directory, self.work, self, header, path)
 
     def landed(self, meta: BlockMeta, disk_bytes: int, file: OpenFile) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from outrider.adapters.disk import block_dir
+from outrider.adapters.disk import block_io, disk_threads
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.disk_threads import Act, DiskThreads
 from outrider.adapters.disk.leases import FileLease, OpenFile
@@ -87,9 +87,9 @@ class DiskBlockWriter:
             began = self._work.clock()
             if whole:
                 header = self._header.sealed(self._digest.digest())
-                block_dir.write_all(self._file.fd, [header, *pieces], 0)
+                block_io.write_all(self._file.fd, [header, *pieces], 0)
             else:
-                block_dir.write_all(self._file.fd, pieces, self._header.length + offset)
+                block_io.write_all(self._file.fd, pieces, self._header.length + offset)
             took_s = self._work.clock() - began
             if last:
                 act = "commit"
@@ -111,11 +111,11 @@ class DiskBlockWriter:
         assert self._file is not None
         if not sealed:
             # Bytes that arrived out of order are not in the digest yet: read them back, usually from the page cache.
-            self._digested += block_dir.digest_payload(
+            self._digested += block_io.digest_payload(
                 self._digest, self._file.fd, self._header.length + self._digested,
                 self._meta.extent.length - self._digested,
             )  # fmt: skip
-            block_dir.write_all(self._file.fd, [self._header.sealed(self._digest.digest())], 0)
+            block_io.write_all(self._file.fd, [self._header.sealed(self._digest.digest())], 0)
         self._directory.put(self._path, self._directory.path_of(self._meta.key))
         self._renamed = True
 
@@ -128,7 +128,7 @@ class DiskBlockWriter:
             future.add_done_callback(lambda _: lease.release())
         self._working.add(future)
         future.add_done_callback(self._working.discard)
-        async with asyncio.timeout(block_dir.PATIENCE_S):
+        async with asyncio.timeout(disk_threads.PATIENCE_S):
             return await asyncio.shield(future)
 
     async def commit(self) -> None:

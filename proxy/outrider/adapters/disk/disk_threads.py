@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar, get_args
 
-from outrider.adapters.disk import block_dir
 from outrider.adapters.disk.leases import OpenFile, doom_result
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey
@@ -20,6 +19,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Act = Literal["open", "send", "create", "write", "commit", "unlink", "scan", "snapshot", "statvfs", "note"]
 
+# A disk that takes longer for one operation counts as failed (usually it is on a network): its waiters go on with the
+# origin. The thread comes back when the disk answers.
+PATIENCE_S = 10.0
 # The threads only wait for the disk; more of them do not make one disk faster.
 _THREADS = 8
 # The pause after a failed write. Reads are served from the origin meanwhile.
@@ -80,7 +82,7 @@ class DiskThreads:
         task = asyncio.create_task(cleaning, name="clean up")
         self._cleaning[task] = block
         task.add_done_callback(self._cleaning.pop)
-        await asyncio.wait([task], timeout=block_dir.PATIENCE_S)
+        await asyncio.wait([task], timeout=PATIENCE_S)
 
     async def cleaned(self, block: BlockKey) -> None:
         """Wait until no cleaning removes files of `block` any more."""

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from outrider.adapters import sealed_file
-from outrider.adapters.disk import block_dir, index_snapshot
+from outrider.adapters.disk import block_io, index_snapshot
 from outrider.adapters.disk.block_dir import FoundFile
 from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.adapters.disk.index_snapshot import Snapshot
@@ -172,7 +172,7 @@ def _read_batch(files: Sequence[FoundFile]) -> list[BlockMeta | OSError | None]:
 
 def _read_or_remove(path: Path) -> BlockMeta | None:
     try:
-        return block_dir.read_meta(path)
+        return block_io.read_meta(path)
     except (BadBlock, FileNotFoundError):
         path.unlink(missing_ok=True)
         return None

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from outrider.adapters import sealed_file
-from outrider.adapters.disk import block_dir
+from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.adapters.sealed_file import json_line
@@ -72,7 +72,7 @@ class WrittenNamesFile:
         job = self._work.begin(self._note, names)
         error: OSError | None
         try:
-            async with asyncio.timeout(block_dir.PATIENCE_S):
+            async with asyncio.timeout(disk_threads.PATIENCE_S):
                 error = await asyncio.shield(job)
         except TimeoutError as late:
             self._late, error = job, late

@@ -9,29 +9,27 @@ import asyncio
 import hashlib
 import logging
 import os
-import re
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Literal, Protocol, Self
-from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
 from cachetools import LRUCache
 from yarl import URL
 
-from outrider.adapters.origin.forward_proxy import ForwardProxy, forward_proxy_to
+from outrider.adapters.origin.endpoint import Endpoint, moved
+from outrider.adapters.origin.http_reply import HttpReply, described
 from outrider.core.auth.form_policy import signed_anew
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.errors import OriginBroke, OriginBusy
 from outrider.core.model import Headers
 from outrider.core.origin import error_causes
-from outrider.core.s3.encoding import encode_path, encode_url_query
+from outrider.core.s3.encoding import encode_url_query
 from outrider.core.s3.form_fields import PostForm
 from outrider.metrics import Metrics, method_label
-from outrider.ports import Buffer, Chunks, Clock, OriginRequest
+from outrider.ports import Buffer, Clock, OriginRequest
 from outrider.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -43,13 +41,9 @@ _UNSIGNED = "UNSIGNED-PAYLOAD"
 _CONNECT_TIMEOUT_S = 5.0
 # CompleteMultipartUpload and COPY of large objects are silent for minutes.
 _WRITE_TIMEOUT_S = 600.0
-_REGION = re.compile(r"[a-z0-9]{2,15}(?:-[a-z0-9]{1,15}){0,5}", re.ASCII)
-_AWS_ENDPOINT = re.compile(r"(?P<scheme>https?)://s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com(?P<cn>\.cn)?", re.ASCII)
 _ENDPOINTS_MAX = 10_000
 # One repair each of the region, the clock offset and the credentials.
 _REPAIRS_MAX = 3
-# An error reply of S3 has some hundred bytes, or some thousand where it repeats the string that was signed.
-_REFUSAL_BYTES_MAX = 64 * 1024
 # A reply buffers this much while its reader is slow (aiohttp pauses the socket at twice this). Four times as much took
 # 15 MB more memory in a cold epoch, and no less CPU: the kernel buffers the rest.
 _READ_BUFFER_BYTES = 64 * 1024
@@ -76,9 +70,9 @@ class HttpOrigin:
 
         `read_timeout_s` bounds the wait for a reply to a read, for its next bytes, and for a free connection.
         """
-        self._home = _Endpoint.at(endpoint, region)
+        self._home = Endpoint.at(endpoint, region)
         # The endpoints of buckets that were found to be in another region.
-        self._elsewhere: LRUCache[str, _Endpoint] = LRUCache(_ENDPOINTS_MAX)
+        self._elsewhere: LRUCache[str, Endpoint] = LRUCache(_ENDPOINTS_MAX)
         self.endpoint = endpoint
         self._credentials = credentials
         self._metrics = metrics
@@ -148,7 +142,7 @@ class HttpOrigin:
             credentials = await self._credentials.current()
             reply = HttpReply(await self._attempt(request, target, credentials), self._metrics)
             try:
-                if (elsewhere := _in_other_region(request, reply, target)) is not None:
+                if (elsewhere := moved(request, reply.status, reply.headers, target)) is not None:
                     self._elsewhere[bucket] = elsewhere
                 elif (why := await self._repair(request, reply, credentials)) is None:
                     return reply
@@ -201,7 +195,7 @@ class HttpOrigin:
         return self._clock() + self._clock_offset_s
 
     async def _attempt(
-        self, request: OriginRequest, target: _Endpoint, credentials: Credentials | None
+        self, request: OriginRequest, target: Endpoint, credentials: Credentials | None
     ) -> aiohttp.ClientResponse:
         assert self._session is not None
         path = target.path_of(request)
@@ -221,10 +215,10 @@ class HttpOrigin:
             )  # fmt: skip
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
-            raise OriginBroke(_words(error)) from error
+            raise OriginBroke(described(error)) from error
         except _SentOnce as error:
             self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
-            raise OriginBroke(_words(error.why)) from error.why
+            raise OriginBroke(described(error.why)) from error.why
         self._metrics.origin_requests.labels(method_label(request.method), str(response.status)).inc()
         if read and request.bucket is not None and request.key:
             self._metrics.usage.asked(request.bucket, request.key)
@@ -236,7 +230,7 @@ class HttpOrigin:
         )
 
     def _signed_form(
-        self, request: OriginRequest, form: PostForm, target: _Endpoint, credentials: Credentials | None
+        self, request: OriginRequest, form: PostForm, target: Endpoint, credentials: Credentials | None
     ) -> tuple[dict[str, str], AsyncIterator[Buffer]]:
         """The headers and body of a form. Its fields are signed; a second signature in the headers would be refused."""
         assert request.bucket is not None
@@ -253,7 +247,7 @@ class HttpOrigin:
         return headers, _after(head, request.body)
 
     def _signed(
-        self, request: OriginRequest, target: _Endpoint, path: str, credentials: Credentials | None
+        self, request: OriginRequest, target: Endpoint, path: str, credentials: Credentials | None
     ) -> dict[str, str]:
         headers = _joined(request.headers)
         headers.setdefault("accept-encoding", "identity")
@@ -277,57 +271,6 @@ class HttpOrigin:
         return headers
 
 
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """A URL, the region that requests to it are signed for, and the forward proxy on the way there."""
-
-    endpoint: str
-    region: str
-    proxy: ForwardProxy
-
-    @classmethod
-    def at(cls, endpoint: str, region: str) -> _Endpoint:
-        return cls(endpoint, region, forward_proxy_to(endpoint))
-
-    @property
-    def base(self) -> str:
-        return f"{urlsplit(self.endpoint).scheme}://{self.host}"
-
-    @property
-    def host(self) -> str:
-        return urlsplit(self.endpoint).netloc
-
-    def path_of(self, request: OriginRequest) -> str:
-        path = urlsplit(self.endpoint).path.rstrip("/") + "/"
-        if request.bucket is not None:
-            path += encode_path(request.bucket)
-            if request.key or not request.bare:
-                path += "/" + encode_path(request.key)
-        return path
-
-
-def _in_other_region(request: OriginRequest, reply: HttpReply, target: _Endpoint) -> _Endpoint | None:
-    """The endpoint of the bucket, when the reply to a read says that it is in another region; else None.
-
-    Only the region's name is taken from the reply. A `Location` is never followed: it could send our signature
-    anywhere.
-
-    Source: S3 user guide, "Making requests": 301 PermanentRedirect, and 400 AuthorizationHeaderMalformed.
-    """
-    if request.method not in ("GET", "HEAD") or reply.status not in (301, 307, 400):
-        return None
-    region = dict(reply.headers).get("x-amz-bucket-region", "")
-    if region == target.region or _REGION.fullmatch(region) is None:
-        return None
-    return _Endpoint.at(endpoint_in(target.endpoint, region), region)
-
-
-def endpoint_in(endpoint: str, region: str) -> str:
-    """The endpoint of `region` if `endpoint` is AWS S3's. Any other store has one endpoint for all regions."""
-    match = _AWS_ENDPOINT.fullmatch(endpoint)
-    return endpoint if match is None else f"{match['scheme']}://s3.{region}.amazonaws.com{match['cn'] or ''}"
-
-
 class _Connection:
     """The right to one connection. It is given back once, at the end of the context or earlier."""
 
@@ -344,69 +287,6 @@ class _Connection:
 
     def __exit__(self, *_: object) -> None:
         self.give_back()
-
-
-class HttpReply:
-    """A reply of the origin, valid while the context of `send` is open."""
-
-    def __init__(self, response: aiohttp.ClientResponse, metrics: Metrics) -> None:
-        self._response = response
-        self._metrics = metrics
-        self.ended: Callable[[], None] | None = None
-        """Called when the body has been read whole, and its connection is free for other requests."""
-        self._read: bytes | None = None
-        self.came_bytes = 0
-        self.status = response.status
-        self.headers: Headers = tuple(
-            (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
-            for name, value in response.raw_headers
-        )
-
-    @property
-    def content_length(self) -> int | None:
-        return self._response.content_length if self._read is None else len(self._read)
-
-    async def refusal(self) -> bytes:
-        """The body of a refusal, without the parts that name the proxy's signature; `chunks` then yields the same.
-
-        A body that is longer than any of S3's is cut.
-        """
-        if self._read is None:
-            body = bytearray()
-            # Read until the end: AWS sends refusals in chunks, without a Content-Length.
-            async with aclosing(self.chunks()) as chunks:
-                async for chunk in chunks:
-                    body += chunk
-                    if len(body) > _REFUSAL_BYTES_MAX:
-                        break
-            self._read = error_causes.without_signers(bytes(body[:_REFUSAL_BYTES_MAX]))
-        return self._read
-
-    def close(self) -> None:
-        self._response.close()
-
-    async def chunks(self) -> Chunks:
-        if self._read is not None:
-            yield self._read
-            return
-        try:
-            # `iter_any` would join, and so copy, the bytes of several reads of the socket. `iter_chunks` never ends for
-            # a second reply without a body (aiohttp 3.14: all such replies share one reader).
-            content = self._response.content
-            while not content.at_eof():
-                chunk, _ = await content.readchunk()
-                if content.at_eof() and self.ended is not None:
-                    self.ended()
-                if chunk:
-                    self._metrics.origin_bytes.inc(len(chunk))
-                    self.came_bytes += len(chunk)
-                    yield chunk
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            # A caller that retries may still hold this reply, and wait for the very connection that it has.
-            self.close()
-            if self.ended is not None:
-                self.ended()
-            raise OriginBroke(_words(error)) from error
 
 
 def _joined(headers: Headers) -> dict[str, str]:
@@ -451,12 +331,3 @@ def _trust() -> ssl.SSLContext | Literal[True]:
         raise SettingsError(
             f"AWS_CA_BUNDLE={bundle}: {error.strerror or error}. Name a PEM file, or unset it."
         ) from error
-
-
-def _words(error: BaseException) -> str:
-    """A description of `error` without the URL, whose query may carry a secret."""
-    if isinstance(error, asyncio.TimeoutError):
-        return "timed out"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return f"cannot connect: {error.os_error}"
-    return type(error).__name__

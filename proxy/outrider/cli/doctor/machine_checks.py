@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from outrider.adapters.disk import memory_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
 from outrider.core.text import in_words
 from outrider.settings import Settings
 
-_MEMORY = Path("/dev/shm")  # noqa: S108 - where `--cache-dir memory` lives
 _SPEED_BYTES = 64 * 2**20
 _SPEED_PIECE_BYTES = 4 * 2**20
 # The time for each of writing and reading. What a slower disk did by then is enough to judge it.
@@ -34,7 +34,7 @@ _FILES_FEW = 4096
 def cache_findings(settings: Settings, running_here: bool) -> Iterator[Finding]:
     """Directory, room and speed. `running_here`: an outrider already listens at the address in the settings."""
     memory = str(settings.cache_dir) == "memory"
-    wanted = _MEMORY if memory else settings.cache_dir.expanduser()
+    wanted = memory_dir.PARENT if memory else settings.cache_dir.expanduser()
     existing = _existing(wanted)
     directory = check_directory(wanted, existing, memory, running_here)
     yield directory

@@ -12,6 +12,7 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, urlsplit
 
 from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.forward_proxy import forward_proxy_to
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
@@ -21,7 +22,6 @@ from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from outrider.settings import Settings, SettingsError
 
-_DEFAULT_REGION = "us-east-1"
 _CREDENTIALS_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 5.0
 _ASK_TIMEOUT_S = 15.0
@@ -59,7 +59,7 @@ async def origin_findings(settings: Settings) -> AsyncIterator[Finding]:
     finding, found = await check_credentials(credentials)
     yield finding
     region = settings.region or await _region(credentials)
-    endpoint = settings.origin or f"https://s3.{region}.amazonaws.com"
+    endpoint = settings.origin or aws_url(region)
     way = await check_way(endpoint)
     yield way
     try:
@@ -194,9 +194,9 @@ def check_clock(answer: Answer) -> Finding:
 
 async def _region(credentials: AwsCredentials) -> str:
     try:
-        return await credentials.region() or _DEFAULT_REGION
+        return await credentials.region() or DEFAULT_REGION
     except Exception:  # noqa: BLE001 - the profile is broken, and the check of the credentials has said so
-        return _DEFAULT_REGION
+        return DEFAULT_REGION
 
 
 def _told_region(body: str) -> str:

@@ -1,0 +1,142 @@
+"""Blocking reads and writes of block files: headers, payloads and checksums. The store runs them in threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import xxhash
+
+from outrider import pagecache
+from outrider.core.cache import block_file
+from outrider.core.cache.block_file import BadBlock, BlockMeta
+from outrider.core.model import BlockKey
+from outrider.ports import Buffer
+
+_VERIFY_BYTES = 1024 * 1024
+
+
+def file_name(block: BlockKey) -> str:
+    return blake2b(block.version_id + block.index.to_bytes(8, "big"), digest_size=16).hexdigest()
+
+
+def read_header(fd: int) -> tuple[BlockMeta, bytes, int]:
+    """The meta, the payload's checksum and the payload's offset.
+
+    Raises:
+        BadBlock: the header is damaged, or the file is not as long as it says.
+    """
+    page = os.pread(fd, block_file.PAGE_BYTES, 0)
+    length = block_file.header_length(page)
+    if length > len(page):
+        page += os.pread(fd, length - len(page), len(page))
+    meta, checksum = block_file.decode_header(page)
+    size = os.fstat(fd).st_size
+    if size != length + meta.extent.length:
+        raise BadBlock(f"{size} bytes long, should be {length + meta.extent.length}")
+    return meta, checksum, length
+
+
+def read_meta(path: Path) -> BlockMeta:
+    """Raises OSError, and BadBlock, also for a block under the name of another one."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        meta, _, _ = read_header(fd)
+    finally:
+        os.close(fd)
+    if file_name(meta.key) != path.name:
+        raise BadBlock("lies under another block's name")
+    return meta
+
+
+def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = True) -> tuple[int, int]:
+    """An open fd and the payload's offset; with `verify` the whole payload was read and its checksum is right.
+
+    `keep_pages` False: pages that had to be read from the disk are dropped again, to leave memory to readers' pages.
+
+    Raises:
+        BadBlock: the file does not hold this block.
+        OSError: the disk failed; FileNotFoundError: the file is gone.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        # Looked up before the header is read: the kernel's own read-ahead starts there.
+        came_in = not keep_pages and not pagecache.is_in_memory(fd, block_file.PAGE_BYTES)
+        meta, checksum, offset = read_header(fd)
+        if meta.key != block:
+            raise BadBlock("holds another block")
+        if verify:
+            verify_payload(fd, offset, meta.extent.length, checksum)
+            if came_in:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, offset
+
+
+def open_known_block(path: bytes, meta: BlockMeta) -> tuple[int, int] | None:
+    """Like `open_block` for a block that was verified before, if neither path nor header must come from the disk.
+
+    None: they must, or the file holds another block; `open_block` then tells which.
+    """
+    fd = pagecache.open_known(path)
+    if fd is None:
+        return None
+    header = block_file.Header(meta)
+    if header.begins(pagecache.read_known(fd, header.length)):
+        return fd, header.length
+    os.close(fd)
+    return None
+
+
+def page_in(path: bytes, start: int, count: int) -> None:
+    """Have the kernel read the header and `count` bytes of the payload into memory.
+
+    Errors are ignored: the read that follows reports them.
+    """
+    with suppress(OSError, BadBlock):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            length = block_file.header_length(os.pread(fd, block_file.PAGE_BYTES, 0))
+            if length > block_file.PAGE_BYTES:
+                os.pread(fd, length - block_file.PAGE_BYTES, block_file.PAGE_BYTES)
+            os.pread(fd, count, length + start)
+        finally:
+            os.close(fd)
+
+
+def verify_payload(fd: int, offset: int, length: int, checksum: bytes) -> None:
+    digest = block_file.PayloadChecksum()
+    if digest_payload(digest, fd, offset, length) < length:
+        raise BadBlock("payload cut short")
+    if digest.digest() != checksum:
+        raise BadBlock("payload checksum does not match")
+
+
+def digest_payload(digest: xxhash.xxh3_128, fd: int, offset: int, length: int) -> int:
+    """Add `length` bytes of a file to `digest`; returns how many the file had."""
+    buffer = memoryview(bytearray(min(length, _VERIFY_BYTES)))
+    left = length
+    while left and (count := os.preadv(fd, [buffer[: min(left, len(buffer))]], offset)):
+        digest.update(buffer[:count])
+        offset += count
+        left -= count
+    return length - left
+
+
+def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
+    """Write all of `pieces` at `offset`; returns the number of bytes."""
+    views = [memoryview(piece) for piece in pieces if len(piece)]
+    total = 0
+    while views:
+        count = os.pwritev(fd, views[:512], offset + total)
+        total += count
+        while views and count >= len(views[0]):
+            count -= len(views.pop(0))
+        if views and count:
+            views[0] = views[0][count:]
+    return total

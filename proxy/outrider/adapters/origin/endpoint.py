@@ -1,0 +1,72 @@
+"""The endpoint of an origin: its URL, the region to sign for, and the forward proxy on the way to it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from outrider.adapters.origin.forward_proxy import ForwardProxy, forward_proxy_to
+from outrider.core.model import Headers
+from outrider.core.s3.encoding import encode_path
+from outrider.ports import OriginRequest
+
+DEFAULT_REGION = "us-east-1"
+_REGION = re.compile(r"[a-z0-9]{2,15}(?:-[a-z0-9]{1,15}){0,5}", re.ASCII)
+_AWS_ENDPOINT = re.compile(r"(?P<scheme>https?)://s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com(?P<cn>\.cn)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A URL, the region that requests to it are signed for, and the forward proxy on the way there."""
+
+    url: str
+    region: str
+    proxy: ForwardProxy
+
+    @classmethod
+    def at(cls, url: str, region: str) -> Endpoint:
+        return cls(url, region, forward_proxy_to(url))
+
+    @property
+    def base(self) -> str:
+        return f"{urlsplit(self.url).scheme}://{self.host}"
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).netloc
+
+    def path_of(self, request: OriginRequest) -> str:
+        path = urlsplit(self.url).path.rstrip("/") + "/"
+        if request.bucket is not None:
+            path += encode_path(request.bucket)
+            if request.key or not request.bare:
+                path += "/" + encode_path(request.key)
+        return path
+
+
+def aws_url(region: str) -> str:
+    """The URL of AWS S3 in `region`."""
+    return f"https://s3.{region}.amazonaws.com"
+
+
+def moved(request: OriginRequest, status: int, headers: Headers, asked: Endpoint) -> Endpoint | None:
+    """The endpoint of the bucket, when the reply to a read says that it is in another region; else None.
+
+    Only the region's name is taken from the reply. A `Location` is never followed: it could send our signature
+    anywhere.
+
+    Source: S3 user guide, "Making requests": 301 PermanentRedirect, and 400 AuthorizationHeaderMalformed.
+    """
+    if request.method not in ("GET", "HEAD") or status not in (301, 307, 400):
+        return None
+    region = dict(headers).get("x-amz-bucket-region", "")
+    if region == asked.region or _REGION.fullmatch(region) is None:
+        return None
+    return Endpoint.at(endpoint_in(asked.url, region), region)
+
+
+def endpoint_in(url: str, region: str) -> str:
+    """The endpoint of `region` if `url` is AWS S3's. Any other store has one endpoint for all regions."""
+    match = _AWS_ENDPOINT.fullmatch(url)
+    return url if match is None else f"{match['scheme']}://s3.{region}.amazonaws.com{match['cn'] or ''}"

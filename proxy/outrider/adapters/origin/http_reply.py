@@ -1,0 +1,90 @@
+"""A reply of the origin over aiohttp: streamed, and its errors translated into `OriginBroke`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+import aiohttp
+
+from outrider.core.errors import OriginBroke
+from outrider.core.model import Headers
+from outrider.core.origin import error_causes
+from outrider.metrics import Metrics
+from outrider.ports import Chunks
+
+# An error reply of S3 has some hundred bytes, or some thousand where it repeats the string that was signed.
+_REFUSAL_BYTES_MAX = 64 * 1024
+
+
+class HttpReply:
+    """A reply of the origin, valid while the context of `send` is open."""
+
+    def __init__(self, response: aiohttp.ClientResponse, metrics: Metrics) -> None:
+        self._response = response
+        self._metrics = metrics
+        self.ended: Callable[[], None] | None = None
+        """Called when the body has been read whole, and its connection is free for other requests."""
+        self._read: bytes | None = None
+        self.came_bytes = 0
+        self.status = response.status
+        self.headers: Headers = tuple(
+            (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+            for name, value in response.raw_headers
+        )
+
+    @property
+    def content_length(self) -> int | None:
+        return self._response.content_length if self._read is None else len(self._read)
+
+    async def refusal(self) -> bytes:
+        """The body of a refusal, without the parts that name the proxy's signature; `chunks` then yields the same.
+
+        A body that is longer than any of S3's is cut.
+        """
+        if self._read is None:
+            body = bytearray()
+            # Read until the end: AWS sends refusals in chunks, without a Content-Length.
+            async with aclosing(self.chunks()) as chunks:
+                async for chunk in chunks:
+                    body += chunk
+                    if len(body) > _REFUSAL_BYTES_MAX:
+                        break
+            self._read = error_causes.without_signers(bytes(body[:_REFUSAL_BYTES_MAX]))
+        return self._read
+
+    def close(self) -> None:
+        self._response.close()
+
+    async def chunks(self) -> Chunks:
+        if self._read is not None:
+            yield self._read
+            return
+        try:
+            # `iter_any` would join, and so copy, the bytes of several reads of the socket. `iter_chunks` never ends for
+            # a second reply without a body (aiohttp 3.14: all such replies share one reader).
+            content = self._response.content
+            while not content.at_eof():
+                chunk, _ = await content.readchunk()
+                if content.at_eof() and self.ended is not None:
+                    self.ended()
+                if chunk:
+                    self._metrics.origin_bytes.inc(len(chunk))
+                    self.came_bytes += len(chunk)
+                    yield chunk
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            # A caller that retries may still hold this reply, and wait for the very connection that it has.
+            self.close()
+            if self.ended is not None:
+                self.ended()
+            raise OriginBroke(described(error)) from error
+
+
+def described(error: BaseException) -> str:
+    """A description of `error` without the URL, whose query may carry a secret."""
+    if isinstance(error, asyncio.TimeoutError):
+        return "timed out"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect: {error.os_error}"
+    return type(error).__name__
