@@ -41,8 +41,8 @@ def part_of(path: Path) -> Path:
 def private(path: str, flags: int) -> int:
     """An `opener` for new files that only this user can read: the files hold names of objects.
 
-    The file is always a new one. The cache directory may be writable for other users, as an emptyDir is: the mode of a
-    file that they made, or the target of their link, must not count.
+    The file is always created. An existing one is removed first: in a directory that other users may write to, as an
+    emptyDir, it may be a link, or readable for them.
     """
     flags |= os.O_EXCL | os.O_NOFOLLOW
     try:
@@ -81,8 +81,8 @@ async def write_part(path: Path, pieces: Iterable[bytes], threads: Executor, *, 
 async def write(path: Path, pieces: Iterable[bytes], threads: Executor, *, durable: bool = False) -> None:
     """Replace the content of `path`. Raises OSError; the older content then stays.
 
-    `durable`: the new content outlives a power loss from here on. Without it a power loss may leave a file that is cut,
-    which its format tells.
+    `durable`: the new content outlives a power loss from here on. Without it a power loss may leave a file that is cut;
+    the next read finds that out by its format.
     """
     part = await write_part(path, pieces, threads, durable=durable)
     await asyncio.get_running_loop().run_in_executor(threads, _put, part, path, durable)

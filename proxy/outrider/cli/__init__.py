@@ -30,12 +30,12 @@ _EXAMPLES = """Examples:
 outrider run -- python train.py           a cache for this one command
 outrider serve --cache-dir /data/cache    a cache for many; tell each of them:
 export AWS_ENDPOINT_URL=http://127.0.0.1:9480
-outrider warm s3://my-bucket/train/       bring it before it is read
-outrider stats                            what it does now, who waits for whom, what was saved
-outrider ls                               the datasets, and how much of each is here
+outrider warm s3://my-bucket/train/       fetch it before it is read
+outrider stats                            what it does now, which side is slow, what was saved
+outrider ls                               the datasets, and how much of each is cached
 outrider doctor                           what is wrong, and what to do
 outrider simulate --cache 10%,25%,50%     how large a cache a job needs
-outrider bench s3://my-bucket/train/      what it makes of reads of that bucket
+outrider bench s3://my-bucket/train/      how fast that bucket is read with it
 """
 
 app = typer.Typer(

@@ -68,18 +68,18 @@ class _Objects:
 
 @with_settings("origin", "region", "block_size")
 def bench(
-    url: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="What to read.")],
-    objects: Annotated[int, typer.Option(min=1, help="How many of the objects there.")] = 16,
-    readers: Annotated[int, typer.Option(min=1, help="How many are read at a time.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are told.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    url: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="Objects to read.")],
+    objects: Annotated[int, typer.Option(min=1, help="How many objects to read.")] = 16,
+    readers: Annotated[int, typer.Option(min=1, help="How many objects to read at a time.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="How many rounds; the medians are printed.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
     flags: Flags,
     config: Config = None,
 ) -> None:
     """Read objects of a bucket directly, through an empty cache and through a full one, and compare.
 
-    The cache is a directory of its own, removed at the end. Traffic: twice the objects' bytes for each round.
+    The cache is a temporary directory. Traffic from the bucket: twice the bytes of the objects for each round.
 
     Example: outrider bench s3://my-bucket/train/ --objects 32 --readers 8
     """
@@ -101,8 +101,8 @@ def bench(
         _show(measured)
     if measured[-1].from_cache < _KEPT:
         typer.echo(
-            f"outrider: the cache could not keep what was read. {tempfile.gettempdir()} has no room for it, beside "
-            "what `min_free` leaves to others: name a directory on another disk in TMPDIR.",
+            f"outrider: the cache had no room for the objects. {tempfile.gettempdir()} is too full, or `min_free` "
+            "leaves too little: name a directory on another disk in TMPDIR.",
             err=True,
         )
 

@@ -40,15 +40,15 @@ Urls = Annotated[
     ),
 ]
 FromFile = Annotated[
-    Path | None, typer.Option("--from-file", help="Such a list, one a line, # for comments; - is stdin.")
+    Path | None, typer.Option("--from-file", help="File with such a list, one per line, # for comments; - is stdin.")
 ]
-Name = Annotated[str | None, typer.Option(help="What it is called in the proxy; default: made from the list.")]
+Name = Annotated[str | None, typer.Option(help="Name in the proxy; default: made from the list.")]
 Endpoint = Annotated[
     str | None,
     typer.Option(help="The proxy's S3 port; default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, --listen.", metavar="URL"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="What the proxy says, as JSON, instead of words.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all is on disk, and show how far it is.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer of the proxy as JSON.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all objects are on disk, and show progress.")]
 
 
 class NobodyThereError(Exception):
@@ -82,8 +82,8 @@ class Proxy:
     def get(self, key: str, *, missing: str = "it is gone: was the proxy restarted?") -> dict[str, Any]:
         """`missing`: the text to print if there is no such object."""
         answer = self._call_or_fail(lambda: self._client.get_object(Bucket=CONTROL_BUCKET, Key=key), missing)
-        told: dict[str, Any] = json.loads(answer["Body"].read())
-        return told
+        report: dict[str, Any] = json.loads(answer["Body"].read())
+        return report
 
     def delete(self, key: str) -> None:
         self._call_or_fail(lambda: self._client.delete_object(Bucket=CONTROL_BUCKET, Key=key))
@@ -111,8 +111,8 @@ class Proxy:
             self._check(answer)
         except ClientError as error:
             self._check(error.response)
-            told = error.response["Error"]
-            code, message = told.get("Code", "?"), told.get("Message", "")
+            refusal = error.response["Error"]
+            code, message = refusal.get("Code", "?"), refusal.get("Message", "")
             if missing and code == "NoSuchKey":
                 failed(missing)
             keys = f" Signed with {self._keys}; the proxy's clients file has the keys and their grants."
@@ -174,21 +174,21 @@ def list_of(urls: Sequence[str] | None, from_file: Path | None) -> bytes:
 def name_of(name: str | None, body: bytes) -> str:
     """`name`, else a name made from the list: the same list again means the same warm-up or pin."""
     if not name and not body:
-        typer.echo("outrider: name something: a URL, --from-file or --name.", err=True)
+        typer.echo("outrider: nothing is named: give a URL, --from-file or --name.", err=True)
         raise typer.Exit(2)
     return name or f"cli-{hashlib.sha256(body).hexdigest()[:12]}"
 
 
-def show_json(told: object) -> None:
-    typer.echo(json.dumps(told, indent=2))
+def show_json(report: object) -> None:
+    typer.echo(json.dumps(report, indent=2))
 
 
-def show_all(told: Sequence[dict[str, Any]], as_json: bool) -> None:
+def show_all(jobs: Sequence[dict[str, Any]], as_json: bool) -> None:
     """Print one line for each warm-up or pin."""
     if as_json:
-        show_json(told)
+        show_json(jobs)
         return
-    for job in told:
+    for job in jobs:
         show(job, False)
 
 
@@ -208,52 +208,53 @@ def show(job: dict[str, Any], as_json: bool) -> None:
 def follow(proxy: Proxy, key: str, *, quiet: bool) -> dict[str, Any]:
     """Wait for the end of a warm-up or pin, with a progress bar of the bytes on disk. Returns its last report."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
-        line = bar.add_task(key.partition("/")[0], total=None, told="")
-        while (told := proxy.get(key))["state"] == "running":
-            bar.update(line, total=_expected(told) or None, completed=told["bytes"]["on_disk"], told=_in_words(told))
+        line = bar.add_task(key.partition("/")[0], total=None, text="")
+        while (report := proxy.get(key))["state"] == "running":
+            on_disk = report["bytes"]["on_disk"]
+            bar.update(line, total=_expected(report) or None, completed=on_disk, text=_in_words(report))
             time.sleep(_POLL_S)
-    return told
+    return report
 
 
 def followed(proxy: Proxy, key: str) -> dict[str, Any]:
     """Like `follow`, for a verification, which has no objects to show."""
     with Console(stderr=True).status(key.partition("/")[0]):
-        while (told := proxy.get(key))["state"] == "running":
+        while (report := proxy.get(key))["state"] == "running":
             time.sleep(_POLL_S)
-    return told
+    return report
 
 
-def _expected(told: dict[str, Any]) -> float:
+def _expected(report: dict[str, Any]) -> float:
     """The bytes to expect in all, if objects of unknown size have the mean size of the others."""
-    objects, wanted = told["objects"], told["bytes"]["wanted"]
+    objects, wanted = report["objects"], report["bytes"]["wanted"]
     sized = objects["wanted"] - objects["unsized"]
     return float(wanted + objects["unsized"] * wanted / sized) if sized else 0.0
 
 
-def _in_words(told: dict[str, Any]) -> str:
-    objects, eta_s = told["objects"], told["eta_s"]
+def _in_words(report: dict[str, Any]) -> str:
+    objects, eta_s = report["objects"], report["eta_s"]
     eta = "" if eta_s is None else f", {int(eta_s) // 60}:{int(eta_s) % 60:02} to go"
     return (
-        f"{objects['on_disk']}/{objects['wanted']}{'+' if told['listing'] else ''} objects, "
-        f"{in_words(told['bytes']['on_disk'])}, {in_words(told['rate_bytes_per_s'])}/s{eta}"
+        f"{objects['on_disk']}/{objects['wanted']}{'+' if report['listing'] else ''} objects, "
+        f"{in_words(report['bytes']['on_disk'])}, {in_words(report['rate_bytes_per_s'])}/s{eta}"
     )
 
 
-def conclude(told: dict[str, Any], as_json: bool) -> NoReturn:
+def conclude(report: dict[str, Any], as_json: bool) -> NoReturn:
     """Print how a warm-up or pin ended, its failures on stderr, and exit: 0, or 1 after failures."""
     if as_json:
-        show_json(told)
+        show_json(report)
     else:
-        objects, size = told["objects"], told["bytes"]
+        objects, size = report["objects"], report["bytes"]
         here = size["on_disk"] - size["fetched"]
         typer.echo(
-            f"{told['state']}: {objects['on_disk']} of {counted(objects['wanted'], 'object')} on disk, "
-            f"{in_words(size['on_disk'])} ({in_words(max(0, here))} were here), in {told['elapsed_s']:.1f} s"
+            f"{report['state']}: {objects['on_disk']} of {counted(objects['wanted'], 'object')} on disk, "
+            f"{in_words(size['on_disk'])} ({in_words(max(0, here))} were here), in {report['elapsed_s']:.1f} s"
         )
-    for failure in told["failures"][:_FAILURES_SHOWN]:
-        typer.echo(f"outrider: {failure['object'] or told['name']}: {failure['error']}", err=True)
-    if (more := told["objects"]["failed"] - _FAILURES_SHOWN) > 0:
+    for failure in report["failures"][:_FAILURES_SHOWN]:
+        typer.echo(f"outrider: {failure['object'] or report['name']}: {failure['error']}", err=True)
+    if (more := report["objects"]["failed"] - _FAILURES_SHOWN) > 0:
         typer.echo(f"outrider: and {more} more", err=True)
-    raise typer.Exit(0 if told["state"] == "done" else 1)
+    raise typer.Exit(0 if report["state"] == "done" else 1)

@@ -16,7 +16,7 @@ def evict(
     as_json: control_client.AsJson = False,
     config: Config = None,
 ) -> None:
-    """Drop what the cache has of these objects. What is being read goes when it is released, what is pinned stays.
+    """Drop the blocks of these objects from the cache. Blocks in use go when their reads end; pinned blocks stay.
 
     \b
     outrider evict s3://bucket/old-run/
@@ -25,12 +25,12 @@ def evict(
     proxy = control_client.Proxy(endpoint, config)
     key = f"evict/{control_client.name_of(None, body)}"
     proxy.put(key, body)
-    told = proxy.get(key)
+    report = proxy.get(key)
     if as_json:
-        control_client.show_json(told)
+        control_client.show_json(report)
         return
-    typer.echo(f"evicted {counted(told['blocks'], 'block')}, {in_words(told['bytes'])}")
-    if told["in_use_blocks"]:
-        typer.echo(f"{counted(told['in_use_blocks'], 'block')} in use: to go when the reads end")
-    if told["pinned_blocks"]:
-        typer.echo(f"{counted(told['pinned_blocks'], 'block')} pinned, to stay: `outrider unpin` first")
+    typer.echo(f"evicted {counted(report['blocks'], 'block')}, {in_words(report['bytes'])}")
+    if report["in_use_blocks"]:
+        typer.echo(f"{counted(report['in_use_blocks'], 'block')} in use: to go when the reads end")
+    if report["pinned_blocks"]:
+        typer.echo(f"{counted(report['pinned_blocks'], 'block')} pinned, to stay: `outrider unpin` first")

@@ -19,9 +19,9 @@ def ls(
     flags: Flags,
     config: Config = None,
     as_json: status_client.AsJson = False,
-    words: Annotated[str, typer.Argument(help="Only datasets whose bucket and name have this in them.")] = "",
+    words: Annotated[str, typer.Argument(help="Only datasets whose BUCKET/NAME contains this.")] = "",
 ) -> None:
-    """List the datasets of the proxy at --admin, the one that was read last first.
+    """List the datasets of the proxy at --admin, the most recently read first.
 
     \b
     outrider ls

@@ -17,9 +17,9 @@ def pin(
     as_json: control_client.AsJson = False,
     config: Config = None,
 ) -> None:
-    """Reserve room in the cache for objects, bring them, and never let them go; without a list, show the pins.
+    """Reserve room in the cache for objects, fetch them, and never evict them; without a list, show the pins.
 
-    Refused, with the numbers, when they do not fit next to the other pins. Pins outlive a restart.
+    A pin that does not fit beside the other pins is refused, with the numbers. Pins outlive a restart.
 
     `outrider unpin` with the same list, or with --name, ends one.
 
@@ -39,9 +39,9 @@ def pin(
         if not wait:
             control_client.show(proxy.get(key), as_json)
             return
-        told = control_client.follow(proxy, key, quiet=as_json)
+        report = control_client.follow(proxy, key, quiet=as_json)
     except KeyboardInterrupt:
-        typer.echo(f"outrider: the room is reserved, and filled in the proxy; `outrider unpin --name {name}` ends it",
+        typer.echo(f"outrider: the pin goes on in the proxy; `outrider unpin --name {name}` ends it",
                    err=True)  # fmt: skip
         raise typer.Exit(130) from None
-    control_client.conclude(told, as_json)
+    control_client.conclude(report, as_json)

@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 @with_settings(*ALL)
 def serve(flags: Flags, config: Config = None) -> None:
-    """Serve S3 on loopback, from the cache where it can.
+    """Serve S3 on loopback, from the cache where possible.
 
     Point clients at it with AWS_ENDPOINT_URL=http://127.0.0.1:9480. Every flag can also be set as OUTRIDER_NAME, or in
-    the file of --config. Where no origin is set, it is the endpoint that AWS_ENDPOINT_URL or the AWS profile names, if
-    that is another than this proxy.
+    the file of --config. Without --origin, the origin is the endpoint that AWS_ENDPOINT_URL or the AWS profile names,
+    unless that is this proxy.
     """
     settings, named_by = load_with_origin(flags, config, {}, os.environ)
     set_up_logs(settings.log_level, settings.log_format)

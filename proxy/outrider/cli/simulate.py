@@ -57,37 +57,39 @@ class Question:
 
 def simulate(
     log: Annotated[
-        Path | None, typer.Argument(help="A proxy's JSON log: its own requests, when they came. None: a made-up job.")
+        Path | None, typer.Argument(help="JSON log of a proxy, whose requests are replayed; default: a made-up job.")
     ] = None,
     shards: Annotated[int, typer.Option(min=1, help="Shards in the dataset.")] = 1000,
     size: Annotated[str, typer.Option(help="Size of a shard.", metavar="BYTES")] = "64MiB",
-    readers: Annotated[int, typer.Option(min=1, help="Loader workers, each with its part of the shards.")] = 8,
+    readers: Annotated[int, typer.Option(min=1, help="Loader workers, each with its own part of the shards.")] = 8,
     order: Annotated[str, typer.Option(help="Order of reads.", metavar="|".join(ORDERS))] = "repeated",
     cache: Annotated[
-        str, typer.Option(help="Cache as parts of the data; several make a sweep.", metavar="%,%,...")
+        str, typer.Option(help="Size of the cache as a share of the data; several make a sweep.", metavar="%,%,...")
     ] = "25%",
     bandwidth: Annotated[
-        str, typer.Option(help="Of the origin: bytes a second, or times what the jobs read.")
+        str, typer.Option(help="Bandwidth of the origin: bytes a second, or a multiple of the jobs' read rate.")
     ] = "1.3x",
-    latency: Annotated[float, typer.Option(min=0, help="Of each block from the origin, in seconds.")] = 0.05,
-    compute: Annotated[str, typer.Option(help="What one reader takes in a second.", metavar="BYTES")] = "50MiB",
+    latency: Annotated[float, typer.Option(min=0, help="Latency of each block from the origin, in seconds.")] = 0.05,
+    compute: Annotated[
+        str, typer.Option(help="Bytes that one reader consumes in a second.", metavar="BYTES")
+    ] = "50MiB",
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     jobs: Annotated[int, typer.Option(min=1, max=16, help="Jobs over the same dataset.")] = 1,
-    lag: Annotated[int, typer.Option(min=0, help="Shards by which each job begins after the one before.")] = 50,
-    switch: Annotated[bool, typer.Option("--switch", help="Then as many epochs over another dataset.")] = False,
+    lag: Annotated[int, typer.Option(min=0, help="Shards by which each job starts after the previous one.")] = 50,
+    switch: Annotated[bool, typer.Option("--switch", help="Afterwards, as many epochs over another dataset.")] = False,
     told: Annotated[bool, typer.Option("--told", help="The order is announced as each epoch begins.")] = False,
     listing: Annotated[bool, typer.Option("--list/--no-list", help="The bucket may be listed.")] = True,
     block_size: Annotated[str, typer.Option(metavar="BYTES")] = "8MiB",
     policy: Annotated[str, typer.Option(help="Policies to compare.")] = "epoch,lru,fifo,none,opt",
-    seed: Annotated[int, typer.Option(help="Names the made-up order.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the made-up order.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="A picture of hits by cache size; needs matplotlib.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for a plot of hits by cache size; needs matplotlib.")] = None,
 ) -> None:
-    """Run the proxy's own policy over a job in virtual time, beside others, and print what came of each epoch.
+    """Run the proxy's own policy and others over a job in virtual time, and print the results of each epoch.
 
-    hits: the whole shard was here when its reader asked for it (on its way is no hit). traffic: bytes from the origin
-    as a part of the dataset. stall: the part of the time that readers waited. waste: fetched ahead, evicted unread.
-    opt: the best that eviction alone could do. Examples:
+    hits: the whole shard was in the cache when its reader requested it; a shard on its way is no hit. traffic: bytes
+    from the origin as a share of the dataset. stall: the share of the time that readers waited. waste: prefetched, but
+    evicted unread. opt: the best that eviction alone could do. Examples:
 
     \b
     outrider simulate --cache 10%,25%,50%

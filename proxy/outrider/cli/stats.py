@@ -29,9 +29,9 @@ def stats(
     config: Config = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once, and exit.")] = False,
     as_json: status_client.AsJson = False,
-    every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two updates.")] = 1.0,
 ) -> None:
-    """Show what the proxy at --admin does: live on a terminal, until Ctrl-C; else once.
+    """Show the activity of the proxy at --admin: live on a terminal until Ctrl-C, else once.
 
     \b
     outrider stats

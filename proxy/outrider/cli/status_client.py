@@ -26,7 +26,7 @@ _WIDE = 1000
 _BYTES_MAX = 4 * 1024 * 1024
 
 Status = dict[str, Any]
-AsJson = Annotated[bool, typer.Option("--json", help="What the proxy told, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the status of the proxy as JSON.")]
 
 
 class NoStatus(Exception):
@@ -56,7 +56,7 @@ def status_at(url: str, settings: Settings) -> Status:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 401:
-            raise NoStatus(f"{url} wants a token, or another one: set OUTRIDER_ADMIN_TOKEN.") from error
+            raise NoStatus(f"{url} needs a token, or does not accept this one: set OUTRIDER_ADMIN_TOKEN.") from error
         raise NoStatus(f"{url} answered {error.code}: that is no admin port of outrider. Is --admin right?") from error
     except OSError as error:
         raise NoStatus(

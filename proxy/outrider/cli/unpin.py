@@ -17,7 +17,7 @@ def unpin(
     as_json: control_client.AsJson = False,
     config: Config = None,
 ) -> None:
-    """End a pin, by the list that was pinned or by its name. What it held stays on disk until room is needed.
+    """End a pin, given by its list or its name. Its objects stay on disk until room is needed.
 
     \b
     outrider unpin s3://bucket/eval/
@@ -27,9 +27,9 @@ def unpin(
     which = f"called {name}" if name else "of this list"
     key = f"pin/{control_client.name_of(name, control_client.list_of(urls, from_file))}"
     proxy = control_client.Proxy(endpoint, config)
-    told = proxy.get(key, missing=f"there is no pin {which}; `outrider pin` shows the pins")
+    report = proxy.get(key, missing=f"there is no pin {which}; `outrider pin` shows the pins")
     proxy.delete(key)
     if as_json:
-        control_client.show_json(told)
+        control_client.show_json(report)
     else:
-        typer.echo(f"unpinned {told['name']}: {in_words(told['reserved_bytes'])} are no longer reserved")
+        typer.echo(f"unpinned {report['name']}: {in_words(report['reserved_bytes'])} are no longer reserved")

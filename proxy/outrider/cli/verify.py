@@ -29,9 +29,10 @@ def verify(
     as_json: control_client.AsJson = False,
     config: Config = None,
 ) -> None:
-    """Verify all blocks of the cache, or those of these objects; where no proxy runs, those of the cache directory.
+    """Verify the checksums of all blocks in the cache, or of those of these objects.
 
-    Bad ones are dropped and listed, and it exits with 1. With --cache-dir no proxy is asked.
+    Bad blocks are dropped and listed, and the exit status is 1. Without a running proxy, or with --cache-dir, the
+    command reads the cache directory itself.
 
     \b
     outrider verify

@@ -23,13 +23,13 @@ def warm(
     as_json: control_client.AsJson = False,
     config: Config = None,
 ) -> None:
-    """Bring objects into the cache of the running proxy; without a list, show the warm-ups.
+    """Fetch objects into the cache of the running proxy; without a list, show the warm-ups.
 
-    What is on disk is not fetched again, so the same command continues what was interrupted.
+    Objects on disk are not fetched again, so the same command continues an interrupted warm-up.
 
     Ctrl-C leaves the warm-up running in the proxy; --cancel ends it.
 
-    Exits with 1, and the list of what failed, unless all is on disk.
+    Exits with 1 and lists the failures, unless all objects are on disk.
 
     \b
     outrider warm s3://bucket/train/
@@ -54,10 +54,10 @@ def warm(
         if not wait:
             control_client.show(proxy.get(key), as_json)
             return
-        told = control_client.follow(proxy, key, quiet=as_json)
+        report = control_client.follow(proxy, key, quiet=as_json)
     except KeyboardInterrupt:
         typer.echo(
             f"outrider: the warm-up goes on in the proxy; `outrider warm --cancel --name {name}` ends it", err=True
         )
         raise typer.Exit(130) from None
-    control_client.conclude(told, as_json)
+    control_client.conclude(report, as_json)

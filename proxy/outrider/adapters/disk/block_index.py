@@ -30,7 +30,7 @@ class BlockIndex:
         self._reads: deque[BlockKey] = deque(maxlen=_READS_MAX)
         self.removals = 0
 
-    # -- what is here -------------------------------------------------------------------------------------------
+    # -- lookup -------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -73,7 +73,7 @@ class BlockIndex:
     def unverified(self) -> list[BlockKey]:
         return [block for block, slot in self._slots.items() if not slot.verified]
 
-    # -- what comes and goes ------------------------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------------------------
 
     def _enter(self, block: BlockKey, meta: BlockMeta, disk_bytes: int, *, verified: bool) -> tuple[BlockKey, Slot]:
         """Add a block that the index does not have. Returns its key, with the shared version id, and its slot."""

@@ -269,7 +269,7 @@ class DiskBlockStore(BlockIndex):
             # A pin reserved this room: blocks that the policy would keep are evicted as well.
             victims, enough = self._victims(over, self._ranked())
         if not enough:
-            raise StoreUnavailable("no block may go")
+            raise StoreUnavailable("no block may be evicted")
         await self._evict(victims)
 
     async def _looked_over(self, need: int) -> int:

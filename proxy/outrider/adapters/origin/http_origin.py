@@ -127,7 +127,7 @@ class HttpOrigin:
             async with asyncio.timeout(self._read_timeout_s):
                 await self._free.acquire()
         except TimeoutError as error:
-            raise OriginBusy("no connection to it came free") from error
+            raise OriginBusy("no connection to it became free in time") from error
         return _Connection(self._free)
 
     async def _send_repaired(self, request: OriginRequest) -> HttpReply:
@@ -185,7 +185,7 @@ class HttpOrigin:
         if offset_s is not None:
             log.warning("this clock is off, signing by the origin's", extra={"offset_s": round(offset_s)})
             self._clock_offset_s = offset_s
-            return "this clock was off by more than the origin bears"
+            return "the clock of this machine was off by more than the origin tolerates"
         if error_causes.blames_credentials(reply.status, code) and await self._credentials.renew(credentials):
             return "the credentials had expired, and were renewed"
         return None

@@ -32,12 +32,12 @@ _PROBE_TIMEOUT_S = 2.0
 def doctor(
     flags: Flags,
     config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of lines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array instead of lines.")] = False,
     health: Annotated[
         bool, typer.Option("--health", help="Only ask whether the proxy at --admin is ready (for a HEALTHCHECK).")
     ] = False,
     probe: Annotated[
-        str | None, typer.Option(help="Like --health, of the admin port at this URL.", metavar="URL")
+        str | None, typer.Option(help="Like --health, for the admin port at this URL.", metavar="URL")
     ] = None,
 ) -> None:
     """Check credentials, origin, clock, disk, ports and environment, for a proxy with these flags.

@@ -21,7 +21,7 @@ from outrider.settings import Settings
 
 _SPEED_BYTES = 64 * 2**20
 _SPEED_PIECE_BYTES = 4 * 2**20
-# The time for each of writing and reading. What a slower disk did by then is enough to judge it.
+# The longest time for writing and for reading. A slower disk is judged by the part that it did in this time.
 _SPEED_DEADLINE_S = 5.0
 # 1 Gbit/s, the slowest network over which buckets are read today. A slower disk is of no use as a cache.
 _SLOW_BYTES_S = 125e6
@@ -71,8 +71,7 @@ def check_room(settings: Settings, existing: Path, used_bytes: int) -> Finding:
     do = "Free some space, choose another disk with --cache-dir, or lower --min-free."
     if room < 2 * settings.block_size:
         return fail("disk space", f"{text}: nothing can be kept", do)
-    # A share of the disk is meant as an upper bound. A number of bytes is one that somebody counts on: less is a
-    # warning.
+    # A share of the disk is only an upper bound. A number of bytes is relied on, so less room is worth a warning.
     if room < budget and (settings.cache_size.amount_bytes or room < _ROOM_LITTLE_BYTES):
         return warn("disk space", f"{text}, not the {in_words(budget)} of --cache-size", do)
     return ok("disk space", text)

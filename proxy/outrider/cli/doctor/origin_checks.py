@@ -166,7 +166,7 @@ def check_answer(answer: Answer, endpoint: str, credentials: Credentials | None)
     if code == "AccessDenied":
         return ok("origin", f"{endpoint}: answers in {took}, knows the key (which may not list all buckets)")
     if code in _DO_ON_CODE:
-        return fail("origin", f"{endpoint}: {code}{_told_region(answer.body)}", _DO_ON_CODE[code])
+        return fail("origin", f"{endpoint}: {code}{_named_region(answer.body)}", _DO_ON_CODE[code])
     if answer.status in (301, 302, 307, 308):
         return fail(
             "origin", f"{endpoint}: redirects elsewhere ({code})", "Give the endpoint it points to as --origin."
@@ -199,7 +199,7 @@ async def _region(credentials: AwsCredentials) -> str:
         return DEFAULT_REGION
 
 
-def _told_region(body: str) -> str:
+def _named_region(body: str) -> str:
     region = _of_xml("Region", body)
     return f" (its region is {region})" if region else ""
 

@@ -47,12 +47,12 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="CMD", help="The command and its arguments.")],
     flags: Flags,
     config: Config = None,
-    summary: Annotated[SummaryForm, typer.Option(help="The line on stderr at the end.")] = "text",
+    summary: Annotated[SummaryForm, typer.Option(help="Form of the last line on stderr.")] = "text",
 ) -> None:
-    """Run a command with its S3 reads going through a cache of its own.
+    """Run a command whose S3 reads go through a cache of its own.
 
     The command finds the proxy by AWS_ENDPOINT_URL, on a free loopback port. If AWS_ENDPOINT_URL is set already and
-    --origin is not given, the bucket is taken to be there. Exits with the command's status.
+    --origin is not given, it names the origin. Exits with the status of the command.
 
     Example: outrider run --cache-dir /data/cache -- python train.py
     """
