@@ -1,4 +1,4 @@
-"""What every `BlockStore` must do, on a disk and on the tmpfs, with the disk's troubles injected at its border."""
+"""The contract of `BlockStore`, on a disk and on the tmpfs. Errors of the disk are injected at the system calls."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def payload_of(meta: BlockMeta) -> bytes:
 
 
 class Believed:
-    """`Versions`: what the store told of at a start."""
+    """`Versions` that records the versions the store recalls at a start."""
 
     def __init__(self) -> None:
         self.versions: list[ObjectVersion] = []
@@ -81,7 +81,7 @@ class Believed:
 
 
 class Disk:
-    """A store under test with what stands around it; `restart` is a stop, clean or not, and a start."""
+    """A store under test and the objects that it needs. `restart` is a stop, clean or not, and a start."""
 
     def __init__(
         self, root: Path, capacity: int = 100 * FILE, *, directory: type[BlockDir] = BlockDir, policy: str = "lru",
@@ -118,7 +118,7 @@ class Disk:
         return self.store.directory.path_of(meta.key)
 
     def keep_budget(self) -> None:
-        """Bytes on disk never exceed what is accounted for, and that never the budget."""
+        """Bytes on disk never exceed the accounted bytes, and those never exceed the budget."""
         assert on_disk(self.root) <= self.store.used_bytes <= self.capacity
         assert self.metrics.value("outrider_store_bytes") == self.store.used_bytes
         assert self.metrics.value("outrider_store_blocks") == len(self.store)
@@ -132,7 +132,7 @@ def read_through(lease: FileLease, length: int) -> bytes:
 
 
 def on_disk(root: Path) -> int:
-    """The blocks and what is on its way, in full pages; what is moved or removed meanwhile is not counted twice."""
+    """Bytes of all blocks and unfinished files, in full pages. A file that is moved meanwhile is not counted twice."""
     total = 0
     for part in ("v2", "tmp"):
         for path in (root / part).rglob("*"):
@@ -175,7 +175,7 @@ async def test_a_block_is_there_after_commit_and_not_before(disk: Disk) -> None:
     disk.keep_budget()
 
 
-async def test_what_was_appended_can_be_read_before_and_after_commit(disk: Disk) -> None:
+async def test_written_bytes_can_be_read_before_and_after_commit(disk: Disk) -> None:
     meta = meta_of()
     data = payload_of(meta)
     writer = await disk.store.create(meta)
@@ -199,7 +199,7 @@ async def test_pieces_may_come_in_any_order_and_the_checksum_is_of_the_whole(cut
         await writer.write(start, [data[start:stop]])
     await writer.commit()
     again = await restarted(disk, clean=False)
-    assert await again.read(meta) == data  # verified: it is its first use after a start
+    assert await again.read(meta) == data  # the first use after a start verifies it
     assert again.metrics.value("outrider_bad_blocks_total") == 0
     again.close()
 
@@ -229,7 +229,7 @@ async def test_an_aborted_block_leaves_nothing(disk: Disk) -> None:
     assert (disk.store.used_bytes, on_disk(disk.root), open_fds()) == (0, 0, before)
 
 
-async def test_a_reader_of_an_aborted_block_keeps_what_he_has(disk: Disk) -> None:
+async def test_a_reader_of_an_aborted_block_keeps_the_written_bytes(disk: Disk) -> None:
     writer = await disk.store.create(meta_of())
     await writer.write(0, [b"abc"])
     lease = writer.lease()
@@ -293,8 +293,8 @@ async def test_blocks_that_come_all_at_once_evict_no_more_than_they_need(root: P
 
 
 @pytest.mark.parametrize("steps", range(20))
-async def test_room_that_one_makes_is_not_taken_by_another(steps: int, root: Path) -> None:
-    # Threads that answer at once make every order of the two repeatable.
+async def test_room_made_for_one_block_is_not_taken_by_another(steps: int, root: Path) -> None:
+    # With threads that answer at once, each order of the two is repeatable.
     disk = Disk(root, 2 * FILE)
     await disk.write(meta_of(0), meta_of(1))
     disk.store.work.threads.shutdown()
@@ -313,8 +313,8 @@ async def test_room_that_one_makes_is_not_taken_by_another(steps: int, root: Pat
     disk.close()
 
 
-async def test_where_there_is_room_no_victim_is_looked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search may cost as much as there are datasets."""
+async def test_with_enough_room_no_victim_is_searched(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for victims takes time in proportion to the number of datasets."""
     disk, victims = Disk(root, 2 * FILE), Lru.victims
     looked: list[BlockKey] = []
 
@@ -353,7 +353,7 @@ async def test_a_leased_block_is_no_victim(root: Path) -> None:
 
 @pytest.fixture
 def strange(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel has to ask the disk for each file that is opened."""
+    """The kernel must ask the disk for each file that is opened."""
     monkeypatch.setattr(pagecache, "open_known", lambda path: None)
 
 
@@ -376,7 +376,7 @@ async def test_a_block_that_two_opened_at_once_is_no_victim_while_either_reads(r
     disk.close()
 
 
-async def test_a_block_larger_than_the_budget_is_refused_and_costs_nobody_his_place(root: Path) -> None:
+async def test_a_block_larger_than_the_budget_is_refused_and_evicts_no_block(root: Path) -> None:
     disk = Disk(root, FILE)
     await disk.write(meta_of(0))
     big = BlockMeta(BlockLayout("http://o", 10 * BLOCK), meta_of().version, 0)
@@ -386,7 +386,7 @@ async def test_a_block_larger_than_the_budget_is_refused_and_costs_nobody_his_pl
     disk.close()
 
 
-async def test_with_policy_none_nobody_goes(root: Path) -> None:
+async def test_with_policy_none_no_block_is_evicted(root: Path) -> None:
     disk = Disk(root, FILE, policy="none")
     await disk.write(meta_of(0))
     with pytest.raises(StoreUnavailable):
@@ -395,7 +395,7 @@ async def test_with_policy_none_nobody_goes(root: Path) -> None:
 
 
 class Crowded(BlockDir):
-    """A file system on which others leave only `room` to us."""
+    """A file system on which other users leave only `room` bytes to the store."""
 
     room = 0
 
@@ -409,14 +409,14 @@ async def test_free_space_stays_above_its_floor(root: Path, monkeypatch: pytest.
     await disk.write(*(meta_of(index) for index in range(3)))
     await disk.write(meta_of(3))
     assert len(disk.store) == 3
-    # What is reserved is spoken for, although the free space does not show it yet.
+    # Reserved bytes count as used, although the free space does not show them yet.
     leases = [disk.store.lease_open(meta_of(index).key) for index in (2, 3)]
     writer = await disk.store.create(meta_of(4))
     with pytest.raises(StoreUnavailable):
         await disk.store.create(meta_of(5))
     await writer.abort()
     assert disk.store.directory.free_bytes() >= 2 * FILE
-    # Others took more: nothing of ours can make that room.
+    # Other users took more: evicting all blocks would not make that room.
     monkeypatch.setattr(Crowded, "room", FILE)
     with pytest.raises(StoreUnavailable):
         await disk.store.create(meta_of(6))
@@ -455,7 +455,7 @@ async def test_a_file_that_was_closed_is_read_without_a_wait_and_closed_again(ro
     disk.close()
 
 
-async def test_what_was_read_of_a_closed_file_is_a_read_to_the_policy(root: Path) -> None:
+async def test_the_policy_hears_of_reads_of_closed_files(root: Path) -> None:
     disk = Disk(root, 3 * FILE, open_files=1)
     await disk.write(*(meta_of(index) for index in range(3)))
     lease = disk.store.lease_at_once(meta_of(0).key)
@@ -511,7 +511,7 @@ WAITS: dict[str, Callable[[Disk], Awaitable[None]]] = {
 
 
 @pytest.mark.parametrize("why", WAITS)
-async def test_what_is_not_certain_is_no_lease_at_once_and_leaves_no_file_open(why: str, root: Path) -> None:
+async def test_an_unverified_block_gives_no_lease_at_once_and_leaves_no_file_open(why: str, root: Path) -> None:
     disk = Disk(root, open_files=1)
     await disk.write(meta_of(0), meta_of(1), meta_of(2))
     lease = disk.store.lease_at_once(meta_of(0).key)
@@ -523,13 +523,13 @@ async def test_what_is_not_certain_is_no_lease_at_once_and_leaves_no_file_open(w
     assert disk.store.lease_open(meta_of(0).key) is None
     assert disk.store._slots[meta_of(0).key].file is None
     if (page_in := disk.store.page_in(meta_of(0).key, 0, BLOCK)) is not None:
-        page_in()  # whoever reads it then hears what is wrong
+        page_in()  # the read that follows reports the error
     assert (page_in is None) == (why in ("unverified", "verified each time", "a disk that hangs"))
     assert open_fds() == before
     disk.close()
 
 
-async def test_what_the_disk_has_brought_is_a_lease_at_once(root: Path) -> None:
+async def test_a_block_in_the_page_cache_gives_a_lease_at_once(root: Path) -> None:
     disk = Disk(root, open_files=1)
     await disk.write(meta_of(0), meta_of(1))
     with disk.path(meta_of(0)).open("rb") as file:
@@ -547,7 +547,7 @@ async def test_what_the_disk_has_brought_is_a_lease_at_once(root: Path) -> None:
     disk.close()
 
 
-async def test_the_middle_of_a_large_block_is_brought_without_its_beginning(root: Path) -> None:
+async def test_the_middle_of_a_large_block_is_paged_in_without_its_beginning(root: Path) -> None:
     large = BlockMeta(
         BlockLayout("http://o", 4 * MIB), ObjectVersion(ObjectRef("bucket", "large"), '"e"', 4 * MIB, ()), 0
     )
@@ -556,7 +556,7 @@ async def test_the_middle_of_a_large_block_is_brought_without_its_beginning(root
     with disk.path(large).open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        forgotten = not pagecache.is_in_memory(file.fileno(), MIB)  # a tmpfs forgets nothing
+        forgotten = not pagecache.is_in_memory(file.fileno(), MIB)  # a tmpfs keeps all pages in memory
         page_in = disk.store.page_in(large.key, 3 * MIB, 1000)
         assert page_in is not None
         page_in()
@@ -565,7 +565,7 @@ async def test_the_middle_of_a_large_block_is_brought_without_its_beginning(root
     disk.close()
 
 
-async def test_where_to_open_a_file_may_take_long_it_is_opened_in_a_thread(
+async def test_a_file_whose_opening_may_take_long_is_opened_in_a_thread(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(root, open_files=1)
@@ -579,7 +579,9 @@ async def test_where_to_open_a_file_may_take_long_it_is_opened_in_a_thread(
     disk.close()
 
 
-async def test_a_kernel_that_does_not_tell_is_asked_for_no_pages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_pages_are_brought_in_where_the_kernel_cannot_be_probed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pagecache, "open_known", lambda path: None)
     disk = Disk(root)
     await disk.write(meta_of(0))
@@ -588,7 +590,7 @@ async def test_a_kernel_that_does_not_tell_is_asked_for_no_pages(root: Path, mon
 
 
 @pytest.mark.parametrize(("number", "leased"), [(errno.EAGAIN, False), (errno.EIO, False), (errno.EOPNOTSUPP, True)])
-async def test_a_header_that_the_disk_has_to_bring_is_no_lease_at_once(
+async def test_a_header_that_must_come_from_the_disk_gives_no_lease_at_once(
     number: int, leased: bool, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(root, open_files=1)
@@ -690,7 +692,7 @@ async def test_verify_first_reads_a_payload_once_after_a_start_and_always_each_t
     disk = await restarted(disk, clean=True)
     assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
     flip(disk.path(meta_of(0)), PAGE_BYTES)
-    assert await disk.read(meta_of(0)) is not None  # trusted: this process has verified it
+    assert await disk.read(meta_of(0)) is not None  # this process has verified it
     assert disk.store.unverified() == []
     disk = await restarted(disk, clean=True)
     assert disk.store.unverified() == [meta_of(0).key]
@@ -699,7 +701,7 @@ async def test_verify_first_reads_a_payload_once_after_a_start_and_always_each_t
     disk.close()
 
 
-async def test_a_deleted_file_is_a_miss_for_all_who_find_out_at_once(root: Path) -> None:
+async def test_a_deleted_file_is_a_miss_for_all_concurrent_readers(root: Path) -> None:
     disk = Disk(root, verify_always=True)
     await disk.write(meta_of(0), meta_of(1))
     disk.path(meta_of(0)).unlink()
@@ -734,7 +736,7 @@ async def write_in_parts(writer: DiskBlockWriter, data: bytes) -> None:
 
 
 async def write_at_once(writer: DiskBlockWriter, data: bytes) -> None:
-    """Two parts, neither of which knows that it is the last: the commit puts the block in its place."""
+    """Two concurrent parts: neither knows that it is the last, so the commit renames the block into place."""
     await writer.write(0, [data[:100]])
     await asyncio.gather(writer.write(100, [data[100:4000]]), writer.write(4000, [data[4000:]]))
 
@@ -776,14 +778,14 @@ async def test_a_disk_that_fails_a_write_is_left_alone_for_a_while(
     broken: str, act: Callable[[Disk], Awaitable[None]], number: int, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await disk.write(meta_of(0))
-    disk.clock.advance(1.1)  # the free space is looked at again
+    disk.clock.advance(1.1)  # the free space is read again
     with monkeypatch.context() as patch:
         patch.setattr(os, broken, failing(number))
         with pytest.raises(StoreUnavailable):
             await act(disk)
     assert disk.metrics.total("outrider_store_errors_total") == 1
     assert disk.store.used_bytes == FILE
-    # Well again, but not asked before the pause is over; reads of what is here go on.
+    # The disk works again, but is not written before the pause is over. Reads of stored blocks go on.
     with pytest.raises(StoreUnavailable):
         await disk.store.create(meta_of(1))
     assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
@@ -792,9 +794,7 @@ async def test_a_disk_that_fails_a_write_is_left_alone_for_a_while(
     disk.keep_budget()
 
 
-async def test_a_read_that_fails_is_a_miss_and_no_proof_against_the_block(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_that_fails_is_a_miss_and_keeps_the_block(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     await disk.write(meta_of(0))
     disk = await restarted(disk, clean=True)
     with monkeypatch.context() as patch:
@@ -806,7 +806,7 @@ async def test_a_read_that_fails_is_a_miss_and_no_proof_against_the_block(
     disk.close()
 
 
-async def test_a_victim_that_will_not_go_keeps_its_place_and_no_snapshot_forgets_it(
+async def test_a_victim_that_cannot_be_removed_stays_accounted_and_prevents_a_snapshot(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(root, 2 * FILE)
@@ -824,7 +824,7 @@ async def test_a_victim_that_will_not_go_keeps_its_place_and_no_snapshot_forgets
     disk.close()
 
 
-def test_a_file_whose_close_tells_of_an_error_is_closed_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_whose_close_fails_is_closed_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root.mkdir()
     file = OpenFile(os.open(root / "f", os.O_RDWR | os.O_CREAT), 0)
     close = os.close
@@ -836,21 +836,21 @@ def test_a_file_whose_close_tells_of_an_error_is_closed_once(root: Path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(os, "close", closes_and_fails)
         file.doom()
-    # The lowest number that is free: the one that was closed.
+    # The lowest free descriptor number is the one that was closed.
     other = os.open(os.devnull, os.O_RDONLY)
     file.doom()
     os.fstat(other)
     os.close(other)
 
 
-async def test_a_store_that_stops_takes_no_block_any_more(disk: Disk) -> None:
+async def test_a_store_that_stops_admits_no_further_block(disk: Disk) -> None:
     disk.store.stopping = True
     with pytest.raises(StoreUnavailable, match="stops"):
         await disk.store.create(meta_of(0))
     disk.keep_budget()
 
 
-async def test_a_directory_emptied_under_us_is_made_again(disk: Disk) -> None:
+async def test_a_directory_that_was_emptied_in_use_is_made_again(disk: Disk) -> None:
     await disk.write(meta_of(0))
     shutil.rmtree(disk.root / "v2")
     shutil.rmtree(disk.root / "tmp")
@@ -858,13 +858,13 @@ async def test_a_directory_emptied_under_us_is_made_again(disk: Disk) -> None:
     assert await disk.read(meta_of(1)) == payload_of(meta_of(1))
 
 
-async def test_a_directory_that_is_gone_is_trouble_and_nothing_worse(disk: Disk) -> None:
+async def test_a_directory_that_is_gone_is_an_error_of_the_disk(disk: Disk) -> None:
     shutil.rmtree(disk.root)
     with pytest.raises(StoreUnavailable):
         await disk.store.create(meta_of(0))
 
 
-async def test_nothing_is_moved_or_removed_in_a_directory_that_is_another_process_by_now(disk: Disk) -> None:
+async def test_no_file_is_moved_or_removed_in_a_directory_that_another_process_has_locked(disk: Disk) -> None:
     meta = meta_of(0)
     data = payload_of(meta)
     writer = await disk.store.create(meta)
@@ -872,7 +872,7 @@ async def test_nothing_is_moved_or_removed_in_a_directory_that_is_another_proces
     (ours,) = (disk.root / "tmp").iterdir()
     shutil.rmtree(disk.root)
     other = BlockDir.open(disk.root)
-    # By chance he makes the same block.
+    # By chance the other process makes the same block.
     ours.write_bytes(b"his")
     with pytest.raises(StoreUnavailable):
         await writer.write(100, [data[100:]])
@@ -883,7 +883,7 @@ async def test_nothing_is_moved_or_removed_in_a_directory_that_is_another_proces
     other.close()
 
 
-async def test_nor_is_a_block_begun_there_where_the_free_space_was_looked_at_a_moment_ago(disk: Disk) -> None:
+async def test_no_block_is_begun_in_a_directory_that_another_process_has_locked(disk: Disk) -> None:
     await disk.write(meta_of(0))
     shutil.rmtree(disk.root)
     other = BlockDir.open(disk.root)
@@ -897,7 +897,7 @@ async def test_nor_is_a_block_begun_there_where_the_free_space_was_looked_at_a_m
 
 
 class Gated(BlockDir):
-    """Commits wait, in their thread, just before the rename."""
+    """Makes commits wait in their thread just before the rename."""
 
     reached = threading.Event()
     go_on = threading.Event()
@@ -911,7 +911,7 @@ class Gated(BlockDir):
 
 
 @pytest.mark.parametrize("writing", WRITINGS)
-async def test_a_writer_cancelled_at_the_rename_leaves_no_block_that_the_index_does_not_know(
+async def test_a_writer_cancelled_at_the_rename_leaves_no_block_without_an_index_entry(
     writing: Writing, root: Path
 ) -> None:
     disk = Disk(root, directory=Gated)
@@ -931,7 +931,7 @@ async def test_a_writer_cancelled_at_the_rename_leaves_no_block_that_the_index_d
     disk.close()
 
 
-async def test_a_block_in_its_place_that_will_not_go_is_found_by_the_next_start(
+async def test_an_aborted_block_that_cannot_be_removed_is_found_by_the_next_start(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(root, directory=Gated)
@@ -954,8 +954,8 @@ async def test_a_block_in_its_place_that_will_not_go_is_found_by_the_next_start(
     disk.close()
 
 
-async def test_a_block_is_written_anew_once_the_file_of_one_that_was_given_up_is_away(root: Path) -> None:
-    """Its thread may yet put that file in its place, and would then take away the new one's."""
+async def test_a_block_is_written_anew_only_after_the_aborted_file_is_removed(root: Path) -> None:
+    """The thread of the aborted writer may still rename its file into place, and would then remove the new one."""
     disk = Disk(root, directory=Gated)
     writer, data = await disk.store.create(meta_of(0)), payload_of(meta_of(0))
     Gated.reached.clear()
@@ -986,7 +986,7 @@ async def test_a_block_is_written_anew_once_the_file_of_one_that_was_given_up_is
     disk.close()
 
 
-async def test_of_a_disk_that_has_just_failed_no_block_waits_for_what_hangs_there(root: Path) -> None:
+async def test_after_a_failure_of_the_disk_no_block_waits_for_a_hanging_cleanup(root: Path) -> None:
     disk = Disk(root, directory=Gated)
     writer = await disk.store.create(meta_of(0))
     Gated.reached.clear()
@@ -1031,7 +1031,7 @@ async def cancelled_at_the_rename(writer: DiskBlockWriter, writing: Writing, dat
 
 
 async def test_room_that_is_still_being_made_is_waited_for(root: Path) -> None:
-    # One who left in the middle of an eviction: its victim is neither here nor off the disk.
+    # A caller that left during an eviction: its victim is out of the index, but still on the disk.
     disk = Disk(root, FILE, directory=Gated)
     await disk.write(meta_of(0))
     Gated.reached.clear()
@@ -1056,7 +1056,7 @@ async def test_room_that_is_still_being_made_is_waited_for(root: Path) -> None:
 
 
 async def all_done(work: DiskThreads) -> None:
-    """Until its threads have done all that was asked of them, and what was asked when that was heard of."""
+    """Wait until the threads of the store have finished all work, including work that its callbacks started."""
     for _ in range(3):
         shared_epoch = threading.Barrier(_THREADS)
         await asyncio.gather(*(work.run(shared_epoch.wait) for _ in range(_THREADS)))
@@ -1066,7 +1066,9 @@ async def all_done(work: DiskThreads) -> None:
 
 @pytest.mark.parametrize("steps", range(1, 12))
 @pytest.mark.parametrize("writing", WRITINGS)
-async def test_a_writer_cancelled_at_any_step_gives_all_back(steps: int, writing: Writing, root: Path) -> None:
+async def test_a_writer_cancelled_at_any_step_releases_its_reservation_and_files(
+    steps: int, writing: Writing, root: Path
+) -> None:
     disk = Disk(root, 2 * FILE)
     await disk.write(meta_of(0), meta_of(1))
     before = open_fds()
@@ -1117,7 +1119,7 @@ async def test_blocks_survive_a_stop_clean_or_not(clean: bool, root: Path) -> No
     assert {version.ref.key for version in disk.believed.versions} == {"a", "b\udcff"}
     assert len(disk.store) == 6
     disk.keep_budget()
-    if clean:  # the snapshot keeps the policy's order; a scan knows only when a block was written
+    if clean:  # the snapshot keeps the policy's order; a scan only knows when each block was written
         assert [meta.key for meta in disk.store.blocks()] == [meta.key for meta in [*metas[1:], metas[0]]]
     for meta in metas:
         assert await disk.read(meta) == payload_of(meta)
@@ -1154,7 +1156,7 @@ async def test_a_damaged_snapshot_is_ignored_and_the_directory_scanned(damage: s
     disk.close()
 
 
-async def test_a_snapshot_keeps_two_tellings_of_one_version_apart(root: Path) -> None:
+async def test_a_snapshot_keeps_two_sets_of_headers_of_one_version_apart(root: Path) -> None:
     disk = Disk(root)
     await disk.recovery.index()
     await disk.write(meta_of(0), meta_of(1, headers=(("x-amz-meta-a", "v" * 5000),)))
@@ -1164,7 +1166,7 @@ async def test_a_snapshot_keeps_two_tellings_of_one_version_apart(root: Path) ->
     disk.close()
 
 
-async def test_a_scan_sweeps_what_a_crash_left_and_touches_nothing_else(root: Path) -> None:
+async def test_a_scan_removes_the_leftovers_of_a_crash_and_touches_no_other_file(root: Path) -> None:
     disk = Disk(root)
     await disk.write(meta_of(0), meta_of(1))
     left_over = await disk.store.create(meta_of(2))
@@ -1210,9 +1212,9 @@ async def test_one_file_that_cannot_be_read_does_not_stop_the_scan(root: Path, m
         patch.setattr(block_io, "read_meta", read_meta)
         await disk.recovery.index()
     assert sorted(meta.index for meta in disk.store.blocks()) == [0, 1, 3, 4]
-    assert disk.store.used_bytes == 5 * FILE  # it is still there
+    assert disk.store.used_bytes == 5 * FILE  # the file is still on disk
     disk = await restarted(disk, clean=True)
-    assert len(disk.store) == 5  # no snapshot forgot it
+    assert len(disk.store) == 5  # no snapshot was written without it
     disk.close()
 
 
@@ -1228,7 +1230,7 @@ async def test_a_directory_filled_under_a_larger_budget_is_trimmed(clean: bool, 
     disk.close()
 
 
-async def test_nothing_is_admitted_before_the_directory_is_known(root: Path) -> None:
+async def test_no_block_is_admitted_before_the_scan_knows_all_sizes(root: Path) -> None:
     disk = Disk(root)
     await disk.write(meta_of(0))
     disk.store.admitting = False
@@ -1239,7 +1241,7 @@ async def test_nothing_is_admitted_before_the_directory_is_known(root: Path) -> 
 
 
 async def scrub_rounds(disk: Disk, rounds: int) -> None:
-    """Walk until the scrubber has been through all blocks so often, in virtual time."""
+    """Run the scrubber in virtual time until it has finished `rounds` rounds."""
 
     async def sleep(seconds: float) -> None:
         disk.clock.advance(seconds)
@@ -1250,7 +1252,7 @@ async def scrub_rounds(disk: Disk, rounds: int) -> None:
         await Recovery(disk.store, disk.believed, sleep).scrub(ScrubPace(1e6, 3600))
 
 
-async def test_the_scrubber_finds_the_bad_and_changes_no_order(root: Path) -> None:
+async def test_the_scrubber_finds_bad_blocks_and_does_not_change_the_order_of_eviction(root: Path) -> None:
     disk = Disk(root)
     await disk.recovery.index()
     await disk.write(*(meta_of(index) for index in range(4)))
@@ -1298,7 +1300,7 @@ def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path: Path) -> None
         BlockDir.open(tmp_path / "file" / "cache")
 
 
-def test_memory_directories_of_the_dead_are_removed_and_those_of_the_living_stay() -> None:
+def test_memory_directories_of_killed_processes_are_removed_and_those_in_use_stay() -> None:
     dead, alive = memory_dir.make(), memory_dir.make()
     BlockDir.open(dead).close()
     held = BlockDir.open(alive)
@@ -1310,7 +1312,7 @@ def test_memory_directories_of_the_dead_are_removed_and_those_of_the_living_stay
         memory_dir.remove(path)
 
 
-async def test_free_space_is_looked_at_once_a_second_and_whenever_it_may_be_short(
+async def test_free_space_is_read_once_a_second_and_whenever_it_may_be_short(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
@@ -1338,7 +1340,7 @@ def noting(disk: Disk) -> tuple[WrittenNamesFile, Recovery]:
     return touched, Recovery(disk.store, disk.believed, touched=touched)
 
 
-async def test_what_was_found_after_a_crash_is_vouched_for_where_it_was_not_written_nor_filled_too_soon(
+async def test_after_a_crash_a_version_is_vouched_for_unless_written_or_filled_too_soon(
     root: Path,
 ) -> None:
     modified = (("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT"),)
@@ -1361,7 +1363,7 @@ async def test_what_was_found_after_a_crash_is_vouched_for_where_it_was_not_writ
         disk.close()
 
 
-async def test_notes_of_what_a_start_could_not_read_are_kept(root: Path) -> None:
+async def test_written_names_are_kept_for_blocks_that_a_start_could_not_read(root: Path) -> None:
     disk = Disk(root)
     touched, recovery = noting(disk)
     await recovery.index()
@@ -1381,7 +1383,7 @@ async def test_notes_of_what_a_start_could_not_read_are_kept(root: Path) -> None
     disk.close()
 
 
-async def test_a_snapshot_that_a_write_overtakes_is_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_snapshot_overtaken_by_a_write_is_not_put_in_place(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(root)
     touched, recovery = noting(disk)
     await recovery.index()

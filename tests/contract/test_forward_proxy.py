@@ -1,4 +1,4 @@
-"""The HTTP proxy that the environment names: used on the way to the origin, and no .netrc with it."""
+"""The HTTP proxy that the environment names is used for requests to the origin; .netrc is not read."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def ask(origin: HttpOrigin, key: str) -> tuple[int, bytes]:
         ("http://[::1]:8333", {"HTTP_PROXY": "http://proxy"}, None),
     ],
 )
-def test_the_way_is_what_aws_tools_make_of_the_environment(
+def test_the_proxy_is_the_one_that_aws_tools_find_in_the_environment(
     endpoint: str, variables: dict[str, str], way: str | None, environment: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
@@ -71,7 +71,7 @@ def test_the_way_is_what_aws_tools_make_of_the_environment(
     assert forward_proxy_to(endpoint) == ForwardProxy(None if way is None else URL(way))
 
 
-def test_the_proxys_password_goes_to_the_proxy_alone(environment: pytest.MonkeyPatch) -> None:
+def test_the_password_of_the_proxy_is_sent_to_the_proxy_only(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("HTTPS_PROXY", "http://me:p%40ss@proxy:3128")
     way = forward_proxy_to("https://s3.test")
     assert (way.url, dict(way.headers)) == (URL("http://proxy:3128"), {})
@@ -79,14 +79,14 @@ def test_the_proxys_password_goes_to_the_proxy_alone(environment: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("wrong", ["socks5://me:secret@proxy", "http://", "http://proxy:port"])
-def test_what_is_no_http_proxy_is_refused_without_its_password(wrong: str, environment: pytest.MonkeyPatch) -> None:
+def test_an_invalid_proxy_is_refused_without_showing_its_password(wrong: str, environment: pytest.MonkeyPatch) -> None:
     environment.setenv("HTTPS_PROXY", wrong)
     with pytest.raises(SettingsError, match="HTTPS_PROXY") as refused:
         forward_proxy_to("https://s3.test")
     assert "secret" not in str(refused.value)
 
 
-async def test_a_plain_origin_is_asked_through_it_and_no_netrc_is_read(
+async def test_a_plain_origin_is_reached_through_the_proxy_and_no_netrc_is_read(
     bucket: Bucket, simulator: Simulator, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bucket.make_bucket("forwarded")
@@ -97,7 +97,7 @@ async def test_a_plain_origin_is_asked_through_it_and_no_netrc_is_read(
     netrc.write_text("default login somebody password hidden\n")
     environment.setenv("NETRC", str(netrc))
     environment.setenv("HTTP_PROXY", simulator.endpoint.replace("://", "://me:secret@"))
-    # A name that only the proxy knows the way to.
+    # A name that only the proxy can resolve.
     origin = HttpOrigin("http://bucket.test", REGION, Keys(bucket), Metrics(), time.time, connections=2)
     assert await ask(origin, "a b") == (200, b"here")
     (request,) = simulator.log()

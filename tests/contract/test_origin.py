@@ -1,5 +1,6 @@
-"""What every `ports.Origin` must do: the fake of the engine's tests and the real client before SeaweedFS, side by side,
-so that the fake is proved honest."""
+"""The contract of `ports.Origin`, for the fake of the engine's tests and for the real client before SeaweedFS.
+
+Both must pass, so the fake behaves as the real client does."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class Keys:
 
 
 class World:
-    """An origin, and the hand that makes it break off after so many bytes or answer with a status."""
+    """An origin, and the controls that make it break off after some bytes, or answer with a status."""
 
     def __init__(
         self, origin: Origin, break_after: Callable[[int], None], answer: Callable[[int], None], nowhere: Origin
@@ -122,7 +123,7 @@ def key() -> str:
     return f"k{next(_numbers)}/a b+c&ключ"
 
 
-async def test_what_was_put_is_got_with_a_strong_etag_and_its_length(world: World, key: str) -> None:
+async def test_a_get_returns_the_bytes_of_the_put_with_a_strong_etag_and_length(world: World, key: str) -> None:
     etag = await world.put(key, DATA)
     status, headers, body = await world.ask("GET", key)
     assert (status, body, headers["etag"], headers["content-length"]) == (200, DATA, etag, str(len(DATA)))
@@ -145,7 +146,7 @@ async def test_the_content_length_is_that_of_the_body_a_get_would_have(
     [("bytes=0-0", 0, 1), ("bytes=100-199999", 100, 200_000), ("bytes=299999-", 299_999, 300_000),
      ("bytes=200000-900000", 200_000, 300_000), ("bytes=-5", 299_995, 300_000)],
 )  # fmt: skip
-async def test_a_range_is_a_206_that_says_what_it_is(
+async def test_a_range_is_a_206_with_a_content_range(
     header: str, start: int, stop: int, world: World, key: str
 ) -> None:
     await world.put(key, DATA)
@@ -167,7 +168,7 @@ async def test_an_empty_object_is_a_200_without_bytes(world: World, key: str) ->
     assert (status, body, headers["content-length"]) == (200, b"", "0")
 
 
-async def test_a_missing_key_is_a_404_with_words_for_a_get_and_none_for_a_head(world: World, key: str) -> None:
+async def test_a_missing_key_is_a_404_with_a_body_for_a_get_and_none_for_a_head(world: World, key: str) -> None:
     status, _, body = await world.ask("GET", key)
     assert (status, b"NoSuchKey" in body) == (404, True)
     assert (await world.ask("HEAD", key))[::2] == (404, b"")
@@ -191,7 +192,7 @@ async def test_if_none_match_is_a_304_until_the_version_moved(world: World, key:
     assert headers["etag"] != etag
 
 
-async def test_what_was_deleted_is_gone(world: World, key: str) -> None:
+async def test_a_deleted_object_is_gone(world: World, key: str) -> None:
     await world.put(key, DATA)
     assert (await world.ask("DELETE", key))[0] == 204
     assert (await world.ask("GET", key))[0] == 404
@@ -229,7 +230,7 @@ async def test_no_reply_at_all_is_an_origin_that_broke(world: World, key: str) -
 
 async def test_a_reply_that_is_left_halfway_does_no_harm_to_the_next(world: World, key: str) -> None:
     await world.put(key, DATA)
-    for _ in range(12):  # more than there are connections
+    for _ in range(12):  # more replies than there are connections
         async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
             chunks = reply.chunks()
             assert DATA.startswith(await anext(chunks))

@@ -1,4 +1,4 @@
-"""Refusals that nothing mends: whatever was tried before, a client is told nothing of who has signed."""
+"""Refusals that no repair helps: after all attempts, the reply to the client holds nothing about the signer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFUSAL = b"<Error><Code>ExpiredToken</Code><Token-0>%b</Token-0><HostId>h</Host
 
 
 class Rotating:
-    """Somebody else renews them all the time, and none is any good."""
+    """Credentials that are renewed each time, and never accepted."""
 
     def __init__(self) -> None:
         self.renewed = 0
@@ -32,7 +32,7 @@ class Rotating:
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_the_last_of_several_refusals_tells_nothing_of_its_signer(method: str) -> None:
+async def test_the_last_of_several_refusals_holds_nothing_about_the_signer(method: str) -> None:
     asked: list[str] = []
 
     async def refuse(request: web.BaseRequest) -> web.StreamResponse:

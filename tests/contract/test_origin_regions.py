@@ -1,4 +1,4 @@
-"""Buckets of another region: the hint is followed for reads, passed on otherwise, and never leads to a stranger."""
+"""Buckets in another region: a region hint is followed for reads, passed on for writes, and never leads elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Keys:
 
 @dataclass
 class Store:
-    """A store whose bucket lives in `region`, and which answers a signature for another one with `status`."""
+    """A store whose bucket is in `region`, and which answers a signature for another region with `status`."""
 
     region: str
     status: int
@@ -72,7 +72,7 @@ async def test_a_region_hint_is_followed_once_and_remembered(status: int) -> Non
     async with before(store) as origin:
         assert await ask(origin, "GET") == (200, BODY)
         assert await ask(origin, "GET") == (200, BODY)
-        # A write profits from what a read has found out.
+        # A write uses the region that a read has found.
         assert (await ask(origin, "PUT"))[0] == 200
     assert store.asked == [
         ("GET", "us-east-1"),

@@ -1,4 +1,4 @@
-"""Small state files: whole or not at all, for this user alone, and refused when they are not what was written."""
+"""The contract of small state files: replaced whole, readable for this user only, and refused when damaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.core.ahead.dataset import learned_state
 OLD, NEW = b"old content", b"new content"
 JSON, DIGEST, LINES = JsonFormat("pins", 1), DigestFormat(), LinesFormat("outrider index", 1)
 PAYLOAD = [["bucket", "key"], {"key": "\udcff"}]
-# Each format with a file of it, and what its `decode` makes of that file.
+# For each format: its `decode`, the bytes of a file, and the payload in it.
 FILES: dict[str, tuple[Callable[[bytes], Any], bytes, Any]] = {
     "json": (JSON.decode, JSON.encode(PAYLOAD), PAYLOAD),
     "digest": (DIGEST.decode, DIGEST.encode(NEW), NEW),
@@ -74,7 +74,7 @@ async def test_a_file_is_replaced_and_no_temporary_file_stays(path: Path, put: P
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-async def test_only_this_user_can_read_it(path: Path, put: Put, umask: int) -> None:
+async def test_only_this_user_can_read_the_file(path: Path, put: Put, umask: int) -> None:
     before = os.umask(umask)
     try:
         await put(path, NEW)
@@ -83,7 +83,9 @@ async def test_only_this_user_can_read_it(path: Path, put: Put, umask: int) -> N
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_it_is_written_under_another_name_until_it_is_whole(path: Path, threads: ThreadPoolExecutor) -> None:
+async def test_the_content_is_written_under_another_name_until_it_is_complete(
+    path: Path, threads: ThreadPoolExecutor
+) -> None:
     path.write_bytes(OLD)
 
     def pieces() -> Iterator[bytes]:
@@ -115,8 +117,8 @@ async def test_a_torn_write_leaves_the_older_content(path: Path, threads: Thread
     assert path.read_bytes() == OLD
 
 
-async def test_what_a_torn_write_left_is_in_nobodys_way(path: Path, put: Put) -> None:
-    """A temporary file of another mode, as another user may have put there, is not written into."""
+async def test_a_leftover_temporary_file_is_replaced_by_a_new_one(path: Path, put: Put) -> None:
+    """The temporary file may have another mode, or belong to another user: it is not written into."""
     part = sealed_file.part_of(path)
     part.write_bytes(b"something much longer than the content")
     part.chmod(0o644)
@@ -170,7 +172,7 @@ async def test_a_directory_that_is_gone_is_an_error(path: Path, put: Put) -> Non
 
 
 @pytest.mark.parametrize("durable", [False, True])
-async def test_file_and_directory_are_synced_when_it_is_to_be_durable(
+async def test_a_durable_write_syncs_file_and_directory(
     path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, durable: bool
 ) -> None:
     done: list[tuple[str, str, bytes]] = []
@@ -195,7 +197,7 @@ async def test_file_and_directory_are_synced_when_it_is_to_be_durable(
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_file_is_told_apart_from_a_bad_one(path: Path) -> None:
+def test_a_missing_file_is_no_bad_file(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sealed_file.read(path, 100)
 
@@ -214,7 +216,7 @@ def test_a_format_reads_what_it_wrote(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_cut_is_refused_wherever_that_was(name: str) -> None:
+def test_a_file_that_is_cut_anywhere_is_refused(name: str) -> None:
     decode, raw, _ = FILES[name]
     ends_with_newline = name == "lines"
     for length in range(len(raw) - ends_with_newline):

@@ -1,4 +1,4 @@
-"""The notes of what was written through us: none is lost, or none counts; and what a start leaves of them."""
+"""The file of written names: it holds all names or is removed, and a start keeps those that still have blocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def directory(tmp_path: Path) -> Iterator[BlockDir]:
 
 
 def started(directory: BlockDir, names: set[ObjectRef] | None = None) -> WrittenNamesFile:
-    """One that knows what was found; `names` None: nothing is settled yet."""
+    """A `WrittenNamesFile` after a start that settled on `names`; None: it has not settled yet."""
     touched = WrittenNamesFile(directory, DiskThreads(Metrics(), FakeClock()))
     if names is not None:
         assert touched.settle(names) is None
@@ -41,7 +41,7 @@ def started(directory: BlockDir, names: set[ObjectRef] | None = None) -> Written
 
 
 def told(directory: BlockDir) -> list[bool]:
-    """Of which names a start after a crash would think that they may have been written."""
+    """For each name, whether a start after a crash would take it for written."""
     found = started(directory)
     return [found.has(ref) for ref in (A, B, C, ODD)]
 
@@ -49,7 +49,7 @@ def told(directory: BlockDir) -> list[bool]:
 NONE, ALL = [False] * 4, [True] * 4
 
 
-async def test_what_was_noted_is_known_to_the_next_start_and_the_one_after(directory: BlockDir) -> None:
+async def test_a_noted_name_is_known_to_the_next_two_starts(directory: BlockDir) -> None:
     await started(directory, set()).note([A])
     assert told(directory) == [True, False, False, False]
     again = started(directory)
@@ -60,7 +60,7 @@ async def test_what_was_noted_is_known_to_the_next_start_and_the_one_after(direc
     assert directory.touched.stat().st_mode & 0o077 == 0
 
 
-async def test_a_start_leaves_only_what_has_blocks(directory: BlockDir) -> None:
+async def test_a_start_keeps_only_names_that_have_blocks(directory: BlockDir) -> None:
     await started(directory, set()).note([A, B, C])
     started(directory, {B})
     assert told(directory) == [False, True, False, False]
@@ -80,7 +80,7 @@ async def test_a_name_is_noted_once(directory: BlockDir) -> None:
 
 
 @pytest.mark.parametrize("settled", [False, True])
-async def test_beyond_so_many_names_none_counts(
+async def test_beyond_the_bound_any_name_may_have_been_written(
     settled: bool, directory: BlockDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started(directory, set())
@@ -100,7 +100,7 @@ async def test_beyond_so_many_names_none_counts(
 
 
 @pytest.mark.parametrize("damage", ["cut", "odd", "another boot", "none"])
-async def test_notes_that_are_not_whole_vouch_for_nothing(damage: str, directory: BlockDir) -> None:
+async def test_without_a_complete_file_any_name_may_have_been_written(damage: str, directory: BlockDir) -> None:
     await started(directory, set()).note([A])
     raw = directory.touched.read_bytes()
     if damage == "none":
@@ -113,7 +113,7 @@ async def test_notes_that_are_not_whole_vouch_for_nothing(damage: str, directory
     assert told(directory) == ALL, "it is not made whole by what comes after"
 
 
-async def test_a_directory_that_is_another_one_now_vouches_for_nothing(directory: BlockDir) -> None:
+async def test_in_another_directory_any_name_may_have_been_written(directory: BlockDir) -> None:
     touched = started(directory, set())
     await touched.note([A])
     directory.touched.rename(directory.root / "of old")
@@ -122,7 +122,7 @@ async def test_a_directory_that_is_another_one_now_vouches_for_nothing(directory
     assert told(directory) == ALL
 
 
-async def test_the_notes_of_another_process_that_has_the_directory_now_are_its_own(
+async def test_the_file_of_another_process_that_has_locked_the_directory_is_not_changed(
     directory: BlockDir, tmp_path: Path
 ) -> None:
     touched, later = started(directory, set()), started(directory)
@@ -137,7 +137,7 @@ async def test_the_notes_of_another_process_that_has_the_directory_now_are_its_o
 
 
 @pytest.mark.parametrize("acts", [["open"], ["open", "unlink"]])
-async def test_what_could_not_be_noted_is_made_up_for_as_soon_as_the_disk_is_well(
+async def test_after_a_failed_note_the_file_is_removed_once_the_disk_works_again(
     acts: list[str], directory: BlockDir
 ) -> None:
     touched = started(directory, set())
@@ -166,7 +166,7 @@ async def test_a_disk_that_hangs_is_waited_for_once(directory: BlockDir, monkeyp
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_a_snapshot_that_a_write_overtook_is_none(after: bool, directory: BlockDir) -> None:
+async def test_a_snapshot_that_a_write_overtook_is_removed(after: bool, directory: BlockDir) -> None:
     touched = started(directory, set())
     await touched.note([A])
     part = directory.root / "index.part"
@@ -182,7 +182,7 @@ async def test_a_snapshot_that_a_write_overtook_is_none(after: bool, directory: 
     assert not part.exists()
 
 
-async def test_only_what_may_have_blocks_is_noted(tmp_path: Path) -> None:
+async def test_only_names_that_may_have_blocks_are_noted(tmp_path: Path) -> None:
     with engine(tmp_path / "c", catalog_entries=1) as room:
         touched = started(room.store.directory)
         names: list[object] = []

@@ -1,4 +1,4 @@
-"""Settings: which source wins, each nonsense by its name, and no secret in any message."""
+"""Settings: the order of the sources, errors that name the setting, and no secret in any message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRET = "hunter2-hunter2"
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests' own environment is no part of what they say."""
+    """Remove the settings in the environment of the tests."""
     import os
 
     for name in list(os.environ):
@@ -71,7 +71,7 @@ def test_sizes_are_bytes_units_or_a_share(given: str | int, whole: int, size: in
      ("price_per_gb", "inf"), ("price_per_1000_gets", "nan")],
 )  # fmt: skip
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])
-def test_nonsense_is_named_whatever_source_it_came_from(source: str, name: str, value: str, tmp_path: Path) -> None:
+def test_an_invalid_value_is_named_from_each_source(source: str, name: str, value: str, tmp_path: Path) -> None:
     environ = {f"OUTRIDER_{name.upper()}": value} if source == "environment" else {}
     config = file_with(tmp_path, f'{name} = "{value}"\n') if source == "file" else None
     with pytest.raises(SettingsError) as refused:
@@ -81,7 +81,7 @@ def test_nonsense_is_named_whatever_source_it_came_from(source: str, name: str, 
 
 
 @pytest.mark.parametrize(("name", "value"), [("workers", 0), ("cache_dir", ""), ("admin", "")])
-def test_a_flag_that_says_nothing_was_given_all_the_same(
+def test_a_flag_with_an_empty_value_counts_as_given(
     name: str, value: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as refused:
@@ -90,7 +90,7 @@ def test_a_flag_that_says_nothing_was_given_all_the_same(
     assert f"--{name.replace('_', '-')}" in capsys.readouterr().err
 
 
-def test_only_flags_that_there_are_are_named(tmp_path: Path) -> None:
+def test_an_error_names_only_flags_that_exist(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"^fills \(OUTRIDER_FILLS\): 'x' input"):
         load({"cache_size": None}, None, {"OUTRIDER_FILLS": "x"})
 
@@ -104,19 +104,19 @@ def test_only_flags_that_there_are_are_named(tmp_path: Path) -> None:
         ("[[prefetch_rules]]\nobjects = 'x'\nprefetch = 'no'", "prefetch_rules.0.prefetch: 'no' input should be"),
     ],
 )
-def test_of_a_rule_that_is_wrong_the_field_is_named(rule: str, told: str, tmp_path: Path) -> None:
+def test_the_error_of_a_wrong_rule_names_the_field(rule: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as refused:
         load({}, file_with(tmp_path, rule), {})
     assert any(line.startswith(told) for line in str(refused.value).splitlines()), refused.value
 
 
 @pytest.mark.parametrize("size", ["true", "1e9"])
-def test_what_is_no_size_in_a_file_is_told_in_words(size: str, tmp_path: Path) -> None:
+def test_an_invalid_size_in_a_file_is_explained(size: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="is not a size: write bytes"):
         load({}, file_with(tmp_path, f"cache_size = {size}"), {})
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_errors_are_shown_together() -> None:
     with pytest.raises(SettingsError) as refused:
         load({"fills": 0, "policy": "random"}, None, {})
     assert len(str(refused.value).splitlines()) == 2
@@ -129,7 +129,7 @@ def test_an_unknown_setting_is_an_error_that_names_the_known_ones(tmp_path: Path
         load({}, file_with(tmp_path, 'cash_dir = "/x"'), {})
 
 
-def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_or_invalid_file_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.toml"):
         load({}, tmp_path / "nowhere.toml", {})
     with pytest.raises(SettingsError, match="not TOML"):
@@ -151,7 +151,7 @@ def test_loopback_refuses_every_other_address(host: str) -> None:
         load({"listen": address}, None, {})
 
 
-def test_the_admin_port_off_loopback_needs_a_token_which_no_message_shows() -> None:
+def test_the_admin_port_off_loopback_needs_a_token_and_no_message_shows_it() -> None:
     with pytest.raises(SettingsError, match="OUTRIDER_ADMIN_TOKEN"):
         load({"admin": "0.0.0.0:1"}, None, {})
     settings = load({"admin": "0.0.0.0:1"}, None, {"OUTRIDER_ADMIN_TOKEN": SECRET})
@@ -161,14 +161,14 @@ def test_the_admin_port_off_loopback_needs_a_token_which_no_message_shows() -> N
     assert SECRET not in str(refused.value)
 
 
-def test_a_token_made_from_a_file_is_without_the_end_of_its_line() -> None:
+def test_a_token_from_a_file_loses_its_newline() -> None:
     token = load({}, None, {"OUTRIDER_ADMIN_TOKEN": f"{SECRET}\n"}).admin_token
     assert token is not None
     assert token.get_secret_value() == SECRET
 
 
 @pytest.mark.parametrize("token", ["", "\n", f"{SECRET}\ntwo", f"{SECRET}\u00e9"])
-def test_a_token_that_no_header_can_bring_is_refused_and_not_shown(token: str) -> None:
+def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(token: str) -> None:
     with pytest.raises(SettingsError, match="OUTRIDER_ADMIN_TOKEN") as refused:
         load({}, None, {"OUTRIDER_ADMIN_TOKEN": token})
     assert SECRET not in str(refused.value)
@@ -187,7 +187,7 @@ def test_settings_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("block_size", "fills", "blocks"), [("8MiB", 64, 32), ("512KiB", 64, 64), ("8MiB", 4, 4), ("512MiB", 64, 1)]
 )  # fmt: skip
-def test_no_more_blocks_are_fetched_ahead_at_once_than_may_be_under_way(
+def test_no_more_blocks_are_prefetched_at_once_than_fills_may_be_under_way(
     block_size: str, fills: int, blocks: int
 ) -> None:
     flags = {"block_size": block_size, "fills": fills, "cache_size": "10GiB"}
@@ -242,7 +242,7 @@ def test_sigv4_takes_any_address_and_needs_clients(tmp_path: Path) -> None:
         load({"auth": "sigv4"}, None, {})
 
 
-def test_grants_that_nobody_would_ask_for_are_refused(tmp_path: Path) -> None:
+def test_invalid_grants_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--clients FILE needs --auth sigv4"):
         load({"clients": file_with(tmp_path, GOOD, "clients.toml")}, None, {})
 
@@ -266,7 +266,7 @@ def test_grants_that_nobody_would_ask_for_are_refused(tmp_path: Path) -> None:
         "",
     ],
 )
-def test_a_clients_file_that_is_wrong_is_named_and_shows_no_secret(text: str, tmp_path: Path) -> None:
+def test_the_error_of_a_wrong_clients_file_names_it_and_shows_no_secret(text: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as refused:
         with_clients(tmp_path, text)
     assert "clients.toml" in str(refused.value)

@@ -1,4 +1,4 @@
-"""Keys of the environment, taken without the AWS chain: exactly where the chain would find the same."""
+"""Credentials are taken from the environment without the AWS chain exactly when the chain would find the same ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALUES = {"AWS_CREDENTIAL_EXPIRATION": "2999-01-01T00:00:00Z"}
 
 
 async def by_the_chain() -> Credentials | None:
-    """None: it has none, or does not work."""
+    """The credentials that the AWS chain finds; None: it finds none, or fails."""
     try:
         found = await get_session().get_credentials()
         if found is None:
@@ -38,7 +38,9 @@ async def by_us() -> Credentials | None:
 
 
 @pytest.mark.parametrize("given", [chosen for count in range(5) for chosen in combinations(NAMES, count)], ids="+".join)
-async def test_they_are_those_that_the_chain_finds(given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_credentials_are_those_that_the_chain_finds(
+    given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):

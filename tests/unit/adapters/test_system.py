@@ -1,4 +1,4 @@
-"""The garbage collector's hand on what lives long, with a clock and objects of the test's own."""
+"""Freezing objects after long garbage collections, with a fake clock and objects of the test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nothing_set_aside() -> Iterator[None]:
     ("generation", "took_s", "freezes"), [(2, 0.011, True), (2, 0.009, False), (1, 0.011, False), (0, 0.011, False)]
 )
 @pytest.mark.usefixtures("nothing_set_aside")
-def test_what_outlived_a_long_full_collection_is_set_aside(generation: int, took_s: float, freezes: bool) -> None:
+def test_objects_that_outlive_a_long_full_collection_are_frozen(generation: int, took_s: float, freezes: bool) -> None:
     now = 100.0
     hear = freezing_after_long_ones(lambda: now)
     hear("start", {"generation": generation})
@@ -36,7 +36,7 @@ def test_what_outlived_a_long_full_collection_is_set_aside(generation: int, took
     assert (gc.get_freeze_count() > 0) == freezes
 
 
-# In a process of its own: the callback stays for good.
+# Run in its own process: the callback cannot be removed.
 _PROGRAM = """
 import gc, outrider.adapters.process.system as system
 system.keep_collections_short()
@@ -51,6 +51,6 @@ print(started > 10_000, aside >= 10_000, seen < 10_000, gc.get_freeze_count() < 
 """
 
 
-def test_a_collection_sets_aside_what_it_found_alive_and_its_end_frees_it_all_the_same() -> None:
+def test_frozen_objects_are_still_freed_by_reference_counting() -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"] * 4
