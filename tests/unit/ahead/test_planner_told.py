@@ -31,13 +31,13 @@ def test_what_workers_tell_in_pieces_is_one_order_however_they_come(
     order = random.sample(range(60), 60)
     shares = {worker: order[worker::workers] for worker in range(workers)}
     left = {worker: cut(keys, sizes) for worker, keys in shares.items()}
-    one, read = Epoch((), 60, 0.0, order=ORDER_UNLIKELY), random.sample(range(60), 9)
+    one, read = Epoch((), 60, 0.0, confidence=ORDER_UNLIKELY), random.sample(range(60), 9)
     while any(left.values()):
         worker = random.choice([worker for worker, pieces in left.items() if pieces])
         start, piece = left[worker].pop(0)
-        one.cursor = len(one.agenda)
+        one.cursor.position = len(one.agenda)
         one.tell(piece, start, len(shares[worker]))
-        assert set(piece) <= set(one.agenda[one.cursor :]), "it is yet to be fetched"
+        assert set(piece) <= set(one.agenda[one.cursor.position :]), "it is yet to be fetched"
         if read and random.random() < 0.5:
             one.read(read.pop(), 1.0)
     part = {key: (index + 0.5) / len(keys) for keys in shares.values() for index, key in enumerate(keys)}
@@ -48,7 +48,7 @@ def test_what_workers_tell_in_pieces_is_one_order_however_they_come(
 
 @pytest.mark.parametrize("turns", [[(0, 3), (0, 1), (1, 2), (1, 0)], [(0, 1), (0, 3), (1, 0), (1, 2)]])
 def test_workers_that_are_told_to_be_equally_far_stand_in_one_order(turns: list[tuple[int, int]]) -> None:
-    one = Epoch((), 4, 0.0, order=ORDER_UNLIKELY)
+    one = Epoch((), 4, 0.0, confidence=ORDER_UNLIKELY)
     for start, key in turns:
         one.tell([key], start, 2)
     assert list(one.agenda) == [1, 3, 0, 2]
@@ -64,7 +64,7 @@ def test_a_piece_costs_what_it_brings_where_workers_are_about_as_far() -> None:
             placed += 1
             super()._append(key)
 
-    one = Counted((), 8000, 0.0, order=ORDER_UNLIKELY)
+    one = Counted((), 8000, 0.0, confidence=ORDER_UNLIKELY)
     for start in range(0, 1000, 50):
         for worker in range(8):
             keys = range(worker * 1000 + start, worker * 1000 + start + 50)

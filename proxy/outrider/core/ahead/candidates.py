@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop
 from itertools import islice
 from typing import NamedTuple
 
@@ -114,7 +113,7 @@ class Candidates:
                 want = self._want(offer, free_bytes)
                 if want is not None:
                     wants.append(want)
-                    self._advance(offer.by)
+                    offer.by.cursor.advance(offer.by.agenda)
                     # Others who read the same set may have offered the same.
                     anew = [pair for pair in active if pair[0] is offer.dataset]
                     candidates = [other for other in candidates if other.dataset is not offer.dataset]
@@ -152,52 +151,39 @@ class Candidates:
     def _next(self, dataset: Dataset, one: Epoch, most: int) -> int | None:
         """The next key that this pass will read and that is neither here nor coming; None: none, or not among so many
         (as when another part of a large set is thought to be read)."""
+        cursor, agenda = one.cursor, one.agenda
         for _ in range(most):
-            outstanding = self._outstanding(one)
-            if outstanding is None:
+            index = cursor.current(agenda)
+            in_next_epoch = index is None
+            if index is None:
+                index = self._current_in_next(one)
+            if index is None:
                 return None
-            if not (self._is_fetched(dataset, one, outstanding) or self._is_too_large(dataset, one, outstanding)):
-                in_agenda = one.again or one.cursor < len(one.agenda)
-                if not (in_agenda and one.order > _SURE and one.is_passed_over(outstanding)):
-                    return outstanding
+            is_needed = in_next_epoch or one.to_come(index)
+            if is_needed and not (self._is_here(dataset, index) or self._is_too_large(dataset, one, index)):
+                if cursor.is_behind(agenda) or not (one.confidence > _SURE and one.is_passed_over(index)):
+                    return index
                 # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
-                one.behind.append(outstanding)
-            self._advance(one)
+                cursor.leave_behind(index)
+            cursor.advance(agenda)
         self._cut.append((dataset, one))
         return None
 
     def _is_too_large(self, dataset: Dataset, one: Epoch, key: int) -> bool:
         """An exception among its like, that would hold up the others."""
         size, room_bytes = dataset.names.sizes[key], self._capacity_bytes // (self._open_objects.readers + 1)
-        return self._disk_bytes(size) > room_bytes >= self._disk_bytes(dataset.usual_bytes) >= 0 and one.part < 1
+        return self._disk_bytes(size) > room_bytes >= self._disk_bytes(dataset.usual_bytes) >= 0 and one.progress < 1
 
-    def _outstanding(self, one: Epoch) -> int | None:
-        if one.again:
-            return one.again[0][1]
-        if one.cursor < len(one.agenda):
-            return one.agenda[one.cursor]
-        if one.behind:
-            return one.behind[0]
-        after = one.cursor - len(one.agenda)
-        # Past the end of the pass lies the next one, once this one's are all fetched.
-        following = one.log if one.repeats else one.upcoming.agenda if one.upcoming is not None else ()
-        if one.agenda and after < len(following) and one.left <= self._window(one):
-            return following[after]
-        return None
+    def _current_in_next(self, one: Epoch) -> int | None:
+        """Past the end of the epoch lies the next one, once this one's objects are all fetched."""
+        index = one.cursor.current_in_next(one.agenda, one.next_agenda) if one.agenda else None
+        return index if index is not None and one.left <= self._window(one) else None
 
-    def _advance(self, one: Epoch) -> None:
-        if one.again:
-            heappop(one.again)
-        elif one.behind and one.cursor >= len(one.agenda):
-            one.behind.popleft()
-        else:
-            one.cursor += 1
-
-    def _is_fetched(self, dataset: Dataset, one: Epoch, key: int) -> bool:
-        in_next_pass = not one.again and one.cursor >= len(one.agenda) and not one.behind
-        if (dataset, key) in self._handed or key in dataset.discovery.missing or not (in_next_pass or one.to_come(key)):
+    def _is_here(self, dataset: Dataset, index: int) -> bool:
+        """The object is on disk, on its way, or known to be missing."""
+        if (dataset, index) in self._handed or index in dataset.discovery.missing:
             return True
-        cached = dataset.cached.get(key)
+        cached = dataset.cached.get(index)
         return cached is not None and (cached.reading or cached.present.bit_count() == cached.blocks)
 
     def _window(self, one: Epoch, rest_s: float = 0.0) -> int:
@@ -232,7 +218,7 @@ class Candidates:
         missing = ((1 << count) - 1) & ~(cached.present if cached is not None else 0)
         each_bytes = self._disk_bytes(-(-likely // count) if likely >= 0 else self._block_bytes)
         object_bytes = count * each_bytes
-        if object_bytes * (self._open_objects.readers + 1) > self._capacity_bytes and one.part < 1:
+        if object_bytes * (self._open_objects.readers + 1) > self._capacity_bytes and one.progress < 1:
             return None
         # Where the next reads are anybody's, the readers' misses need room that is not taken from what is fetched.
         reserve = (

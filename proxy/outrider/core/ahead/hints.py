@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.ahead.order.epoch import Epoch, Round
+from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch_handle import EpochHandle
 from outrider.core.model import ObjectRef
 
 
@@ -29,14 +30,14 @@ class Hint:
     def __init__(self) -> None:
         self.ignored = 0
         """Hinted reads since `go_on` for which nothing is prefetched, by the settings."""
-        self._indexes: dict[tuple[Dataset, Round], array[int]] = {}
+        self._indexes: dict[tuple[Dataset, EpochHandle], array[int]] = {}
 
     @property
     def bytes(self) -> int:
         return sum(indexes.itemsize * len(indexes) for indexes in self._indexes.values())
 
     def add(self, dataset: Dataset, epoch: Epoch, indexes: Sequence[int]) -> None:
-        at = dataset, epoch.round
+        at = dataset, epoch.handle
         hinted = self._indexes.setdefault(at, array("i"))
         hinted.extend(indexes)
         if len(hinted) > 2 * len(epoch.place):
@@ -49,31 +50,31 @@ class Hint:
         self._indexes = {at: hinted for at, hinted in self._indexes.items() if at[0].epoch_of(at[1]) is not None}
 
     def indexes_of(self, epoch: Epoch) -> array[int]:
-        hinted = (hinted for (_, one_round), hinted in self._indexes.items() if one_round is epoch.round)
+        hinted = (hinted for (_, handle), hinted in self._indexes.items() if handle is epoch.handle)
         return next(hinted, array("i"))
 
     def unread(self) -> Iterator[tuple[Dataset, Epoch, set[int]]]:
         """The objects that are still expected, by epoch."""
-        for (dataset, one_round), hinted in self._indexes.items():
-            epoch = dataset.epoch_of(one_round)
+        for (dataset, handle), hinted in self._indexes.items():
+            epoch = dataset.epoch_of(handle)
             if epoch is not None and epoch.told:
                 yield dataset, epoch, {index for index in hinted if epoch.to_come(index)}
 
     def told(self, at_once: int) -> Iterator[HintedObjects]:
         """All objects, in pieces of at most `at_once`. Each piece is computed when it is asked for, so objects may be
         hinted or read between two pieces."""
-        for (dataset, one_round), hinted in list(self._indexes.items()):
+        for (dataset, handle), hinted in list(self._indexes.items()):
             distinct = array("i", dict.fromkeys(hinted))
             for first in range(0, len(distinct), at_once):
-                yield _progress_of(dataset, one_round, distinct[first : first + at_once])
+                yield _progress_of(dataset, handle, distinct[first : first + at_once])
 
 
-def _progress_of(dataset: Dataset, one_round: Round, indexes: Sequence[int]) -> HintedObjects:
-    epoch = dataset.epoch_of(one_round)
+def _progress_of(dataset: Dataset, handle: EpochHandle, indexes: Sequence[int]) -> HintedObjects:
+    epoch = dataset.epoch_of(handle)
     read = unknown = 0
     unread: list[ObjectRef] = []
     for index in indexes:
-        if one_round.ended or (epoch is not None and not epoch.unread(index)):
+        if handle.ended or (epoch is not None and not epoch.unread(index)):
             read += 1
         elif epoch is not None and epoch.told and epoch.to_come(index):
             unread.append(ObjectRef(dataset.bucket, dataset.names.keys[index]))

@@ -7,7 +7,6 @@ has no clock: each fact brings its time, and the policy's calls, which bring non
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import heappush
 
 from outrider.core.ahead.candidates import SOONER, Candidates, Want
 from outrider.core.ahead.dataset.dataset import CachedObject, Dataset, blocks_of
@@ -289,8 +288,7 @@ class Planner:
 
     def _fetch_again(self, dataset: Dataset, key: int) -> None:
         for one in dataset.epochs():
-            if one.to_come(key) and one.place[key] < one.cursor:
-                heappush(one.again, (one.place[key], key))
+            one.fetch_again(key)
 
     def read(self, block: BlockKey) -> None:
         cached = self._cached.get(block.version_id)
@@ -372,7 +370,7 @@ class Planner:
     def ponder(self) -> bool:
         """Think for about 0.1 ms of what takes longer, such as by which sampler a job reads; whether there is more to
         think of. After the last time there may be more to want."""
-        return self._candidates.go_on() or self._order_search.think()
+        return self._candidates.go_on() or self._order_search.step()
 
     @property
     def blocks_coming(self) -> int:

@@ -150,7 +150,7 @@ class Overview:
             "read_this_epoch": None if newest is None else len(newest.log),
             "epoch_objects": None if newest is None else newest.size,
             "order_known": newest is not None and newest.order_known,
-            "order_of_a_seed": newest is not None and newest.order_known and newest.draw is not None,
+            "order_of_a_seed": newest is not None and newest.order_known and newest.seed_state.draw is not None,
             "shards": shard_map(dataset, lambda index: self._planner.is_coming(dataset, index)),
         }
 

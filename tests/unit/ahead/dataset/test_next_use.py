@@ -35,7 +35,7 @@ class Reading:
 
     def __init__(self, *, in_epochs: bool = True) -> None:
         self.jobs = JobTable()
-        self.epoch = Epoch(array("i", range(COUNT)), COUNT, 0.0, order=ORDER_LIKELY)
+        self.epoch = Epoch(array("i", range(COUNT)), COUNT, 0.0, confidence=ORDER_LIKELY)
         self.epoch.period_s = 100.0
         if in_epochs:
             self.add_job("a").epochs = [self.epoch]
@@ -166,7 +166,9 @@ def test_without_epochs_the_least_recently_used_is_the_farthest() -> None:
 @pytest.mark.parametrize("reranked", ["all", "some", "steps"])
 def test_a_rank_that_became_stale_is_made_true(reading: Reading, reranked: str) -> None:
     reading.cache(5, 30, 12)
-    reading.epoch.plan([30, 5, 12, *(index for index in range(COUNT) if index not in (5, 12, 30))], order=ORDER_LIKELY)
+    reading.epoch.replan(
+        [30, 5, 12, *(index for index in range(COUNT) if index not in (5, 12, 30))], confidence=ORDER_LIKELY
+    )
     reading.jobs.forget_epochs()
     assert reading.farthest() == [30, 12, 5]
     if reranked == "all":
@@ -199,7 +201,7 @@ def test_objects_may_go_while_they_are_ranked_in_steps(reading: Reading) -> None
     for cached in objects[5:]:
         reading.next_use.drop(cached)
     replaced = reading.cache(6)
-    reading.epoch.plan(reversed(range(COUNT)), order=ORDER_LIKELY)
+    reading.epoch.replan(reversed(range(COUNT)), confidence=ORDER_LIKELY)
     reading.jobs.forget_epochs()
     assert len(list(steps)) == 2, "a pause after every eighth"
     reading.holds()
@@ -242,7 +244,7 @@ def test_what_a_silent_job_would_read_moves_away(reading: Reading) -> None:
 
 
 def test_of_several_jobs_the_one_that_reads_it_first_counts(reading: Reading) -> None:
-    other = Epoch(array("i", reversed(range(COUNT))), COUNT, 0.0, order=ORDER_LIKELY)
+    other = Epoch(array("i", reversed(range(COUNT))), COUNT, 0.0, confidence=ORDER_LIKELY)
     other.period_s = 50.0
     reading.add_job("b").epochs = [other]
     objects = reading.cache(0, 20, 39)

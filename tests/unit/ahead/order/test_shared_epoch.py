@@ -167,5 +167,5 @@ def test_that_clients_come_and_go_takes_no_memory() -> None:
         drive(store, [ref], f"pod {number}")
     [dataset] = store.planner.registry.datasets()
     assert dataset.job_table.shared_epoch is not None
-    assert len(dataset.job_table.shared_epoch._own) < 100
+    assert len(dataset.job_table.shared_epoch._reads) < 100
     assert len(dataset.jobs) == job_table_module._JOBS_MAX

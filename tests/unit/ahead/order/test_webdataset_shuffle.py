@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from outrider.core.ahead.order import webdataset_shuffle
 from outrider.core.ahead.order.torch_sampler import at_once
-from outrider.core.ahead.order.webdataset_shuffle import ALL_SEEDS, Found, Shuffle, drawn, next_shuffles, order_of
+from outrider.core.ahead.order.webdataset_shuffle import (
+    ALL_SEEDS,
+    SearchResult,
+    Shuffle,
+    drawn,
+    next_shuffles,
+    order_of,
+)
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Order, Shards
 from tests.support.sampled import Sampled
@@ -62,7 +69,7 @@ def first_reads(order: Order, rounds: int, epoch: int = 0, chance: int = 1) -> l
     return beside_each_other(lists, Random(chance))[: rounds * len(lists)]
 
 
-def found(reads: list[int], count: int = COUNT, tried: int = 0) -> Found:
+def found(reads: list[int], count: int = COUNT, tried: int = 0) -> SearchResult:
     workers = at_once(webdataset_shuffle.workers_of(reads, count))
     return at_once(webdataset_shuffle.found(reads, count, workers, tried))
 
@@ -130,7 +137,7 @@ def test_too_few_reads_prove_nothing_and_tell_when_they_will() -> None:
     order = shuffled(seed=600_123)
     early = found(first_reads(order, 3))
     assert early.shuffle is None
-    assert 3 * WORKERS < early.look_at <= 5 * WORKERS
+    assert 3 * WORKERS < early.search_at <= 5 * WORKERS
     # What was tried until then need not be tried again.
     assert 0 < early.tried < 600_123
     later = found(first_reads(order, 6), tried=600_123)
@@ -181,7 +188,7 @@ def test_each_rank_of_a_node_has_a_seed_of_its_own() -> None:
 
 def test_of_several_ranks_all_seeds_or_none_are_known() -> None:
     order = shuffled(2000, 2, ranks=4, mine=range(4), seed_of=lambda rank, _: 100 if rank else 2**40)
-    assert found(first_reads(order, 7), 2000) == Found(None, ALL_SEEDS, 0)
+    assert found(first_reads(order, 7), 2000) == SearchResult(None, ALL_SEEDS, 0)
 
 
 @given(st.integers(2**32, 2**64), st.sampled_from([100, 1000, 5000]), st.integers(16, 96))
@@ -290,7 +297,7 @@ def test_it_is_looked_as_soon_as_enough_is_read() -> None:
     proxy = Sampled(COUNT)
     proxy.foreseen(first_reads(shuffled(seed=42), 5, chance=2)[:37], 24)
     [dataset] = proxy.planner.registry.datasets()
-    assert isinstance(dataset.epochs()[-1].draw, Shuffle)
+    assert isinstance(dataset.epochs()[-1].seed_state.draw, Shuffle)
 
 
 def test_workers_that_begin_the_next_epoch_while_others_end_theirs_are_known_in_both() -> None:
@@ -357,7 +364,7 @@ def test_a_search_goes_on_while_more_is_read_and_is_made_once(monkeypatch: pytes
     begun = []
     search = webdataset_shuffle.found
 
-    def counted(*args: Any) -> Generator[None, None, Found]:
+    def counted(*args: Any) -> Generator[None, None, SearchResult]:
         begun.append(len(args[0]))
         return (yield from search(*args))
 
@@ -376,7 +383,7 @@ def test_a_search_goes_on_while_more_is_read_and_is_made_once(monkeypatch: pytes
     # Each with the evidence that it needs: for the small ones, for all of them, and none after that.
     assert len(begun) <= 4
     [dataset] = proxy.planner.registry.datasets()
-    assert dataset.epochs()[-1].shuffles_tried[WORKERS] == ALL_SEEDS
+    assert dataset.epochs()[-1].seed_state.seeds_tried[WORKERS] == ALL_SEEDS
 
 
 # -- workers that are not alike --------------------------------------------------------------------------------------
@@ -441,4 +448,4 @@ def test_names_that_are_gone_when_the_seed_is_found_do_no_harm() -> None:
     dataset.give_up_numbering()
     for _ in proxy.steps():
         pass
-    assert dataset.epochs()[-1].draw is None
+    assert dataset.epochs()[-1].seed_state.draw is None

@@ -9,8 +9,10 @@ from outrider.core.ahead.dataset.job_table import JobTable
 from outrider.core.ahead.dataset.names import DiscoveryState, Names
 from outrider.core.ahead.dataset.next_use import NEVER, NextUse
 from outrider.core.ahead.dataset.templates import prefix_of
-from outrider.core.ahead.order.epoch import Epoch, LearnedOrder, Round
-from outrider.core.ahead.order.job import Job, Order
+from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch_handle import EpochHandle
+from outrider.core.ahead.order.job import Job, ReadOrder
+from outrider.core.ahead.order.learned_order import LearnedOrder
 from outrider.core.model import BlockKey
 
 
@@ -126,12 +128,12 @@ class Dataset:
         """See `JobTable.is_hinted`."""
         return self.job_table.is_hinted
 
-    def orders(self) -> list[Order]:
+    def orders(self) -> list[ReadOrder]:
         return self.job_table.orders()
 
-    def epoch_of(self, one_round: Round) -> Epoch | None:
+    def epoch_of(self, handle: EpochHandle) -> Epoch | None:
         """See `JobTable.epoch_of`."""
-        return self.job_table.epoch_of(one_round)
+        return self.job_table.epoch_of(handle)
 
     def opened(self, client: str, index: int, readers: int, now: float) -> None:
         """A client begins to read an object; `readers` readers are active in all."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 
 from outrider.core.ahead.dataset.names import Names
-from outrider.core.ahead.order.epoch import Epoch, LearnedOrder, Round
-from outrider.core.ahead.order.job import Job, Order
+from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch_handle import EpochHandle
+from outrider.core.ahead.order.job import Job, ReadOrder
+from outrider.core.ahead.order.learned_order import LearnedOrder
 from outrider.core.ahead.order.shared_epoch import SharedEpoch
 
 # A job that has been silent for so long, and for twice the duration of each of its epochs, is over.
@@ -80,7 +82,7 @@ class JobTable:
             epoch.told or (epoch.was_told and len(epoch.log) < _HINT_LATE) for epoch in self._own_epochs()
         )  # fmt: skip
 
-    def orders(self) -> list[Order]:
+    def orders(self) -> list[ReadOrder]:
         """The orders in which the dataset is being read, and was read before."""
         epochs = self.epochs()
         return [*(self._own_epochs() if self._is_shared else epochs), *self.learned]
@@ -120,9 +122,9 @@ class JobTable:
             if epoch in job.epochs:
                 job.withdraw(epoch, indexes, names)
 
-    def epoch_of(self, one_round: Round) -> Epoch | None:
+    def epoch_of(self, handle: EpochHandle) -> Epoch | None:
         """The epoch that is in this round; None: the round is over, or was given up."""
-        return next((epoch for job in self.jobs.values() for epoch in job.epochs if epoch.round is one_round), None)
+        return next((epoch for job in self.jobs.values() for epoch in job.epochs if epoch.handle is handle), None)
 
     # -- names --------------------------------------------------------------------------------------------------
 

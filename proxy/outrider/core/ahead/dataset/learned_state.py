@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.templates import template_of
-from outrider.core.ahead.order.epoch import LearnedOrder
+from outrider.core.ahead.order.learned_order import LearnedOrder
 
 _FORMAT = 1
 # The most that one of our own files unpacks to: a million keys of 200 bytes.

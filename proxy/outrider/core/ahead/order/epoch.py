@@ -1,178 +1,110 @@
-"""How far a job has come in its epoch over a dataset: what was read, what is left, in which order.
+"""One epoch of one job over one dataset: which objects were read, which are still expected, and in which order.
 
-A *pass* is one epoch of one job over one dataset: no key twice. Keys are small numbers within their dataset; what a
-pass knows of them stands in arrays, so that a million keys take some twenty megabytes.
+An epoch reads no object twice. Objects go by their index in the dataset, a small number. All that is known of an object
+stands in arrays: a million objects take some twenty megabytes.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from operator import itemgetter
-from typing import NamedTuple
 
-from outrider.core.ahead.order.torch_sampler import Draw, at_once, out_of_batches, turn_of
-from outrider.core.ahead.order.webdataset_shuffle import ALL_SEEDS, Shuffle
+from outrider.core.ahead.order.epoch_handle import EpochHandle
+from outrider.core.ahead.order.fetch_cursor import FetchCursor
+from outrider.core.ahead.order.frontier import RECENT, Frontier, tolerance
+from outrider.core.ahead.order.learned_order import LearnedOrder, blanks
+from outrider.core.ahead.order.seed_state import DrawnOrder, SeedState
+from outrider.core.ahead.order.told_order import Expectation, ToldOrder
+from outrider.core.ahead.order.torch_sampler import at_once, out_of_batches
 
-# How many of the last reads tell where a pass is: odd, for the median.
-_RECENT = 9
-# Places in an order by which readers drift apart where it is neither short nor long.
-_DRIFT = 24
-# Of the evidence for or against a known order, this part is the newest read's.
+# The weight of the newest read in `confidence`, an exponentially weighted mean.
 _NEWEST = 1 / 8
-# Before anything is known: a second epoch repeats the first one's order (WebDataset's default), a first one has none.
+# The confidence in an order before any read: a second epoch repeats the order of the first one (WebDataset's default),
+# nothing is known, the order is most likely another one.
 ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY = 0.65, 0.5, 0.2
-# What a dozen reads have proven, and the next ones may refute.
+# The confidence in a drawn order: a dozen reads have proven it, and the next reads may still refute it.
 ORDER_DRAWN = 0.8
-# Reads of a pass after which it is looked for the sampler that drew its order, and of one whose last order was found.
-LOOK_FIRST, LOOK_AGAIN = 16, 4
-# Seeds that are tried for a job's shuffle, with one number of workers or another.
-SHUFFLE_SEEDS_MAX = 2 * ALL_SEEDS
-# Reads of a pass whose times are kept.
+# Reads of an epoch whose times are kept.
 FIRST_READS = 512
-# Who reads so much in a row of what another has not read does not follow it.
+# A follower that reads so many objects in a row that its leader has not read does not follow it any more.
 _OVERTAKEN = 16
-# A pause that came once comes again (a batch, a validation): remembered over some 500 reads.
+# A pause that came once comes again (a batch, a validation): it is remembered over some 500 reads.
 _PAUSE_KEPT = 0.998
 
 
-def blanks(count: int) -> array[int]:
-    """`count` times -1."""
-    return array("i", b"\xff\xff\xff\xff" * count)
-
-
-class LearnedOrder:
-    """An order in which a dataset was read, after its job has gone or the proxy was restarted."""
-
-    def __init__(self, keys: array[int], place: array[int] | None, key_count: int, period_s: float) -> None:
-        self._keys = keys
-        self.period_s = period_s
-        self._place = place
-        if place is None:
-            self._place = blanks(key_count)
-            for index, key in enumerate(keys):
-                self._place[key] = index
-
-    def where(self, key: int) -> int:
-        assert self._place is not None
-        return self._place[key] if key < len(self._place) else -1
-
-    def sequence(self) -> array[int]:
-        return self._keys
-
-
-Seeded = Draw | Shuffle
-"""By which seed an order is drawn, by a sampler or by WebDataset's workers."""
-
-
-class DrawnOrder(NamedTuple):
-    """What was drawn by a seed for a pass: see `Epoch`."""
-
-    draw: Seeded
-    agenda: array[int]
-    place: array[int]
-
-
-class Round:
-    """One epoch of a pass, its `number`-th, for those who told of it: `ended` once all was read that was expected."""
-
-    __slots__ = ("ended", "number")
-
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-        self.ended = False
-
-
 class Epoch:
-    """One epoch of one job. `agenda` is what it is expected to read, in the likely order; `log` what it read.
+    """One epoch of one job, which becomes the job's next epoch by `begin_next`.
 
-    `place[key]`: where the key stands in the agenda, -1: not expected; `done[key]`: as the how-many-eth it was read,
-    -1: not yet. Parts of a pass are floats: 1.0 is all of it.
+    `agenda` holds the objects that it is expected to read, in the likely order; `log` holds those that it has read.
+    `place[index]` is the object's place in `agenda`, -1: not expected. `done[index]` is its place in `log`, -1: not
+    read. Invariant: neither has an object twice. Durations as part of an epoch are floats: 1.0 is a whole epoch.
     """
 
     def __init__(
-        self, agenda: Iterable[int], key_count: int, now: float, *, order: float, trusted: bool = True
+        self, agenda: Iterable[int], index_count: int, now: float, *, confidence: float, trusted: bool = True
     ) -> None:
+        # Which epoch of its job this is. 0: the first one that was seen.
         self.number = 0
+        self.handle = EpochHandle()
         self.agenda: array[int] = array("i")
         self.log: array[int] = array("i")
-        # When its first ones were read.
+        # The times of the first reads, in the order of `log`.
         self._times: array[float] = array("d")
-        self.place = blanks(key_count)
-        self.done = blanks(key_count)
-        # How likely the agenda's order is the true one, whether it was told, and whether the last pass' was.
-        self.order = order
-        self.told = self.was_told = False
-        # What was expected before it was told: the agenda, how likely its order was, and `number`.
-        self._untold: tuple[array[int], float, int] = (array("i"), order, 0)
-        # The seed by which this pass' order is drawn, and the last pass' was; which of those that may follow one did so
-        # last time, -1: not known; after how many reads it is looked for. See `order_search`.
-        self.draw: Seeded | None = None
-        self.last_draw: Seeded | None = None
-        self.way = -1
-        self.look_at = LOOK_FIRST
-        self.looks_in_vain = 0
-        # How fast WebDataset's workers are, by the number of the first name of each.
-        self.paces: dict[int, float] = {}
-        # What it reads is dealt to workers, and the agenda is what those that were seen got.
-        self.is_dealt = False
-        # By how many workers there may be: none of so many seeds is theirs. And so many that were found were none.
-        self.shuffles_tried: dict[int, int] = {}
-        self.shuffles_refuted = 0
-        # The draw that was found, while it is not clear yet in which batches it is read.
-        self.found: Draw | None = None
-        # What the pass after this one will read, where that is known already.
-        self.upcoming: DrawnOrder | None = None
-        # Whether more than one worker tells of it; of the one that does, how much it has told, and of how much.
-        self.several = False
-        self._told_to = self._told_of = 0
-        # Grows with each change of what is expected.
-        self.changes = 0
-        # How many names there were to draw of.
-        self.drawn_of = 0
-        # What one process tells, or draws, may be read by several beside each other, a batch of each in turn.
-        self.batch = self.workers = 1
-        self.round = Round()
-        # Whether the next pass will probably have this one's order.
-        self.repeats = True
-        # False: it began with a key read twice, and may be no pass at all. Nothing is fetched for it.
-        self.trusted = trusted
-        self.began = self.last = now
-        # period_s: how long the last pass took, 0: not known.
-        self.gap_s = self.pause_s = self.period_s = 0.0
-        self._gaps = 0
-        # Reads that other passes of the same job took since this one's last.
-        self.passed_over = 0
-        # How far fetching has got in the agenda and, past its end, in the log, which is the next agenda.
-        self.cursor = 0
-        # A heap, by place: what went last was the farthest first, and would stand before what is read sooner.
-        self.again: list[tuple[int, int]] = []
-        # What a run that was taken up in mid-epoch has left behind: fetched once all that lies before it is.
-        self.behind: deque[int] = deque()
-        self.frontier = 0
-        self._recent: deque[int] = deque(maxlen=_RECENT)
+        self.place = blanks(index_count)
+        self.done = blanks(index_count)
+        # How many objects of the agenda have been read.
         self._expected_read = 0
-        self._shares: array[float] = array("d")
-        # Passes that read what this one reads, in its order, later; and the one that this one follows.
+        # Counts the changes of the agenda.
+        self.changes = 0
+        # How likely the order of the agenda is the true one.
+        self.confidence = confidence
+        # Whether the next epoch will probably have this one's order.
+        self.repeats = True
+        # False: it began with an object that was read twice, and may be no epoch at all. Nothing is fetched for it.
+        self.trusted = trusted
+        # None: nobody has told this epoch's order. `was_told`: the last epoch's order was told.
+        self.told_order: ToldOrder | None = None
+        self.was_told = False
+        self.seed_state = SeedState()
+        # Objects are dealt to workers by their rank, and the agenda holds only the shares of workers that were seen.
+        self.is_dealt = False
+        # The told or drawn order of one process is read by `workers` workers beside each other, a batch each in turn.
+        self.batch = self.workers = 1
+        self.cursor = FetchCursor()
+        # Where the readers are in the agenda.
+        self.frontier = Frontier()
+        self.began = self.last = now
+        # How long the last epoch took, 0: not known; the mean time between two reads; the longest pause of late.
+        self.period_s = self.gap_s = self.pause_s = 0.0
+        self._gaps = 0
+        # Reads of the same job that were counted to its other epochs since the last read of this one.
+        self.passed_over = 0
+        # Epochs that read the same objects in the same order later; and the epoch that this one follows.
         self.followers: list[Epoch] = []
         self.leader: Epoch | None = None
-        # How far that one was when this one joined it, and how much of what it has not read this one read since.
-        self.joined = self._beyond = 0
-        self._lay_out(agenda)
+        # How many reads the leader had when this epoch joined it.
+        self.joined = 0
+        # How many of this epoch's last reads were of objects that the leader has not read.
+        self._beyond_leader = 0
+        self._set_agenda(agenda)
 
     # -- what is known ------------------------------------------------------------------------------------------
 
     @property
+    def told(self) -> bool:
+        """The job has told the order of this epoch."""
+        return self.told_order is not None
+
+    @property
     def left(self) -> int:
-        """Keys of the agenda that are still to be read."""
+        """How many objects of the agenda are still to be read."""
         return len(self.agenda) - self._expected_read
 
     @property
     def size(self) -> int:
-        """Keys of the whole pass, as far as known."""
-        # Asked for each pass with each read: spelled out, since the calls of `max` were a tenth of an event (cProfile).
+        """How many objects the whole epoch has, as far as known; at least 1."""
+        # Each read asks this of each epoch. It calls no `max`: such calls were a tenth of an event (cProfile).
         count = len(self.agenda) + len(self.log) - self._expected_read
         if self.leader is not None and self.leader.size > count:
             return self.leader.size
@@ -180,161 +112,151 @@ class Epoch:
 
     @property
     def reads(self) -> int:
-        """Of this pass and the one before."""
+        """The reads of this epoch and of the one before it."""
         return len(self.log) + (len(self.agenda) if self.number > 0 else 0)
 
     @property
-    def part(self) -> float:
-        """How much of the pass is done."""
+    def progress(self) -> float:
+        """How much of the epoch is done, from 0.0 to 1.0."""
         return len(self.log) / self.size if self.agenda else 0.5
 
     @property
     def order_known(self) -> bool:
-        return self.told or (self.order > ORDER_OPEN and len(self.agenda) > 0)
+        return self.told_order is not None or (self.confidence > ORDER_OPEN and len(self.agenda) > 0)
 
     @property
     def tolerance(self) -> int:
-        """How far a read may be from its place in the order: readers run beside each other and drift."""
-        # Asked for several times with each read: spelled out, as `size` is.
-        count = len(self.agenda)
-        if count >= 32 * _DRIFT:
-            return count // 32
-        return _DRIFT if count >= 8 * _DRIFT else count // 8 or 1
+        return tolerance(len(self.agenda))
 
     @property
-    def is_sampled(self) -> bool:
-        """It reads what a sampler has drawn: some of it perhaps twice, or not at all, for each to have as many."""
-        return self.draw is not None and isinstance(self.draw, Draw)
-
-    @property
-    def is_shuffled(self) -> bool:
-        """It reads what WebDataset's workers have drawn: all of it, once."""
-        return isinstance(self.draw, Shuffle)
-
-    @property
-    def next_order(self) -> float:
-        """How likely the next pass has the order of this one."""
-        if (self.told or self.draw is not None) and not self.repeats:
-            # The next order will be told as well, or drawn, and be another one.
+    def next_confidence(self) -> float:
+        """How likely the next epoch has the order of this one."""
+        if (self.told_order is not None or self.seed_state.draw is not None) and not self.repeats:
+            # The next order will be told or drawn as well, and will be another one.
             return ORDER_UNLIKELY
-        return self.order if self.number > 0 else max(self.order, ORDER_LIKELY)
+        return self.confidence if self.number > 0 else max(self.confidence, ORDER_LIKELY)
 
-    def unread(self, key: int) -> bool:
-        return self.done[key] < 0
+    @property
+    def next_agenda(self) -> Sequence[int]:
+        """The objects of the next epoch in their likely order, as far as known."""
+        if self.repeats:
+            return self.log
+        upcoming = self.seed_state.upcoming
+        return upcoming.agenda if upcoming is not None else ()
 
-    def to_come(self, key: int) -> bool:
-        return self.done[key] < 0 <= self.place[key]
+    def unread(self, index: int) -> bool:
+        return self.done[index] < 0
 
-    def is_strange(self, key: int) -> bool:
-        """Neither read nor expected."""
-        return self.done[key] < 0 and self.place[key] < 0
+    def to_come(self, index: int) -> bool:
+        """The object is expected and not read yet."""
+        return self.done[index] < 0 <= self.place[index]
 
-    def apart(self, key: int) -> int:
-        """How far this expected key stands from where this pass is in its agenda."""
-        return abs(self.place[key] - self.frontier) if self.place[key] >= 0 else len(self.place)
+    def is_unexpected(self, index: int) -> bool:
+        """The object is neither read nor expected."""
+        return self.done[index] < 0 and self.place[index] < 0
 
-    def is_at(self, key: int) -> bool:
-        """The key stands about where this pass is in its agenda."""
-        return self.apart(key) <= self.tolerance
+    def distance_of(self, index: int) -> int:
+        """How many places lie between this object and the frontier. More than all: it is not expected."""
+        return abs(self.place[index] - self.frontier.place) if self.place[index] >= 0 else len(self.place)
 
-    def fits(self, key: int) -> bool:
-        """The same, or a run that was taken up in mid-epoch comes round to the front."""
-        place = self.place[key]
-        if place < 0:
-            return False
-        apart, tolerance = abs(place - self.frontier), self.tolerance
-        return apart <= tolerance or len(self.agenda) - apart <= tolerance
+    def is_near(self, index: int) -> bool:
+        """The object stands in the agenda about where the readers are."""
+        return self.distance_of(index) <= self.tolerance
 
-    def _goes_on(self, place: int) -> bool:
-        """Who reads here of a draw has read what stands before it in its batch a moment ago: workers may be several
-        batches apart, which is most of a small set."""
+    def is_in_order(self, index: int) -> bool:
+        """A read of this object agrees with the agenda's order: see `Frontier.agrees`."""
+        place = self.place[index]
+        return place >= 0 and self.frontier.agrees(place, len(self.agenda))
+
+    def _continues_batch(self, place: int) -> bool:
+        """The object before this one in the same batch was read a moment ago. In a drawn order that is evidence as
+        well: workers may be several batches apart, which is most of a small dataset."""
         if place < self.workers:
             return False
         before = self.done[self.agenda[place - self.workers]]
         return before >= 0 and len(self.log) - before <= self.tolerance
 
     def seconds(self, now: float) -> float:
-        """How long a whole pass takes; of a first one as extrapolated, and twice its age while its size is unknown."""
+        """How long a whole epoch takes. For a first epoch it is extrapolated: twice its age while the size is
+        unknown."""
         if self.period_s > 0:
             return self.period_s
-        part, age_s = self.part, now - self.began
-        return (age_s if age_s > 1e-3 else 1e-3) / (part if part > 0.02 else 0.02)
+        progress, age_s = self.progress, now - self.began
+        return (age_s if age_s > 1e-3 else 1e-3) / (progress if progress > 0.02 else 0.02)
 
-    def until(self, key: int) -> float:
-        """Parts of a pass until this job reads `key`; the key may be none of its own, then it is taken for one."""
-        done = self.done[key]
-        # As `size` is, spelled out here as well.
+    def until(self, index: int) -> float:
+        """Parts of an epoch until this job reads the object, which is taken for one that it will read."""
+        done = self.done[index]
+        # The same as `size`, spelled out again for speed.
         size = len(self.agenda) + len(self.log) - self._expected_read
         if self.leader is not None or size <= 0:
             size = self.size
         if done >= 0:
-            if self.upcoming is not None and self.order_known:
-                again = self.upcoming.place[key] if key < len(self.upcoming.place) else -1
+            upcoming = self.seed_state.upcoming
+            if upcoming is not None and self.order_known:
+                again = upcoming.place[index] if index < len(upcoming.place) else -1
                 return (self.left + again) / size if again >= 0 else 1.0
             return 1.0 + (done - len(self.log)) / size
-        place = self.place[key]
+        place = self.place[index]
         if place < 0 and len(self.agenda) > 0:
-            # Not expected, though a set is known: hardly in this pass.
+            # The set of objects is known and this one is not in it: hardly in this epoch.
             return 1.0
-        if not (self.told or (place >= 0 and self.order > ORDER_OPEN)):
-            # The order is not known; spelled out, as it is asked for each rank.
+        if not (self.told_order is not None or (place >= 0 and self.confidence > ORDER_OPEN)):
+            # The order is not known: half of what is left, on average. `progress` spelled out, for each rank asks this.
             return (1.0 - len(self.log) / size) / 2 if self.agenda else 0.25
         if self.leader is not None and place >= (known := len(self.leader.log)):
-            # Nobody knows what stands where the leader has not been.
-            return max(0.0, (len(self.agenda) + known) / 2 - self.frontier) / size
-        ahead = place - self.frontier
+            # The order beyond the last read of the leader is not known.
+            return max(0.0, (len(self.agenda) + known) / 2 - self.frontier.place) / size
+        ahead = place - self.frontier.place
         if ahead >= 0:
             return ahead / size
-        return max(0.0, 1.0 + ahead / size) if self.is_passed_over(key) else 0.0
+        return max(0.0, 1.0 + ahead / size) if self.is_passed_over(index) else 0.0
 
-    def is_passed_over(self, key: int) -> bool:
-        """Far behind in a known order, as in a run that was taken up in mid-epoch: read when it comes round. A read or
-        two do not tell: they may have been another pass' last ones."""
-        behind = self.frontier - self.place[key]
-        return behind > 0 and 2 * len(self._recent) > _RECENT and behind > 4 * self.tolerance
+    def is_passed_over(self, index: int) -> bool:
+        """The object is far behind the frontier of a known order. A run that was resumed in mid-epoch reads it when it
+        comes round."""
+        return self.frontier.has_passed_over(self.place[index], len(self.agenda))
 
-    def where(self, key: int) -> int:
-        """Where the key stands in the order that this pass has shown; -1: nowhere."""
-        return self.place[key] if self.number > 0 else self.done[key]
+    def place_of(self, index: int) -> int:
+        """The object's place in the order that this epoch has shown, -1: none."""
+        return self.place[index] if self.number > 0 else self.done[index]
 
     def sequence(self) -> array[int]:
-        """That order, and after it what is still to be read."""
+        """The order that this epoch has shown, and after it the objects that are still to be read."""
         if self.number > 0:
             return self.agenda
-        return self.log + array("i", (key for key in self.agenda if self.unread(key)))
+        return self.log + array("i", (index for index in self.agenda if self.unread(index)))
 
-    # -- what happens -------------------------------------------------------------------------------------------
+    def first_reads(self) -> list[int]:
+        """The first reads by their times. The log may have them in another order: a hit that needs no other task is
+        heard of later than a miss that was asked for at the same time."""
+        return [index for _, index in sorted(zip(self._times, self.log, strict=False), key=itemgetter(0))]
 
-    def read(self, key: int, now: float) -> None:
-        """`key` must be unread."""
-        place = self.place[key]
+    def learned(self) -> LearnedOrder:
+        return LearnedOrder(
+            self.sequence(), self.place if self.number > 0 else None, len(self.place), self.seconds(self.last)
+        )
+
+    # -- reads --------------------------------------------------------------------------------------------------
+
+    def read(self, index: int, now: float) -> None:
+        """`index` must be unread."""
+        place = self.place[index]
         if place >= 0:
             self._expected_read += 1
-            if self.fits(key) or (self.draw is not None and self._goes_on(place)):
-                evidence = 1.0
-            else:
-                # Measured against what chance would give, which is 0 then, as true order is 1.
-                near = (2 if self.draw is None else 3) * self.tolerance + 1
-                chance = min(0.9, near / len(self.agenda))
-                evidence = -chance / (1 - chance)
-            self.order += _NEWEST * (evidence - self.order)
-            self._recent.append(place)
-            self._find_frontier()
+            self._judge_order(index, place)
+            self.frontier.read(place)
         elif self.agenda:
-            self.order -= _NEWEST * self.order
-        self.done[key] = len(self.log)
-        self.log.append(key)
+            self.confidence -= _NEWEST * self.confidence
+        self.done[index] = len(self.log)
+        self.log.append(index)
         if len(self._times) < FIRST_READS:
             self._times.append(now)
-        # A pass whose job has let go of it hears of no new names.
         if self.leader is not None:
-            self.leader.grow(len(self.done))
-            self._beyond = 0 if self.leader.done[key] >= 0 else self._beyond + 1
-            if self._beyond > _OVERTAKEN:
-                self.leader = None
+            self._compare_with_leader(self.leader, index)
         for follower in self.followers:
             follower.grow(len(self.place))
-            follower.hear(key, len(self.log) - 1)
+            follower.follow_read(index, len(self.log) - 1)
         gap = now - self.last
         self._gaps += 1
         self.gap_s += (gap - self.gap_s) * (1.0 if self._gaps <= 2 else 0.1)
@@ -343,221 +265,199 @@ class Epoch:
         self.last = now
         self.passed_over = 0
 
-    def first_reads(self) -> list[int]:
-        """In the order in which they came to pass: of a hit that needed nobody this hears later than of what was
-        missing meanwhile."""
-        return [key for _, key in sorted(zip(self._times, self.log, strict=False), key=itemgetter(0))]
+    def _judge_order(self, index: int, place: int) -> None:
+        is_drawn = self.seed_state.draw is not None
+        if self.is_in_order(index) or (is_drawn and self._continues_batch(place)):
+            evidence = 1.0
+        else:
+            # Scaled so that reads by chance give 0 in the mean, as reads in the true order give 1.
+            near = (3 if is_drawn else 2) * self.tolerance + 1
+            chance = min(0.9, near / len(self.agenda))
+            evidence = -chance / (1 - chance)
+        self.confidence += _NEWEST * (evidence - self.confidence)
 
-    def go_on_like(self, other: Epoch) -> None:
-        """Of the same job: its readers will most likely be as fast."""
+    def _compare_with_leader(self, leader: Epoch, index: int) -> None:
+        # A leader that its job has dropped hears of no new names.
+        leader.grow(len(self.done))
+        self._beyond_leader = 0 if leader.done[index] >= 0 else self._beyond_leader + 1
+        if self._beyond_leader > _OVERTAKEN:
+            self.leader = None
+
+    def take_pace_of(self, other: Epoch) -> None:
+        """Both are of the same job, so the readers are most likely as fast."""
         self.gap_s, self.pause_s, self._gaps = other.gap_s, other.pause_s, other._gaps
         self.batch, self.workers = other.batch, other.workers
-
-    def undraw(self, *, refuted: bool = True) -> None:
-        """`refuted`: it reads in another order than what was drawn."""
-        if self.is_shuffled and refuted:
-            self.shuffles_tried = {0: SHUFFLE_SEEDS_MAX}
-            self.shuffles_refuted += 1
-        self.draw = self.last_draw = self.upcoming = self.found = None
-        self.way, self.repeats, self.batch, self.workers, self.drawn_of = -1, True, 1, 1, 0
-        self.look_at = max(LOOK_FIRST, len(self.log))
-
-    def draw_after(self, other: Epoch) -> None:
-        """It is the epoch after that one's."""
-        self.last_draw, self.way, self.looks_in_vain = other.draw, other.way, other.looks_in_vain
-        self.drawn_of, self.shuffles_refuted = other.drawn_of, other.shuffles_refuted
-        # Another run may have begun with another seed, once.
-        self.shuffles_tried = {} if other.shuffles_refuted == 1 else other.shuffles_tried
-        self.draw = self.found = None
-        self.look_at = LOOK_FIRST if self.last_draw is None else LOOK_AGAIN if self.way < 0 else 0
-        upcoming, other.upcoming = other.upcoming, None
-        if upcoming is not None:
-            self.drawn(upcoming)
-
-    def learned(self) -> LearnedOrder:
-        return LearnedOrder(
-            self.sequence(), self.place if self.number > 0 else None, len(self.place), self.seconds(self.last)
-        )
 
     def lead(self, follower: Epoch) -> None:
         follower.leader, follower.joined = self, len(self.log)
         self.followers.append(follower)
 
-    def disband(self) -> None:
-        """Lead nobody any more."""
+    def release_followers(self) -> None:
         for follower in self.followers:
             follower.leader = None
         self.followers.clear()
 
-    def hear(self, key: int, place: int) -> None:
-        """The leader has read `key` as its `place`-th: so will this pass."""
-        if self.told or self.draw is not None:
+    def follow_read(self, index: int, place: int) -> None:
+        """The leader has read the object as its `place`-th, so this epoch will do the same."""
+        if self.told_order is not None or self.seed_state.draw is not None:
             return
-        self.expect((key,))
+        self.expect((index,))
         if place >= len(self.agenda):
             return
-        before, other = self.place[key], self.agenda[place]
-        self.agenda[place], self.agenda[before] = key, other
-        self.place[key], self.place[other] = place, before
+        before, other = self.place[index], self.agenda[place]
+        self.agenda[place], self.agenda[before] = index, other
+        self.place[index], self.place[other] = place, before
 
     def begin_next(self, now: float) -> None:
-        """All was read: the next pass, which most likely is like this one."""
-        ahead = max(0, self.cursor - len(self.agenda))
+        """All was read: this becomes the next epoch, which is most likely like the one that ends."""
+        ahead = self.cursor.past_end(self.agenda)
         self.agenda, self.log, self._times = self.log, array("i"), array("d")
         self.place, self.done = self.done, blanks(len(self.done))
         self._expected_read = 0
         self.period_s, self.began = now - self.began, now
-        self.cursor = ahead
-        self.again.clear()
-        self.behind.clear()
-        self.disband()
-        self._recent.clear()
-        self.frontier = 0
-        self.order = self.next_order
+        self.release_followers()
+        self.frontier.restart()
+        self.confidence = self.next_confidence
         self.number += 1
-        self.round.ended, self.round = True, Round(self.round.number + 1)
-        self.was_told, self.told, self.repeats, self._shares = self.told, False, True, array("d")
+        self.handle.ended, self.handle = True, EpochHandle(self.handle.number + 1)
+        self.was_told, self.told_order, self.repeats = self.told, None, True
         self.draw_after(self)
-        self.cursor = ahead
+        self.cursor.restart(ahead)
 
-    def grow(self, key_count: int) -> None:
-        """The dataset has `key_count` keys now."""
+    # -- the agenda ---------------------------------------------------------------------------------------------
+
+    def grow(self, index_count: int) -> None:
+        """The dataset has `index_count` objects now."""
         for table in (self.place, self.done):
-            if key_count > len(table):
-                table.extend(blanks(key_count - len(table)))
+            if index_count > len(table):
+                table.extend(blanks(index_count - len(table)))
 
-    def expect(self, keys: Iterable[int]) -> None:
-        """Add those of `keys` that are not in the agenda to its end."""
-        for key in keys:
-            if self.place[key] < 0:
-                self._append(key)
+    def expect(self, indexes: Iterable[int]) -> None:
+        """Add those objects that are not in the agenda to its end."""
+        for index in indexes:
+            if self.place[index] < 0:
+                self._append(index)
 
-    def _append(self, key: int) -> None:
-        self.place[key] = len(self.agenda)
-        if self.cursor > self.place[key]:
-            # What was taken for the end of the pass was none, and fetching had begun with the next one.
-            self.cursor = self.place[key]
+    def _append(self, index: int) -> None:
+        self.place[index] = len(self.agenda)
+        # Fetching may have begun with the next epoch, as the agenda seemed to end before this object.
+        self.cursor.rewind(len(self.agenda))
         self.changes += 1
-        self.agenda.append(key)
-        self._expected_read += self.done[key] >= 0
+        self.agenda.append(index)
+        self._expected_read += self.done[index] >= 0
 
-    def plan(self, keys: Iterable[int], *, order: float) -> None:
-        """A new agenda, for this very pass: `keys`, none of them twice."""
+    def replan(self, indexes: Iterable[int], *, confidence: float) -> None:
+        """This very epoch gets a new agenda: `indexes`, none of them twice."""
         self.changes += 1
-        self._lay_out(keys)
-        self.order, self.cursor = order, 0
-        self.again.clear()
-        self.behind.clear()
-        self._recall()
+        self._set_agenda(indexes)
+        self.confidence = confidence
+        self.cursor.restart()
+        self._relocate()
 
-    def _lay_out(self, keys: Iterable[int]) -> None:
-        """`keys`, none of them twice, are the agenda."""
-        # Of a million names, with what part of them is read still in doubt, that is done some twenty times in an epoch.
-        self.agenda, place = array("i", keys), blanks(len(self.place))
-        for index, key in enumerate(self.agenda):
-            place[key] = index
+    def _set_agenda(self, indexes: Iterable[int]) -> None:
+        # A client that reads an unknown part of a million names has this done some twenty times in an epoch.
+        self.agenda, place = array("i", indexes), blanks(len(self.place))
+        for number, index in enumerate(self.agenda):
+            place[index] = number
         self.place = place
-        self._expected_read = sum(place[key] >= 0 for key in self.log)
+        self._expected_read = sum(place[index] >= 0 for index in self.log)
 
-    def drawn(self, drawn: DrawnOrder) -> None:
-        """It reads what was drawn."""
-        self.draw, self.leader, self.order = drawn.draw, None, ORDER_DRAWN
-        # WebDataset's workers draw the same in each epoch, if they are not made to draw another one.
-        self.repeats = self.is_shuffled and self.way <= 0
-        self.follow(drawn.agenda, drawn.place)
-
-    def follow(self, agenda: array[int], place: array[int]) -> None:
-        """What it was told, or drawn, is read in this order; `place`: see the class."""
-        self.agenda, self.place, self.upcoming = agenda, place, None
+    def reorder(self, agenda: array[int], place: array[int]) -> None:
+        """The epoch is read in this order. `place`: see the class."""
+        self.agenda, self.place, self.seed_state.upcoming = agenda, place, None
         self.grow(len(self.done))
-        self._expected_read, self.cursor = sum(place[key] >= 0 for key in self.log), 0
-        self.again.clear()
-        self.behind.clear()
-        self._recall()
+        self._expected_read = sum(place[index] >= 0 for index in self.log)
+        self.cursor.restart()
+        self._relocate()
 
-    def _recall(self) -> None:
-        """Places have changed: those of the last reads, and where the readers are by them."""
-        self._recent.clear()
-        for key in self.log[-_RECENT:]:
-            if self.place[key] >= 0:
-                self._recent.append(self.place[key])
-        if 2 * len(self._recent) < _RECENT or max(self._recent) - min(self._recent) > 2 * self.tolerance:
-            # Few, or not read in this order, as what pads the last epoch: they tell nothing of where the readers are.
-            self._recent.clear()
-        self._find_frontier()
+    def fetch_again(self, index: int) -> None:
+        """The object is not here any more, and is not on its way."""
+        if self.to_come(index):
+            self.cursor.fetch_again(self.place[index], index)
 
-    def _find_frontier(self) -> None:
-        """The median of the last places, and on by what was read since it."""
-        middle = len(self._recent) // 2
-        self.frontier = sorted(self._recent)[middle] + middle if self._recent else 0
+    def _relocate(self) -> None:
+        """Places have changed: find the frontier by the new places of the last reads."""
+        places = (self.place[index] for index in self.log[-RECENT:])
+        self.frontier.relocate((place for place in places if place >= 0), len(self.agenda))
 
-    def tell(self, keys: Sequence[int], start: int, total: int) -> None:
-        """The order of this pass, for certain: `keys` are numbers `start`, `start` + 1, ... of the `total` that one
-        worker reads. What several workers are told is merged by how far each is through its own part."""
-        if not self.told:
-            self._untold = self.agenda, self.order, self.number
-            self.plan((), order=1.0)
-            self.told, self.number, self.leader = True, max(1, self.number), None
-            self.several, self._told_to = False, 0
-        if start != self._told_to:
-            self._is_told_by_several()
-        self._told_to, self._told_of = start + len(keys), total
-        new = [((turn_of(start + i, self.batch, self.workers) + 0.5) / total, key)
-               for i, key in enumerate(keys) if self.place[key] < 0]  # fmt: skip
-        if self.workers > 1:
-            new.sort()
-        if new and self._shares and new[0][0] <= self._shares[-1]:
-            # Workers that tell a piece each, in turn, are about as far: most of what was told stays where it is.
-            new = sorted([*self._cut(bisect_left(self._shares, new[0][0])), *new])
-        for share, key in new:
-            if self.place[key] < 0:
-                self._shares.append(share)
-                self._append(key)
-        self._recall()
+    # -- an order that a seed draws -----------------------------------------------------------------------------
+
+    def set_draw(self, drawn: DrawnOrder) -> None:
+        """The epoch is read in a drawn order."""
+        self.seed_state.draw, self.leader, self.confidence = drawn.draw, None, ORDER_DRAWN
+        # By default WebDataset's workers draw the same order in each epoch.
+        self.repeats = self.seed_state.is_shuffled and self.seed_state.successor <= 0
+        self.reorder(drawn.agenda, drawn.place)
+
+    def draw_after(self, other: Epoch) -> None:
+        """This is the epoch after `other`, of the same job."""
+        upcoming = self.seed_state.begin_after(other.seed_state)
+        if upcoming is not None:
+            self.set_draw(upcoming)
+
+    def give_up_draw(self, *, refuted: bool = True) -> None:
+        """`refuted`: the reads contradict the drawn order."""
+        self.seed_state.give_up(len(self.log), refuted=refuted)
+        self.repeats, self.batch, self.workers = True, 1, 1
 
     def read_in_batches(self, agenda: array[int], place: array[int], batch: int, workers: int) -> None:
-        """The same order, of which so many workers read a batch of such a size each, in turn."""
-        if self.told:
-            # Of a round that is whole, whoever reads it takes the same shares. Of what is beyond, shares tell whose
-            # turn it was: kept as they are, they would mix up what is told next and this.
-            count, before, after = len(self._shares), self.batch * self.workers, batch * workers
-            first = min(count - count % before, count - count % after)
-            first -= first % after
-            # Where some are told twice, what lies before goes by larger numbers.
-            least = self._shares[first - 1] if first else 0.0
-            turns = sorted(turn_of(number, batch, workers) for number in range(first, count))
-            self._shares[first:] = array("d", (max(least, (turn + 0.5) / self._told_of) for turn in turns))
+        """The same order is read by `workers` workers, a batch of `batch` objects each in turn."""
+        if self.told_order is not None:
+            self.told_order.deal_anew(self.batch * self.workers, batch, workers)
         self.batch, self.workers = batch, workers
-        self.follow(agenda, place)
+        self.reorder(agenda, place)
 
-    def _is_told_by_several(self) -> None:
-        """Each tells what it reads itself: nothing of it is another one's turn."""
-        self.several = True
+    # -- an order that is told ----------------------------------------------------------------------------------
+
+    def tell(self, indexes: Sequence[int], start: int, total: int) -> None:
+        """The order of this epoch for certain: `indexes` are numbers `start`, `start` + 1, ... of the `total` that one
+        worker reads. The orders of several workers are merged by how far each is through its own part."""
+        told = self.told_order
+        if told is None:
+            told = ToldOrder(Expectation(self.agenda, self.confidence, self.number))
+            self.replan((), confidence=1.0)
+            self.told_order, self.number, self.leader = told, max(1, self.number), None
+        if not told.continues_at(start):
+            told.several = True
+            self._read_without_batches()
+        piece = told.piece(indexes, start, total, self.batch, self.workers, self.place)
+        if piece and told.overlaps(piece[0][0]):
+            # Workers that tell a piece each, in turn, are about equally far: most of what was told keeps its place.
+            first, shares = told.cut(piece[0][0])
+            piece = sorted([*zip(shares, self._cut(first), strict=True), *piece])
+        for share, index in piece:
+            if self.place[index] < 0:
+                told.append(share)
+                self._append(index)
+        self._relocate()
+
+    def _read_without_batches(self) -> None:
+        """Each worker tells what it reads itself: its order is not dealt to several workers."""
         if self.workers > 1:
             self.agenda = at_once(out_of_batches(self.agenda, self.batch, self.workers))
             self.batch = self.workers = 1
-            for place, key in enumerate(self.agenda):
-                self.place[key] = place
-            self.cursor = 0
+            for place, index in enumerate(self.agenda):
+                self.place[index] = place
+            self.cursor.rewind(0)
 
-    def _cut(self, first: int) -> list[tuple[float, int]]:
-        """Take out what was told from this place on: shares and keys."""
-        tail = list(zip(self._shares[first:], self.agenda[first:], strict=True))
-        for _, key in tail:
-            self._expected_read -= self.done[key] >= 0
-            self.place[key] = -1
-        del self._shares[first:], self.agenda[first:]
-        self.cursor = min(self.cursor, first)
+    def _cut(self, first: int) -> array[int]:
+        """Take out the agenda from this place on, and return it."""
+        tail = self.agenda[first:]
+        for index in tail:
+            self._expected_read -= self.done[index] >= 0
+            self.place[index] = -1
+        del self.agenda[first:]
+        self.cursor.rewind(first)
         return tail
 
-    def withdraw(self, keys: Set[int]) -> None:
-        """Expect none of these any more. When no told one is left, expect what was expected before."""
-        self.several = True  # places are no longer what one has told
-        rest = [place for place, key in enumerate(self.agenda) if key not in keys]
-        if self.told:
-            self._shares = array("d", (self._shares[place] for place in rest))
-        self.plan([self.agenda[place] for place in rest], order=self.order)
-        if self.told and self.left == 0:
-            agenda, order, self.number = self._untold
-            self.told, self.repeats, self._shares = False, True, array("d")
-            self.plan(agenda, order=order)
+    def withdraw(self, indexes: Set[int]) -> None:
+        """Expect none of these any more. Once all told objects are read or withdrawn, expect what was expected before
+        the order was told."""
+        told = self.told_order
+        rest = [place for place, index in enumerate(self.agenda) if index not in indexes]
+        if told is not None:
+            told.keep(rest)
+        self.replan([self.agenda[place] for place in rest], confidence=self.confidence)
+        if told is not None and self.left == 0:
+            self.told_order, self.repeats, self.number = None, True, told.before.number
+            self.replan(told.before.agenda, confidence=told.before.confidence)

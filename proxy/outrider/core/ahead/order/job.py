@@ -1,8 +1,8 @@
-"""What one client does with one dataset, and which world that is: epochs, several jobs behind one address, or neither.
+"""The epochs of one client over one dataset, inferred from the order of its reads.
 
-A client is what a proxy sees: an address and perhaps an access key. Its eight loader workers look like one; so do
-two jobs of one node. A key that is read twice is what tells: at the end of a pass the next one begins; while a pass
-goes on, somebody follows; and where it happens as often as chance would have it, there is no epoch.
+The proxy knows a client by its address and perhaps an access key. The eight loader workers of a job look like one
+client, and so do two jobs of one node. An object that is read twice tells them apart: at the end of an epoch the next
+epoch begins; in mid-epoch another job follows; and where it happens as often as by chance, there is no epoch.
 """
 
 from __future__ import annotations
@@ -10,491 +10,443 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import chain, pairwise
-from math import gcd
 from typing import Protocol
 
 from outrider.core.ahead.dataset.names import Names
-from outrider.core.ahead.order.epoch import LOOK_FIRST, ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Epoch
+from outrider.core.ahead.order.epoch import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Epoch
+from outrider.core.ahead.order.part_guess import PartGuess
+from outrider.core.ahead.order.repeat_evidence import RepeatEvidence
+from outrider.core.ahead.order.seed_state import SEARCH_FIRST
 from outrider.core.ahead.order.webdataset_shuffle import Shuffle
 
-# Passes of one client beside each other: a job, those that follow it, and the tail of an epoch that is ending. Each has
-# tables of eight bytes a key, so there are fewer where keys are many.
-_PASSES_MAX, _PASSES_MAX_OF_MANY = 9, 3
-_KEYS_MANY = 100_000
-# So many reads without a repeat, where chance would have brought so many repeats, are an epoch: e**-7 is no chance.
-_CLEAN = 7.0
-# A follower of a known order is believed after nine reads in order.
+# Epochs of one client at the same time: a job, its followers, and the tail of an epoch that is ending. Each has tables
+# of eight bytes an object, so there are fewer where a dataset has many objects.
+_EPOCHS_MAX, _EPOCHS_MAX_OF_MANY = 9, 3
+_OBJECTS_MANY = 100_000
+# A follower of a known order is trusted at this confidence: after nine reads in order.
 _FOLLOWS = 0.8
-# Some twenty reads elsewhere refute an order; fewer may be a worker that was held up, and reads its batch in one go.
+# An order is refuted at this confidence: after some twenty reads elsewhere. Fewer of them may be one worker that was
+# held up, and then reads its batch in one go.
 _REFUTED = 0.1
-# A little more in order than not: it may yet prove one.
+# A little more reads in order than elsewhere: the order may yet be proven.
 _LEANS = 0.6
-# Reads after which an order that is about to be refuted is looked at again.
-_LOOK_AGAIN = 4
-# Reads of an epoch that may be heard of before what it was told.
+# An order that is about to be refuted is searched again after so many reads each.
+_SEARCH_AGAIN = 4
+# Reads of an epoch that may arrive before the epoch's order is told.
 _HARDLY_BEGUN = 16
-# Reads that look alike before an order of the past is taken for this one's.
+# So many reads in the order of an earlier epoch prove that this epoch has that order.
 _ALIKE = 5
-# Repeats that an epoch over another part of the set would have brought by now, before it is taken for one.
-_ANEW = 24
-# The ranks of a node that read some of the first again, for each to have as many; less is no loss where it is an epoch.
+# A sampler gives all ranks of a node the same number of objects, so it reads up to so many of the first ones again. To
+# ignore as many repeats is no loss where they are the next epoch.
 _PADDING = 8
-# Samples in a batch of which nothing is known.
+# Samples in a batch whose size is not known.
 _BATCH = 256
-# Of a set of which so much is read in each epoch the rest is worth fetching, whichever part it will be.
+# When each epoch reads so much of the dataset, the rest of it is worth fetching, whichever part is read next.
 _NEARLY_ALL = 0.6
 
 
-class Order(Protocol):
-    """An order in which a dataset was, or is being, read."""
+class ReadOrder(Protocol):
+    """An order in which a dataset was read before, or is being read."""
 
     period_s: float
 
-    def where(self, key: int) -> int: ...
+    def place_of(self, index: int) -> int: ...
 
     def sequence(self) -> array[int]: ...
 
 
 class Job:
-    """The passes of one client over one dataset, oldest first. `free`: no epoch is to be seen; then `epochs` holds one
-    pass at most that watches for the return of epochs, and nothing is predicted."""
+    """The epochs of one client over one dataset, oldest first: mostly one, or several jobs behind one address.
+
+    `free`: it reads by chance, so no epoch is to be seen. Then `epochs` has at most one, which watches for the return
+    of epochs, and nothing is predicted.
+    """
 
     def __init__(self, client: str, now: float) -> None:
         self.client = client
         self.free = False
         self.epochs: list[Epoch] = []
         self.last = now
-        self._repeats = 0
-        self._thirds = 0
-        # Repeats that chance would have brought by now, and by the time of the first.
-        self._by_chance = self._clean = 0.0
-        self._reads = 0
-        # When the first repeat came: reads by then, and how many of them the oldest pass had.
-        self._reads_then = self._log_then = 0
-        # Repeats of what the oldest pass has read since.
-        self._fresh_repeats = 0
-        # Where each pass reads another part of the set: how many keys the last one did. 0: passes read all of it.
-        self._chosen = 0
-        self._part = _Part()
-        # A pass of whose order more may be known by its reads so far; see `order_search`.
+        self._evidence = RepeatEvidence()
+        # How many objects the last epoch read, where each epoch reads another part of the dataset. 0: epochs read all.
+        self._part_size = 0
+        self._part = PartGuess()
+        # An epoch whose order may be found by its reads so far: the seed search (`order_search`) is to look at it.
         self.puzzle: Epoch | None = None
 
     @property
     def predicting(self) -> list[Epoch]:
         return [] if self.free else self.epochs
 
-    def grow(self, key_count: int) -> None:
-        for one in self.epochs:
-            one.grow(key_count)
+    def grow(self, index_count: int) -> None:
+        for epoch in self.epochs:
+            epoch.grow(index_count)
 
     # -- reads --------------------------------------------------------------------------------------------------
 
-    def opened(self, key: int, names: Names, readers: int, orders: Callable[[], Sequence[Order]], now: float) -> None:
-        """`orders` tells in which this dataset was read before, or is being read by others."""
+    def opened(
+        self, index: int, names: Names, readers: int, orders: Callable[[], Sequence[ReadOrder]], now: float
+    ) -> None:
+        """`orders` returns those in which this dataset was read before, or is being read by others."""
         self.last = now
-        key_count = len(names.keys)
+        index_count = len(names.keys)
         if not self.epochs:
-            self.epochs = [Epoch(names.listed, key_count, now, order=ORDER_UNLIKELY)]
+            self.epochs = [Epoch(names.listed, index_count, now, confidence=ORDER_UNLIKELY)]
         if len(self.epochs) > 1:
-            self._let_go(max(16, 4 * readers))
-        self._reads += 1
-        if names.listed or self.epochs[0].number > 0:
-            first = self.epochs[0]
-            size = first.size
-            self._by_chance += len(first.log) / (key_count if self.free and key_count > size else size)
-        if not self.epochs[0].unread(key):
-            self._count(key)
-        if self._repeats and not self.free and not self._is_told:
-            self._see_whether_epochs_go_on(names, now)
-        if self.epochs[-1].draw is not None:
-            self._see_whether_drawn_anew(key, readers, now)
-        one = self._pass_of(key)
-        if one is None:
-            one = self._repeated(key, key_count, readers, now)
-        if one is None:
+            self._drop_silent(max(16, 4 * readers))
+        self._count(index, names, index_count)
+        if self._evidence.repeats and not self.free and not self._is_told:
+            self._judge_epochs(names, now)
+        if self.epochs[-1].seed_state.draw is not None:
+            self._begin_next_draw(index, readers, now)
+        epoch = self._epoch_of(index)
+        if epoch is None:
+            epoch = self._epoch_of_repeat(index, index_count, readers, now)
+        if epoch is None:
             return
         for each in self.epochs:
             each.passed_over += 1
-        one.read(key, now)
-        self._settle(one, readers, names, orders, now)
-        self._wonder(one, names)
+        epoch.read(index, now)
+        self._conclude(epoch, readers, names, orders, now)
+        self._plan_search(epoch, names)
 
-    def _see_whether_epochs_go_on(self, names: Names, now: float) -> None:
-        if self._is_chance():
+    def _count(self, index: int, names: Names, index_count: int) -> None:
+        oldest, by_chance = self.epochs[0], 0.0
+        if names.listed or oldest.number > 0:
+            size = oldest.size
+            by_chance = len(oldest.log) / (index_count if self.free and index_count > size else size)
+        self._evidence.read(by_chance)
+        if oldest.unread(index) or any(later.trusted and later.unread(index) for later in self.epochs[1:]):
+            return
+        read_by_all = len(self.epochs) > 1 and not any(later.unread(index) for later in self.epochs[1:])
+        self._evidence.repeat(oldest.done[index], len(oldest.log), read_by_all=read_by_all)
+
+    def _judge_epochs(self, names: Names, now: float) -> None:
+        """Whether the reads are still epochs, or random, or epochs over another part of the dataset each."""
+        later_agree = any(epoch.confidence > _LEANS for epoch in self.epochs[1:])
+        if not later_agree and self._evidence.is_chance():
             self.free = True
             self._restart(len(names.keys), now)
-        elif self._is_another_part():
+            return
+        oldest = self.epochs[0]
+        agree = later_agree or oldest.confidence > _LEANS
+        if not agree and self._evidence.is_another_part(oldest.size, had_parts=self._part_size > 0):
             self._begin_another_part(names, now)
 
-    def _see_whether_drawn_anew(self, key: int, readers: int, now: float) -> None:
-        """A key that its sampler has not drawn, as its epoch ends, is of the next draw: what is left of this one does
-        not fill a batch."""
+    def _begin_next_draw(self, index: int, readers: int, now: float) -> None:
+        """As its epoch ends, a job reads an object that its sampler has not drawn: it is of the next draw. The few
+        objects that are left of this draw do not fill a batch."""
         newest = self.epochs[-1]
-        if newest.is_sampled and newest.is_strange(key) and newest.left <= _tail(newest, readers):
+        is_sampled = newest.seed_state.is_sampled
+        if is_sampled and newest.is_unexpected(index) and newest.left <= _tail_max(newest, readers):
             newest.begin_next(now)
-            self._clear_evidence()
+            self._evidence = RepeatEvidence()
 
-    def _give_up_draw(self, one: Epoch, names: Names) -> None:
-        share = len(one.agenda) < len(names.listed)
-        one.undraw()
-        if share:
-            one.plan(names.listed, order=ORDER_UNLIKELY)
-
-    def _wonder(self, one: Epoch, names: Names) -> None:
-        if one.draw is not None:
-            self._doubt_draw(one, names)
-        if len(one.log) < one.look_at or self.free:
-            return
-        if one.told or one.draw is not None:
-            wonders = not (one.told and one.several) or (one.way >= 0 and one.upcoming is None)
-        else:
-            # What begins as the names do may be drawn from a buffer that holds the first of them.
-            known = one.order_known and one.number > 0 and one.last_draw is None
-            wonders = not known and len(names.listed) > 0
-        if wonders:
-            self.puzzle = one
-
-    def _doubt_draw(self, one: Epoch, names: Names) -> None:
-        if one.order < _REFUTED:
-            self._give_up_draw(one, names)
-        if isinstance(one.draw, Shuffle) and one.log and one.place[one.log[-1]] < 0:
-            rank, workers = names.rank_of(one.log[-1]), one.draw.workers
-            if rank >= 0:
-                # A worker, or all of a rank, has begun late.
-                one.expect(names.listed[rank % workers :: workers])
-        if one.is_shuffled and one.order < _LEANS and len(one.log) % _LOOK_AGAIN == 0:
-            # A full buffer may show only now.
-            one.look_at = len(one.log)
-
-    def _let_go(self, silent: int) -> None:
-        """What began with a key read twice and has not gone on for so many reads follows nobody: a sampler that pads
-        reads some twice."""
-        for one in self.epochs[1:]:
-            # Of a pass that is nearly over, another one may have taken the last reads for its own.
-            if one.passed_over > silent and (not one.trusted or (one.agenda and one.left <= one.size // 50)):
-                self.epochs.remove(one)
-                one.disband()
+    def _drop_silent(self, silent: int) -> None:
+        """An epoch that began with a repeat and was silent for so many reads follows nobody: a sampler that pads reads
+        some objects twice."""
+        for epoch in self.epochs[1:]:
+            # The last reads of an epoch that is nearly over may have been counted to another epoch.
+            is_over = not epoch.trusted or (epoch.agenda and epoch.left <= epoch.size // 50)
+            if epoch.passed_over > silent and is_over:
+                self.epochs.remove(epoch)
+                epoch.release_followers()
                 for leader in self.epochs:
-                    if one in leader.followers:
-                        leader.followers.remove(one)
+                    if epoch in leader.followers:
+                        leader.followers.remove(epoch)
 
-    def _count(self, key: int) -> None:
-        """A key that the oldest pass has read is a repeat, unless a pass that is believed expects it."""
-        if any(one.trusted and one.unread(key) for one in self.epochs[1:]):
-            return
-        if self._repeats == 0:
-            self._clean = self._by_chance
-            self._reads_then, self._log_then = self._reads, len(self.epochs[0].log)
-        self._repeats += 1
-        self._fresh_repeats += self.epochs[0].done[key] >= self._log_then
-        if len(self.epochs) > 1 and not any(one.unread(key) for one in self.epochs):
-            self._thirds += 1
-
-    def _pass_of(self, key: int) -> Epoch | None:
+    def _epoch_of(self, index: int) -> Epoch | None:
+        """Which epoch this read belongs to. None: all of them have read the object."""
         if len(self.epochs) == 1:
-            return self.epochs[0] if self.epochs[0].unread(key) else None
-        unread = [one for one in self.epochs if one.unread(key)]
+            return self.epochs[0] if self.epochs[0].unread(index) else None
+        unread = [epoch for epoch in self.epochs if epoch.unread(index)]
         if len(unread) < 2:
             return unread[0] if unread else None
-        # Who is next to where this key stands; else the oldest that expects it.
-        ordered = [one for one in unread if one.trusted and one.order_known]
-        nearest = min(ordered, key=lambda one: one.apart(key), default=None)
-        if nearest is not None and (nearest.is_at(key) or (nearest is unread[0] and nearest.fits(key))):
+        # The epoch whose frontier is nearest to the object; else the oldest that expects it.
+        ordered = [epoch for epoch in unread if epoch.trusted and epoch.order_known]
+        nearest = min(ordered, key=lambda epoch: epoch.distance_of(index), default=None)
+        if nearest is not None and (nearest.is_near(index) or (nearest is unread[0] and nearest.is_in_order(index))):
             return nearest
-        return next((one for one in unread if one.to_come(key)), unread[0])
+        return next((epoch for epoch in unread if epoch.to_come(index)), unread[0])
 
-    def _repeated(self, key: int, key_count: int, readers: int, now: float) -> Epoch | None:
-        """All passes have read this key before."""
+    def _epoch_of_repeat(self, index: int, index_count: int, readers: int, now: float) -> Epoch | None:
+        """Which epoch this read begins, since all epochs have read the object. None: none, and it is ignored."""
         newest = self.epochs[-1]
-        if newest.is_sampled and newest.left > 0 and 0 <= newest.place[key] < _PADDING:
+        is_sampled = newest.seed_state.is_sampled
+        if is_sampled and newest.left > 0 and 0 <= newest.place[index] < _PADDING:
             return None
-        tail = _tail(newest, readers)
-        if newest.is_sampled and newest.left <= tail:
+        tail_max = _tail_max(newest, readers)
+        if is_sampled and newest.left <= tail_max:
             newest.begin_next(now)
-            self._clear_evidence()
+            self._evidence = RepeatEvidence()
             return newest
-        if newest.trusted and newest.agenda and newest.left <= tail and newest.leader is None and not self.free:
-            return self._follow(newest, key_count, now, trusted=True)
+        if newest.trusted and newest.agenda and newest.left <= tail_max and newest.leader is None and not self.free:
+            return self._follow(newest, index_count, now, trusted=True)
         if self.free:
-            # Chance is still at work: watch anew.
-            self._restart(key_count, now)
+            # The reads are still random: watch anew.
+            self._restart(index_count, now)
             return self.epochs[0]
-        if len(self.epochs) >= 2 and not (newest.trusted and len(self.epochs) < self._passes_max(key_count)):
+        if len(self.epochs) >= 2 and not (newest.trusted and len(self.epochs) < _epochs_max(index_count)):
             return None
-        return self._follow(newest.leader or newest, key_count, now, trusted=False)
+        return self._follow(newest.leader or newest, index_count, now, trusted=False)
 
-    def _follow(self, leader: Epoch, key_count: int, now: float, *, trusted: bool) -> Epoch:
-        """A pass that begins over what `leader` has read and, if that is the whole of it, what it has left."""
-        keys: Iterator[int] = iter(leader.log)
+    def _follow(self, leader: Epoch, index_count: int, now: float, *, trusted: bool) -> Epoch:
+        """A new epoch over the objects that `leader` has read. `trusted`: also over those that it has left."""
+        indexes: Iterator[int] = iter(leader.log)
         if trusted:
-            keys = chain(keys, (key for key in leader.agenda if leader.unread(key)))
-        order = leader.next_order if trusted else ORDER_OPEN
-        one = Epoch(keys, key_count, now, order=order, trusted=trusted)
-        one.number = leader.number + 1
-        one.period_s = now - leader.began if trusted else 0.0
-        one.go_on_like(leader)
-        one.was_told = trusted and leader.told
+            indexes = chain(indexes, (index for index in leader.agenda if leader.unread(index)))
+        confidence = leader.next_confidence if trusted else ORDER_OPEN
+        epoch = Epoch(indexes, index_count, now, confidence=confidence, trusted=trusted)
+        epoch.number = leader.number + 1
+        epoch.period_s = now - leader.began if trusted else 0.0
+        epoch.take_pace_of(leader)
+        epoch.was_told = trusted and leader.told
         if trusted:
-            one.draw_after(leader)
-        if not trusted:
-            leader.lead(one)
-        self.epochs.append(one)
-        if len(self.epochs) > self._passes_max(key_count):
-            self.epochs.pop(0).disband()
-        return one
-
-    def _passes_max(self, key_count: int) -> int:
-        return _PASSES_MAX if key_count <= _KEYS_MANY else _PASSES_MAX_OF_MANY
+            epoch.draw_after(leader)
+        else:
+            leader.lead(epoch)
+        self.epochs.append(epoch)
+        if len(self.epochs) > _epochs_max(index_count):
+            self.epochs.pop(0).release_followers()
+        return epoch
 
     @property
     def _is_told(self) -> bool:
-        """What it reads next is known, be it drawn by chance."""
-        return any(one.told and one.left > 0 for one in self.epochs)
-
-    def _is_chance(self) -> bool:
-        if any(one.order > _LEANS for one in self.epochs[1:]):
-            return False
-        if self._thirds >= 3 and self._thirds > 0.02 * self._reads:
-            return True
-        if self._clean >= _CLEAN:
-            return False
-        return self._repeats >= 8 and 0.4 * self._by_chance <= self._repeats <= 1.6 * self._by_chance + 3
-
-    def _is_another_part(self) -> bool:
-        """After an epoch that did not come to its end, keys are read of which as many were read in it as chance would
-        have it, and none twice: another part of the set, as each node of several gets one in each epoch."""
-        oldest = self.epochs[0]
-        expected = (self._reads - self._reads_then) * self._log_then / oldest.size
-        if (
-            self._clean < _CLEAN
-            or expected < (_ANEW / 4 if self._chosen else _ANEW)
-            or any(one.order > _LEANS for one in self.epochs)
-        ):
-            return False
-        return 0.7 * expected <= self._repeats <= 1.4 * expected and self._fresh_repeats <= max(1, expected / _ANEW)
+        """The next reads are told. They may look random."""
+        return any(epoch.told and epoch.left > 0 for epoch in self.epochs)
 
     def _begin_another_part(self, names: Names, now: float) -> None:
-        oldest = self.epochs[0]
-        self._chosen = self._log_then if self._log_then < _NEARLY_ALL * oldest.size else 0
-        one = Epoch(oldest.agenda, len(names.keys), now, order=ORDER_UNLIKELY, trusted=not self._chosen)
-        for key in chain(oldest.log[self._log_then :], *(later.log for later in self.epochs[1:])):
-            if one.unread(key):
-                one.read(key, now)
-        one.go_on_like(oldest)
-        self.epochs = [one]
-        self._clear_evidence()
-        self._reads = len(one.log)
-        self._by_chance = self._reads**2 / (2 * one.size)
+        oldest, log_before = self.epochs[0], self._evidence.log_before
+        self._part_size = log_before if log_before < _NEARLY_ALL * oldest.size else 0
+        epoch = Epoch(oldest.agenda, len(names.keys), now, confidence=ORDER_UNLIKELY, trusted=not self._part_size)
+        for index in chain(oldest.log[log_before:], *(later.log for later in self.epochs[1:])):
+            if epoch.unread(index):
+                epoch.read(index, now)
+        epoch.take_pace_of(oldest)
+        self.epochs = [epoch]
+        reads = len(epoch.log)
+        self._evidence = RepeatEvidence(reads, reads**2 / (2 * epoch.size))
 
-    def _restart(self, key_count: int, now: float) -> None:
-        self.epochs = [Epoch((), key_count, now, order=ORDER_UNLIKELY, trusted=not self._chosen)]
-        self._clear_evidence()
+    def _restart(self, index_count: int, now: float) -> None:
+        self.epochs = [Epoch((), index_count, now, confidence=ORDER_UNLIKELY, trusted=not self._part_size)]
+        self._evidence = RepeatEvidence()
 
-    def _clear_evidence(self) -> None:
-        self._repeats = self._fresh_repeats = self._thirds = self._reads = 0
-        self._by_chance = self._clean = 0.0
+    # -- conclusions from a read --------------------------------------------------------------------------------
 
-    def _settle(
-        self, one: Epoch, readers: int, names: Names, orders: Callable[[], Sequence[Order]], now: float
+    def _conclude(
+        self, epoch: Epoch, readers: int, names: Names, orders: Callable[[], Sequence[ReadOrder]], now: float
     ) -> None:
-        """What the read of `one` has made clear."""
         if self.free:
-            if self._by_chance >= _CLEAN:
+            if self._evidence.is_epoch:
                 self.free = False
-                self._clear_evidence()
-                one.expect(key for key, size in enumerate(names.sizes) if size >= 0 or names.rank_of(key) >= 0)
+                self._evidence = RepeatEvidence()
+                epoch.expect(index for index, size in enumerate(names.sizes) if size >= 0 or names.rank_of(index) >= 0)
             return
-        if not one.trusted:
-            self._see_whether_proven(one, readers)
+        if not epoch.trusted:
+            self._trust_if_proven(epoch, readers)
         oldest = self.epochs[0]
-        if len(self.epochs) > 1 and oldest.passed_over > max(16, 4 * readers) and oldest is not one:
-            self.epochs.pop(0).disband()
-            if not one.told and all(4 * one.place[key] > len(one.agenda) for key in one.log):
-                # It began late in what was read: a run that was taken up again will read what was left of it.
-                one.expect(key for key in oldest.agenda if oldest.unread(key))
-            if not one.trusted:
-                one.trusted = True
-                one.period_s = max(one.began - oldest.began, 0.0)
-            self._clear_evidence()
-        if one.agenda and one.left == 0 and one.leader is None and not self._is_guess(one, names):
-            if len(self.epochs) > 1 and one is oldest and self.epochs[1].trusted and self._tail_of(one):
-                self.epochs.pop(0).disband()
+        if len(self.epochs) > 1 and oldest.passed_over > max(16, 4 * readers) and oldest is not epoch:
+            self._drop_oldest(epoch)
+        if epoch.agenda and epoch.left == 0 and epoch.leader is None and not self._may_go_on(epoch, names):
+            if len(self.epochs) > 1 and epoch is oldest and self.epochs[1].trusted and self._has_successor(epoch):
+                self.epochs.pop(0).release_followers()
             else:
-                one.begin_next(now)
-            self._clear_evidence()
-        elif one.number == 0 and not one.told and one.draw is None:
-            self._learn(one, names, orders)
+                epoch.begin_next(now)
+            self._evidence = RepeatEvidence()
+        elif epoch.number == 0 and not epoch.told and epoch.seed_state.draw is None:
+            self._learn_agenda(epoch, names, orders)
 
-    def _see_whether_proven(self, one: Epoch, readers: int) -> None:
-        if self._chosen and one is self.epochs[0] and len(one.log) > max(1.25 * self._chosen, one.size / 2):
+    def _trust_if_proven(self, epoch: Epoch, readers: int) -> None:
+        is_oldest = epoch is self.epochs[0]
+        if self._part_size and is_oldest and len(epoch.log) > max(1.25 * self._part_size, epoch.size / 2):
             # This is more than a part.
-            one.trusted, self._chosen = True, 0
-        # More than a sampler reads twice that gives each reader as many.
-        if one.order > _FOLLOWS and len(one.log) > readers:
-            one.trusted = True
-            one.number = max(1, one.number)
+            epoch.trusted, self._part_size = True, 0
+        # A sampler that gives all ranks the same number of objects reads at most one per reader twice.
+        if epoch.confidence > _FOLLOWS and len(epoch.log) > readers:
+            epoch.trusted = True
+            epoch.number = max(1, epoch.number)
 
-    def _is_guess(self, one: Epoch, names: Names) -> bool:
-        """What it was thought to read is less than there is: it may well go on. Else its first repeat is its end."""
-        return one.number == 0 and not one.told and one.draw is None and len(one.agenda) < len(names.listed)
+    def _drop_oldest(self, epoch: Epoch) -> None:
+        """The oldest epoch goes on no more; `epoch` does."""
+        oldest = self.epochs.pop(0)
+        oldest.release_followers()
+        if not epoch.told and all(4 * epoch.place[index] > len(epoch.agenda) for index in epoch.log):
+            # It began late in the objects that were read: a resumed run reads those that were left.
+            epoch.expect(index for index in oldest.agenda if oldest.unread(index))
+        if not epoch.trusted:
+            epoch.trusted = True
+            epoch.period_s = max(epoch.began - oldest.began, 0.0)
+        self._evidence = RepeatEvidence()
 
-    def _tail_of(self, one: Epoch) -> bool:
-        """Its successor has begun already, and is none that has followed it from its beginning on."""
+    def _may_go_on(self, epoch: Epoch, names: Names) -> bool:
+        """All expected objects were read, but they were a guess, and there are more names. The epoch then ends with its
+        first repeat."""
+        is_guess = epoch.number == 0 and not epoch.told and epoch.seed_state.draw is None
+        return is_guess and len(epoch.agenda) < len(names.listed)
+
+    def _has_successor(self, epoch: Epoch) -> bool:
+        """The next epoch has begun already, and is no job that has followed this epoch from its beginning."""
         successor = self.epochs[1]
-        return successor.number == one.number + 1 and (successor.leader is not one or successor.joined > one.size / 2)
+        is_follower = successor.leader is epoch and successor.joined <= epoch.size / 2
+        return successor.number == epoch.number + 1 and not is_follower
 
-    # -- the first pass -----------------------------------------------------------------------------------------
+    # -- the seed search ----------------------------------------------------------------------------------------
 
-    def _learn(self, one: Epoch, names: Names, orders: Callable[[], Sequence[Order]]) -> None:
-        if _ALIKE <= len(one.log) <= 8 * _ALIKE and one.order <= ORDER_LIKELY:
+    def _plan_search(self, epoch: Epoch, names: Names) -> None:
+        """Has the epoch searched, when it is time and its reads may tell more."""
+        seed_state = epoch.seed_state
+        if seed_state.draw is not None:
+            self._doubt_draw(epoch, names)
+        if len(epoch.log) < seed_state.search_at or self.free:
+            return
+        told = epoch.told_order
+        if told is not None or seed_state.draw is not None:
+            is_open = seed_state.successor >= 0 and seed_state.upcoming is None
+            may_tell = is_open or not (told is not None and told.several)
+        else:
+            # An epoch that begins in the order of the names may be drawn from a buffer that holds the first of them.
+            is_known = epoch.order_known and epoch.number > 0 and seed_state.last_draw is None
+            may_tell = not is_known and len(names.listed) > 0
+        if may_tell:
+            self.puzzle = epoch
+
+    def _doubt_draw(self, epoch: Epoch, names: Names) -> None:
+        if epoch.confidence < _REFUTED:
+            self._give_up_draw(epoch, names)
+        draw = epoch.seed_state.draw
+        if not isinstance(draw, Shuffle):
+            return
+        if epoch.log and epoch.place[epoch.log[-1]] < 0:
+            rank = names.rank_of(epoch.log[-1])
+            if rank >= 0:
+                # A worker, or all workers of a rank, began late.
+                epoch.expect(names.listed[rank % draw.workers :: draw.workers])
+        if epoch.confidence < _LEANS and len(epoch.log) % _SEARCH_AGAIN == 0:
+            # The reads may differ from the draw only from where the buffer was full.
+            epoch.seed_state.search_at = len(epoch.log)
+
+    def _give_up_draw(self, epoch: Epoch, names: Names) -> None:
+        was_share = len(epoch.agenda) < len(names.listed)
+        epoch.give_up_draw()
+        if was_share:
+            epoch.replan(names.listed, confidence=ORDER_UNLIKELY)
+
+    # -- the first epoch ----------------------------------------------------------------------------------------
+
+    def _learn_agenda(self, epoch: Epoch, names: Names, orders: Callable[[], Sequence[ReadOrder]]) -> None:
+        """Expect the order of an earlier epoch, or the part of the dataset that the reads suggest."""
+        if _ALIKE <= len(epoch.log) <= 8 * _ALIKE and epoch.confidence <= ORDER_LIKELY:
             for order in orders():
                 leader = order.leader or order if isinstance(order, Epoch) else order
-                if leader is not one and _alike(one.log[-_ALIKE:], order, len(names.keys)):
-                    one.plan(order.sequence(), order=ORDER_LIKELY)
-                    one.number, one.period_s = 1, order.period_s
+                if leader is not epoch and _is_alike(epoch.log[-_ALIKE:], order, len(names.keys)):
+                    epoch.replan(order.sequence(), confidence=ORDER_LIKELY)
+                    epoch.number, epoch.period_s = 1, order.period_s
                     if isinstance(leader, Epoch) and leader.number == 0:
-                        leader.lead(one)
+                        leader.lead(epoch)
                     return
-        rank = names.rank_of(one.log[-1])
+        rank = names.rank_of(epoch.log[-1])
         if rank < 0:
             return
         has_changed = self._part.read(rank, len(names.listed))
-        if one.is_dealt and one.place[one.log[-1]] < 0:
-            # There is a worker who had not been seen.
-            one.is_dealt, has_changed = False, True
-        if has_changed and not one.is_dealt:
-            one.plan(self._part.of(names.listed), order=one.order)
+        if epoch.is_dealt and epoch.place[epoch.log[-1]] < 0:
+            # A worker that was not seen before has read this.
+            epoch.is_dealt, has_changed = False, True
+        if has_changed and not epoch.is_dealt:
+            epoch.replan(self._part.of(names.listed), confidence=epoch.confidence)
 
     def listed(self, names: Names) -> None:
-        """A LIST has shown which keys there are."""
-        for one in self.epochs:
-            if one.is_shuffled and one.drawn_of != len(names.listed):
-                # What was drawn, was drawn of less.
-                one.undraw(refuted=False)
-            one.shuffles_tried = {}
-            if one.number == 0 and not one.told and one.draw is None and not self.free:
-                one.look_at = min(one.look_at, max(LOOK_FIRST, len(one.log)))
-                one.is_dealt = False
-                self._part = _Part()
-                for key in one.log:
-                    if (rank := names.rank_of(key)) >= 0:
+        """A LIST has shown which objects there are."""
+        for epoch in self.epochs:
+            seed_state = epoch.seed_state
+            if seed_state.is_shuffled and seed_state.drawn_from != len(names.listed):
+                # The draw was from another number of names.
+                epoch.give_up_draw(refuted=False)
+            seed_state.seeds_tried = {}
+            if epoch.number == 0 and not epoch.told and seed_state.draw is None and not self.free:
+                seed_state.search_at = min(seed_state.search_at, max(SEARCH_FIRST, len(epoch.log)))
+                epoch.is_dealt = False
+                self._part = PartGuess()
+                for index in epoch.log:
+                    if (rank := names.rank_of(index)) >= 0:
                         self._part.read(rank, len(names.listed))
-                one.plan(self._part.of(names.listed), order=ORDER_UNLIKELY)
+                epoch.replan(self._part.of(names.listed), confidence=ORDER_UNLIKELY)
 
-    def told(self, keys: Sequence[int], start: int, total: int, key_count: int, now: float) -> Epoch:
-        """What one worker will read, exactly: of the pass that is under way, or of the next one if these were read.
-        Which one that is."""
+    # -- an order that is told ----------------------------------------------------------------------------------
+
+    def told(self, indexes: Sequence[int], start: int, total: int, index_count: int, now: float) -> Epoch:
+        """One worker tells its next reads. They are of the epoch that is under way; where that has read most of them,
+        they are of the next one. Returns that epoch."""
         self.last, self.free = now, False
-        self.grow(key_count)
+        self.grow(index_count)
         if self.epochs and len(self.epochs[0].log) < _HARDLY_BEGUN:
-            # It is the one that these are told of, as its epoch begins.
-            self._let_go(-1)
-        one = self.epochs[-1] if self.epochs else None
-        if one is None or 2 * sum(one.unread(key) for key in keys) < len(keys):
-            period_s = one.seconds(now) if one is not None and one.log else 0.0
-            new = Epoch((), key_count, now, order=ORDER_UNLIKELY)
-            new.period_s = period_s
-            if one is not None:
-                new.go_on_like(one)
-            one = new
-            self.epochs = [*self.epochs[1 - self._passes_max(key_count) :], one]
-        elif start == 0 and one.told and one.log and _is_another_order(keys, one):
-            # The run was begun anew, or its epoch cut short.
-            new = Epoch((), key_count, now, order=ORDER_UNLIKELY)
-            new.period_s, new.number = one.seconds(now), one.number
-            new.go_on_like(one)
-            one = self.epochs[-1] = new
+            # The oldest epoch has just begun, so it is the one that is told of.
+            self._drop_silent(-1)
+        epoch = self.epochs[-1] if self.epochs else None
+        if epoch is None or 2 * sum(epoch.unread(index) for index in indexes) < len(indexes):
+            self.epochs = self.epochs[1 - _epochs_max(index_count) :]
+            epoch = _begun_after(epoch, index_count, now)
+            self.epochs.append(epoch)
+        elif start == 0 and epoch.told and epoch.log and _is_another_order(indexes, epoch):
+            # The run was begun anew, or its epoch was cut short.
+            number = epoch.number
+            epoch = self.epochs[-1] = _begun_after(epoch, index_count, now)
+            epoch.number = number
         if start == 0:
-            # Plans that repeat are as good for the next pass as an order that was learned.
-            one.repeats = len(keys) > 0 and all(0 <= one.place[key] <= 2 * one.tolerance for key in keys[:_ALIKE])
-        one.tell(keys, start, total)
-        one.trusted = True
-        one.last = now
-        return one
+            # An order that is told again is likely in the next epoch as well, as one that was learned.
+            epoch.repeats = len(indexes) > 0 and all(
+                0 <= epoch.place[index] <= 2 * epoch.tolerance for index in indexes[:_ALIKE]
+            )
+        epoch.tell(indexes, start, total)
+        epoch.trusted = True
+        epoch.last = now
+        return epoch
 
-    def withdraw(self, one: Epoch, keys: Set[int], names: Names) -> None:
-        """`one` was told to expect these, which are unread, and is not to any more."""
-        one.withdraw(keys)
-        for later in self.epochs[self.epochs.index(one) + 1 :]:
+    def withdraw(self, epoch: Epoch, indexes: Set[int], names: Names) -> None:
+        """`epoch` was told to expect these objects, which are unread, and is not to expect them any more."""
+        epoch.withdraw(indexes)
+        for later in self.epochs[self.epochs.index(epoch) + 1 :]:
             if not later.told:
-                # It began as one that follows, and took over what `one` had still to read.
-                later.withdraw(keys)
-        if one.told:
+                # It began as a follower, and took over the objects that `epoch` had still to read.
+                later.withdraw(indexes)
+        if epoch.told:
             return
-        if not one.log and not one.agenda:
-            self.epochs.remove(one)
-        elif one.number == 0 and not one.agenda:
+        if not epoch.log and not epoch.agenda:
+            self.epochs.remove(epoch)
+        elif epoch.number == 0 and not epoch.agenda:
             self.listed(names)
 
 
-def _tail(one: Epoch, readers: int) -> int:
-    """So little of it may be left unread when the next one begins."""
-    tail = min(2 * readers + one.size // 50, one.size // 2)
-    if not one.is_sampled:
+def _begun_after(before: Epoch | None, index_count: int, now: float) -> Epoch:
+    """An epoch whose order is about to be told."""
+    epoch = Epoch((), index_count, now, confidence=ORDER_UNLIKELY)
+    if before is not None:
+        epoch.period_s = before.seconds(now) if before.log else 0.0
+        epoch.take_pace_of(before)
+    return epoch
+
+
+def _epochs_max(index_count: int) -> int:
+    return _EPOCHS_MAX if index_count <= _OBJECTS_MANY else _EPOCHS_MAX_OF_MANY
+
+
+def _tail_max(epoch: Epoch, readers: int) -> int:
+    """How many objects the epoch may have left when the next one begins."""
+    tail = min(2 * readers + epoch.size // 50, epoch.size // 2)
+    if not epoch.seed_state.is_sampled:
         return tail
-    # It is certain which they are, and a loader leaves out what does not fill its last batch.
-    return max(tail, min(one.size // 8, max(_BATCH, one.batch * one.workers)))
+    # It is certain which objects these are, and a loader leaves out those that do not fill its last batch.
+    return max(tail, min(epoch.size // 8, max(_BATCH, epoch.batch * epoch.workers)))
 
 
-def _is_another_order(keys: Sequence[int], one: Epoch) -> bool:
-    """These were told to `one` before, and not in this order."""
-    places = [one.place[key] for key in dict.fromkeys(keys) if one.place[key] >= 0]
+def _is_another_order(indexes: Sequence[int], epoch: Epoch) -> bool:
+    """These objects were told to `epoch` before, and not in this order."""
+    places = [epoch.place[index] for index in dict.fromkeys(indexes) if epoch.place[index] >= 0]
     ascents = sum(sooner < later for sooner, later in pairwise(places))
-    return 2 * len(places) > len(keys) and 4 * ascents < 3 * (len(places) - 1)
+    return 2 * len(places) > len(indexes) and 4 * ascents < 3 * (len(places) - 1)
 
 
-def _alike(reads: array[int], order: Order, key_count: int) -> bool:
-    """These reads stand close together in `order`, as only the same order has it."""
-    near = max(12, key_count // 32)
-    places = [order.where(key) for key in reads]
-    return 3 * near < key_count and min(places) >= 0 and max(places) - min(places) <= near
-
-
-class _Part:
-    """Which part of a listed dataset this client reads, guessed from what it read: every n-th key, or a run of them."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._first = self._lowest = self._highest = -1
-        self._step = 0
-        self._ascents = 0
-        self._bounds = (0, 0, 1, 0)
-        self._next_look = 4
-
-    def read(self, key: int, listed: int) -> bool:
-        """True: the guess has changed."""
-        if key >= listed:
-            return False
-        self._count += 1
-        if self._first < 0:
-            self._first = self._lowest = self._highest = key
-        self._step = gcd(self._step, key - self._first)
-        # Readers beside each other overtake each other a little.
-        self._ascents += key > self._highest - (self._count // 4 or 1)
-        if key < self._lowest:
-            self._lowest = key
-        elif key > self._highest:
-            self._highest = key
-        if self._count < self._next_look and (self._bounds[1] == 0 or self.has(key)):
-            return False
-        self._next_look = max(self._next_look, self._count + max(2, self._count // 4))
-        before = self._bounds
-        self._bounds = self._guess(listed)
-        return self._bounds != before
-
-    def has(self, key: int) -> bool:
-        low, high, step, rest = self._bounds
-        return low <= key < high and key % step == rest
-
-    def of(self, listed: array[int]) -> array[int]:
-        low, high, step, rest = self._bounds
-        return listed[low + (rest - low) % step : high : step]
-
-    def _guess(self, listed: int) -> tuple[int, int, int, int]:
-        step = max(1, self._step) if self._count >= 4 else 1
-        # So many reads spread over a run leave about this much of it beyond the outermost on either side.
-        beyond = 2 * (self._highest - self._lowest + step) // self._count + step
-        ascending = self._ascents > 0.8 * self._count
-        low = max(0, self._lowest - beyond)
-        high = listed if ascending else min(listed, self._highest + 1 + beyond)
-        return low, high, step, self._first % step
+def _is_alike(reads: array[int], order: ReadOrder, index_count: int) -> bool:
+    """These reads stand close together in `order`, as only reads in the same order do."""
+    near = max(12, index_count // 32)
+    places = [order.place_of(index) for index in reads]
+    return 3 * near < index_count and min(places) >= 0 and max(places) - min(places) <= near

@@ -1,6 +1,6 @@
-"""Clients that share the epochs of a dataset, each of which reads another part of it every time: the nodes of a run
-behind one proxy, or its pods on one node. What each alone reads next is anybody's guess; what is left of the epoch that
-they read together is not.
+"""Clients that share the epochs of a dataset, where each reads another part of it every time: the nodes of a run behind
+one proxy, or its pods on one node. The next read of one client cannot be predicted, but the rest of the shared epoch is
+known.
 """
 
 from __future__ import annotations
@@ -12,51 +12,54 @@ from outrider.core.ahead.dataset.names import Names
 from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.ahead.order.job import Job
 
-# So many reads of what another client has read, which chance would have brought, and none came: e**-7 is no chance.
+# Clients that read independently would have repeated so many reads of each other by now, and they repeated none:
+# e**-7 is the probability of that.
 _NO_CHANCE = 7.0
-# What the clients have read before they were several is thought over if it is no more than this.
-_LOOKED_AT = 10_000
+# What the clients read before there were several of them is taken into account if it is no more than this.
+_EARLIER_READS_MAX = 10_000
 
 
 class SharedEpoch:
-    """Told of each read of a dataset that has several clients."""
+    """Takes the reads of all clients of a dataset for those of one job. They share epochs once the reads have had no
+    repeat for long enough."""
 
     def __init__(self, jobs: Iterable[Job], names: Names, now: float) -> None:
-        """`jobs`: what each client has done so far, by itself."""
+        """`jobs`: what each client has read so far, by itself."""
         self._begin(now)
         begun = [(job.client, job.epochs[-1]) for job in jobs if job.epochs]
-        if sum(len(one.log) for _, one in begun) > _LOOKED_AT:
+        if sum(len(epoch.log) for _, epoch in begun) > _EARLIER_READS_MAX:
             return
-        for client, one in begun:
-            for key in one.log:
-                self.opened(client, key, names, len(begun), now)
-        for mine in self._job.epochs:
-            mine.began = min(one.began for _, one in begun)
+        for client, epoch in begun:
+            for index in epoch.log:
+                self.opened(client, index, names, len(begun), now)
+        for shared in self._job.epochs:
+            shared.began = min(epoch.began for _, epoch in begun)
 
     def _begin(self, now: float) -> None:
         self._job = Job("", now)
-        # How much each client has read, and what of it chance would have had another one read before.
-        self._own: Counter[str] = Counter()
+        # How many objects each client has read, and how many of all reads chance would have made repeats of another
+        # client's.
+        self._reads: Counter[str] = Counter()
         self._by_chance = 0.0
 
     @property
     def epochs(self) -> list[Epoch]:
-        """Empty: they have nothing in common, or that is not clear yet."""
+        """Empty: the clients share no epoch, or that is not clear yet."""
         return self._job.predicting if self._by_chance >= _NO_CHANCE else []
 
-    def grow(self, key_count: int) -> None:
-        self._job.grow(key_count)
+    def grow(self, index_count: int) -> None:
+        self._job.grow(index_count)
 
     def listed(self, names: Names) -> None:
         self._job.listed(names)
 
-    def opened(self, client: str, key: int, names: Names, readers: int, now: float) -> None:
+    def opened(self, client: str, index: int, names: Names, readers: int, now: float) -> None:
         if not names.listed:
             return
         if self._by_chance < _NO_CHANCE:
-            self._by_chance += (self._own.total() - self._own[client]) / len(names.keys)
-            self._own[client] += 1
-        self._job.opened(key, names, readers, list, now)
-        if self._by_chance < _NO_CHANCE and not all(one.trusted for one in self._job.epochs):
-            # Each reads for himself.
+            self._by_chance += (self._reads.total() - self._reads[client]) / len(names.keys)
+            self._reads[client] += 1
+        self._job.opened(index, names, readers, list, now)
+        if self._by_chance < _NO_CHANCE and not all(epoch.trusted for epoch in self._job.epochs):
+            # There was a repeat: each client reads for itself.
             self._begin(now)

@@ -60,13 +60,13 @@ class Shuffle(NamedTuple):
     seeds: tuple[tuple[int, int], ...]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """What a search came to. `shuffle`: None is not found; `tried`: none of so many seeds, which need not be tried
-    again; `look_at`: after so many reads another search is worth it, 0: that is not known."""
+    again; `search_at`: after so many reads another search is worth it, 0: that is not known."""
 
     shuffle: Shuffle | None
     tried: int
-    look_at: int
+    search_at: int
 
 
 def next_shuffles(shuffle: Shuffle) -> tuple[Shuffle, ...]:
@@ -232,37 +232,37 @@ class _Group:
         return sum(log2(size) for size in islice(_sizes(self.share, buffer), len(self.places)))
 
 
-def found(reads: Sequence[int], count: int, workers: int, tried: int = 0) -> Generator[None, None, Found]:
+def found(reads: Sequence[int], count: int, workers: int, tried: int = 0) -> Generator[None, None, SearchResult]:
     """By which shuffle these of `count` shards were read, each worker's in its order; none of the first `tried` seeds
     has done so. `workers`: see `workers_of`. Yields now and then."""
     groups = _groups_of(reads, workers, count)
     memory = _buffers_of(groups)
     if not memory:
-        return Found(None, tried, 0)
+        return SearchResult(None, tried, 0)
     # Of one seed there may be two groups: some workers have a shard more.
     longest = {group.share: group for group in sorted(groups, key=lambda group: len(group.places))}
     bits = sum(group.bits(memory[-1]) for group in longest.values())
     if not bits:
-        return Found(None, tried, 0)
+        return SearchResult(None, tried, 0)
     looked_at = sum(group.reads for group in groups)
     alike = sum(group.reads for group in groups if len(group.workers) > 1)
     is_likely = alike >= _ALIKE * looked_at if workers > 1 else _is_beginning(reads, count)
     most = ALL_SEEDS if is_likely else _SMALL_SEEDS
     until = min(most, int(2.0 ** min(_WORD_BITS, bits - _MARGIN_BITS)))
-    look_at = 0
+    search_at = 0
     if until < most:
         wanted = _SMALL_SEEDS if until < _SMALL_SEEDS else ALL_SEEDS
         share_of_all = (log2(wanted) + _MARGIN_BITS) / bits
-        look_at = ceil(len(reads) * share_of_all) + sum(len(group.workers) for group in groups) // 2
+        search_at = ceil(len(reads) * share_of_all) + sum(len(group.workers) for group in groups) // 2
     trial = _Trial(groups, memory)
     yield from trial.run(range(tried, until))
     if sum(group.reads for group in trial.seeds) < _NEARLY_ALL * looked_at:
         # Of several ranks, the seeds of some may have been found.
-        return Found(None, tried if trial.seeds and until < most else max(tried, until), look_at)
+        return SearchResult(None, tried if trial.seeds and until < most else max(tried, until), search_at)
     seed_of = {first: seed for group, seed in trial.seeds.items() for first in group.workers}
     order = dict.fromkeys(read % workers for read in reads)
     seeds = tuple((first, seed_of[first]) for first in order if first in seed_of)
-    return Found(Shuffle(workers, trial.buffer, seeds), 0, 0)
+    return SearchResult(Shuffle(workers, trial.buffer, seeds), 0, 0)
 
 
 def workers_of(reads: Sequence[int], count: int) -> Generator[None, None, int]:
