@@ -1,4 +1,4 @@
-"""Whoever is cancelled, at whichever of his waits: nobody else notices, and nothing is left of him."""
+"""A request that is cancelled at any of its waits disturbs no other request and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DATA = ramp(3 * BLOCK + 5)
 OTHER, OTHER_DATA = ObjectRef("train", "b.tar"), ramp(2 * BLOCK, start=9)
 NEW = ramp(1000, start=77)
-# More waits than this no act here has.
+# No act here has more waits than this.
 WAITS_MAX = 2000
 
 
@@ -99,7 +99,7 @@ ROOMS = {
 
 
 ACTS = (reads, reads_the_middle, reads_with_checksums, asks_for_the_head, writes)
-# All of them together in the long form.
+# In the long form all of them together.
 CASES = [
     (act, kind, warm, ahead)
     for act in ACTS
@@ -113,7 +113,8 @@ CASES = [
 
 
 def at_each_wait(tmp_path: Path, attempt: Callable[[Path, int], Coroutine[Any, Any, bool]]) -> int:
-    """Make the attempt with one wait more each time, until it tells that there were no more; how often that was."""
+    """Repeat the attempt with one wait more each time, until it tells that there were no more. Returns the number of
+    attempts."""
     for waits in range(WAITS_MAX):
         root = tmp_path / str(waits)
         with asyncio.Runner(loop_factory=partial(SeededLoop, waits)) as runner:
@@ -143,7 +144,7 @@ async def nothing_is_left(room: Engine) -> None:
     slots = room.store._slots.values()
     assert not any(slot.in_use for slot in slots)
     if room.store._leaving:
-        # Files that are being unlinked: their threads go on, and their room is free when they have ended.
+        # Files that are being unlinked: their threads go on, and the room is free when these have ended.
         await asyncio.wait(room.store._leaving)
     assert room.store.used_bytes == sum(slot.disk_bytes for slot in slots)
     on_disk = {path.name for path in room.store.directory.root.glob("v2/*/*")}
@@ -155,7 +156,7 @@ async def nothing_is_left(room: Engine) -> None:
 
 @pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
 @pytest.mark.parametrize(("act", "kind", "warm", "ahead"), CASES)
-def test_a_cancellation_at_any_wait_is_nobody_elses(
+def test_a_cancellation_at_any_wait_disturbs_no_other_request(
     act: Callable[[Engine], Coroutine[Any, Any, None]], kind: str, warm: bool, ahead: bool,
     buffer_bytes: Callable[[int], int], tmp_path: Path, trials: Trials,
 ) -> None:  # fmt: skip
@@ -184,7 +185,7 @@ def test_a_cancellation_at_any_wait_is_nobody_elses(
 def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(
     kind: str, buffer_bytes: Callable[[int], int], tmp_path: Path, trials: Trials
 ) -> None:
-    """Readers get the right bytes past the cache, or hear that the proxy stops."""
+    """Readers get the right bytes past the cache, or an error that says that the proxy is stopping."""
     capacity_bytes, fault = ROOMS[kind]
 
     async def attempt(root: Path, waits: int) -> bool:
@@ -206,7 +207,7 @@ def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(
 
 @pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
 def test_a_stop_at_any_wait_of_a_warm_up_ends_it(buffer_bytes: Callable[[int], int], tmp_path: Path) -> None:
-    """Its fills end in the same moment, and that is no failure which it would try again after."""
+    """Its fills end in the same moment. That is no failure after which it would try again."""
 
     pauses: list[float] = []
 
@@ -217,14 +218,14 @@ def test_a_stop_at_any_wait_of_a_warm_up_ends_it(buffer_bytes: Callable[[int], i
         with room_of(root, 16 * BLOCK, buffer_bytes, ahead=False, sleep=sleep) as room:
             now = room.clock()
             wanted = ObjectList((REF, OTHER), ())
-            one = Warmup("", "", "all", b"", now, wanted, lambda _: True, Progress(now), TokenBucket(0.0, now))
-            room.warmup_runner.begin(one)
+            warm_up = Warmup("", "", "all", b"", now, wanted, lambda _: True, Progress(now), TokenBucket(0.0, now))
+            room.warmup_runner.begin(warm_up)
             for _ in range(waits):
                 await asyncio.sleep(0)
-            over = not one.running
+            over = not warm_up.running
             await room.tasks.cancel()
             assert not pauses, "it tries again"
-            assert one.progress.state is (State.DONE if over else State.CANCELLED)
+            assert warm_up.progress.state is (State.DONE if over else State.CANCELLED)
             await nothing_is_left(room)
             return over
 

@@ -1,5 +1,5 @@
-"""The whole engine against a dict: whatever happens in whatever order, a read is of exactly one version, one that was
-current within the freshness window and is no older than our own last write."""
+"""The whole engine against a dict. After any events in any order, a read is of exactly one version. That version was
+current within the freshness window, and is no older than our own last write."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ lengths = st.one_of(st.none(), st.sampled_from((1, 100, BLOCK, 3 * BLOCK)))
 
 
 class Version:
-    """What an object was from `since` on; `data` None: it was not there."""
+    """The content of an object from `since` on; `data` None: there was no object."""
 
     def __init__(self, data: bytes | None, since: float) -> None:
         self.data = data
@@ -114,11 +114,11 @@ class OneVersion(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def open_files(self) -> list[str]:
-        targets = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+        targets = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
         return [target for target in targets if target.startswith(str(self.folder))]
 
     def act(self, work: Coroutine[Any, Any, None]) -> None:
-        # As it was at the beginning: one reader may suffer from what another has used up.
+        # As at the beginning: a reader may otherwise suffer from faults that another has used up.
         self.stormy = any(fault.times for fault in self.origin.faults)
         self.runner.run(work)
 
@@ -168,7 +168,7 @@ class OneVersion(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 10**6), pick=st.integers(0, 20))
     def a_block_rots(self, at: int, pick: int) -> None:
-        # Only what this process has not verified yet: `verify=first` trusts what it wrote or read whole.
+        # Only blocks that this process has not verified yet: `verify=first` trusts blocks that it wrote or read whole.
         unverified = self.room.store.unverified()
         if not unverified:
             return
@@ -245,11 +245,11 @@ class OneVersion(RuleBasedStateMachine):
         else:
             got, whole = await self._taken(answer, stormy)
             slices = [_slice(data, start, length) for data in self._allowed(key) if data is not None]
-            assert any(one is not None and (one == got if whole else one.startswith(got)) for one in slices)
+            assert any(part is not None and (part == got if whole else part.startswith(got)) for part in slices)
 
     @rule(key=keys, offsets=st.lists(st.integers(0, 3 * BLOCK), min_size=2, max_size=4))
     def we_read_here_and_there(self, key: str, offsets: list[int]) -> None:
-        """Also in the middle of a block, and then before it."""
+        """Also a read from the middle of a block, and then one before it."""
 
         async def reads() -> None:
             await asyncio.gather(*(self._read(key, offset, 1000) for offset in offsets))
@@ -259,35 +259,35 @@ class OneVersion(RuleBasedStateMachine):
     def _asked(self, version: ObjectVersion, extent: Extent) -> None:
         self.room.prefetch.asked("job", version, extent, checksums=False)
 
-    @rule(key=keys, start=starts, length=lengths, scheduler=st.integers(0, 80), stays=st.booleans())
-    def we_leave_a_read(self, key: str, start: int | None, length: int | None, scheduler: int, stays: bool) -> None:
-        """At any of its waits; somebody who reads the same beside it hears nothing of that."""
+    @rule(key=keys, start=starts, length=lengths, steps=st.integers(0, 80), stays=st.booleans())
+    def we_leave_a_read(self, key: str, start: int | None, length: int | None, steps: int, stays: bool) -> None:
+        """At any of its waits. A reader of the same object beside it is not disturbed."""
 
         async def reads() -> None:
             beside = [self._read(key, start, length)] if stays else []
-            await asyncio.gather(leave_after(scheduler, self._read(key, start, length)), *beside)
+            await asyncio.gather(leave_after(steps, self._read(key, start, length)), *beside)
 
         self.act(reads())
 
-    @rule(key=keys, size=st.sampled_from(SIZES), kind=st.sampled_from(("PUT", "DELETE")), scheduler=st.integers(0, 20))
-    def we_leave_a_write(self, key: str, size: int, kind: str, scheduler: int) -> None:
-        """Whether it took place only the origin knows; nobody was told that it did."""
+    @rule(key=keys, size=st.sampled_from(SIZES), kind=st.sampled_from(("PUT", "DELETE")), steps=st.integers(0, 20))
+    def we_leave_a_write(self, key: str, size: int, kind: str, steps: int) -> None:
+        """Only the origin knows whether the write took place. The client got no success."""
         data = self.new_data(size) if kind == "PUT" else None
         told = len(self.histories[key])
         before = self.origin.objects.get(ObjectRef("bkt", key))
-        self.act(self._left(scheduler, self._write(key, data, kind)))
+        self.act(self._left(steps, self._write(key, data, kind)))
         if len(self.histories[key]) == told and self.origin.objects.get(ObjectRef("bkt", key)) is not before:
             self.happened(key, data)
 
-    async def _left(self, scheduler: int, work: Coroutine[Any, Any, None]) -> None:
-        await leave_after(scheduler, work)
+    async def _left(self, steps: int, work: Coroutine[Any, Any, None]) -> None:
+        await leave_after(steps, work)
 
-    @rule(key=keys, readers=st.integers(1, 3), scheduler=st.integers(0, 40))
-    def the_work_of_the_background_is_cancelled(self, key: str, readers: int, scheduler: int) -> None:
-        """As at a stop; whoever reads gets his bytes past the cache, or sees an end."""
+    @rule(key=keys, readers=st.integers(1, 3), steps=st.integers(0, 40))
+    def the_work_of_the_background_is_cancelled(self, key: str, readers: int, steps: int) -> None:
+        """As at a stop. A reader gets its bytes past the cache, or its connection is cut."""
 
         async def stop() -> None:
-            for _ in range(scheduler):
+            for _ in range(steps):
                 await asyncio.sleep(0)
             await self.room.tasks.cancel()
 
@@ -296,12 +296,12 @@ class OneVersion(RuleBasedStateMachine):
 
         self.act(reads())
 
-    @rule(key=keys, start=starts, scheduler=st.integers(0, 30), readers=st.integers(0, 2))
-    def a_worker_hits(self, key: str, start: int | None, scheduler: int, readers: int) -> None:
-        """Another loop looks, takes a lease and reads later, whatever happens here in between."""
+    @rule(key=keys, start=starts, steps=st.integers(0, 30), readers=st.integers(0, 2))
+    def a_worker_hits(self, key: str, start: int | None, steps: int, readers: int) -> None:
+        """A worker's loop looks up a hit, takes a lease, and reads later. Anything may happen here in between."""
 
         async def hit() -> None:
-            for _ in range(scheduler):
+            for _ in range(steps):
                 await asyncio.sleep(0)
             known = self.hits.known(ObjectRef("bkt", key))
             if known is None or (start or 0) >= known.version.size:
@@ -310,7 +310,7 @@ class OneVersion(RuleBasedStateMachine):
             found = self.hits.pieces(known, Extent(start or 0, known.version.size), known.version.size)
             if found is None:
                 return
-            for _ in range(scheduler):
+            for _ in range(steps):
                 await asyncio.sleep(0)
             got = b""
             for lease, fd, offset, count in found:
@@ -332,7 +332,8 @@ class OneVersion(RuleBasedStateMachine):
         self.runner.run(tick())
 
     async def _taken(self, answer: ReadAnswer, stormy: bool) -> tuple[bytes, bool]:
-        """What came of the body, and whether it was all; a cut is seen by the client, so it never looks whole."""
+        """The bytes that came of the body, and whether these are all. The client sees a cut, so a short body never
+        looks whole."""
         got = bytearray()
         assert answer.body is not None
         try:
@@ -367,7 +368,8 @@ class OneVersion(RuleBasedStateMachine):
     def all_settles(self) -> None:
         async def settled() -> None:
             await self.room.tasks.settle()
-            # Whoever is cancelled while he waits for his file to go leaves before it is gone: its room is free after.
+            # A task that is cancelled while it waits for the removal of its file ends before the file is gone: the room
+            # is free only afterwards.
             while cleaning := self.room.store.work._cleaning:
                 await asyncio.wait(cleaning)
 
@@ -380,7 +382,7 @@ class OneVersion(RuleBasedStateMachine):
 
 
 def _slice(data: bytes, start: int | None, length: int | None) -> bytes | None:
-    """The bytes that the Range names; None: there are none, which is a 416."""
+    """The bytes that the Range names; None: there are none (416)."""
     if start is None and length is None:
         return data
     if start is None:
@@ -391,7 +393,7 @@ def _slice(data: bytes, start: int | None, length: int | None) -> bytes | None:
 
 
 class OneVersionAhead(OneVersion):
-    """The same, with the rest of each object fetched before anybody asks, and evicted by the planner."""
+    """The same, with prefetch of the rest of each object, and eviction by the planner."""
 
     policy, prefetch = "epoch", Mode.EPOCH
 
@@ -404,7 +406,7 @@ for _machine in (OneVersion, OneVersionAhead):
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-# Beyond the five minutes in which Hypothesis shrinks what failed: a test that is ended in the midst of that looks as if
-# it had stood still, and nobody learns what it had found.
+# More than the five minutes in which Hypothesis shrinks a failure. A test that is ended during that looks as if it had
+# hung, and its finding is lost.
 TestOneVersion = pytest.mark.timeout(600 * SCALE)(OneVersion.TestCase)
 TestOneVersionAhead = pytest.mark.timeout(600 * SCALE)(OneVersionAhead.TestCase)

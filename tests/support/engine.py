@@ -1,4 +1,4 @@
-"""An engine under test: the real rooms, the real disk in a temporary directory, a fake origin and a fake clock."""
+"""An engine under test: its real parts, the real disk in a temporary directory, a fake origin and a fake clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ REF = ObjectRef("train", "a.tar")
 
 
 def as_large(fills: int) -> int:
-    """Of a block, half may be held back."""
+    """A fill may buffer half a block."""
     return BLOCK // 2
 
 
@@ -53,18 +53,18 @@ async def at_once(seconds: float) -> None:
 
 
 def called_at_once(seconds: float, act: Callable[[], None]) -> None:
-    """What comes later, without delay."""
+    """Calls at once a function that is to be called later."""
     act()
 
 
 def as_small(fills: int) -> int:
-    """All of a block may."""
+    """A fill may buffer a whole block."""
     return BLOCK
 
 
 @dataclass(slots=True)
 class Engine:
-    """All rooms of one proxy without its doors."""
+    """All parts of one proxy without its ports to the network."""
 
     origin: FakeOrigin
     layout: BlockLayout
@@ -77,7 +77,7 @@ class Engine:
     reads: ObjectReads
     passthrough: Passthrough
     prefetch: Prefetch
-    """Rides ahead of nothing, unless the policy is `epoch` and it is told of reads."""
+    """Prefetches nothing, unless the policy is `epoch` and it is told of reads."""
     planner: Planner
     scheduler: FillScheduler
     pins: Pins
@@ -98,7 +98,7 @@ def _named(headers: dict[str, str]) -> dict[str, str]:
 
 
 def bytes_of(piece: Piece) -> bytes:
-    """What the kernel would send of it."""
+    """The bytes that the kernel would send."""
     if isinstance(piece, FilePiece):
         found = os.pread(piece.fd, piece.count, piece.offset)
         assert len(found) == piece.count, "the file is shorter than the piece"
@@ -116,7 +116,7 @@ async def pieces_of(body: Body) -> AsyncIterator[bytes]:
 
 
 async def taken(answer: ReadAnswer) -> bytes:
-    """The whole body; an answer that is shorter than it said fails."""
+    """The whole body. An answer that is shorter than its length fails the test."""
     body = bytearray()
     if answer.body is not None:
         async with aclosing(pieces_of(answer.body)) as pieces:  # type: ignore[type-var]

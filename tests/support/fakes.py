@@ -1,4 +1,4 @@
-"""Stand-ins at the ports, with knobs: an origin in memory, a clock that stands still, and no patience at all."""
+"""Fakes at the ports, with knobs: an origin in memory, a clock that stands still, retries without a wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from outrider.ports import Chunks, OriginRequest
 
 
 def ramp(count: int, start: int = 0) -> bytes:
-    """Bytes that tell their offset: 251 is prime, so a shift by any block shows. `start` moves the ramp along."""
+    """Bytes that tell their offset: 251 is prime, so a shift by any number of blocks shows. `start`: the first
+    offset."""
     period = bytes((start + i) % 251 for i in range(251))
     return (period * (count // 251 + 1))[:count]
 
@@ -39,7 +40,7 @@ class FakeClock:
 
 
 def no_wait_patience() -> Patience:
-    """Tries as often as the real one, and waits for none of it."""
+    """Retries as often as the real patience, without waiting."""
 
     async def at_once(_: float) -> None:
         await asyncio.sleep(0)
@@ -48,7 +49,8 @@ def no_wait_patience() -> Patience:
 
 
 class AtOnce(ThreadPoolExecutor):
-    """Work is done when it is asked for: the same script always takes the same way, so that it can be shrunk."""
+    """Work is done at once when it is submitted: the same script always takes the same course, so that Hypothesis can
+    shrink it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -119,7 +121,7 @@ class Fault:
     bug: Exception | None = None
     gate: asyncio.Event | None = None
     answer_first: bool = False
-    """With `gate`: the answer is made before the wait, and so tells of the object as it was then."""
+    """With `gate`: the reply is made before the wait, and so tells of the object as it was then."""
     body_gate: asyncio.Event | None = None
     gate_after: int = 0
     shift: int = 0
@@ -291,7 +293,7 @@ class FakeOrigin:
 
 
 async def _read(request: OriginRequest) -> bytes | None:
-    """The request's body. As with a real connection, one that fails or is too short reaches no origin whole."""
+    """The body of the request. As with a real connection, a body that fails or is too short does not arrive whole."""
     if request.body is None:
         return None
     body = bytearray()

@@ -1,4 +1,4 @@
-"""Whose turn it is: demand before prefetch, a limit, and no turn lost or given twice."""
+"""The scheduler of fills: demand before prefetch, a limit, and no slot lost or granted twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.fakes import FakeClock
 
 
 class Queue:
-    """Fills that take their turns and note when they have them."""
+    """Fills that wait for slots and note in `order` when they get them."""
 
     def __init__(self, limit: int, background_limit: int = 2) -> None:
         self.background_limit = BackgroundLimit(64)
@@ -57,7 +57,7 @@ class Queue:
         assert not self.scheduler._prefetch
 
 
-async def test_turns_are_had_in_the_order_asked_for_and_no_more_at_once_than_the_limit() -> None:
+async def test_slots_are_granted_first_come_and_never_more_at_once_than_the_limit() -> None:
     queue = Queue(2)
     await queue.add("a", "b", "c", "d")
     assert queue.order == ["a", "b"]
@@ -67,7 +67,7 @@ async def test_turns_are_had_in_the_order_asked_for_and_no_more_at_once_than_the
     assert queue.order == ["a", "b", "c", "d"]
 
 
-async def test_demand_overtakes_prefetch_that_waits() -> None:
+async def test_demand_overtakes_waiting_prefetch() -> None:
     queue = Queue(1)
     await queue.add("a", "p1", "b")
     await queue.end("a")
@@ -77,7 +77,7 @@ async def test_demand_overtakes_prefetch_that_waits() -> None:
     await queue.drain()
 
 
-async def test_what_is_nearest_to_its_reader_comes_first() -> None:
+async def test_within_demand_the_block_nearest_to_its_reader_goes_first() -> None:
     queue = Queue(1)
     await queue.add("a")
     await queue.add("far", ahead=3)
@@ -87,7 +87,7 @@ async def test_what_is_nearest_to_its_reader_comes_first() -> None:
     assert queue.order == ["a", "awaited", "near", "like it", "far"]
 
 
-async def test_what_comes_nearer_moves_up_and_nothing_moves_back() -> None:
+async def test_a_promoted_slot_moves_up_and_none_moves_back() -> None:
     queue = Queue(1)
     await queue.add("a")
     await queue.add("b", "c", ahead=2)
@@ -100,7 +100,7 @@ async def test_what_comes_nearer_moves_up_and_nothing_moves_back() -> None:
     assert queue.order == ["a", "p2", "c", "b", "p1"]
 
 
-async def test_one_that_moved_up_and_is_cancelled_is_gone() -> None:
+async def test_a_promoted_slot_that_is_cancelled_leaves_the_queue() -> None:
     queue = Queue(1)
     await queue.add("a")
     await queue.add("b", "c", ahead=2)
@@ -112,23 +112,23 @@ async def test_one_that_moved_up_and_is_cancelled_is_gone() -> None:
     await queue.drain()
 
 
-async def test_demand_never_waits_behind_prefetch_that_is_under_way() -> None:
+async def test_demand_never_waits_behind_prefetch_that_holds_slots() -> None:
     queue = Queue(4, background_limit=4)
     await queue.add("p1", "p2", "p3", "p4", "p5")
-    assert queue.order == ["p1", "p2", "p3"]  # a quarter of the turns is left free
+    assert queue.order == ["p1", "p2", "p3"]  # a quarter of the slots is left free
     await queue.add("a", "b", "c", "d", "e")
     assert queue.order == ["p1", "p2", "p3", "a", "b", "c", "d"]
     await queue.drain()
 
 
-async def test_prefetch_goes_on_alone_even_with_one_turn() -> None:
+async def test_prefetch_alone_goes_on_even_with_one_slot() -> None:
     queue = Queue(1)
     await queue.add("p1", "p2")
     assert queue.order == ["p1"]
     await queue.drain()
 
 
-async def test_a_prefetch_that_somebody_waits_for_is_demand() -> None:
+async def test_a_prefetch_becomes_demand_when_a_reader_waits_for_it() -> None:
     queue = Queue(1)
     await queue.add("a", "p1", "p2")
     queue.of["p2"].promote()
@@ -138,7 +138,7 @@ async def test_a_prefetch_that_somebody_waits_for_is_demand() -> None:
     await queue.drain()
 
 
-async def test_a_prefetch_under_way_that_is_promoted_takes_a_turn_of_demand() -> None:
+async def test_a_prefetch_that_is_promoted_under_way_counts_as_demand() -> None:
     queue = Queue(1)
     await queue.add("p1")
     queue.of["p1"].promote()
@@ -147,7 +147,7 @@ async def test_a_prefetch_under_way_that_is_promoted_takes_a_turn_of_demand() ->
     await queue.drain()
 
 
-async def test_a_turn_that_is_promoted_before_it_is_asked_for_is_demand() -> None:
+async def test_a_slot_that_is_promoted_before_it_is_requested_is_demand() -> None:
     queue = Queue(1)
     slot = queue.scheduler.slot(demand=False)
     slot.promote()
@@ -156,7 +156,7 @@ async def test_a_turn_that_is_promoted_before_it_is_asked_for_is_demand() -> Non
     await queue.drain()
 
 
-async def test_others_have_the_turn_that_is_given_back_for_a_while() -> None:
+async def test_another_fill_has_a_slot_while_its_owner_has_given_it_back() -> None:
     queue = Queue(1)
     await queue.add("a", "b")
     queue.of["a"].give_back()
@@ -172,7 +172,7 @@ async def test_others_have_the_turn_that_is_given_back_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("granted", [True, False])
-async def test_a_turn_of_one_who_is_cancelled_is_not_lost(granted: bool) -> None:
+async def test_the_slot_of_a_cancelled_fill_is_not_lost(granted: bool) -> None:
     queue = Queue(1)
     await queue.add("a", "b", "c")
     if granted:  # granted and cancelled before he could see it
@@ -192,7 +192,7 @@ async def test_a_turn_of_one_who_is_cancelled_is_not_lost(granted: bool) -> None
      ([f"p{i}" for i in range(13)], 64, True), ([f"p{i}" for i in range(13)], 2, False)],
     ids=["demand waits", "none waits", "prefetch waits", "prefetch waits for courtesy alone"],
 )  # fmt: skip
-async def test_the_limit_grows_where_it_holds_somebody_up(names: list[str], background_limit: int, grows: bool) -> None:
+async def test_the_limit_grows_while_it_holds_a_fill_up(names: list[str], background_limit: int, grows: bool) -> None:
     queue = Queue(64, background_limit=background_limit)
     await queue.add(*names)
     for _ in range(3):
@@ -204,7 +204,7 @@ async def test_the_limit_grows_where_it_holds_somebody_up(names: list[str], back
     await queue.drain()
 
 
-async def test_a_slow_down_holds_back_who_comes_next() -> None:
+async def test_a_slow_down_of_the_origin_holds_back_the_next_fills() -> None:
     queue = Queue(4)
     queue.scheduler.slow_down()
     await queue.add("a", "b", "c")
@@ -212,11 +212,11 @@ async def test_a_slow_down_holds_back_who_comes_next() -> None:
     await queue.drain()
 
 
-async def test_one_that_left_while_another_ended_takes_no_turn() -> None:
+async def test_a_fill_that_is_cancelled_as_a_slot_comes_free_takes_none() -> None:
     queue = Queue(1)
     await queue.add("a", "b", "c")
     queue.tasks["b"].cancel()
-    # In the same turn of the loop, before `b` has heard that it is cancelled.
+    # In the same step of the loop, before `b` has heard that it is cancelled.
     queue.scheduler.returned(queue.of["a"])
     queue.of["a"].held = False
     queue.done["a"].set()
@@ -226,7 +226,7 @@ async def test_one_that_left_while_another_ended_takes_no_turn() -> None:
     await queue.drain()
 
 
-async def test_prefetch_beside_those_who_wait_is_held_to_less() -> None:
+async def test_prefetch_beside_demand_has_fewer_slots() -> None:
     queue = Queue(16, background_limit=4)
     await queue.add("a", "p1", "p2", "p3")
     assert queue.order == ["a", "p1"]
@@ -235,11 +235,11 @@ async def test_prefetch_beside_those_who_wait_is_held_to_less() -> None:
     await queue.drain()
 
 
-async def test_two_parts_of_one_fill_that_both_ask_again_have_one_turn_together() -> None:
+async def test_two_parts_of_one_fill_that_both_retry_share_one_slot() -> None:
     queue = Queue(1)
     await queue.add("a", "b")
     slot = queue.of["a"]
-    # Both parts of `a` broke; `b` has the turn meanwhile, and they wait for it.
+    # Both parts of `a` broke. `b` has the slot meanwhile, and they wait for it.
     slot.give_back()
     slot.give_back()
     parts = [asyncio.create_task(slot.take()) for _ in range(2)]
@@ -252,7 +252,7 @@ async def test_two_parts_of_one_fill_that_both_ask_again_have_one_turn_together(
     await queue.drain()
 
 
-async def test_two_parts_of_one_fill_that_are_cancelled_while_they_wait_leave_no_turn_behind() -> None:
+async def test_two_parts_of_one_fill_that_are_cancelled_while_they_wait_leave_no_slot_behind() -> None:
     queue = Queue(1)
     await queue.add("a", "b")
     slot = queue.of["a"]
@@ -264,7 +264,7 @@ async def test_two_parts_of_one_fill_that_are_cancelled_while_they_wait_leave_no
     await queue.drain()
 
 
-async def test_beside_whoever_asks_without_a_turn_prefetch_takes_what_it_may_beside_readers() -> None:
+async def test_beside_a_question_that_needs_no_slot_prefetch_is_limited_as_beside_demand() -> None:
     queue = Queue(16, background_limit=4)
     with queue.scheduler.question():
         await queue.add("p1", "p2", "p3")
@@ -278,15 +278,15 @@ MB = 10**6
 
 
 async def seen_at_10_mb_s(queue: Queue) -> None:
-    """A line of 10 MB/s, full with three that somebody waited for."""
+    """A line of 10 MB/s that three fills of demand have filled."""
     await queue.add("x", "y", "z", left_bytes=4 * MB)
     for _ in range(4):
         queue.clock.advance(0.3)
         queue.scheduler.flowed(3 * MB, lambda: True)
 
 
-async def test_before_demand_ends_what_comes_next_is_asked_for() -> None:
-    """Else the line would stand idle for a round trip."""
+async def test_prefetch_begins_just_before_demand_ends() -> None:
+    """Otherwise the line would idle for a round trip."""
     queue = Queue(16)
     await seen_at_10_mb_s(queue)
     await queue.add("p1", "p2", "p3", "p4", "p5")
@@ -301,7 +301,7 @@ async def test_before_demand_ends_what_comes_next_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 4])
-async def test_what_comes_before_demand_ends_is_no_more_than_the_limit_leaves(limit: int) -> None:
+async def test_prefetch_that_begins_before_demand_ends_keeps_to_the_limit(limit: int) -> None:
     queue = Queue(16)
     await seen_at_10_mb_s(queue)
     queue.aimd.limit = limit
@@ -312,8 +312,8 @@ async def test_what_comes_before_demand_ends_is_no_more_than_the_limit_leaves(li
     await queue.drain()
 
 
-async def test_demand_that_was_prefetch_counts_among_what_was_waited_for_at_once() -> None:
-    """A reader may find all that he wants on its way: then none of his fills begins as demand."""
+async def test_promoted_prefetch_counts_in_the_peak_of_demand() -> None:
+    """A reader may find all its blocks on their way as prefetch. Then none of its fills begins as demand."""
     queue = Queue(16, background_limit=4)
     await queue.add("p1", "p2", "p3", "p4", left_bytes=4 * MB)
     assert len(queue.order) == 4
@@ -323,8 +323,8 @@ async def test_demand_that_was_prefetch_counts_among_what_was_waited_for_at_once
     await queue.drain()
 
 
-async def test_what_was_ordered_does_not_take_the_places_of_demand_that_ends() -> None:
-    """Readers go on with something else, and would find the line full of it."""
+async def test_a_warm_up_does_not_take_the_slots_of_demand_that_ends() -> None:
+    """The readers go on with other objects, and would find the line full of the warm-up."""
     queue = Queue(16)
     await seen_at_10_mb_s(queue)
     await queue.add("p1", "p2", "p3", "p4", "p5", by_command=True)
@@ -335,7 +335,7 @@ async def test_what_was_ordered_does_not_take_the_places_of_demand_that_ends() -
     await queue.drain()
 
 
-async def test_where_the_limit_holds_prefetch_back_courtesy_does_not_grow() -> None:
+async def test_the_background_limit_does_not_grow_while_the_aimd_limit_holds_prefetch_back() -> None:
     queue = Queue(16)
     await queue.add(*(f"d{i}" for i in range(14)), "p1")
     for _ in range(100):
@@ -345,7 +345,7 @@ async def test_where_the_limit_holds_prefetch_back_courtesy_does_not_grow() -> N
     await queue.drain()
 
 
-async def test_whoever_asks_for_something_new_is_about_to_want_more() -> None:
+async def test_beside_a_question_for_a_new_object_prefetch_does_not_take_the_slots_of_demand_that_ends() -> None:
     queue = Queue(16)
     await seen_at_10_mb_s(queue)
     with queue.scheduler.question():
@@ -360,7 +360,9 @@ async def test_whoever_asks_for_something_new_is_about_to_want_more() -> None:
 
 
 @pytest.mark.parametrize("was_prefetch", [False, True])
-async def test_whoever_goes_on_with_what_he_reads_is_about_to_want_more(was_prefetch: bool) -> None:
+async def test_a_reader_that_has_more_to_ask_for_keeps_prefetch_from_the_slots_of_demand_that_ends(
+    was_prefetch: bool,
+) -> None:
     queue = Queue(16)
     await seen_at_10_mb_s(queue)
     last = "z"
@@ -380,7 +382,7 @@ async def test_whoever_goes_on_with_what_he_reads_is_about_to_want_more(was_pref
     await queue.drain()
 
 
-async def test_what_is_left_of_demand_is_what_has_its_turn_and_is_waited_for() -> None:
+async def test_the_bytes_left_of_demand_count_the_demand_that_holds_slots() -> None:
     queue = Queue(16)
     await queue.add("a", "p1", left_bytes=3 * MB)
     assert queue.scheduler._left_bytes == 3 * MB

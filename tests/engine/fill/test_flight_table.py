@@ -1,4 +1,4 @@
-"""Flights and the table of them: one fill per block, and every waiter on his own."""
+"""Flights and their table: one fill per block, and every waiter on its own."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def room(tmp_path: Path) -> Iterator[Engine]:
         yield room
 
 
-async def here(one: Flight, offset: int) -> int:
-    """Up to where the bytes from `offset` on are, once that one is."""
-    early = await one.arrival(offset)
-    return one.partial.reach(offset) if early is None else offset + len(early)
+async def here(lead: Flight, offset: int) -> int:
+    """The end of the run of bytes from `offset` on, once that byte is here."""
+    early = await lead.arrival(offset)
+    return lead.partial.reach(offset) if early is None else offset + len(early)
 
 
 def version_in(room: Engine, ref: ObjectRef = REF, size: int = len(DATA)) -> ObjectVersion:
@@ -61,67 +61,67 @@ def flight() -> Flight:
     return Flight(BlockMeta(LAYOUT, ObjectVersion(REF, '"e"', BLOCK), 0))
 
 
-async def test_a_waiter_wakes_when_his_byte_is_here_and_not_before() -> None:
-    one = flight()
-    early, late = asyncio.create_task(here(one, 0)), asyncio.create_task(here(one, 100))
+async def test_a_waiter_wakes_when_its_byte_is_here_and_not_before() -> None:
+    lead = flight()
+    early, late = asyncio.create_task(here(lead, 0)), asyncio.create_task(here(lead, 100))
     await asyncio.sleep(0)
-    one.advance(0, 50)
+    lead.advance(0, 50)
     await asyncio.sleep(0)
     assert early.done()
     assert not late.done()
-    one.advance(50, 51)
+    lead.advance(50, 51)
     assert await late == 101
     assert await early == 50
 
 
-async def test_what_is_on_its_way_to_disk_is_here_for_whoever_waits_for_it() -> None:
-    one = flight()
-    first, inner, beyond = (asyncio.create_task(one.arrival(at)) for at in (0, 7, 10))
+async def test_bytes_on_their_way_to_disk_are_handed_out_from_memory() -> None:
+    lead = flight()
+    first, inner, beyond = (asyncio.create_task(lead.arrival(at)) for at in (0, 7, 10))
     await asyncio.sleep(0)
-    one.hand_out(0, DATA[:10])
+    lead.hand_out(0, DATA[:10])
     assert bytes(await first or b"") == DATA[:10]
     assert bytes(await inner or b"") == DATA[7:10]
     assert not beyond.done()
-    one.advance(0, 11)
+    lead.advance(0, 11)
     assert await beyond is None
-    assert await one.arrival(0) is None, "it is on disk"
+    assert await lead.arrival(0) is None, "it is on disk"
 
 
-async def test_no_waiter_sees_a_cancellation_that_was_not_his_own() -> None:
-    one = flight()
-    waiters = [asyncio.create_task(here(one, 0)) for _ in range(10)]
+async def test_a_cancelled_waiter_cancels_no_other() -> None:
+    lead = flight()
+    waiters = [asyncio.create_task(here(lead, 0)) for _ in range(10)]
     await asyncio.sleep(0)
     for waiter in waiters[::2]:
         waiter.cancel()
     await asyncio.wait(waiters[::2])
-    one.advance(0, 5)
+    lead.advance(0, 5)
     assert await asyncio.gather(*waiters[1::2]) == [5] * 5
     assert all(waiter.cancelled() for waiter in waiters[::2])
 
 
-async def test_what_arrived_can_be_had_even_when_the_rest_will_never_come() -> None:
-    one = flight()
-    one.advance(0, 10)
-    one.fail(OriginBroke("gone"))
-    assert await here(one, 9) == 10
+async def test_bytes_that_arrived_are_readable_after_the_flight_failed() -> None:
+    lead = flight()
+    lead.advance(0, 10)
+    lead.fail(OriginBroke("gone"))
+    assert await here(lead, 9) == 10
     for _ in range(2):
         with pytest.raises(OriginBroke):
-            await here(one, 10)
+            await here(lead, 10)
 
 
-async def test_a_flight_that_fails_between_a_byte_and_its_readers_turn_says_so(room: Engine) -> None:
+async def test_a_flight_that_fails_before_its_reader_takes_a_lease_raises(room: Engine) -> None:
     meta = BlockMeta(LAYOUT, version_in(room), 0)
-    writer, one = await room.store.create(meta), Flight(meta)
-    one.begin(writer)
-    reader = asyncio.create_task(here(one, 0))
+    writer, lead = await room.store.create(meta), Flight(meta)
+    lead.begin(writer)
+    reader = asyncio.create_task(here(lead, 0))
     await asyncio.sleep(0)
     await writer.write(0, [DATA[:10]])
-    one.advance(0, 10)
-    one.fail(StoreUnavailable("the proxy is stopping"))
+    lead.advance(0, 10)
+    lead.fail(StoreUnavailable("the proxy is stopping"))
     await writer.abort()
     assert await reader == 10
     with pytest.raises(StoreUnavailable):
-        one.lease()
+        lead.lease()
 
 
 async def test_a_run_is_one_get_and_fills_each_of_its_blocks(room: Engine) -> None:
@@ -171,7 +171,7 @@ async def test_one_block_is_never_boarded_twice(room: Engine) -> None:
     await room.tasks.settle()
 
 
-async def test_fills_take_turns(tmp_path: Path) -> None:
+async def test_fills_wait_for_slots(tmp_path: Path) -> None:
     with engine(tmp_path / "c", fills_max=2) as room:
         room.origin.put(REF, DATA)
         version = version_in(room)
@@ -197,7 +197,7 @@ async def test_fills_take_turns(tmp_path: Path) -> None:
 async def test_all_waiters_of_a_failed_fill_are_told_why(fault: Fault, error: type[Exception], room: Engine) -> None:
     room.origin.faults = [fault]
     flights = room.flights.board(version_in(room), BlockRun(0, 2))
-    waiters = [asyncio.create_task(here(one, 0)) for one in flights for _ in range(3)]
+    waiters = [asyncio.create_task(here(lead, 0)) for lead in flights for _ in range(3)]
     room.flights.fill(flights)
     for waiter in waiters:
         with pytest.raises(error):
@@ -206,7 +206,7 @@ async def test_all_waiters_of_a_failed_fill_are_told_why(fault: Fault, error: ty
     assert (len(room.flights), len(room.store), room.store.used_bytes) == (0, 0, 0)
 
 
-async def test_a_bug_in_a_fill_is_told_to_its_waiters_too(room: Engine, caplog: pytest.LogCaptureFixture) -> None:
+async def test_waiters_are_told_of_a_bug_in_the_fill_too(room: Engine, caplog: pytest.LogCaptureFixture) -> None:
     flights = room.flights.board(version_in(room), BlockRun(0, 1))
     room.origin.faults = [Fault(bug=ZeroDivisionError())]
     room.flights.fill(flights)
@@ -258,7 +258,7 @@ async def test_no_room_means_no_traffic(tmp_path: Path) -> None:
         assert room.origin.count() == 0
 
 
-async def test_a_prefetch_asks_for_nothing_before_it_has_room(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prefetch_sends_no_request_before_it_has_room(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, create = asyncio.Event(), room.store.create
 
     async def slow(meta: BlockMeta) -> BlockWriter:
@@ -282,7 +282,7 @@ AT = BLOCK // 2 + 5
 
 
 def payload_in(room: Engine, key: BlockKey) -> bytes:
-    """What the block's file holds, after its checksum was verified."""
+    """The content of the block's file, after its checksum was verified."""
     path = room.store.directory.path_of(key)
     fd, offset = block_io.open_block(path, key, True)
     os.close(fd)
@@ -302,29 +302,29 @@ async def test_a_fill_begins_where_its_first_reader_wants_and_brings_no_byte_twi
 
 @pytest.mark.parametrize(("wanted", "start"), [(0, 0), (BLOCK // 32, 0), (BLOCK // 32 + 1, BLOCK // 32 + 1),
                                                (BLOCK, 0), (BLOCK + AT, 0)])  # fmt: skip
-async def test_little_is_not_skipped_and_only_the_first_block_begins_in_its_middle(
+async def test_a_short_head_is_not_skipped_and_only_the_first_block_begins_in_its_middle(
     wanted: int, start: int, room: Engine
 ) -> None:
     flights = room.flights.board(version_in(room), BlockRun(0, 2), wanted)
-    assert [one.begins_at for one in flights] == [start, BLOCK]
+    assert [lead.begins_at for lead in flights] == [start, BLOCK]
     room.flights.fill(flights)
     await room.tasks.settle()
 
 
-async def test_what_lies_before_is_brought_at_once_when_somebody_waits_for_it(room: Engine) -> None:
+async def test_the_head_is_brought_at_once_when_a_reader_waits_for_it(room: Engine) -> None:
     version, gate = version_in(room), asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=100)]
-    (one,) = room.flights.board(version, BlockRun(0, 1), AT)
-    room.flights.fill([one])
-    assert await here(one, AT) == AT + 100
+    (lead,) = room.flights.board(version, BlockRun(0, 1), AT)
+    room.flights.fill([lead])
+    assert await here(lead, AT) == AT + 100
     for _ in range(50):
         await asyncio.sleep(0)
     assert room.origin.count() == 1  # nobody waits for it yet
-    assert await here(one, 0) > 0
-    while one.partial.reach(0) < AT:
+    assert await here(lead, 0) > 0
+    while lead.partial.reach(0) < AT:
         await asyncio.sleep(0)
-    assert await here(one, 10) == AT
-    assert await here(one, AT) == AT + 100  # the tail is still on its way
+    assert await here(lead, 10) == AT
+    assert await here(lead, AT) == AT + 100  # the tail is still on its way
     gate.set()
     await room.tasks.settle()
     assert payload_in(room, key_of(version, 0)) == DATA[:BLOCK]
@@ -336,9 +336,9 @@ async def test_either_part_that_fails_ends_the_flight_for_all(which: int, room: 
     gate = asyncio.Event()
     faults = [Fault(status=412), Fault(body_gate=gate, gate_after=100)]
     room.origin.faults = faults if which == 0 else faults[::-1]
-    (one,) = room.flights.board(version_in(room), BlockRun(0, 1), AT)
-    waiters = [asyncio.create_task(here(one, at)) for at in (0, BLOCK - 1)]
-    room.flights.fill([one])
+    (lead,) = room.flights.board(version_in(room), BlockRun(0, 1), AT)
+    waiters = [asyncio.create_task(here(lead, at)) for at in (0, BLOCK - 1)]
+    room.flights.fill([lead])
     for waiter in waiters:
         with pytest.raises(VersionChanged):
             await waiter
@@ -348,9 +348,9 @@ async def test_either_part_that_fails_ends_the_flight_for_all(which: int, room: 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 20, 40])
 async def test_a_stop_in_either_part_leaves_nothing_behind(steps: int, room: Engine) -> None:
-    (one,) = room.flights.board(version_in(room), BlockRun(0, 1), AT)
-    room.flights.fill([one])
-    waiters = [asyncio.create_task(here(one, at)) for at in (AT - 1, BLOCK - 1)]
+    (lead,) = room.flights.board(version_in(room), BlockRun(0, 1), AT)
+    room.flights.fill([lead])
+    waiters = [asyncio.create_task(here(lead, at)) for at in (AT - 1, BLOCK - 1)]
     for _ in range(steps):
         await asyncio.sleep(0)
     await room.tasks.cancel()
@@ -363,7 +363,7 @@ async def test_a_stop_in_either_part_leaves_nothing_behind(steps: int, room: Eng
 # -- prefetch ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_somebody_waits_for_it(tmp_path: Path) -> None:
+async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_a_reader_waits_for_it(tmp_path: Path) -> None:
     with engine(tmp_path / "c", fills_max=1) as room:
         room.origin.put(REF, DATA)
         version, gate = version_in(room), asyncio.Event()
@@ -388,35 +388,37 @@ async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_somebody_wait
 # -- in larger pieces -------------------------------------------------------------------------------------------
 
 
-async def test_what_is_held_back_from_the_disk_is_had_by_whoever_comes(room: Engine) -> None:
+async def test_bytes_in_the_write_buffer_are_read_by_all_who_come(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
-    (one,) = room.flights.board(version_in(room), BlockRun(0, 1))
-    room.flights.fill([one])
+    (lead,) = room.flights.board(version_in(room), BlockRun(0, 1))
+    room.flights.fill([lead])
     while room.origin.body_bytes < 25_000:
         await asyncio.sleep(0)
     for _ in range(50):
         await asyncio.sleep(0)
-    assert one.partial.reach(0) == 0
-    # The origin is silent: what is here is given all the same.
+    assert lead.partial.reach(0) == 0
+    # The origin is silent. The bytes that are here are handed out all the same.
     for start, stop in ((0, 10_000), (5, 10_000), (10_000, 20_000), (24_999, 25_000)):
-        assert bytes(await one.arrival(start) or b"") == DATA[start:stop]
+        assert bytes(await lead.arrival(start) or b"") == DATA[start:stop]
     gate.set()
     await room.tasks.settle()
-    assert payload_in(room, one.meta.key) == DATA[:BLOCK]
-    assert not one._unwritten, "what is on disk is not in memory as well"
+    assert payload_in(room, lead.meta.key) == DATA[:BLOCK]
+    assert not lead._unwritten, "what is on disk is not in memory as well"
 
 
-async def test_what_somebody_waits_for_is_given_as_it_comes(room: Engine) -> None:
-    (one,) = room.flights.board(version_in(room), BlockRun(0, 1))
-    reader = asyncio.create_task(here(one, 0))
+async def test_awaited_bytes_are_handed_out_as_they_come(room: Engine) -> None:
+    (lead,) = room.flights.board(version_in(room), BlockRun(0, 1))
+    reader = asyncio.create_task(here(lead, 0))
     await asyncio.sleep(0)
-    room.flights.fill([one])
+    room.flights.fill([lead])
     assert await reader == 10_000  # one piece of the origin's
     await room.tasks.settle()
 
 
-async def test_a_disk_that_fails_what_was_held_ends_the_fill(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_fails_to_write_the_buffer_ends_the_fill(
+    room: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
     flights = room.flights.board(version_in(room), BlockRun(0, 2))
@@ -429,21 +431,22 @@ async def test_a_disk_that_fails_what_was_held_ends_the_fill(room: Engine, monke
 
     monkeypatch.setattr(os, "pwritev", fail)
     gate.set()
-    for one in flights:
+    for lead in flights:
         with pytest.raises(StoreUnavailable):
-            await one.arrival(BLOCK - 1)
+            await lead.arrival(BLOCK - 1)
     await room.tasks.settle()
     assert (len(room.flights), room.store.used_bytes, room.origin.under_way) == (0, 0, 0)
 
 
 @given(st.integers(1, 10_000))
-def test_what_all_fills_hold_back_is_bounded_and_one_alone_holds_enough_for_a_write(fills: int) -> None:
-    # 64 is the default of the setting `fills`; more than 128 hold 64 KiB each, what a socket brings at once.
+def test_the_buffers_of_all_fills_are_bounded_and_a_lone_fill_buffers_a_whole_write(fills: int) -> None:
+    # 64 is the default of the setting `fills`. Of more than 128 fills each buffers 64 KiB: as much as a socket brings
+    # at once.
     assert fills * fill_module.buffer_bytes(fills) <= max(8 * 2**20, fills * 64 * 2**10)
     assert fill_module.buffer_bytes(fills) <= fill_module.buffer_bytes(1) == 512 * 2**10
 
 
-async def test_many_fills_that_nobody_waits_for_write_sooner_than_one_does(tmp_path: Path) -> None:
+async def test_each_of_many_fills_writes_sooner_than_a_lone_one(tmp_path: Path) -> None:
     written: dict[int, int] = {}
     for fills in (1, 4):
         with engine(
@@ -512,7 +515,7 @@ async def test_readers_of_a_small_block_get_it_before_the_disk_has(
         assert (len(room.store), room.origin.body_bytes) == (1, BLOCK)
 
 
-async def test_whoever_reads_small_objects_may_ask_for_the_next_one_before_the_disk_begins(tmp_path: Path) -> None:
+async def test_a_reader_of_small_objects_can_request_the_next_before_the_disk_begins(tmp_path: Path) -> None:
     waits: list[float] = []
     gate = asyncio.Event()
 
@@ -547,7 +550,7 @@ async def test_a_stop_before_the_disk_begins_leaves_nothing_behind(tmp_path: Pat
         assert (len(room.flights), len(room.store), room.store.used_bytes) == (0, 0, 0)
 
 
-async def test_meanwhile_the_next_one_may_be_fetched(tmp_path: Path) -> None:
+async def test_the_next_fill_may_begin_while_a_small_block_waits_for_the_disk(tmp_path: Path) -> None:
     gate, other = asyncio.Event(), ObjectRef("train", "b.tar")
 
     async def reads_on(seconds: float) -> None:
@@ -568,10 +571,10 @@ async def test_meanwhile_the_next_one_may_be_fetched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ends_after", [1, 3, None])
-async def test_what_was_fetched_ahead_is_written_once_readers_of_what_is_here_rest(
+async def test_a_small_prefetched_block_is_written_once_readers_of_hits_rest(
     ends_after: int | None, tmp_path: Path
 ) -> None:
-    """`ends_after`: so many waits they read on; None: for as long as it is looked at."""
+    """`ends_after`: the readers go on for so many waits; None: until the test ends."""
     waits: list[float] = []
 
     async def reads_on(seconds: float) -> None:
@@ -592,10 +595,10 @@ async def test_what_was_fetched_ahead_is_written_once_readers_of_what_is_here_re
 
 
 @pytest.mark.parametrize(("reads", "waits", "begun"), [(True, False, 1), (True, True, 2), (False, False, 2)])
-async def test_before_what_came_for_nobody_is_on_disk_more_is_begun_unless_it_is_in_a_readers_way(
+async def test_a_small_prefetch_gives_its_slot_back_before_it_is_on_disk_unless_readers_of_hits_go_on(
     reads: bool, waits: bool, begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`reads`: somebody reads what is here; `waits`: and somebody waits for a reply."""
+    """`reads`: a client reads blocks that are here. `waits`: a client waits for a reply."""
     other, disk, real = ObjectRef("train", "b.tar"), threading.Event(), os.pwritev
 
     def write(*given: Any) -> int:
@@ -630,11 +633,11 @@ async def test_before_what_came_for_nobody_is_on_disk_more_is_begun_unless_it_is
     (True, as_small, BLOCK, 1), (False, as_large, BLOCK, 1), (False, as_small, BLOCK - 1, 1),
     (False, as_small, BLOCK, 2),
 ])  # fmt: skip
-async def test_what_nobody_reads_comes_in_parts_or_is_large_is_written_at_once(
+async def test_a_block_that_nobody_reads_or_is_large_or_comes_in_parts_is_written_at_once(
     prefetch: bool, buffer_bytes: Callable[[int], int], small: int, count: int, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """`count`: the blocks of the object, of which one is brought."""
+    """`count`: how many blocks the object has. One of them is brought."""
     waits: list[float] = []
     monkeypatch.setattr(fill_module, "_SMALL_BYTES", small)
 
@@ -649,7 +652,7 @@ async def test_what_nobody_reads_comes_in_parts_or_is_large_is_written_at_once(
         assert (len(room.store), waits) == (1, [])
 
 
-async def test_of_small_bodies_the_time_is_told_and_of_others_the_bytes(
+async def test_small_bodies_report_their_time_and_large_ones_their_bytes(
     room: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small: list[float] = []

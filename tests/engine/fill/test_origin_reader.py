@@ -1,4 +1,4 @@
-"""Asking the origin: what is held while it is waited for, and the second request for a late reply."""
+"""The origin reader: nothing is held during the wait before a retry, and late requests are hedged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GET = OriginRequest("GET", REF.bucket, REF.key)
 
 
 class Room:
-    """Asking with a clock that stands still; waits end, and alarms ring, when the test says so."""
+    """An origin reader whose clock stands still. Waits end, and alarms ring, when the test says so."""
 
     def __init__(self) -> None:
         self.origin = FakeOrigin()
@@ -55,7 +55,8 @@ class Room:
         return self.alarms[-1]
 
     def seasoned(self, saved: int = 1) -> None:
-        """Enough was seen to know what is late, and enough asked to afford so many second requests."""
+        """Enough latencies were seen to know which reply is late, and enough requests sent to afford so many hedged
+        ones."""
         for _ in range(100):
             self.hedging.replied(0.5)
         for _ in range(50 * saved):
@@ -104,7 +105,7 @@ async def test_no_connection_is_held_before_the_next_try(fault: Fault, room: Roo
 
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(refuse=True), Fault(break_after=1500)])
-async def test_a_fill_holds_neither_connection_nor_turn_before_its_next_try(fault: Fault, room: Room) -> None:
+async def test_a_fill_holds_neither_connection_nor_slot_before_its_next_try(fault: Fault, room: Room) -> None:
     room.origin.faults = [fault]
     filled = asyncio.create_task(room.read(slot=True))
     await room.settle()
@@ -117,7 +118,7 @@ async def test_a_fill_holds_neither_connection_nor_turn_before_its_next_try(faul
     assert await filled == DATA
 
 
-async def test_a_fill_that_is_stopped_while_it_waits_leaves_no_turn_behind(room: Room) -> None:
+async def test_a_fill_that_is_stopped_while_it_waits_leaves_no_slot_behind(room: Room) -> None:
     room.origin.faults = [Fault(status=503)]
     filled = asyncio.create_task(room.read(slot=True))
     await room.settle()
@@ -127,7 +128,7 @@ async def test_a_fill_that_is_stopped_while_it_waits_leaves_no_turn_behind(room:
 
 
 @pytest.mark.parametrize(("status", "limit"), [(503, 1), (429, 1), (500, 2)])
-async def test_what_says_slow_down_halves_the_limit(status: int, limit: int, room: Room) -> None:
+async def test_a_reply_that_says_slow_down_halves_the_limit(status: int, limit: int, room: Room) -> None:
     room.origin.faults = [Fault(status=status)]
     filled = asyncio.create_task(room.read())
     await room.settle()
@@ -137,7 +138,9 @@ async def test_what_says_slow_down_halves_the_limit(status: int, limit: int, roo
 
 
 @pytest.mark.parametrize("status", [503, 412])
-async def test_a_refusal_is_read_to_its_end_so_that_its_connection_can_be_used_again(status: int, room: Room) -> None:
+async def test_an_error_document_is_read_to_its_end_so_that_its_connection_can_be_used_again(
+    status: int, room: Room
+) -> None:
     room.origin.faults = [Fault(status=status, body=b"x" * 500)]
     filled = asyncio.create_task(room.read())
     await room.settle()
@@ -153,12 +156,12 @@ async def test_a_refusal_is_read_to_its_end_so_that_its_connection_can_be_used_a
 # -- stragglers -------------------------------------------------------------------------------------------------
 
 
-async def test_before_enough_was_seen_nothing_is_asked_twice(room: Room) -> None:
+async def test_no_request_is_hedged_before_enough_latencies_were_seen(room: Room) -> None:
     assert await room.read() == DATA
     assert not room.alarms
 
 
-async def test_a_reply_in_time_is_asked_for_once(room: Room) -> None:
+async def test_a_reply_in_time_is_not_hedged(room: Room) -> None:
     room.seasoned()
     assert await room.read() == DATA
     assert room.origin.under_way == 0  # at once, and not when somebody collects it
@@ -167,7 +170,7 @@ async def test_a_reply_in_time_is_asked_for_once(room: Room) -> None:
     assert room.hedges("yes") + room.hedges("no") == 0
 
 
-async def test_a_late_reply_is_asked_for_again_and_whichever_comes_first_is_used(room: Room) -> None:
+async def test_a_late_request_is_hedged_and_the_first_reply_is_used(room: Room) -> None:
     room.seasoned()
     room.origin.faults = [Fault(gate=asyncio.Event())]  # for ever
     filled = asyncio.create_task(room.read())
@@ -180,7 +183,7 @@ async def test_a_late_reply_is_asked_for_again_and_whichever_comes_first_is_used
     assert (room.hedges("yes"), room.hedges("no")) == (1, 0)
 
 
-async def test_the_first_may_still_win_and_the_second_is_given_up(room: Room) -> None:
+async def test_the_first_request_may_still_win_and_the_second_is_given_up(room: Room) -> None:
     room.seasoned()
     gates = [asyncio.Event(), asyncio.Event()]
     room.origin.faults = [Fault(gate=gate) for gate in gates]
@@ -208,7 +211,7 @@ async def test_the_loser_is_given_up_before_the_body_is_read(room: Room) -> None
 
 @pytest.mark.parametrize("bad", [{"refuse": True}, {"status": 503}])
 @pytest.mark.parametrize("which", [0, 1])
-async def test_a_failure_of_one_is_no_answer_while_the_other_is_out(
+async def test_a_failed_request_is_no_answer_while_the_other_is_under_way(
     bad: dict[str, object], which: int, room: Room
 ) -> None:
     room.seasoned()
@@ -227,7 +230,7 @@ async def test_a_failure_of_one_is_no_answer_while_the_other_is_out(
     assert await filled == DATA
 
 
-async def test_when_both_fail_the_next_try_is_waited_for(room: Room) -> None:
+async def test_when_both_requests_fail_there_is_a_next_try(room: Room) -> None:
     room.seasoned()
     gates = [asyncio.Event(), asyncio.Event()]
     room.origin.faults = [Fault(gate=gate, status=503) for gate in gates]
@@ -243,7 +246,7 @@ async def test_when_both_fail_the_next_try_is_waited_for(room: Room) -> None:
     assert await filled == DATA
 
 
-async def test_what_the_origin_refuses_is_an_answer(room: Room) -> None:
+async def test_a_refusal_of_the_origin_is_an_answer(room: Room) -> None:
     room.seasoned()
     room.origin.faults = [Fault(gate=asyncio.Event()), Fault(status=412)]
     filled = asyncio.create_task(room.read())
@@ -253,7 +256,7 @@ async def test_what_the_origin_refuses_is_an_answer(room: Room) -> None:
         await filled
 
 
-async def test_no_more_is_asked_twice_than_the_budget_has(room: Room) -> None:
+async def test_hedged_requests_keep_to_their_budget(room: Room) -> None:
     room.seasoned(saved=1)
     gates = [asyncio.Event() for _ in range(5)]
     room.origin.faults = [Fault(gate=gate) for gate in gates]
@@ -269,7 +272,7 @@ async def test_no_more_is_asked_twice_than_the_budget_has(room: Room) -> None:
 
 
 @pytest.mark.parametrize("rung", [True, False])
-async def test_a_reader_that_leaves_takes_both_requests_with_him(rung: bool, room: Room) -> None:
+async def test_a_reader_that_leaves_ends_both_requests(rung: bool, room: Room) -> None:
     room.seasoned()
     room.origin.faults = [Fault(times=None, gate=asyncio.Event())]
     filled = asyncio.create_task(room.read())
@@ -294,7 +297,7 @@ async def test_a_late_reply_that_was_given_up_counts_as_late(room: Room) -> None
     assert room.hedging._ordered[-1] == 3.0
 
 
-async def test_only_what_is_all_alike_is_asked_twice(room: Room) -> None:
+async def test_only_reads_of_objects_are_hedged(room: Room) -> None:
     room.seasoned()
     async with room.origin_reader.reply(OriginRequest("GET", REF.bucket, "")):
         assert not room.alarms
@@ -302,7 +305,7 @@ async def test_only_what_is_all_alike_is_asked_twice(room: Room) -> None:
         assert len(room.alarms) == 1
 
 
-async def test_a_first_request_that_fails_before_it_is_late_is_tried_again_as_ever(room: Room) -> None:
+async def test_a_request_that_fails_before_it_is_late_is_retried(room: Room) -> None:
     room.seasoned()
     room.origin.faults = [Fault(times=None, refuse=True)]
     filled = asyncio.create_task(room.read())
@@ -314,7 +317,7 @@ async def test_a_first_request_that_fails_before_it_is_late_is_tried_again_as_ev
     assert room.origin.count() == 5
 
 
-async def test_who_waited_for_a_connection_in_vain_does_not_wait_for_it_five_times(room: Room) -> None:
+async def test_a_wait_for_a_connection_that_was_in_vain_is_not_retried(room: Room) -> None:
     class Busy(FakeOrigin):
         asked = 0
 
@@ -365,7 +368,7 @@ async def test_an_alarm_that_is_given_up_as_it_rings_is_no_error() -> None:
     loop, errors = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _, error: errors.append(error))
     rings = Patience().alarm(0.0)
-    # In the turn of the loop in which its timer is due, and before it.
+    # In the step of the loop in which its timer is due, and before the timer.
     loop.call_soon(rings.cancel)
     for _ in range(3):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What can be answered without asking anybody, and for how long it may be believed."""
+"""The lookup of hits: which reads need no question to the origin, and for how long a version is current."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_pieces_are_the_right_bytes_of_the_right_files_and_no_more_than_as
                 lease.release()
 
 
-async def test_pages_are_brought_for_what_lies_in_one_block_that_is_here(room: Engine) -> None:
+async def test_pages_are_brought_for_an_extent_within_one_block_that_is_here(room: Engine) -> None:
     await read(room)
     found, hits = await known(room), hits_of(room)
     for start, stop, brought in (
@@ -69,7 +69,7 @@ async def test_pages_are_brought_for_what_lies_in_one_block_that_is_here(room: E
     assert hits.page_in(found, Extent(0, BLOCK)) is None
 
 
-async def test_nothing_is_a_hit_of_which_a_block_is_missing_or_not_open(room: Engine) -> None:
+async def test_a_read_is_no_hit_if_a_block_is_missing_or_not_open(room: Engine) -> None:
     assert hits_of(room).known(REF) is None
     assert await room.range(0, 10) == DATA[:10]
     await room.tasks.settle()
@@ -80,7 +80,7 @@ async def test_nothing_is_a_hit_of_which_a_block_is_missing_or_not_open(room: En
     assert hits_of(room).pieces(found, Extent(0, BLOCK), 1) is not None
 
 
-async def test_what_was_known_is_believed_until_its_ttl_a_write_or_another_version(room: Engine) -> None:
+async def test_a_known_version_is_current_until_its_ttl_a_write_or_another_version(room: Engine) -> None:
     hits = hits_of(room)
     await read(room)
     found = await known(room)
@@ -104,7 +104,7 @@ async def test_what_was_known_is_believed_until_its_ttl_a_write_or_another_versi
     assert not hits.is_current(found)
 
 
-async def test_what_fell_out_of_the_catalog_is_believed_no_more(room: Engine) -> None:
+async def test_a_version_that_fell_out_of_the_cache_is_not_current(room: Engine) -> None:
     hits = hits_of(room)
     await read(room)
     found = await known(room)
@@ -117,9 +117,7 @@ async def test_what_fell_out_of_the_catalog_is_believed_no_more(room: Engine) ->
     assert len(room.catalog) == 2
 
 
-async def test_a_look_in_the_middle_of_a_forget_keeps_nothing_old(
-    room: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lookup_during_a_forget_keeps_no_old_version(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     await read(room)
     hits, seen = hits_of(room), []
     note = room.catalog._forgotten.note

@@ -1,4 +1,5 @@
-"""The way of a GET or HEAD: what it costs, what it gives, what it does when the world is bad."""
+"""GET and HEAD of an object: their requests to the origin, their answers, and their answers when origin or disk
+fail."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ async def test_a_cold_object_costs_one_request_a_block_and_each_byte_once(room: 
     assert room.origin.count() == 6
 
 
-async def test_of_many_readers_at_once_each_asks_for_less_beside_its_first_block(room: Engine) -> None:
+async def test_each_of_many_readers_requests_fewer_blocks_beside_its_first(room: Engine) -> None:
     refs = [ObjectRef("bucket", f"shard-{number}") for number in range(4)]
     for ref in refs:
         room.origin.put(ref, DATA)
@@ -84,7 +85,7 @@ async def test_of_many_readers_at_once_each_asks_for_less_beside_its_first_block
     assert await taken(last) == DATA
 
 
-async def test_a_reader_who_stays_alone_has_the_line_to_himself_again(room: Engine) -> None:
+async def test_a_reader_that_stays_alone_gets_the_wide_window_again(room: Engine) -> None:
     refs = [ObjectRef("bucket", f"shard-{number}") for number in range(4)]
     for ref in refs:
         room.origin.put(ref, DATA)
@@ -99,8 +100,8 @@ async def test_a_reader_who_stays_alone_has_the_line_to_himself_again(room: Engi
     assert await taken(answer) == DATA
 
 
-async def test_a_long_read_that_stays_alone_is_brought_as_if_there_had_been_no_others(room: Engine) -> None:
-    """A checkpoint, while the loader's workers wait."""
+async def test_a_long_read_that_stays_alone_gets_the_window_of_a_lone_reader(room: Engine) -> None:
+    """A job reads a checkpoint while the workers of its loader wait."""
     long = ramp(40 * BLOCK)
 
     async def gets_of(ref: ObjectRef) -> int:
@@ -117,7 +118,7 @@ async def test_a_long_read_that_stays_alone_is_brought_as_if_there_had_been_no_o
     assert alone - 2 <= await gets_of(ObjectRef("bucket", "after")) <= alone + 2
 
 
-async def test_a_lone_reader_has_more_asked_for_while_its_first_block_arrives(room: Engine) -> None:
+async def test_the_window_of_a_lone_reader_grows_while_its_first_block_arrives(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=BLOCK // 2 + 7000)]
     reader = asyncio.create_task(room.get())
@@ -250,20 +251,18 @@ async def test_a_readers_first_block_comes_before_what_another_reader_has_ahead(
 
 
 @pytest.mark.parametrize("method", ["get", "head"])
-async def test_beside_a_question_to_the_origin_prefetch_takes_what_it_may_beside_readers(
-    method: str, room: Engine
-) -> None:
+async def test_beside_a_question_to_the_origin_prefetch_is_limited_as_beside_demand(method: str, room: Engine) -> None:
     room.scheduler._background_limit.alone = 4
     gate = asyncio.Event()
     room.origin.faults = [Fault(gate=gate)]
-    origin_reader = asyncio.create_task(getattr(room.reads, method)(REF, {}))
-    scheduler = [room.scheduler.slot(demand=False) for _ in range(3)]
-    taking = [asyncio.create_task(slot.take()) for slot in scheduler]
+    reading = asyncio.create_task(getattr(room.reads, method)(REF, {}))
+    slots = [room.scheduler.slot(demand=False) for _ in range(3)]
+    taking = [asyncio.create_task(slot.take()) for slot in slots]
     for _ in range(20):
         await asyncio.sleep(0)
-    assert [slot.held for slot in scheduler] == [True, False, False]
+    assert [slot.held for slot in slots] == [True, False, False]
     gate.set()
-    answer = await origin_reader
+    answer = await reading
     await asyncio.wait_for(asyncio.gather(*taking), 10)
     await taken(answer)
 
@@ -325,7 +324,7 @@ async def test_conditions_are_answered_here(room: Engine) -> None:
     assert await taken(answer) == DATA
 
 
-async def test_an_etag_that_we_have_not_heard_of_is_asked_about_before_it_is_refused(room: Engine) -> None:
+async def test_an_unknown_etag_is_asked_about_before_it_is_refused(room: Engine) -> None:
     await taken(await room.reads.get(REF, {}))
     newer = b"written past the proxy, within the freshness of what it knows"
     etag = room.origin.put(REF, newer)
@@ -368,7 +367,7 @@ async def test_an_object_that_was_taken_for_a_small_one_is_kept_whole_and_no_byt
 # -- what the origin may refuse ---------------------------------------------------------------------------------
 
 
-async def test_the_origins_no_is_passed_on_in_its_words_and_not_remembered(room: Engine) -> None:
+async def test_a_refusal_of_the_origin_is_passed_on_as_it_is_and_not_remembered(room: Engine) -> None:
     missing = ObjectRef("train", "missing")
     for _ in range(2):
         with pytest.raises(OriginRefused) as refused:
@@ -380,7 +379,7 @@ async def test_the_origins_no_is_passed_on_in_its_words_and_not_remembered(room:
 
 
 @pytest.mark.parametrize("headers", [{"range": "bytes=-5"}, {"if-none-match": '"x"'}])
-async def test_a_refused_head_has_no_words_for_a_get_so_the_origin_is_asked_by_get(
+async def test_a_refused_head_has_no_body_for_a_get_so_the_get_is_forwarded(
     headers: dict[str, str], room: Engine
 ) -> None:
     with pytest.raises(NotCacheable):
@@ -444,7 +443,7 @@ async def test_a_storm_of_refusals_is_waited_out(at: int, room: Engine) -> None:
     assert room.metrics.value("outrider_origin_retries_total") == 4
 
 
-async def test_when_patience_ends_the_origins_last_word_is_passed_on(room: Engine) -> None:
+async def test_after_the_last_try_the_origins_reply_is_passed_on(room: Engine) -> None:
     room.origin.faults = [Fault(times=None, status=503)]
     with pytest.raises(OriginRefused) as refused:
         await room.get()
@@ -456,14 +455,14 @@ async def test_when_patience_ends_the_origins_last_word_is_passed_on(room: Engin
     await room.tasks.settle()
 
 
-async def test_a_refusal_whose_words_break_off_is_an_unreachable_origin(room: Engine) -> None:
+async def test_a_refusal_whose_body_breaks_off_is_an_unreachable_origin(room: Engine) -> None:
     room.origin.faults = [Fault(times=None, status=403, break_after=3)]
     with pytest.raises(ServiceUnavailable):
         await room.get()
     await room.tasks.settle()
 
 
-async def test_as_long_as_some_bytes_come_each_time_there_is_no_end_to_patience(room: Engine) -> None:
+async def test_as_long_as_each_try_brings_bytes_there_is_another(room: Engine) -> None:
     room.origin.faults = [Fault(times=20, break_after=100)]
     assert await room.range(0, BLOCK) == DATA[:BLOCK]
     assert room.origin.count() == 21
@@ -485,7 +484,8 @@ async def test_a_body_that_ends_early_for_good_never_looks_whole(room: Engine) -
 
 
 class SlowWrites:
-    """A disk that took its seconds for each write. Not by the clock: it would pass for the origin as well."""
+    """A disk that reports some seconds for each write. The clock does not move: that would count for the origin as
+    well."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0.0
@@ -498,7 +498,7 @@ class SlowWrites:
 
 
 @pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
-async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_it_is_well(
+async def test_while_the_disk_lags_most_misses_are_relayed(
     buffer_bytes: Callable[[int], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engine(tmp_path / "c", freshness="immutable", buffer_bytes=buffer_bytes) as room:
@@ -508,7 +508,7 @@ async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_i
         disk = SlowWrites(monkeypatch)
 
         async def filled(some: list[ObjectRef]) -> list[int]:
-            """How many blocks of each were kept, in the end."""
+            """How many blocks of each object were kept in the end."""
             cached = []
             for ref in some:
                 before = len(room.store)
@@ -532,7 +532,7 @@ async def test_while_the_disk_lags_misses_are_relayed_and_few_are_filled_until_i
         assert await filled(refs[30:40]) == [6] * 10
 
 
-async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_ahead_fills_no_more_than_the_disk_takes(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     await room.reads.head(REF, {})
     most = reader_at = 0
 
@@ -557,8 +557,8 @@ async def test_no_more_is_filled_ahead_than_the_disk_takes(room: Engine, monkeyp
     assert 2 <= most <= 3  # beside one, a run of two may begin
 
 
-async def test_the_first_of_a_jobs_readers_leaves_the_line_to_those_who_begin_beside_it(room: Engine) -> None:
-    """Their first blocks are wanted sooner than its third and fourth."""
+async def test_the_first_reader_of_a_job_leaves_bandwidth_to_readers_that_begin_beside_it(room: Engine) -> None:
+    """The first blocks of the others are wanted sooner than its third and fourth."""
     refs = [ObjectRef("train", f"{number}.tar") for number in range(3)]
     for ref in refs:
         room.origin.put(ref, DATA)
@@ -579,8 +579,8 @@ async def test_the_first_of_a_jobs_readers_leaves_the_line_to_those_who_begin_be
     await room.tasks.settle()
 
 
-async def test_what_a_fill_has_yet_to_bring_is_known_as_its_bytes_come(room: Engine) -> None:
-    """Not when they are on disk: of a small block that is all of them at once."""
+async def test_the_bytes_left_of_a_fill_fall_as_its_bytes_come(room: Engine) -> None:
+    """They do not wait for the disk, to which a small block goes all at once."""
     await room.reads.head(REF, {})
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=2 * 7000)]
@@ -595,7 +595,7 @@ async def test_what_a_fill_has_yet_to_bring_is_known_as_its_bytes_come(room: Eng
 
 
 @pytest.mark.parametrize("rest", ["missing", "missing behind a hole", "prefetched", "here"])
-async def test_a_reader_goes_on_until_he_has_asked_for_all_that_he_lacks(room: Engine, rest: str) -> None:
+async def test_a_reader_expects_more_until_all_that_it_lacks_is_on_its_way(room: Engine, rest: str) -> None:
     here = {"here": SIZE, "missing behind a hole": (FIRST_BLOCKS + 1) * BLOCK}.get(rest)
     if here is None:
         await room.reads.head(REF, {})
@@ -621,8 +621,8 @@ async def test_a_reader_goes_on_until_he_has_asked_for_all_that_he_lacks(room: E
         assert room.scheduler._expecting_more == 0
 
 
-async def test_a_reader_who_takes_nothing_promises_nothing_once_what_he_asked_for_is_here(room: Engine) -> None:
-    """Prefetch would wait for him as long as he stays."""
+async def test_a_reader_that_takes_nothing_expects_no_more_once_its_blocks_are_here(room: Engine) -> None:
+    """Otherwise prefetch would wait for it as long as it stays."""
     answer = await room.reads.get(REF, {})
     await room.tasks.settle()
     assert not room.flights
@@ -630,7 +630,7 @@ async def test_a_reader_who_takes_nothing_promises_nothing_once_what_he_asked_fo
     assert await taken(answer) == DATA
 
 
-async def test_what_a_reader_asks_for_last_comes_before_what_nobody_reads_yet(room: Engine) -> None:
+async def test_the_last_blocks_of_a_reader_come_before_any_prefetch(room: Engine) -> None:
     other = ObjectRef("train", "next.tar")
     room.origin.put(other, DATA)
     for ref in (REF, other):
@@ -643,8 +643,12 @@ async def test_what_a_reader_asks_for_last_comes_before_what_nobody_reads_yet(ro
 
     def started(slot: FillSlot) -> None:
         if not slot.demand:
-            asked = [one.slot for one in room.flights._flights.values() if one.slot is not None and one.slot.demand]
-            overtaken.append(sum(not one.held for one in asked))
+            asked = [
+                flight.slot
+                for flight in room.flights._flights.values()
+                if flight.slot is not None and flight.slot.demand
+            ]
+            overtaken.append(sum(not slot.held for slot in asked))
         start(slot)
 
     room.scheduler._start = started  # type: ignore[method-assign]
@@ -677,16 +681,16 @@ async def test_a_relay_past_a_lagging_disk_asks_again_after_a_window(
 # -- versions ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_version_that_moved_before_the_first_byte_begins_anew(room: Engine) -> None:
+async def test_a_version_that_changed_before_the_first_byte_makes_the_read_begin_again(room: Engine) -> None:
     await room.range(0, 10)
     await room.tasks.settle()
     room.origin.put(REF, OTHER)
-    # Known and fresh by the ttl; but the block is not here, and its fill finds that the version is no more.
+    # The version is fresh by its ttl, but the block is not here, and its fill finds that the version is gone.
     assert await room.range(3 * BLOCK, SIZE) == OTHER[3 * BLOCK :]
     assert await room.get() == OTHER
 
 
-async def test_a_version_that_moves_after_the_first_byte_cuts_the_answer(room: Engine) -> None:
+async def test_a_version_that_changes_after_the_first_byte_cuts_the_answer(room: Engine) -> None:
     await room.range(0, 10)
     await room.tasks.settle()
     answer = await room.reads.get(REF, {})
@@ -722,7 +726,7 @@ async def test_a_resumed_body_never_mixes_two_versions(heeds_if_match: bool, roo
     assert len(room.store) == 0
 
 
-async def test_a_name_that_moves_at_each_try_is_handed_to_the_origin(room: Engine) -> None:
+async def test_an_object_that_changes_at_each_try_is_forwarded(room: Engine) -> None:
     await room.range(0, 10)
     await room.tasks.settle()
     room.origin.faults = [Fault(times=None, method="GET", status=412)]
@@ -734,7 +738,7 @@ async def test_a_name_that_moves_at_each_try_is_handed_to_the_origin(room: Engin
 # -- leaving ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_that_leaves_takes_nobody_with_it(room: Engine) -> None:
+async def test_a_reader_that_leaves_disturbs_no_other(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(gate=gate)]
     leader, follower = (asyncio.create_task(room.get()) for _ in range(2))
@@ -780,11 +784,11 @@ async def test_an_answer_that_nobody_reads_gives_its_file_back(room: Engine) -> 
 
 async def test_the_proxy_stopping_ends_every_wait_with_an_answer(room: Engine) -> None:
     room.origin.faults = [Fault(times=None, gate=asyncio.Event())]
-    object_read = [asyncio.create_task(room.get()) for _ in range(3)]
+    reads = [asyncio.create_task(room.get()) for _ in range(3)]
     while not room.origin.log:
         await asyncio.sleep(0)
     await room.tasks.cancel()
-    for read in object_read:
+    for read in reads:
         with pytest.raises(ServiceUnavailable):
             await read
 
@@ -814,7 +818,7 @@ async def test_with_room_for_less_than_the_object_every_byte_comes(blocks: int, 
 
 @pytest.mark.parametrize(
     ("act", "good_calls"),
-    # The free space is looked at once in so short a time.
+    # The free space of the disk is looked up only once within so short a time.
     [("statvfs", 0), *((act, good_calls) for act in ("open", "pwritev", "rename") for good_calls in (0, 1, 3, 5))],
 )
 async def test_a_disk_that_fails_at_any_step_costs_no_byte(
@@ -835,7 +839,7 @@ async def test_a_disk_that_fails_at_any_step_costs_no_byte(
     assert bodies == [DATA, DATA, DATA, DATA[3:-9]]
     assert room.metrics.total("outrider_store_errors_total") >= 1
     if room.flights._buffer_bytes_of is as_large and (act, good_calls) in (("open", 0), ("pwritev", 0)):
-        # The second half of no block can be held; what is handed out from memory before needs no disk.
+        # No block can keep its second half. Its first half is handed out from memory, which needs no disk.
         assert room.metrics.value("outrider_relays_total") >= 1
     room.clock.advance(10)
     assert await room.get() == DATA
@@ -844,10 +848,11 @@ async def test_a_disk_that_fails_at_any_step_costs_no_byte(
                                         for path in (room.store.directory.root / "v2").rglob("?" * 32))  # fmt: skip
 
 
-async def test_a_reader_who_comes_while_a_failed_fill_is_cleaned_up_gets_his_bytes(
+async def test_a_reader_that_comes_while_a_failed_fill_is_cleaned_up_gets_its_bytes(
     room: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The fill has bytes, fails, and its file is closed: between the two nobody may find it in the table.
+    # The fill has bytes, fails, and its file is closed. Between the failure and the close no reader may find the flight
+    # in the table.
     await room.reads.head(REF, {})
     late: list[asyncio.Task[bytes]] = []
     real = type(room.store.work).write_failed
@@ -856,7 +861,7 @@ async def test_a_reader_who_comes_while_a_failed_fill_is_cleaned_up_gets_his_byt
         raise OSError(errno.EIO, "sick")
 
     def failed(work: object, act: str, error: OSError) -> Exception:
-        # From here on, at every step of the loop, one more reader.
+        # From here on one more reader comes at every step of the loop.
         late.append(asyncio.get_running_loop().create_task(comers()))
         return real(work, act, error)  # type: ignore[arg-type]
 
@@ -874,7 +879,7 @@ async def test_a_reader_who_comes_while_a_failed_fill_is_cleaned_up_gets_his_byt
     while not (flights := list(room.flights._flights.values())):
         await asyncio.sleep(0)
     await flights[0].arrival(0)
-    # Nobody else shall hold the file open.
+    # No other reader must hold the file open.
     leader.cancel()
     await asyncio.wait([leader])
     with monkeypatch.context() as patch:
@@ -904,7 +909,7 @@ async def test_a_block_that_rots_while_it_lies_is_filled_again(tmp_path: Path) -
 # -- freshness --------------------------------------------------------------------------------------------------
 
 
-async def test_immutable_never_asks_again(tmp_path: Path) -> None:
+async def test_freshness_immutable_never_asks_again(tmp_path: Path) -> None:
     with engine(tmp_path / "c", freshness="immutable") as room:
         room.origin.put(REF, b"first")
         assert await room.get() == b"first"
@@ -914,7 +919,7 @@ async def test_immutable_never_asks_again(tmp_path: Path) -> None:
         assert room.origin.count() == 1
 
 
-async def test_the_same_bytes_with_other_headers_are_served_with_these_when_the_ttl_ran_out(tmp_path: Path) -> None:
+async def test_new_headers_of_the_same_bytes_are_served_once_the_ttl_ran_out(tmp_path: Path) -> None:
     with engine(tmp_path / "c", freshness="ttl:60") as room:
         room.origin.put(REF, DATA, (("content-type", "text/plain"),))
         await room.get()
@@ -925,7 +930,7 @@ async def test_the_same_bytes_with_other_headers_are_served_with_these_when_the_
         await taken(answer)
 
 
-async def test_ttl_asks_when_it_ran_out_and_keeps_the_blocks_of_what_did_not_change(tmp_path: Path) -> None:
+async def test_an_object_is_asked_about_when_its_ttl_ran_out_and_keeps_its_blocks_if_unchanged(tmp_path: Path) -> None:
     with engine(tmp_path / "c", freshness="ttl:60") as room:
         room.origin.put(REF, DATA)
         assert await room.get() == DATA
@@ -946,7 +951,7 @@ async def test_ttl_asks_when_it_ran_out_and_keeps_the_blocks_of_what_did_not_cha
         await room.tasks.settle()
 
 
-async def test_always_asks_on_every_request(tmp_path: Path) -> None:
+async def test_freshness_always_asks_on_every_request(tmp_path: Path) -> None:
     with engine(tmp_path / "c", freshness="always") as room:
         room.origin.put(REF, b"first")
         assert await room.get() == b"first"
@@ -969,7 +974,7 @@ async def test_stale_if_error_serves_what_is_here_while_the_origin_is_down(fault
         assert (await room.reads.head(REF, {})).length == SIZE
         with pytest.raises((ServiceUnavailable, OriginRefused)):
             await room.get(ObjectRef("train", "never seen"))
-        # What we wrote to is doubtful, not stale.
+        # An object that was written through us is doubtful, not stale.
         room.catalog.forget(REF)
         with pytest.raises((ServiceUnavailable, OriginRefused)):
             await room.get()

@@ -1,4 +1,4 @@
-"""What we believe of names, and for how long: against the clock, the generations and the limits."""
+"""The version cache: for how long a version is believed, by the clock, the generations and the limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_answer_is_fresh_from_when_it_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("mode", ["immutable", "ttl:60"])
-def test_what_was_forgotten_is_asked_about_in_any_mode_and_no_stand_in(mode: str) -> None:
+def test_a_forgotten_object_is_asked_about_in_any_mode_and_never_stands_in(mode: str) -> None:
     catalog, _ = catalog_of(mode)
     for ref in (A, B):
         catalog.learn(version(ref), catalog.mark())
@@ -103,7 +103,7 @@ def test_a_list_older_than_what_is_known_or_than_a_write_tells_nothing() -> None
     assert catalog.fresh(A) is None
 
 
-def test_after_a_write_no_list_does_for_the_question_to_the_object() -> None:
+def test_after_a_write_no_list_confirms_a_version() -> None:
     catalog, _ = catalog_of()
     catalog.learn(dated(), catalog.mark(), settled=True)
     catalog.forget(A)
@@ -111,7 +111,7 @@ def test_after_a_write_no_list_does_for_the_question_to_the_object() -> None:
     assert catalog.fresh(A) is None
 
 
-def test_what_a_start_found_and_nobody_wrote_to_since_a_list_may_vouch_for_a_while() -> None:
+def test_a_list_confirms_a_version_that_a_start_found_and_nobody_wrote_to_for_a_while() -> None:
     catalog, clock = catalog_of()
     catalog.recall("http://o", dated(), vouched=True)
     assert catalog.fresh(A) is None, "no LIST yet"
@@ -124,7 +124,7 @@ def test_what_a_start_found_and_nobody_wrote_to_since_a_list_may_vouch_for_a_whi
     assert catalog.fresh(A) is None, "after an hour"
 
 
-def test_no_list_vouches_for_what_a_start_found_once_it_was_written_or_another_was_shown() -> None:
+def test_no_list_confirms_a_version_that_a_start_found_after_a_write_or_another_version() -> None:
     catalog, _ = catalog_of()
     catalog.recall("http://o", dated(), vouched=True)
     catalog.listed("bkt", [in_a_list(2)], catalog.mark())
@@ -137,7 +137,7 @@ def test_no_list_vouches_for_what_a_start_found_once_it_was_written_or_another_w
     assert catalog.fresh(A) is None
 
 
-def test_of_two_versions_that_a_start_found_the_one_that_is_vouched_for_counts() -> None:
+def test_a_start_that_finds_two_versions_believes_the_vouched_one() -> None:
     catalog, _ = catalog_of()
     catalog.recall("http://o", dated(1))
     catalog.recall("http://o", dated(2), vouched=True)
@@ -152,7 +152,7 @@ def test_of_two_versions_that_a_start_found_the_one_that_is_vouched_for_counts()
     assert catalog.fresh(A) is None, "one block of it was filled too soon"
 
 
-def test_what_is_vouched_for_after_a_stop_is_what_the_origin_told_last_with_the_same_headers() -> None:
+def test_a_version_is_vouched_for_over_a_stop_only_with_the_headers_that_the_origin_told_last() -> None:
     catalog, _ = catalog_of()
     assert not catalog.vouches("http://o", dated())
     catalog.learn(dated(), catalog.mark())
@@ -170,7 +170,7 @@ def test_what_is_vouched_for_after_a_stop_is_what_the_origin_told_last_with_the_
     assert not catalog.vouches("http://o", dated()), "the write may be carried out yet"
 
 
-def test_what_was_found_and_not_asked_about_is_as_it_was_for_the_next_start() -> None:
+def test_a_version_that_was_found_and_not_asked_about_is_unchanged_for_the_next_start() -> None:
     catalog, _ = catalog_of()
     catalog.recall("http://o", dated(), vouched=True)
     catalog.recall("http://o", version(B))
@@ -180,7 +180,7 @@ def test_what_was_found_and_not_asked_about_is_as_it_was_for_the_next_start() ->
     assert not catalog.vouches("http://o", dated())
 
 
-def test_what_fell_out_or_was_gone_may_have_blocks_still() -> None:
+def test_an_object_that_fell_out_or_is_gone_may_have_blocks_still() -> None:
     catalog, _ = catalog_of(capacity=1)
     catalog.learn(version(A), catalog.mark())
     catalog.learn(version(B), catalog.mark())
@@ -189,7 +189,7 @@ def test_what_fell_out_or_was_gone_may_have_blocks_still() -> None:
     assert [catalog.may_have(ref) for ref in (A, B, ELSEWHERE)] == [True, True, False]
 
 
-def test_of_what_was_found_at_a_start_no_list_knows_whether_its_headers_still_hold() -> None:
+def test_no_list_confirms_the_headers_of_a_version_that_a_start_found() -> None:
     catalog, clock = catalog_of()
     catalog.recall("http://o", dated())
     catalog.listed("bkt", [in_a_list()], catalog.mark())
@@ -201,7 +201,7 @@ def test_of_what_was_found_at_a_start_no_list_knows_whether_its_headers_still_ho
     assert catalog.fresh(A) == dated(), "it was asked itself"
 
 
-def test_while_its_bytes_may_be_put_again_with_the_same_date_no_list_vouches_for_a_version() -> None:
+def test_no_list_confirms_a_version_that_may_be_overwritten_with_the_same_date() -> None:
     catalog, clock = catalog_of()
     catalog.learn(dated(), catalog.mark())
     clock.advance(50)
@@ -216,7 +216,7 @@ def test_while_its_bytes_may_be_put_again_with_the_same_date_no_list_vouches_for
     assert catalog.fresh(A) == dated()
 
 
-def test_however_often_it_is_listed_an_object_is_asked_itself_now_and_then() -> None:
+def test_an_object_is_asked_about_now_and_then_however_often_it_is_listed() -> None:
     catalog, clock = catalog_of()
     catalog.learn(dated(), catalog.mark(), settled=True)
     for _ in range(80):
@@ -250,7 +250,7 @@ def test_forgetting_a_bucket_forgets_all_its_names_and_no_other() -> None:
     assert catalog.fresh(ELSEWHERE) is not None
 
 
-def test_what_a_start_found_must_be_asked_about_and_replaces_nothing() -> None:
+def test_a_version_that_a_start_found_must_be_asked_about_and_replaces_nothing() -> None:
     catalog, _ = catalog_of("immutable")
     catalog.recall("http://o", version(A))
     catalog.recall("http://another", version(B))
@@ -261,7 +261,7 @@ def test_what_a_start_found_must_be_asked_about_and_replaces_nothing() -> None:
 
 
 @pytest.mark.parametrize("write_first", [False, True])
-def test_what_a_start_found_is_no_stand_in_for_what_was_written_since(write_first: bool) -> None:
+def test_a_version_that_a_start_found_never_stands_in_after_a_write(write_first: bool) -> None:
     catalog, _ = catalog_of("immutable")
     if write_first:
         catalog.forget(A)
@@ -271,7 +271,7 @@ def test_what_a_start_found_is_no_stand_in_for_what_was_written_since(write_firs
     assert (catalog.fresh(A), catalog.stale(A)) == (None, None)
 
 
-def test_gone_is_gone() -> None:
+def test_an_object_that_is_gone_is_forgotten() -> None:
     catalog, _ = catalog_of()
     catalog.learn(version(A), catalog.mark())
     catalog.gone(A)
@@ -279,7 +279,7 @@ def test_gone_is_gone() -> None:
     assert catalog.stale(A) is None
 
 
-def test_what_was_not_used_for_longest_goes_first() -> None:
+def test_the_least_recently_used_entry_goes_first() -> None:
     catalog, _ = catalog_of(capacity=2)
     for ref in (A, B):
         catalog.learn(version(ref), catalog.mark())
@@ -290,7 +290,7 @@ def test_what_was_not_used_for_longest_goes_first() -> None:
     assert catalog.stale(A) is not None
 
 
-def test_a_forget_that_fell_out_of_memory_is_still_obeyed() -> None:
+def test_a_forget_whose_entry_fell_out_is_still_obeyed() -> None:
     catalog, _ = catalog_of(capacity=3)
     mark = catalog.mark()
     catalog.forget(A)
@@ -325,7 +325,7 @@ def test_nothing_fresh_was_asked_for_before_the_last_write_whatever_the_limits(
             written[ref] = at
         else:
             catalog.forget_bucket(ref.bucket)
-            written.update({one: at for one in (A, B, ELSEWHERE, ObjectRef("bkt", "c")) if one.bucket == ref.bucket})
-        for one in (A, B, ELSEWHERE):
-            fresh = catalog.fresh(one)
-            assert fresh is None or int(fresh.etag.strip('"')) >= written.get(one, -1)
+            written.update({name: at for name in (A, B, ELSEWHERE, ObjectRef("bkt", "c")) if name.bucket == ref.bucket})
+        for name in (A, B, ELSEWHERE):
+            fresh = catalog.fresh(name)
+            assert fresh is None or int(fresh.etag.strip('"')) >= written.get(name, -1)

@@ -1,4 +1,4 @@
-"""The first read of an object: which questions it puts to the origin, and what it does when one of them stays open."""
+"""The version lookup: which questions a first read puts to the origin, and how it ends when one is not answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL, LARGE = RAMP[: BLOCK // 2], RAMP[: 3 * BLOCK]
 
 
 class Bound:
-    """The wait's bound, which ends when the test says so."""
+    """The bound of a wait, which ends when the test says so."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
@@ -55,12 +55,12 @@ def told(answer: ReadAnswer) -> bool:
 
 
 def questions(room: Engine) -> list[str]:
-    """`GET` with a Range is told from one without."""
+    """The requests at the origin; a GET with a Range is told from one without."""
     return [f"{r.method} part" if "range" in dict(r.headers) else r.method for r in room.origin.log]
 
 
 async def whole(room: Engine, ref: ObjectRef = REF, data: bytes = LARGE) -> ReadAnswer:
-    """A whole read that asks for checksums, its body right."""
+    """A read of the whole object that wants checksums; checks the body."""
     answer = await room.reads.get(ref, MODE)
     assert await taken(answer) == data
     return answer
@@ -80,7 +80,7 @@ async def test_an_unknown_object_is_asked_for_its_first_block_and_its_checksums_
 
 
 @pytest.mark.parametrize("name", ["{}", "{}.jpg", "a.{}", "a.tfrecord-{:05}-of-00003", "a.b/{}"])
-async def test_in_a_folder_of_small_objects_one_get_tells_all(room: Engine, name: str) -> None:
+async def test_in_a_folder_of_small_objects_one_get_brings_everything(room: Engine, name: str) -> None:
     refs = [ObjectRef("train", f"samples/{name.format(number)}") for number in range(3)]
     for ref in refs:
         room.origin.put(ref, SMALL, (CHECKSUM,))
@@ -132,14 +132,14 @@ async def test_a_large_object_among_small_ones_costs_no_more_than_its_bytes(room
     assert room.origin.body_bytes <= len(LARGE) + room.origin.chunk_bytes
 
 
-async def test_who_asks_for_no_checksums_costs_one_get(room: Engine) -> None:
+async def test_a_read_that_wants_no_checksums_costs_one_get(room: Engine) -> None:
     room.origin.put(REF, SMALL, (CHECKSUM,))
     assert await room.get() == SMALL
     assert await room.range(0, 10) == SMALL[:10]
     assert questions(room) == ["GET part"]
 
 
-async def test_a_head_that_hangs_holds_the_first_read_up_no_longer_than_its_bound(room: Engine, bound: Bound) -> None:
+async def test_a_head_that_hangs_delays_the_first_read_no_longer_than_its_bound(room: Engine, bound: Bound) -> None:
     room.origin.put(REF, LARGE, (CHECKSUM,))
     room.origin.faults = [Fault(method="HEAD", gate=asyncio.Event())]
     reading = asyncio.create_task(whole(room))
@@ -179,7 +179,7 @@ async def test_a_head_that_fails_is_not_asked_beside_the_next_objects_first_bloc
     assert room.origin.count("HEAD") == 2, "another folder may have other rights"
 
 
-async def test_of_an_object_that_is_gone_the_others_of_its_folder_do_not_suffer(room: Engine) -> None:
+async def test_an_object_that_is_gone_costs_the_others_of_its_folder_nothing(room: Engine) -> None:
     gone = ObjectRef("train", "gone.tar")
     for ref in (gone, REF):
         room.origin.put(ref, LARGE, (CHECKSUM,))
@@ -191,7 +191,7 @@ async def test_of_an_object_that_is_gone_the_others_of_its_folder_do_not_suffer(
 
 
 @pytest.mark.parametrize("act", ["get", "head"])
-async def test_a_head_that_hangs_holds_up_what_is_here_once_and_no_longer_than_its_bound(
+async def test_a_head_that_hangs_delays_a_hit_once_and_no_longer_than_its_bound(
     room: Engine, bound: Bound, act: str
 ) -> None:
     room.origin.put(REF, LARGE, (CHECKSUM,))
@@ -212,7 +212,7 @@ async def test_a_head_that_hangs_holds_up_what_is_here_once_and_no_longer_than_i
     assert room.origin.count("HEAD") == 1
 
 
-async def test_a_head_that_tells_of_another_version_lends_it_nothing(room: Engine) -> None:
+async def test_a_head_of_another_version_lends_no_headers(room: Engine) -> None:
     room.origin.put(REF, LARGE, (CHECKSUM,))
     late, early = asyncio.Event(), asyncio.Event()
     early.set()
@@ -238,7 +238,7 @@ async def test_an_object_that_was_read_in_parts_is_asked_once_for_its_checksums(
     assert room.origin.count("HEAD") == 1
 
 
-async def test_what_is_gone_is_told_to_who_asks_for_checksums(room: Engine) -> None:
+async def test_a_read_that_wants_checksums_is_told_that_the_object_is_gone(room: Engine) -> None:
     room.origin.put(REF, LARGE, (CHECKSUM,))
     await room.range(0, 10)
     room.origin.put(REF, SMALL, (CHECKSUM,))
@@ -251,7 +251,7 @@ async def test_an_unknown_empty_object_costs_one_get_and_one_head(room: Engine) 
     assert sorted(questions(room)) == ["GET part", "HEAD"]
 
 
-async def test_where_each_read_must_ask_none_joins_a_question_that_was_put_before_it_came(tmp_path: Path) -> None:
+async def test_where_each_read_must_ask_no_read_joins_an_older_question(tmp_path: Path) -> None:
     with engine(tmp_path, freshness="always") as room:
         room.origin.put(REF, RAMP[:100])
         gate = asyncio.Event()
@@ -266,7 +266,7 @@ async def test_where_each_read_must_ask_none_joins_a_question_that_was_put_befor
         await room.tasks.settle()
 
 
-async def test_where_each_read_must_ask_the_bytes_come_once_all_the_same(tmp_path: Path) -> None:
+async def test_where_each_read_must_ask_the_bytes_still_come_once(tmp_path: Path) -> None:
     with engine(tmp_path, freshness="always") as room:
         room.origin.put(REF, LARGE)
         gate = asyncio.Event()
@@ -286,7 +286,7 @@ MODIFIED = ("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT")
 
 @pytest.mark.parametrize(("told_at", "heads"), [("00:00:01", 1), ("00:00:02", 0)])
 @pytest.mark.parametrize("headers", [{}, MODE])
-async def test_a_list_does_for_a_head_only_where_the_version_was_older_than_its_date_can_tell(
+async def test_a_list_confirms_a_version_only_if_it_was_older_than_the_resolution_of_its_date(
     room: Engine, headers: dict[str, str], told_at: str, heads: int
 ) -> None:
     etag = room.origin.put(REF, LARGE, (MODIFIED, ("date", f"Thu, 01 Jan 2026 {told_at} GMT")))

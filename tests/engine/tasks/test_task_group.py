@@ -1,4 +1,4 @@
-"""Tasks that belong together: whoever is cancelled ends, whatever fails beside it."""
+"""The task group: a cancelled owner ends, even when a task fails at the same time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODIES = pytest.mark.parametrize("body", ["waits", "is over"])
 
 
 def group_that_fails(gate: asyncio.Event, body: str) -> Work:
-    """Once the gate opens. `body`: what its own block does meanwhile."""
+    """A group whose tasks go on once the gate opens. `body`: runs in the group's own block meanwhile."""
 
     async def fail() -> None:
         await gate.wait()
@@ -68,7 +68,7 @@ async def test_a_cancel_in_the_moment_of_a_failure_is_heard(first: str, body: st
 
 @pytest.mark.parametrize("turns", range(6))
 @BODIES
-async def test_a_cancel_some_turns_after_a_failure_is_heard(turns: int, body: str) -> None:
+async def test_a_cancel_some_steps_after_a_failure_is_heard(turns: int, body: str) -> None:
     gate = asyncio.Event()
     task = await at_its_gate(group_that_fails(gate, body))
     gate.set()
@@ -81,7 +81,7 @@ async def test_a_cancel_some_turns_after_a_failure_is_heard(turns: int, body: st
 
 
 @BODIES
-async def test_a_cancel_is_heard_where_its_tasks_fail_of_it(body: str) -> None:
+async def test_a_cancel_is_heard_although_its_tasks_fail_because_of_it(body: str) -> None:
     async def fail_at_its_end() -> None:
         try:
             await asyncio.Event().wait()
@@ -142,7 +142,7 @@ async def test_a_failure_alone_is_raised_itself_and_is_no_cancel(body: str) -> N
 
 
 @pytest.mark.parametrize("who", ["a task", "the body", "outside"])
-async def test_none_outlives_it(who: str) -> None:
+async def test_no_task_outlives_the_group(who: str) -> None:
     ended = 0
 
     async def wait() -> None:
@@ -176,7 +176,7 @@ async def test_none_outlives_it(who: str) -> None:
 
 @pytest.mark.parametrize("cancelled", [False, True])
 @BODIES
-async def test_it_leaves_nothing_to_the_collector(cancelled: bool, body: str) -> None:
+async def test_the_group_leaves_nothing_to_the_garbage_collector(cancelled: bool, body: str) -> None:
     gate = asyncio.Event()
 
     async def act() -> None:
