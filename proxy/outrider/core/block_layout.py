@@ -10,7 +10,7 @@ from hashlib import blake2b
 from outrider.core.memo import Memo
 from outrider.core.model import BlockKey, Extent, ObjectVersion
 
-# Recent results of `version_id` that one layout keeps. One read asks some eight times, in different parts of the house.
+# Results of `version_id` that a layout remembers: one read asks some eight times, in different modules.
 _IDS_MAX = 256
 
 

@@ -1,4 +1,4 @@
-"""The nouns: objects, versions, extents, blocks. Sizes and offsets are `int` bytes."""
+"""The nouns of the domain: objects, versions, extents, block keys. Sizes and offsets are `int` bytes."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ Headers = tuple[tuple[str, str], ...]
 """Header names in lower case, in the order the origin sent them."""
 
 
-# Not `sys.intern`, of which CPython 3.12 and free-threaded builds never let go: some of it strangers send.
+# Not `sys.intern`: CPython 3.12 and free-threaded builds never free an interned string, and clients choose some of
+# these.
 @lru_cache(maxsize=4096)
 def shared_text(text: str) -> str:
-    """The same, to be kept for long: what comes often is held once."""
+    """The same text. Texts that come often and are kept for long share one string."""
     return text
 
 
 def shared_headers(headers: Iterable[tuple[str, str]]) -> Headers:
-    """The same, to be kept for long: names, and pairs that come often, are held once for all versions. The headers of a
-    small object are those of the next, but for a date and an ETag, and would be a third of what is kept of it."""
+    """The same headers. Names, and pairs that come often, share one string or tuple over all versions: the headers of
+    two small objects differ only in a date and an ETag, and would be a third of the memory that an object takes."""
     return tuple(_shared(name, value) for name, value in headers)
 
 
-# Pairs that come once pass through it and leave room for those that come with each object.
+# A pair that comes once, as an ETag, soon makes room for those that come with each object.
 @lru_cache(maxsize=1024)
 def _shared(name: str, value: str) -> tuple[str, str]:
     return shared_text(name), value
 
 
 class ObjectRef(NamedTuple):
-    """A bucket and a key, percent-decoded; bytes of the key that are no UTF-8 are kept as surrogate escapes."""
+    """A bucket and a key, percent-decoded. Bytes of the key that are no UTF-8 are kept as surrogate escapes."""
 
     bucket: str
     key: str
@@ -60,8 +61,8 @@ class Extent:
 class ObjectVersion:
     """One content of an object. `etag` is strong and quoted; `headers` are what a reply replays.
 
-    `whole_headers`: the origin was asked in the form in which it tells checksums of the whole object; those that are
-    not among `headers` do not exist. False: `headers` came with a part, or from disk.
+    `whole_headers`: the origin was asked in the form in which it tells checksums of the whole object, so a checksum
+    that is not among `headers` does not exist. False: `headers` came with a part of the object, or from disk.
     """
 
     ref: ObjectRef
@@ -81,7 +82,7 @@ class BlockKey(NamedTuple):
     """A block's identity: the version's digest (origin, bucket, key, ETag, size, block size) and the index."""
 
     version_id: bytes
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is never called
 
 
 def is_strong_etag(etag: str | None) -> bool:
