@@ -1,4 +1,4 @@
-"""The bounded memo: what it holds, and what makes room when it is full."""
+"""The bounded memo: which entries it holds, and which one it drops when it is full."""
 
 from __future__ import annotations
 

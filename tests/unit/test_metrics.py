@@ -1,4 +1,4 @@
-"""What is documented, drawn and alerted on is what there is."""
+"""Documentation, dashboard and alerts name metrics that exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILES = ROOT / "charts" / "outrider" / "files"
 _NAME = re.compile(r"\boutrider[a-z0-9_:]+")
 
 
-def test_the_page_of_metrics_is_what_the_code_says() -> None:
+def test_the_page_of_metrics_follows_the_code() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == page(), "run `make docs`"
 
 

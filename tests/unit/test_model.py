@@ -1,4 +1,4 @@
-"""The nouns: what they refuse, and what they share."""
+"""Objects, versions and extents: invalid values are refused, and common parts are shared."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_shared_headers_are_the_same_headers(pairs: list[tuple[str, str]]) -> No
     assert shared_headers(iter(pairs)) == tuple(pairs)
 
 
-def test_what_headers_have_in_common_is_held_once() -> None:
+def test_common_headers_are_held_once() -> None:
     one, other = (
         shared_headers([("".join(["content", "-type"]), "".join(["image", "/jpeg"])), ("".join(["et", "ag"]), etag)])
         for etag in ('"1"', '"2"')

@@ -1,4 +1,4 @@
-"""What the kernel has in memory, asked of real files; where a file system does not say, of the page tables."""
+"""The page cache of the kernel, with real files; on file systems without RWF_NOWAIT by mincore."""
 
 from __future__ import annotations
 
@@ -68,29 +68,29 @@ def fd(request: pytest.FixtureRequest, cold: int, monkeypatch: pytest.MonkeyPatc
     return cold
 
 
-def test_what_this_machine_reads_at_once_is_right_or_nothing(cold: int) -> None:
+def test_a_read_at_once_gives_the_right_bytes_or_none(cold: int) -> None:
     assert pagecache.read_known(cold, 4096) in (None, BYTES[:4096])
 
 
-def test_what_was_read_this_machine_reads_at_once(cold: int) -> None:
+def test_bytes_that_were_read_can_be_read_at_once(cold: int) -> None:
     os.pread(cold, len(BYTES), 0)
     assert pagecache.read_known(cold, 4096) == BYTES[:4096]
     assert pagecache.in_memory(cold, 5000, 200_000)
 
 
-def test_what_is_on_disk_alone_is_not_read_at_once(fd: int) -> None:
+def test_bytes_only_on_disk_are_not_read_at_once(fd: int) -> None:
     assert pagecache.read_known(fd, 4096) is None
 
 
-def test_what_is_on_disk_alone_is_not_sent_at_once(fd: int) -> None:
+def test_bytes_only_on_disk_are_not_sent_at_once(fd: int) -> None:
     assert not pagecache.in_memory(fd, 5000, 200_000)
 
 
-def test_what_is_on_disk_alone_is_not_copied_at_once(fd: int) -> None:
+def test_bytes_only_on_disk_are_not_copied_at_once(fd: int) -> None:
     assert not pagecache.read_in_memory(fd, 5000, memoryview(bytearray(20_000)))
 
 
-def test_what_was_read_is_there_at_once(fd: int) -> None:
+def test_bytes_that_were_read_can_be_opened_and_read_at_once(fd: int) -> None:
     os.pread(fd, len(BYTES), 0)
     into = bytearray(20_000)
     assert pagecache.read_known(fd, 4096) == BYTES[:4096]

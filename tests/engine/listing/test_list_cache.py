@@ -1,4 +1,4 @@
-"""Kept LIST answers: only where a rule says so, only as long as it says, and never past a write of ours."""
+"""The LIST cache: only where a rule says so, only for its time, and never past a write through the proxy."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ async def test_a_page_that_a_write_overtook_is_not_kept(list_cache: ListCache) -
     assert found(list_cache, a_list()) is None
 
 
-async def test_a_page_that_came_compressed_is_not_kept_for_those_who_did_not_ask_for_that(
+async def test_a_compressed_page_is_not_cached(
     list_cache: ListCache,
 ) -> None:
     await keep(list_cache, a_list(), headers=(("content-type", "application/xml"), ("content-encoding", "gzip")))
     assert found(list_cache, a_list()) is None
 
 
-async def test_a_page_that_did_not_come_whole_is_not_kept(list_cache: ListCache) -> None:
+async def test_an_incomplete_page_is_not_cached(list_cache: ListCache) -> None:
     key = list_cache.key_of(a_list(), ())
     assert key is not None
     async with aclosing(list_cache.keeping(a_list(), key, list_cache.mark(), (), chunks_of(PAGE))) as chunks:
@@ -117,7 +117,7 @@ async def test_the_pages_have_a_limit_in_bytes(list_cache: ListCache) -> None:
         ("/train?list-type=2", (("x-amz-optional-object-attributes", "RestoreStatus"),)),
     ],
 )
-def test_what_is_no_plain_list_of_a_rule_is_not_kept(list_cache: ListCache, target: str, headers: Headers) -> None:
+def test_only_a_plain_list_of_a_rule_is_cached(list_cache: ListCache, target: str, headers: Headers) -> None:
     assert list_cache.key_of(classify("GET", target, headers), headers) is None
 
 

@@ -1,4 +1,4 @@
-"""A client's LIST before the passthrough: asked of the origin once, then answered from the cache until a write."""
+"""A client's LIST: the origin gets it once, then the cache answers until a write."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ async def test_a_client_that_leaves_lets_go_of_the_origins_connection(lists: Lis
 
 
 @pytest.mark.parametrize("target", ["/train/a", "/train?acl", "/"])
-async def test_what_is_no_list_is_not_answered_here_and_not_sent(lists: Lists, room: Engine, target: str) -> None:
+async def test_a_request_that_is_no_list_is_neither_answered_nor_sent(lists: Lists, room: Engine, target: str) -> None:
     assert await lists.answer(classify("GET", target, ()), (), Upload()) is None
     assert room.origin.count() == 0

@@ -1,4 +1,4 @@
-"""A form on its way up: to its bucket, with nothing that lets the origin commit a file that is not whole."""
+"""A form goes to its bucket, and an origin can commit no incomplete file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes: sent once, and what they make doubtful is asked about anew, whatever overtakes them."""
+"""Writes are sent once, and the names that they may change are asked for anew, whatever overtakes them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def drained(answer: ForwardAnswer) -> bytes:
     return body
 
 
-async def test_the_next_get_after_a_put_brings_what_was_put(room: Engine) -> None:
+async def test_the_next_get_after_a_put_brings_the_new_object(room: Engine) -> None:
     assert await room.get() == b"old"
     assert await send(room, "PUT", "/train/a.tar", b"new!") == (200, b"")
     asked = room.origin.count("GET")
@@ -61,7 +61,7 @@ async def test_the_next_get_after_a_put_brings_what_was_put(room: Engine) -> Non
     await room.tasks.settle()
 
 
-async def test_a_write_makes_no_other_name_doubtful(room: Engine) -> None:
+async def test_a_write_forgets_no_other_name(room: Engine) -> None:
     await room.get(OTHER)
     asked = room.origin.count("GET")
     await send(room, "PUT", "/train/a.tar", b"new!")
@@ -90,7 +90,7 @@ async def test_the_next_get_after_a_delete_finds_nothing(room: Engine) -> None:
         ("GET", "/train/a.tar?acl", (), None, set()),
     ],
 )
-async def test_each_write_makes_doubtful_what_it_may_have_changed(
+async def test_each_write_forgets_the_names_that_it_may_have_changed(
     method: str, target: str, headers: tuple[tuple[str, str], ...], keys: list[str] | None, forgotten: set[ObjectRef],
     room: Engine,
 ) -> None:  # fmt: skip
@@ -100,7 +100,7 @@ async def test_each_write_makes_doubtful_what_it_may_have_changed(
     assert {ref for ref in (REF, OTHER) if room.catalog.fresh(ref) is None} == forgotten
 
 
-async def test_what_is_written_is_noted_before_it_is_sent_and_again_before_it_is_answered(room: Engine) -> None:
+async def test_a_written_name_is_noted_before_the_write_is_sent_and_before_it_is_answered(room: Engine) -> None:
     noted: list[tuple[list[object], int]] = []
 
     async def note(names: Sequence[object]) -> None:
@@ -170,7 +170,7 @@ async def test_between_the_head_of_the_reply_and_its_end_a_read_is_believed_only
     assert await room.get() == b"complete"
 
 
-async def test_a_write_whose_client_left_makes_doubtful_all_the_same(room: Engine) -> None:
+async def test_a_write_whose_client_left_forgets_its_name_all_the_same(room: Engine) -> None:
     await room.get()
     gate = asyncio.Event()
     room.origin.faults = [Fault(method="PUT", gate=gate, answer_first=True)]
@@ -231,7 +231,7 @@ async def test_a_forwarded_read_without_a_body_is_tried_again(room: Engine) -> N
     assert room.origin.count("GET") == 4
 
 
-async def test_an_empty_body_that_is_not_what_was_signed_reaches_no_origin(room: Engine) -> None:
+async def test_an_empty_body_with_another_signed_hash_reaches_no_origin(room: Engine) -> None:
     payload = PayloadRule(PayloadForm.HASHED, "0" * 64)
     with pytest.raises(ContentSha256Mismatch):
         upload_of((), payload, None, source(), 0)

@@ -1,4 +1,4 @@
-"""Bodies on their way up: the origin never holds all the bytes before all that was said of them has held."""
+"""Uploads: the origin gets the last byte of a body only after all that was stated of the body has held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of browser uploads: botocore signs, we verify; conditions against a model too simple to be wrong."""
+"""Policies of browser uploads: botocore signs and we verify; conditions against a model too simple to be wrong."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def text_of(one: Any) -> str:
 
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 @given(key=st.text(max_size=20).filter(lambda text: text.isprintable() and "${" not in text))
-def test_what_botocore_signs_is_accepted(version: str, key: str) -> None:
+def test_a_form_that_botocore_signs_is_accepted(version: str, key: str) -> None:
     one = made({"key": "up/" + key}, [], version)
     assert check(one) == SizeRange()
     with pytest.raises(errors.SignatureDoesNotMatch):
@@ -87,7 +87,7 @@ DENIED: dict[str, tuple[Fields, list[Any]]] = {
 
 @pytest.mark.parametrize("case", DENIED)
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
-def test_what_the_policy_does_not_allow_is_denied(case: str, version: str) -> None:
+def test_a_form_that_the_policy_does_not_allow_is_denied(case: str, version: str) -> None:
     fields, conditions = DENIED[case]
     with pytest.raises(errors.AccessDenied, match=r"^Invalid according to Policy: (Policy Condition|Extra input)"):
         check(made(fields, conditions, version))
@@ -105,7 +105,7 @@ def test_what_the_policy_does_not_allow_is_denied(case: str, version: str) -> No
         ({"key": "up/${filename}"}, [["eq", "$key", "up/f"]]),
     ],
 )
-def test_what_the_policy_allows_is_taken(fields: Fields, conditions: list[Any]) -> None:
+def test_a_form_that_the_policy_allows_is_accepted(fields: Fields, conditions: list[Any]) -> None:
     check(made(fields, conditions))
 
 
@@ -137,14 +137,14 @@ NO_POLICIES = [
 
 
 @pytest.mark.parametrize("document", NO_POLICIES, ids=lambda one: json.dumps(one)[:60])
-def test_what_is_no_policy_is_refused(document: Any) -> None:
+def test_a_document_that_is_no_policy_is_refused(document: Any) -> None:
     assert parse_policy(text_of(policy([{"a": "b"}])))
     with pytest.raises(errors.InvalidPolicyDocument):
         parse_policy(text_of(document))
 
 
 @pytest.mark.parametrize("encoded", ["", "!", "e30", "e30=\n", "é", text_of(policy([{"a": "b"}])) + "\n"])
-def test_what_is_not_base64_is_refused(encoded: str) -> None:
+def test_a_policy_that_is_not_base64_is_refused(encoded: str) -> None:
     with pytest.raises(errors.InvalidPolicyDocument):
         parse_policy(encoded)
 
@@ -158,7 +158,7 @@ def test_each_field_of_a_signature_must_be_there(version: str) -> None:
             check(form(rest))
 
 
-def test_a_form_signed_by_nobody_or_twice_is_refused() -> None:
+def test_an_unsigned_or_twice_signed_form_is_refused() -> None:
     with pytest.raises(errors.AccessDenied, match="Anonymous"):
         check(form(BASE))
     twice = {**dict(made({}, [], "s3").fields), **dict(made({}, []).fields)}
@@ -232,7 +232,7 @@ def anew(one: PostForm, credentials: Credentials | None = ORIGIN) -> PostForm:
 
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 @given(fields=st.dictionaries(names, words))
-def test_what_was_allowed_is_allowed_when_signed_anew(version: str, fields: Fields) -> None:
+def test_an_allowed_form_is_allowed_when_signed_anew(version: str, fields: Fields) -> None:
     sizes = [["content-length-range", 1, 9]]
     one = made({**fields, "x-amz-security-token": "the client's"},
                [*({name: value} for name, value in fields.items()), {"x-amz-security-token": "the client's"}, *sizes],
@@ -243,7 +243,7 @@ def test_what_was_allowed_is_allowed_when_signed_anew(version: str, fields: Fiel
     assert KEYS[0] not in b64decode(told.values["policy"]).decode() + json.dumps(dict(told.fields))
 
 
-def test_what_was_denied_is_denied_by_the_origin_too() -> None:
+def test_a_denied_form_is_denied_by_the_origin_too() -> None:
     for fields, conditions in DENIED.values():
         with pytest.raises(errors.AccessDenied):
             check(anew(made(fields, conditions)), known=(ORIGIN.access_key, ORIGIN.secret_key))

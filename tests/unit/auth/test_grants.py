@@ -1,4 +1,4 @@
-"""Who may do what, through the same door as a request: classified, then judged."""
+"""Grants: requests are classified as at the port, and then authorised."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_write_includes_read() -> None:
     assert may("PUT", "/bkt/k", WRITE_ALL)
 
 
-def test_a_bucket_glob_covers_what_matches_and_case_counts() -> None:
+def test_a_bucket_glob_covers_matching_names_and_case_counts() -> None:
     assert may("GET", "/train-1/k", READ_TRAIN)
     assert not may("GET", "/train/k", READ_TRAIN)
     assert not may("GET", "/Train-1/k", READ_TRAIN)

@@ -79,7 +79,7 @@ def test_the_published_example_is_accepted_for_its_bucket_only() -> None:
 
 
 @given(object_keys)
-def test_whatever_key_botocore_presigns_is_accepted(key: str) -> None:
+def test_any_key_that_botocore_presigns_is_accepted(key: str) -> None:
     assert ask(presigned(path="/bucket/" + encode_path(key))) is not None
 
 
@@ -102,7 +102,7 @@ def test_whatever_key_botocore_presigns_is_accepted(key: str) -> None:
         ("get_bucket_location", {}),
     ],
 )
-def test_what_boto3_presigns_is_accepted(operation: str, parameters: dict[str, Any], style: str) -> None:
+def test_a_url_that_boto3_presigns_is_accepted(operation: str, parameters: dict[str, Any], style: str) -> None:
     method = {"head": "HEAD", "put": "PUT", "delete": "DELETE", "upload": "PUT"}.get(operation.split("_")[0], "GET")
     url = client(style).generate_presigned_url(operation, {"Bucket": "bucket", **parameters}, 60)
     assert "AWSAccessKeyId=" in url

@@ -46,7 +46,7 @@ def test_the_published_header_examples_are_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_what_we_sign_bears_the_published_signature(name: str) -> None:
+def test_the_published_requests_get_the_published_signatures(name: str) -> None:
     request = EXAMPLES[name]
     given_headers = dict(request.headers)
     ours = {"authorization", "host", "x-amz-date", "x-amz-content-sha256"}
@@ -74,7 +74,7 @@ def test_the_published_presigned_example_is_accepted_until_it_expires() -> None:
 
 
 @given(key=awkward_keys, query=queries, value=header_values, body=st.binary(max_size=9))
-def test_whatever_botocore_signs_in_headers_is_accepted(
+def test_any_request_that_botocore_signs_in_headers_is_accepted(
     key: str, query: list[tuple[str, str]], value: str, body: bytes
 ) -> None:
     headers = {"x-amz-meta-x": value, "Range": "bytes=0-9", "Content-Type": "text/plain", "User-Agent": "boto"}
@@ -85,7 +85,7 @@ def test_whatever_botocore_signs_in_headers_is_accepted(
 
 
 @given(key=awkward_keys, query=queries)
-def test_whatever_botocore_presigns_is_accepted(key: str, query: list[tuple[str, str]]) -> None:
+def test_any_request_that_botocore_presigns_is_accepted(key: str, query: list[tuple[str, str]]) -> None:
     pairs = list(dict(query).items())  # botocore keeps one value of each name
     request, at = signed_by_boto("GET", "/bucket/" + encode_path(key), encode_query(pairs), presign_s=60)
     assert ask(request, at + 60) is not None

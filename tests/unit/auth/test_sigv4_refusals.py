@@ -1,4 +1,4 @@
-"""What Signature Version 4 must not let through, and how each refusal is told."""
+"""The requests that Signature Version 4 must not let through, and the error for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The header of a block file: what is written reads back, and whatever is altered or cut is found."""
+"""The header of a block file: it reads back as it was written, and any change or cut is found."""
 
 from __future__ import annotations
 

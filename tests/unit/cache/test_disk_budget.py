@@ -1,4 +1,4 @@
-"""Room is promised only where there is some: in the budget, and on a file system that others use too."""
+"""The disk budget: room is promised only within the capacity, and within the free space that others use, too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def known(capacity: int = 1000, floor: int = 100, free: int = 1000) -> DiskBudge
     return budget
 
 
-def test_what_is_beyond_the_budget_is_told_in_bytes() -> None:
+def test_an_excess_over_the_budget_is_given_in_bytes() -> None:
     budget = known()
     budget.reserve(990)
     assert budget.over(30, 0.5) == 20
@@ -28,13 +28,13 @@ def test_what_is_beyond_the_budget_is_told_in_bytes() -> None:
     assert budget.over(30, 0.5) == -970
 
 
-def test_what_is_beyond_the_floor_of_free_space_is_told_in_bytes() -> None:
+def test_an_excess_over_the_free_space_is_given_in_bytes() -> None:
     budget = known()
     assert budget.looked(150, 30, 0, 0.0) == -20
     assert budget.looked(150, 80, 0, 0.0) == 30
 
 
-def test_a_look_at_the_free_space_is_good_for_a_second_and_for_half_of_what_it_showed() -> None:
+def test_a_look_at_the_free_space_is_valid_for_a_second_and_for_half_of_that_space() -> None:
     budget = known(floor=100, free=500)
     assert budget.over(100, 0.9) is not None
     assert budget.over(99, 0.9) is not None
@@ -44,7 +44,7 @@ def test_a_look_at_the_free_space_is_good_for_a_second_and_for_half_of_what_it_s
     assert known().over(1, 1.0) is None
 
 
-def test_what_is_on_its_way_to_disk_is_spoken_for() -> None:
+def test_bytes_on_their_way_to_disk_count_as_used() -> None:
     budget = known()
     budget.reserve(200)
     # While the file system was asked, 150 of them were written, and 50 more reserved.
@@ -54,7 +54,7 @@ def test_what_is_on_its_way_to_disk_is_spoken_for() -> None:
     assert budget.looked(400, 10, 0, 0.0) == -40
 
 
-def test_the_most_that_can_be_here_is_what_is_here_and_what_is_free() -> None:
+def test_the_most_bytes_are_the_used_and_the_free_ones() -> None:
     budget = known()
     budget.take(300)
     budget.reserve(50)

@@ -1,4 +1,4 @@
-"""Whether the disk is what fills wait for, in numbers; time passes as the fills say."""
+"""Back-pressure of the disk, in numbers; time passes as the fills say."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Fills:
                 self.lag.took(disk_s, origin_s, MB, under_way, self.now)
 
 
-def test_an_origin_slower_than_the_disk_holds_nobody_back() -> None:
+def test_an_origin_slower_than_the_disk_sets_no_limit() -> None:
     fills = Fills()
     fills.run(60, 16, origin_s=0.025, disk_s=0.02)
     assert fills.lag.fills is None
@@ -60,7 +60,7 @@ def test_it_recovers_by_itself_when_the_disk_is_well_again() -> None:
     assert fills.lag.fills is None
 
 
-def test_it_recovers_by_itself_when_nobody_fills_any_more() -> None:
+def test_the_limit_goes_by_itself_once_there_are_no_fills() -> None:
     fills = Fills()
     fills.run(10, 16, origin_s=0.0, disk_s=0.1)
     assert fills.lag.fills == 1

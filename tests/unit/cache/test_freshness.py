@@ -1,4 +1,4 @@
-"""How long an answer is good, and what the conditional headers of a read ask for."""
+"""How long a version is fresh, and what the conditional headers of a read ask for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_three_modes_are_read(text: str, ttl_s: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ttl", "ttl:", "ttl:-1", "ttl:x", "TTL:5", "forever", "ttl:1e3", "ttl:٣"])
-def test_nonsense_is_refused_with_what_is_allowed(text: str) -> None:
+def test_nonsense_is_refused_with_a_list_of_the_allowed_forms(text: str) -> None:
     with pytest.raises(ValueError, match="immutable, always, ttl:SECONDS"):
         Freshness.parse(text)
 
@@ -51,9 +51,7 @@ def test_fresh_means_younger_than_the_ttl(checked_at: float, age: float, ttl_s: 
 
 
 @pytest.mark.parametrize(("later_s", "settled"), [(-3600, False), (0, False), (1, False), (2, True), (3600, True)])
-def test_what_was_told_two_seconds_after_its_date_cannot_be_put_again_with_that_date(
-    later_s: int, settled: bool
-) -> None:
+def test_a_reply_two_seconds_after_last_modified_is_settled(later_s: int, settled: bool) -> None:
     told_at = format_datetime(MODIFIED + timedelta(seconds=later_s), usegmt=True)
     assert is_settled({"last-modified": SAME, "date": told_at}) is settled
 

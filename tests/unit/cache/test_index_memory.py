@@ -1,4 +1,4 @@
-"""What the index takes in memory: a shape that no machine changes, bytes per block."""
+"""The memory of the block index, in bytes per block, which no machine changes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def small(number: int) -> BlockMeta:
 
 
 @pytest.mark.parametrize("by", ["fills", "snapshot", "files"])
-async def test_what_the_headers_of_small_objects_have_in_common_is_held_once(by: str, tmp_path: Path) -> None:
+async def test_common_headers_of_small_objects_are_held_once(by: str, tmp_path: Path) -> None:
     directory, count = BlockDir.open(tmp_path / "cache"), 2000
     if by == "snapshot":
         directory.snapshot.write_bytes(b"".join(index_snapshot.encode(map(small, range(count)))))

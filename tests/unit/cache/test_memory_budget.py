@@ -1,4 +1,4 @@
-"""The budget of bytes in memory: its shares fit into it, and what was taken comes back."""
+"""The memory budget: its shares fit into it, and bytes that were taken come back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_no_more_is_taken_than_there_is(counts: list[int]) -> None:
         assert memory.used_bytes == taken <= 200
 
 
-def test_what_is_held_comes_back_also_after_an_error() -> None:
+def test_held_bytes_come_back_also_after_an_error() -> None:
     memory = MemoryBudget(100)
 
     def hold_twice() -> None:

@@ -1,4 +1,4 @@
-"""What is here of a block that arrives from its middle, against a list of booleans."""
+"""A block that arrives from its middle, against a list of booleans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each policy against a plain list of what came when."""
+"""Each eviction policy against a plain list of the blocks in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which blocks a read asks for ahead: single decisions, and whole reads played through."""
+"""The read-ahead window and range coalescing: single decisions, and whole reads."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_runs_stay_in_the_window_cover_the_position_and_never_overlap(
 
 
 @given(st.floats(0, 1000), st.floats(0, 10), st.integers(1, 100))
-def test_the_window_grows_with_what_was_read_up_to_its_limit(blocks_sent: float, more: float, readers: int) -> None:
+def test_the_window_grows_with_the_blocks_sent_up_to_its_limit(blocks_sent: float, more: float, readers: int) -> None:
     assert window_blocks(blocks_sent, readers) <= window_blocks(blocks_sent + more, readers) <= WINDOW_BLOCKS_MAX
     assert window_blocks(blocks_sent + 1, readers) > FIRST_BLOCKS
 
 
-def test_a_lone_reader_has_more_asked_for_before_its_first_block_is_whole() -> None:
+def test_the_window_of_a_lone_reader_grows_before_its_first_block_is_complete() -> None:
     assert [window_blocks(part / 8) for part in range(9)] == [4, 4, 5, 5, 6, 6, 7, 7, 8]
 
 

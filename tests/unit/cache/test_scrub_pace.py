@@ -28,7 +28,7 @@ def test_a_small_cache_is_not_read_all_day(blocks: list[int], took_s: float, rat
     assert walk(ScrubPace(rate, 3600), blocks, took_s, sum(blocks)) >= 3600 * (1 - 1e-9)
 
 
-def test_what_was_never_verified_is_not_put_off() -> None:
+def test_blocks_that_were_never_verified_are_not_put_off() -> None:
     assert walk(ScrubPace(MIB, 3600), [MIB] * 10, 0.0, None) == 10.0
 
 

@@ -1,4 +1,4 @@
-"""How many fills at once: a controller of numbers, driven with numbers."""
+"""The AIMD limit of fills, driven with numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_ceiling_holds_and_is_reached() -> None:
     assert AimdLimit(5).limit == 5
 
 
-def test_a_limit_that_holds_nobody_up_does_not_grow() -> None:
+def test_a_limit_that_holds_no_fill_up_does_not_grow() -> None:
     assert set(Line(AimdLimit(64), total_mb_s=10**6).run(30, short=False)) == {FIRST_FILLS}
 
 
@@ -69,7 +69,7 @@ def test_time_in_which_less_was_asked_for_does_not_look_like_a_step_in_vain() ->
     assert line.aimd.limit == 64
 
 
-def test_a_step_is_judged_by_what_came_after_the_first_bytes_of_what_it_let_begin() -> None:
+def test_a_step_is_judged_by_bytes_after_those_fills_that_it_admitted_began() -> None:
     aimd, now = AimdLimit(64), 0.0
     under_way = [FIRST_FILLS] * 2
     for _ in range(45):
@@ -111,7 +111,7 @@ def test_a_line_that_became_wider_is_found_out() -> None:
     assert line.run(40)[-1] > stuck + 10
 
 
-def test_what_was_had_in_better_days_does_not_stop_it_for_ever() -> None:
+def test_an_old_best_rate_does_not_stop_growth_for_ever() -> None:
     line = Line(AimdLimit(1000), total_mb_s=10**6)
     line.run(3)
     line.connection_mb_s = 5.0

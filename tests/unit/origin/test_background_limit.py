@@ -1,4 +1,4 @@
-"""How many fills may run that nobody waits for: numbers in, numbers out."""
+"""The limit of background fills, driven with numbers."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ class Line:
         return allowed
 
 
-def test_alone_it_takes_what_fills_the_line_and_no_more() -> None:
+def test_alone_it_allows_as_many_fills_as_fill_the_line() -> None:
     assert 7 <= Line().run(20, demand=0)[-1] <= 16
 
 
-def test_what_nobody_needed_is_not_there_for_a_burst() -> None:
+def test_an_unused_limit_is_small_again_for_the_next_burst() -> None:
     line = Line()
     line.run(20, demand=0)
     assert line.run(20, demand=0, queued=False)[-1] == 2
 
 
-def test_beside_readers_who_fill_the_line_it_keeps_out_of_the_way() -> None:
+def test_beside_demand_that_fills_the_line_it_allows_hardly_any() -> None:
     line = Line()
     line.run(20, demand=0)
     assert max(line.run(20, demand=8)[5:]) <= 2
 
 
-def test_beside_a_reader_who_leaves_room_it_takes_the_room() -> None:
+def test_beside_demand_that_leaves_bandwidth_it_uses_the_bandwidth() -> None:
     line = Line()
     line.run(20, demand=0)
     allowed = line.run(20, demand=2)
@@ -65,7 +65,7 @@ def test_after_a_silence_it_begins_anew() -> None:
     assert (line.background_limit.alone, line.background_limit.beside) == (2, 1)
 
 
-def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
+def test_fills_limited_only_by_latency_are_not_held_back() -> None:
     background_limit = BackgroundLimit(64)
     for _ in range(200):
         background_limit.hindered()
@@ -73,7 +73,7 @@ def test_what_is_limited_by_latency_alone_is_not_held_back() -> None:
     assert background_limit.alone == background_limit.beside == 64
 
 
-def test_those_who_take_the_places_of_demand_are_as_many_as_it_had_of_late() -> None:
+def test_fills_that_take_the_slots_of_demand_are_as_many_as_demand_had_lately() -> None:
     line = Line()
     line.run(5, demand=8)
     line.background_limit.demand_seen(8)
@@ -174,7 +174,7 @@ def test_readers_of_small_bodies_keep_most_of_a_full_line_however_long_prefetch_
 
 
 @pytest.mark.parametrize(("scatter", "share"), [(0.5, 0.9), (1.0, 0.5)])
-def test_small_bodies_of_a_bucket_whose_latencies_scatter_are_not_held_back(scatter: float, share: float) -> None:
+def test_small_bodies_with_scattered_latencies_are_not_held_back(scatter: float, share: float) -> None:
     line = SmallBodies(latency_s=0.056, each_s=0.0001, scatter=scatter)
     line.run(60)
     assert line.brought >= share * 60 * 64 / 0.056
@@ -189,7 +189,7 @@ def test_a_bucket_that_became_slower_is_not_taken_for_a_queue_for_ever() -> None
     assert allowed[-1] == 64
 
 
-def test_what_was_usual_beside_a_list_is_not_what_is_usual_after_it() -> None:
+def test_limits_learnt_beside_a_list_do_not_hold_after_it() -> None:
     line = SmallBodies(latency_s=0.06, each_s=0.006)
     line.latency_s += 0.03
     line.run(5)
@@ -202,7 +202,7 @@ def test_what_was_usual_beside_a_list_is_not_what_is_usual_after_it() -> None:
     assert line.read - read >= 60
 
 
-def test_what_was_asked_for_beside_a_list_is_not_learnt_from_after_it() -> None:
+def test_bodies_requested_beside_a_list_are_not_learnt_from_after_it() -> None:
     background_limit = BackgroundLimit(64)
     background_limit.alone = background_limit.beside = 20
     background_limit.alone_again(20)
@@ -219,7 +219,7 @@ def test_what_was_asked_for_beside_a_list_is_not_learnt_from_after_it() -> None:
     assert background_limit.beside < learnt / 2, "twice as late as usual is a queue"
 
 
-def test_until_it_is_known_what_is_usual_there_are_few() -> None:
+def test_until_the_usual_delay_is_known_the_limit_is_small() -> None:
     background_limit = BackgroundLimit(64)
     for _ in range(16):
         background_limit.hindered()

@@ -1,4 +1,4 @@
-"""Waits between tries: bounded by the curve, zero for no chance, and an end."""
+"""Backoff: waits below the curve, zero for a chance of zero, and an end."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def test_n_tries_are_n_requests() -> None:
     assert [backoff.wait_s(failures, 0.0) for failures in (1, 2, 3)] == [0.0, 0.0, None]
 
 
-def test_what_a_client_did_wrong_is_never_tried_again() -> None:
+def test_a_clients_error_is_never_retried() -> None:
     assert all(status == 429 or status >= 500 for status in RETRYABLE_STATUSES)
     assert 503 in RETRYABLE_STATUSES

@@ -1,4 +1,4 @@
-"""What a refusal of the origin says of our clock and our credentials."""
+"""Errors of the origin that blame our clock or our credentials."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_code_of_an_error_document(body: bytes, code: str | None) -> None:
      (b"<Message>the Token-0 of <Token>x</Token></Message>", b"<Message>the Token-0 of <Token>x</Token></Message>"),
      (b"", b""), (b"\xff<html>", b"\xff<html>")],
 )  # fmt: skip
-def test_what_the_signer_alone_may_see_is_left_out(body: bytes, left: bytes) -> None:
+def test_the_parts_for_the_signer_alone_are_left_out(body: bytes, left: bytes) -> None:
     assert without_signers(body) == left
 
 
@@ -69,7 +69,7 @@ def test_which_refusals_blame_the_credentials(status: int, code: str | None, bla
         (403, SKEWED, date(0), 3600.0, 0.0),
     ],
 )
-def test_what_the_origins_date_says_of_our_clock(
+def test_the_clock_offset_follows_from_the_origins_date(
     status: int, code: str | None, told: str | None, before: float, after: float | None
 ) -> None:
     assert clock_offset(status, code, told, NOW, before) == after

@@ -1,4 +1,4 @@
-"""When a reply is late, and how often that may be acted on."""
+"""Hedged requests: when a reply is late, and how often a second request may be sent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_old_replies_are_forgotten() -> None:
     assert after([5.0] * 1000 + [0.1] * 1000).after_s() == 0.1
 
 
-def test_what_is_quick_is_no_straggler() -> None:
+def test_a_quick_reply_is_no_straggler() -> None:
     assert after([0.001] * 200).after_s() == 0.02
 
 

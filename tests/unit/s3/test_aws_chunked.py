@@ -1,4 +1,4 @@
-"""aws-chunked bodies: the examples that AWS published, any cut of the wire, and every way to cheat."""
+"""aws-chunked bodies: the examples that AWS published, bodies cut anywhere, and forged ones."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_the_dialects_of_minio_are_understood() -> None:
         assert decode(wire.decoder(), encoded[:at] + after.encode() + rest) == wire.body
 
 
-def test_what_botocore_frames_is_understood() -> None:
+def test_a_body_that_botocore_frames_is_decoded() -> None:
     wrapper = AwsChunkedWrapper(BytesIO(RAMP), Crc32Checksum, CRC32, chunk_size=65536)
     decoder = ChunkedDecoder(len(RAMP), None, frozenset((CRC32,)), True)
     assert decode(decoder, wrapper.read()) == RAMP

@@ -1,4 +1,4 @@
-"""What headers say of a body, and the checksums that prove it."""
+"""What the headers of a request state of its body, and the checksums that verify it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a browser's form: against forms made by hand, whatever the pieces in which they arrive."""
+"""Browsers' forms: forms made by hand are read, however they are cut into pieces."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_another_parser_reads_our_head_alike(fields: list[tuple[str, str]], file
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=3).map(tuple))
-def test_whatever_comes_is_a_form_or_an_s3_error(raw: bytes, cuts: tuple[int, ...]) -> None:
+def test_any_bytes_are_a_form_or_an_s3_error(raw: bytes, cuts: tuple[int, ...]) -> None:
     for body in (raw, f"--{BOUNDARY}\r\n".encode() + raw, encoded([], b"")[:-9] + raw):
         with contextlib.suppress(S3Error):
             read(body, cuts)
@@ -133,7 +133,7 @@ def test_fields_may_come_with_a_file_name_as_pythons_requests_sends_them() -> No
         (lambda b: b[: b.index(b"--", 5)] + f"--{BOUNDARY}--\r\n".encode(), InvalidArgument),
     ],
 )  # fmt: skip
-def test_what_is_no_form_is_refused(damage: object, error: type[S3Error]) -> None:
+def test_a_body_that_is_no_form_is_refused(damage: object, error: type[S3Error]) -> None:
     good = encoded([("key", "k")], b"file")
     assert read(good)[1] == b"file"
     with pytest.raises(error):
@@ -160,7 +160,7 @@ def test_the_fields_before_the_file_have_a_limit_and_the_file_has_none() -> None
         FieldsReader(BOUNDARY).feed(f"--{BOUNDARY}\r\n".encode() + b"x" * FIELDS_BYTES_MAX)
 
 
-def test_what_follows_the_file_has_a_limit() -> None:
+def test_the_bytes_after_the_file_have_a_limit() -> None:
     read(encoded([], b"x", after=[("submit", "Upload")]))
     for cuts in ((), (300, 10_000, 20_000)):
         with pytest.raises(MalformedPOSTRequest, match="last field"):
@@ -234,5 +234,7 @@ def test_a_boundary_that_cannot_be_is_refused(value: str) -> None:
         ("POST", "/bkt", (("content-type", FORM), ("authorization", "AWS4-HMAC-SHA256 ...")), False),
     ],
 )
-def test_what_a_form_is(method: str, target: str, headers: Headers, expected: bool) -> None:
+def test_only_an_unsigned_post_of_a_bucket_with_multipart_form_data_is_a_form(
+    method: str, target: str, headers: Headers, expected: bool
+) -> None:
     assert is_form(classify(method, target, headers), headers) == expected

@@ -1,4 +1,4 @@
-"""Pages of a LIST, as the bucket writes them and as nobody should."""
+"""Pages of a LIST: as the bucket writes them, and malformed ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_object_is_the_version_that_has_its_bytes_and_its_date() -> None:
         b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">]>' + page([("a", 1)]).partition(b"\n")[2],
     ],
 )
-def test_what_is_no_page_is_none(body: bytes) -> None:
+def test_a_body_that_is_no_page_gives_none(body: bytes) -> None:
     assert parse_page(body) is None
 
 

@@ -1,4 +1,4 @@
-"""What a request means: one line a request, and the properties that must hold for all of them."""
+"""Classification of requests: a table with a line for each request, and properties that hold for all."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ NOTHING, KEY, KEYS, BUCKET = Forgets.NOTHING, Forgets.KEY, Forgets.KEYS_IN_BODY,
         ("PUT", "/bkt?delete", (), FORWARD, BUCKET),
     ],
 )  # fmt: skip
-def test_what_a_request_means(method: str, target: str, headers: Headers, kind: Kind, forgets: Forgets) -> None:
+def test_each_request_is_classified_as_its_line_says(
+    method: str, target: str, headers: Headers, kind: Kind, forgets: Forgets
+) -> None:
     operation = classify(method, target, headers)
     assert (operation.kind, operation.forgets) == (kind, forgets)
 
@@ -127,7 +129,7 @@ def test_what_a_request_means(method: str, target: str, headers: Headers, kind: 
      ("/bkt/a//b/", "a//b/"), ("/bkt/%FF", "\udcff"), ("/bkt/a%2Fb", "a/b"), ("/bkt/../x", "../x"),
      ("/bkt/a%3Fb?x-id=G", "a?b"), ("/bkt/%", "%"), ("/bkt/%zz", "%zz"), ("/bkt/.", "."), ("/bkt/%00", "\0")],
 )  # fmt: skip
-def test_a_key_is_what_its_escapes_mean_and_nothing_else(target: str, key: str) -> None:
+def test_a_key_is_unescaped_once(target: str, key: str) -> None:
     assert classify("GET", target, ()).ref == ObjectRef("bkt", key)
 
 
@@ -224,7 +226,7 @@ def test_a_bucket_without_a_slash_stays_without_one(target: str, host: str, bare
 
 
 @given(st.sampled_from(["PUT", "POST", "DELETE", "PATCH", "LINK"]), st.text("ab/?=&.%20", max_size=12), st.booleans())
-def test_whatever_is_no_read_makes_something_be_forgotten(method: str, rest: str, named: bool) -> None:
+def test_a_request_that_is_no_read_makes_something_be_forgotten(method: str, rest: str, named: bool) -> None:
     operation = classify(method, f"/bkt/{'k' if named else ''}{rest}", ())
     assert operation.kind is FORWARD
     assert operation.forgets is not NOTHING
@@ -306,7 +308,7 @@ anything = st.text(st.characters(), max_size=60)
 
 
 @given(anything, anything, anything)
-def test_an_error_is_well_formed_whatever_stands_in_it(message: str, resource: str, request_id: str) -> None:
+def test_an_error_document_is_well_formed_with_any_text(message: str, resource: str, request_id: str) -> None:
     error = S3Error(message)
     root = ET.fromstring(error_xml(error, resource=resource, request_id=request_id))
     assert [child.tag for child in root] == ["Code", "Message", "Resource", "RequestId"]
@@ -325,7 +327,7 @@ REPLY: Headers = (("content-type", "t"), ("etag", "e"), ("x-amz-meta-a", "1"), (
                   ("cache-control", "no-cache"), ("content-encoding", "gzip"))  # fmt: skip
 
 
-def test_only_what_belongs_to_the_version_is_replayed() -> None:
+def test_only_headers_of_the_version_are_replayed() -> None:
     names = [name for name, _ in replayable(REPLY)]
     assert names == ["content-type", "etag", "x-amz-meta-a", "x-amz-checksum-crc32", "cache-control",
                      "content-encoding"]  # fmt: skip
@@ -338,7 +340,7 @@ def test_hop_by_hop_headers_stay_on_their_hop() -> None:
     assert down.keys() >= {"content-length", "content-range", "x-amz-request-id"}
 
 
-def test_what_goes_up_lacks_the_clients_signature_and_framing() -> None:
+def test_the_headers_that_go_up_lack_the_clients_signature_and_framing() -> None:
     sent = (*SIGNED, ("host", "h"), ("content-length", "5"), ("content-encoding", "aws-chunked,gzip"),
             ("x-amz-decoded-content-length", "3"), ("expect", "100-continue"), ("x-amz-meta-a", "1"))  # fmt: skip
     up = dict(passed_up(sent))

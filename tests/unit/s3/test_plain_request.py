@@ -1,4 +1,4 @@
-"""Whatever `recognise` accepts, the HTTP parser and the classification read alike; and it knows what clients send."""
+"""`recognise` reads a request as the HTTP parser and the classification do, and accepts what clients usually send."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Parsed:
 @example(b"GET /b/k HTTP/1.1\r\nHost: h\r\nx-amz-content-sha256: nonsense\r\n\r\n")
 @example(b"GET /b/k HTTP/1.1\r\nHost: h\r\nx-amz-content-sha256: UNSIGNED-PAYLOAD\r\n"
          b"X-Amz-Content-Sha256: UNSIGNED-PAYLOAD\r\n\r\n")  # fmt: skip
-def test_what_is_recognised_is_parsed_and_classified_the_same(data: bytes) -> None:
+def test_a_recognised_request_is_parsed_and_classified_the_same(data: bytes) -> None:
     read = recognise(data)
     if read is None:
         return
@@ -182,12 +182,12 @@ BOTO = (
         of(*BOTO, "Range: bytes=0-65535"),
     ],
 )
-def test_what_clients_send_by_the_million_is_recognised(data: bytes) -> None:
+def test_the_usual_requests_of_clients_are_recognised(data: bytes) -> None:
     assert recognise(data) is not None
 
 
 @given(plain(), plain())
-def test_what_other_requests_said_before_makes_no_difference(first: bytes, then: bytes) -> None:
+def test_earlier_requests_make_no_difference(first: bytes, then: bytes) -> None:
     plain_request._MEANINGS.clear()
     alone = recognise(then)
     plain_request._MEANINGS.clear()
@@ -195,7 +195,7 @@ def test_what_other_requests_said_before_makes_no_difference(first: bytes, then:
     assert recognise(then) == alone == recognise(then)
 
 
-def test_what_differs_each_time_is_not_kept() -> None:
+def test_header_fields_that_differ_each_time_are_not_memoised() -> None:
     plain_request._MEANINGS.clear()
     for number in range(2 * plain_request._MEANINGS_MAX):
         assert recognise(of("Host: h", f"amz-sdk-invocation-id: {number}")) is not None
@@ -206,7 +206,7 @@ def test_what_differs_each_time_is_not_kept() -> None:
     assert 0 < len(plain_request._MEANINGS) <= plain_request._MEANINGS_MAX
 
 
-def test_what_comes_after_the_head_is_no_range_of_it() -> None:
+def test_bytes_after_the_head_are_no_range_of_it() -> None:
     for known in (PLAIN, of("Host: h", "Range: bytes=0-1")):
         assert recognise(known) is not None
         for more in (b"Range: bytes=0-1\r\n", b"Range: bytes=0-1\r\n\r\n", b"range: bytes=0-1", b"Range: bytes=0-1"):

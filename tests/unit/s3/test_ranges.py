@@ -1,4 +1,4 @@
-"""Range headers against the model too simple to be wrong: the list of an object's offsets."""
+"""Range headers against a model too simple to be wrong: the list of an object's offsets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_range_names_the_offsets_that_rfc_9110_says(first: int | None, last: i
     ["", "bytes", "bytes=", "bytes=-", "bytes=0-1,3-4", "items=0-1", "bytes=5-2", "bytes=a-b", "bytes=0-1x",
      "bytes=1٢-", "bytes=+1-2", "bytes=0x1-2", "bytes= 0-1", "bytes=0--1", "bytes=" + "9" * 19 + "-"],
 )  # fmt: skip
-def test_what_is_not_one_plain_range_is_left_to_the_origin(header: str) -> None:
+def test_a_header_of_another_form_than_one_plain_range_is_left_to_the_origin(header: str) -> None:
     assert parse(header) is None
 
 
@@ -55,7 +55,7 @@ def test_white_space_around_a_range_changes_nothing() -> None:
     assert parse(" bytes=3-4\t") == RangeSpec(3, 4)
 
 
-def test_no_offset_that_parses_is_beyond_what_a_file_can_have() -> None:
+def test_no_parsed_offset_is_beyond_the_largest_file() -> None:
     spec = parse("bytes=" + "9" * 18 + "-")
     assert spec is not None
     assert spec.first is not None

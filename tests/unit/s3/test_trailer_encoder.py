@@ -1,4 +1,4 @@
-"""The framing that we send to the origin, against botocore's and our own decoder."""
+"""The aws-chunked framing sent to the origin, against botocore's and our decoder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ CRC32C = "x-amz-checksum-crc32c"
     chunk_bytes=st.integers(1, 64),
     names=st.sets(st.sampled_from(sorted(CHECKSUM_CHARS))),
 )
-def test_what_the_encoder_frames_the_decoder_gives_back(pieces: list[bytes], chunk_bytes: int, names: set[str]) -> None:
+def test_the_decoder_gives_back_the_payload_that_the_encoder_framed(
+    pieces: list[bytes], chunk_bytes: int, names: set[str]
+) -> None:
     body = b"".join(pieces)
     values: dict[str, str] = {}
     for name in names:
@@ -53,7 +55,7 @@ def test_the_encoder_frames_as_botocore_does() -> None:
     )
 
 
-def test_the_encoder_refuses_what_would_break_its_length() -> None:
+def test_the_encoder_refuses_payload_or_trailers_of_another_length() -> None:
     with pytest.raises(ValueError):
         TrailerEncoder(3, {}).feed(b"abcd")
     encoder = TrailerEncoder(3, {CRC32: 8})

@@ -1,4 +1,4 @@
-"""The name that a job gives itself by the SDKs' own setting, as boto3 and our SDK send it."""
+"""The application that a job names by the SDKs' own setting, as boto3 and our SDK send it."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def test_boto3_and_our_sdk_tell_the_same_name(app: str) -> None:
     assert told == app_of(f"outrider-sdk app/{told}")
 
 
-def test_who_names_nothing_has_no_name() -> None:
+def test_a_user_agent_without_an_application_has_no_name() -> None:
     assert app_of(sent_by_boto3("")) == app_of("") == _app_of({}) == ""
 
 
 @pytest.mark.parametrize("text", ["myapp/1", "x app/", "x app/a\tb y", 'app/"quoted"', f"app/{'x' * 129}", "app/é"])
-def test_what_no_sdk_sends_is_no_name(text: str) -> None:
+def test_a_form_that_no_sdk_sends_is_no_name(text: str) -> None:
     assert app_of(text) == ""
 
 
 @given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=80))
-def test_a_name_is_one_word_of_what_was_sent(text: str) -> None:
+def test_a_name_is_one_word_of_the_user_agent(text: str) -> None:
     app = app_of(text)
     assert not app or (f"app/{app}" in text.split(" "))
     read = recognise(f"GET /b/k HTTP/1.1\r\nHost: h\r\nUser-Agent: {text}\r\n\r\n".encode())
@@ -56,7 +56,7 @@ def test_a_name_is_one_word_of_what_was_sent(text: str) -> None:
 
 @pytest.mark.parametrize("app", ["", "sweep-7"])
 @pytest.mark.parametrize("key", [None, "VISIONTEAM"])
-def test_a_reader_is_shown_by_names_and_never_by_his_key(key: str | None, app: str) -> None:
+def test_a_reader_is_shown_by_names_and_never_by_its_key(key: str | None, app: str) -> None:
     who = NOBODY if key is None else Who(Client("vision", key, ()), Identity(key, UNSIGNED, "", b"", "", ""), UNSIGNED)
     shown = reader_shown({"VISIONTEAM": "vision"}, reader_name(who, "::1", app))
     assert shown == " ".join(part for part in ("::1", key and "vision", app) if part)

@@ -1,4 +1,4 @@
-"""Who sends a request, and whether it may do what it asks for. Used where `auth` is `sigv4`; loopback mode asks nobody.
+"""Authentication and authorisation of requests, where the setting `auth` is `sigv4`. Loopback mode checks neither.
 
 1. `sigv4.verify` finds the signature of a request: Signature Version 4 in the Authorization header or in a presigned
    URL, or a `sigv2` URL. It verifies the signature with the secret of the client key, and returns the `Identity`. A

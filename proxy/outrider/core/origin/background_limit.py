@@ -63,7 +63,7 @@ class BackgroundLimit:
         self._delay = _Delay()
         # No queue was seen yet, so the limit grows fast: a few round trips find the line's capacity, and not dozens.
         self._starting = True
-        # So many small bodies to come were requested while a large transfer shared the line: their delay does not
+        # The number of small bodies to come that were requested beside a large transfer: their delay does not
         # count.
         self._to_ignore = 0
 

@@ -7,7 +7,7 @@ by the million, from the bytes of its head; a request that it does not recognise
 
     GET, HEAD    the cache, where all stores would read the request alike
     CONTROL      the proxy itself: the control bucket `_outrider`
-    FORWARD      the origin: all else, also calls that nobody knows yet
+    FORWARD      the origin: all else, also calls that are not known here
 
 and which names a forwarded request may change, for the version cache to forget. `conditions` and `ranges` read the
 conditional headers and the Range of a read that the cache answers.

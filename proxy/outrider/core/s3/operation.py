@@ -22,7 +22,7 @@ Query = tuple[tuple[str, str], ...]
 
 
 class Kind(Enum):
-    """Who answers a request: the cache (GET and HEAD of plain objects), the proxy itself (CONTROL, see
+    """The part that answers a request: the cache (GET and HEAD of plain objects), the proxy itself (CONTROL, see
     `http.control`), or the origin (FORWARD: all else)."""
 
     GET = "get"
