@@ -18,7 +18,7 @@ from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.write.upload import Upload
-from outrider.ports import Chunks, Name, Origin, OriginRequest
+from outrider.ports import Chunks, Name, Origin, OriginReply, OriginRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,36 +107,34 @@ class Passthrough:
             async for _ in upload.body:
                 pass
             upload = Upload(headers=upload.headers)
-        # A form is sent to its bucket. The operation has its key, so that the name can be forgotten.
-        key = operation.key if upload.form is None else ""
-        request = OriginRequest(
-            operation.method, operation.bucket, key, operation.query,
-            passed_up(headers) + upload.headers,
-            upload.body, upload.body_bytes, upload.payload_hash, upload.form, operation.bare,
-        )  # fmt: skip
+        request = _origin_request(operation, headers, upload)
         touched = _touched(operation, deleted_keys)
         await self._note(touched)
         async with AsyncExitStack() as stack:
             outcome = _Outcome()
             stack.callback(lambda: self._forget(touched, in_doubt=outcome.in_doubt))
             self._forget(touched)
-            try:
-                retried = operation.method in ("GET", "HEAD") and upload.body is None
-                sending = self._origin_reader.reply(request) if retried else self._origin.send(request)
-                reply = await stack.enter_async_context(sending)
-            except OriginBroke as error:
-                if isinstance(upload.error, S3Error):
-                    raise upload.error from error
-                raise unanswered(error) from error
+            reply = await self._reply(request, upload, stack)
             self._forget(touched)
             await self._note(touched)
-            told = passed_down(reply.headers)
             chunks = reply.chunks()
             if operation.forgets is not Forgets.NOTHING:
                 outcome.in_doubt = reply.status in RETRYABLE_STATUSES
                 chunks = outcome.of(chunks)
-            return ForwardAnswer(reply.status, told, reply.content_length, ForwardBody(chunks, stack.pop_all()))
+            body = ForwardBody(chunks, stack.pop_all())
+            return ForwardAnswer(reply.status, passed_down(reply.headers), reply.content_length, body)
         raise AssertionError("unreachable")
+
+    async def _reply(self, request: OriginRequest, upload: Upload, stack: AsyncExitStack) -> OriginReply:
+        """The reply, whose connection `stack` owns from now on."""
+        try:
+            retried = request.method in ("GET", "HEAD") and upload.body is None
+            sending = self._origin_reader.reply(request) if retried else self._origin.send(request)
+            return await stack.enter_async_context(sending)
+        except OriginBroke as error:
+            if isinstance(upload.error, S3Error):
+                raise upload.error from error
+            raise unanswered(error) from error
 
     def _forget(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
         """`in_doubt`: it is not known whether and when the origin carries the write out."""
@@ -149,6 +147,15 @@ class Passthrough:
                 self._catalog.forget(name)
         for bucket in {name if isinstance(name, str) else name.bucket for name in touched}:
             self._forget_lists(bucket)
+
+
+def _origin_request(operation: Operation, headers: Headers, upload: Upload) -> OriginRequest:
+    # A form is sent to its bucket. The operation has its key, so that the name can be forgotten.
+    key = operation.key if upload.form is None else ""
+    return OriginRequest(
+        operation.method, operation.bucket, key, operation.query, passed_up(headers) + upload.headers,
+        upload.body, upload.body_bytes, upload.payload_hash, upload.form, operation.bare,
+    )  # fmt: skip
 
 
 def _touched(operation: Operation, deleted_keys: Sequence[str] | None) -> list[Name]:
