@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.orders import until
+from tests.support.maintenance_commands import until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.weather import Fault, FaultKind

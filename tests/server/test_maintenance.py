@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from tests.support.child import program
 from tests.support.door import Door, run
 from tests.support.fakes import ramp
-from tests.support.orders import ended, put, told, until
+from tests.support.maintenance_commands import ended, put, told, until
 from tests.support.proxy import ANY_KEYS, Proxy
 from tests.support.rawhttp import ask
 from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BLOCK = 64 * 1024
 SIZES = [3 * BLOCK + 7, 1, BLOCK, 2 * BLOCK]
 KEYS = [f"set/shard-{number:03}.tar" for number in range(len(SIZES))]
-BUCKET = "orders"
+BUCKET = "commands"
 ALL = f"s3://{BUCKET}/set/"
 TEMPLATE = f"s3://{BUCKET}/set/shard-{{000..003}}.tar"
 
@@ -419,7 +419,7 @@ def guarded(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     for tenant in ("team", "other"):
         s3.put_object(Bucket=NAME, Key=f"{tenant}/secret-name", Body=b"x" * 100)
     s3.close()
-    clients = tmp_path_factory.mktemp("orders") / "clients.toml"
+    clients = tmp_path_factory.mktemp("commands") / "clients.toml"
     clients.write_text(CLIENTS)
     with Proxy(bucket, auth="sigv4", clients=clients) as running:
         yield running

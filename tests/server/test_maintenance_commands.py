@@ -12,7 +12,7 @@ import pytest
 from tests.support.child import free_ports
 from tests.support.command import Command, python
 from tests.support.fakes import ramp
-from tests.support.orders import told, until
+from tests.support.maintenance_commands import told, until
 from tests.support.proxy import Proxy
 from tests.support.tenants import CLIENTS, NAME, TEAM
 

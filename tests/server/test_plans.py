@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.orders import until
+from tests.support.maintenance_commands import until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask
 

@@ -16,7 +16,7 @@ import pytest
 from outrider.settings import SettingsError
 from tests.support.collector import CLIENT, ERROR, SERVER, Collector
 from tests.support.logs import logged
-from tests.support.orders import ended
+from tests.support.maintenance_commands import ended
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.weather import Fault, FaultKind

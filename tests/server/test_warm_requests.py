@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.fakes import ramp
-from tests.support.orders import ended, put
+from tests.support.maintenance_commands import ended, put
 from tests.support.proxy import Proxy
 from tests.support.weather import Fault, FaultKind
 

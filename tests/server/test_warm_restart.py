@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.fakes import ramp
-from tests.support.orders import ended, put, told, until
+from tests.support.maintenance_commands import ended, put, told, until
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import ask
 from tests.support.weather import Fault, FaultKind

@@ -1,4 +1,4 @@
-"""Orders to a proxy by plain S3 calls, and what it says of them."""
+"""Maintenance commands to a proxy by plain S3 calls, and the progress that it reports."""
 
 from __future__ import annotations
 
