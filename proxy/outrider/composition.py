@@ -71,7 +71,7 @@ class Outrider:
     settings: Settings
     metrics: Metrics
     store: DiskBlockStore
-    catalog: VersionCache
+    versions: VersionCache
     flights: FlightTable
     planner: Planner
     miss_ratio: MissRatioCurve
@@ -135,36 +135,36 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     always = settings.verify == "always"
     store = DiskBlockStore(directory, policy, limits, metrics, time.monotonic, verify_always=always, pins=pins)
     stack.callback(store.close)
-    catalog = VersionCache(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
+    versions = VersionCache(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
     scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), time.monotonic)
     origin_reader = OriginReader(origin, Patience(), metrics, scheduler, Hedging())
     source = BlockSource(origin_reader)
     runtime, apart = Runtime(tasks.spawn, time.monotonic), Runtime(tasks.spawn_apart, time.monotonic)
     flights = FlightTable(layout, source, store, scheduler, runtime)
     version_lookup = VersionLookup(
-        layout, origin_reader, source, catalog, flights, runtime, stale_if_error=settings.stale_if_error
+        layout, origin_reader, source, versions, flights, runtime, stale_if_error=settings.stale_if_error
     )
-    reads = ObjectReads(layout, source, catalog, store, flights, version_lookup, scheduler, metrics)
+    reads = ObjectReads(layout, source, versions, store, flights, version_lookup, scheduler, metrics)
     memory = MemoryBudget(shares.clients_bytes)
     list_cache = ListCache(settings.list_ttl_of, time.monotonic, shares.listings_bytes, memory)
-    hits = HitLookup(layout, catalog, store, time.monotonic)
+    hits = HitLookup(layout, versions, store, time.monotonic)
     access = _access(settings)
-    enumerator = Enumerator(origin_reader, memory, catalog)
+    enumerator = Enumerator(origin_reader, memory, versions)
     budget = PrefetchLimits(settings.prefetch_blocks, settings.prefetch_bandwidth)
     prefetch = Prefetch(
-        planner, layout, catalog, store, flights, version_lookup, enumerator, scheduler,
+        planner, layout, versions, store, flights, version_lookup, enumerator, scheduler,
         tasks.spawn_apart, time.monotonic, metrics,
         mode_of=lambda ref: Mode(settings.prefetch_of(ref)), budget=budget,
     )  # fmt: skip
     warmup_runner = WarmupRunner(
-        layout, catalog, store, prefetch, enumerator, pins, apart, blocks_at_once=budget.blocks
+        layout, versions, store, prefetch, enumerator, pins, apart, blocks_at_once=budget.blocks
     )
     pinning = Pinning(warmup_runner, prefetch, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
     touched = None if str(settings.cache_dir) == "memory" else WrittenNamesFile(directory, store.work)
     passthrough = Passthrough(
-        origin, origin_reader, catalog, list_cache.forget, partial(note_written, touched, catalog, version_lookup)
+        origin, origin_reader, versions, list_cache.forget, partial(note_written, touched, versions, version_lookup)
     )
     warmups = Book()
     commands = MaintenanceCommands(warmups, warmup_runner, pinning, Verification(store, tasks.spawn), access, time.time)
@@ -181,7 +181,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         settings,
         metrics,
         store,
-        catalog,
+        versions,
         flights,
         planner,
         miss_ratio,
@@ -192,10 +192,10 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         overview,
     )
     outrider.status = StatusDocument(
-        outrider, settings, metrics, Cache(store, catalog, flights), server, planner, overview,
+        outrider, settings, metrics, Cache(store, versions, flights), server, planner, overview,
         Maintenance(warmup_runner, warmups, pinning),
     )  # fmt: skip
-    return outrider, Recovery(store, catalog, touched=touched)
+    return outrider, Recovery(store, versions, touched=touched)
 
 
 def _s3_server(

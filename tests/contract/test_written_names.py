@@ -188,7 +188,7 @@ async def test_only_names_that_may_have_blocks_are_noted(tmp_path: Path) -> None
         names: list[object] = []
 
         async def noted(*asked: ObjectRef | str) -> list[object]:
-            await note_written(touched, room.catalog, room.version_lookup, asked)
+            await note_written(touched, room.versions, room.version_lookup, asked)
             names[:] = touched._names
             return sorted(names, key=str)
 

@@ -96,8 +96,8 @@ class OneVersion(RuleBasedStateMachine):
         self.runner.get_loop()
         self.room.store.work.threads.shutdown()
         self.room.store.work.threads = SeededThreads(self.loop)
-        self.recovery = Recovery(self.room.store, self.room.catalog)
-        self.hits = HitLookup(self.room.layout, self.room.catalog, self.room.store, self.clock)
+        self.recovery = Recovery(self.room.store, self.room.versions)
+        self.hits = HitLookup(self.room.layout, self.room.versions, self.room.store, self.clock)
         self.runner.run(index())
 
     def teardown(self) -> None:

@@ -72,7 +72,7 @@ class Engine:
     tasks: FakeTasks
     metrics: Metrics
     store: DiskBlockStore
-    catalog: VersionCache
+    versions: VersionCache
     flights: FlightTable
     reads: ObjectReads
     passthrough: Passthrough
@@ -150,7 +150,7 @@ def engine(
         directory or BlockDir.open(root), its_policy, Limits(capacity_bytes, min_free_bytes), metrics, clock,
         verify_always=verify_always, pins=pins,
     )  # fmt: skip
-    catalog = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries)
+    versions = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries)
     scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
     origin_reader = OriginReader(origin, patience or no_wait_patience(), metrics, scheduler, Hedging())
     source, runtime = BlockSource(origin_reader), Runtime(tasks.spawn, clock, sleep)
@@ -158,21 +158,23 @@ def engine(
         layout, source, store, scheduler, replace(runtime, sleep=reads_on), buffer_bytes_of=buffer_bytes
     )
     version_lookup = VersionLookup(
-        layout, origin_reader, source, catalog, flights, runtime, stale_if_error=stale_if_error
+        layout, origin_reader, source, versions, flights, runtime, stale_if_error=stale_if_error
     )
-    reads = ObjectReads(layout, source, catalog, store, flights, version_lookup, scheduler, metrics)
+    reads = ObjectReads(layout, source, versions, store, flights, version_lookup, scheduler, metrics)
     memory = MemoryBudget(64 * 1024 * 1024)
     list_cache = ListCache(lambda prefix: None, clock, 1 << 20, memory)
-    passthrough = Passthrough(origin, origin_reader, catalog, list_cache.forget)
-    enumerator, budget = Enumerator(origin_reader, memory, catalog), budget or PrefetchLimits(64)
+    passthrough = Passthrough(origin, origin_reader, versions, list_cache.forget)
+    enumerator, budget = Enumerator(origin_reader, memory, versions), budget or PrefetchLimits(64)
     ahead = Prefetch(
-        planner, layout, catalog, store, flights, version_lookup, enumerator, scheduler,
+        planner, layout, versions, store, flights, version_lookup, enumerator, scheduler,
         tasks.spawn, clock, metrics, mode_of=lambda _: prefetch, budget=budget, later=later,
     )  # fmt: skip
-    warmup_runner = WarmupRunner(layout, catalog, store, ahead, enumerator, pins, runtime, blocks_at_once=budget.blocks)
+    warmup_runner = WarmupRunner(
+        layout, versions, store, ahead, enumerator, pins, runtime, blocks_at_once=budget.blocks
+    )
     try:
         yield Engine(
-            origin, layout, clock, tasks, metrics, store, catalog, flights, reads, passthrough, ahead, planner,
+            origin, layout, clock, tasks, metrics, store, versions, flights, reads, passthrough, ahead, planner,
             scheduler, pins, warmup_runner, version_lookup,
         )  # fmt: skip
     finally:

@@ -145,7 +145,7 @@ async def test_a_plan_counts_what_is_here_as_a_whole(making: Making) -> None:
         assert await room.prefetch.progress(telling) == PlanProgress(told=COUNT, here=COUNT)
         await read(room, REFS[0])
         assert await room.prefetch.progress(telling) == PlanProgress(told=COUNT, read=1, here=COUNT - 1)
-        room.catalog.forget(REFS[1])
+        room.versions.forget(REFS[1])
         assert await room.prefetch.progress(telling) == PlanProgress(told=COUNT, read=1, here=COUNT - 2, left=1)
 
 

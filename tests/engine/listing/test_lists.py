@@ -32,7 +32,7 @@ def room(tmp_path: Path) -> Iterator[Engine]:
 @pytest.fixture
 def passthrough(room: Engine, list_cache: ListCache) -> Passthrough:
     reader: OriginReader = room.passthrough._origin_reader
-    return Passthrough(room.origin, reader, room.catalog, list_cache.forget)
+    return Passthrough(room.origin, reader, room.versions, list_cache.forget)
 
 
 @pytest.fixture

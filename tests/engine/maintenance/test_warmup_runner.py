@@ -283,7 +283,7 @@ async def test_lost_blocks_of_a_pin_are_brought_again(making: Making) -> None:
 
 
 def _etag(room: Engine, ref: ObjectRef) -> str:
-    version = room.catalog.stale(ref)
+    version = room.versions.stale(ref)
     assert version is not None
     return version.etag
 

@@ -29,7 +29,7 @@ def room(tmp_path: Path) -> Iterator[Engine]:
 
 
 def hits_of(room: Engine) -> HitLookup:
-    return HitLookup(room.layout, room.catalog, room.store, room.clock)
+    return HitLookup(room.layout, room.versions, room.store, room.clock)
 
 
 async def known(room: Engine) -> Known:
@@ -92,15 +92,15 @@ async def test_a_known_version_is_current_until_its_ttl_a_write_or_another_versi
     assert hits.known(REF) is None
     await read(room, 1)
     found = await known(room)
-    room.catalog.forget(REF)
+    room.versions.forget(REF)
     assert not hits.is_current(found)
     await read(room, 1)
     found = await known(room)
-    room.catalog.forget_bucket(REF.bucket)
+    room.versions.forget_bucket(REF.bucket)
     assert not hits.is_current(found)
     await read(room, 1)
     found = await known(room)
-    room.catalog.gone(REF)
+    room.versions.gone(REF)
     assert not hits.is_current(found)
 
 
@@ -114,19 +114,19 @@ async def test_a_version_that_fell_out_of_the_cache_is_not_current(room: Engine)
         await room.get(ref)
     assert not hits.is_current(found)
     assert hits.known(REF) is None
-    assert len(room.catalog) == 2
+    assert len(room.versions) == 2
 
 
 async def test_a_lookup_during_a_forget_keeps_no_old_version(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     await read(room)
     hits, seen = hits_of(room), []
-    note = room.catalog._forgotten.note
+    note = room.versions._forgotten.note
 
     def looked_at_just_here(name: ObjectRef, generation: int) -> None:
         seen.append(hits.known(REF))  # as a worker may, on another thread
         note(name, generation)
 
-    monkeypatch.setattr(room.catalog._forgotten, "note", looked_at_just_here)
-    room.catalog.forget(REF)
+    monkeypatch.setattr(room.versions._forgotten, "note", looked_at_just_here)
+    room.versions.forget(REF)
     assert len(seen) == 1
     assert seen[0] is None or not hits.is_current(seen[0])

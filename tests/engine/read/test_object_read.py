@@ -394,7 +394,7 @@ async def test_without_a_strong_etag_or_a_size_nothing_is_kept(knob: str, room: 
         await room.get()
     await room.tasks.settle()
     assert len(room.store) == 0
-    assert room.catalog.stale(REF) is None
+    assert room.versions.stale(REF) is None
 
 
 @pytest.mark.parametrize("start", [0, 5, 2 * BLOCK + 3, SIZE - 1])
@@ -606,7 +606,7 @@ async def test_a_reader_expects_more_until_all_that_it_lacks_is_on_its_way(room:
     room.origin.faults = [Fault(None, gate=gate)]
     with room.scheduler.question():
         if rest == "prefetched":
-            version = room.catalog.fresh(REF)
+            version = room.versions.fresh(REF)
             assert version is not None
             begun = room.flights.board(version, BlockRun(FIRST_BLOCKS, 2))
             room.flights.fill(begun, prefetch=True)
@@ -656,7 +656,7 @@ async def test_the_last_blocks_of_a_reader_come_before_any_prefetch(room: Engine
     reader = asyncio.create_task(room.get())
     while len(room.flights) < 2:
         await asyncio.sleep(0)
-    version = room.catalog.fresh(other)
+    version = room.versions.fresh(other)
     assert version is not None
     room.prefetch.fill(version, range(6))
     assert await reader == DATA
@@ -975,7 +975,7 @@ async def test_stale_if_error_serves_what_is_here_while_the_origin_is_down(fault
         with pytest.raises((ServiceUnavailable, OriginRefused)):
             await room.get(ObjectRef("train", "never seen"))
         # An object that was written through us is doubtful, not stale.
-        room.catalog.forget(REF)
+        room.versions.forget(REF)
         with pytest.raises((ServiceUnavailable, OriginRefused)):
             await room.get()
         room.origin.faults = []

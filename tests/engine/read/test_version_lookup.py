@@ -295,7 +295,7 @@ async def test_a_list_confirms_a_version_only_if_it_was_older_than_the_resolutio
     room.origin.log.clear()
     room.clock.advance(50)
     listed = Listed(REF.key, len(LARGE), etag, "2026-01-01T00:00:00.9Z")
-    room.catalog.listed(REF.bucket, [listed], room.catalog.mark())
+    room.versions.listed(REF.bucket, [listed], room.versions.mark())
     room.clock.advance(50)
     await taken(await room.reads.get(REF, {}))
     assert questions(room) == ["HEAD"] * heads

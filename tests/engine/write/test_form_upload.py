@@ -52,7 +52,7 @@ async def test_it_is_sent_to_its_bucket_with_its_length_and_its_key_is_forgotten
     assert (sent.method, sent.bucket, sent.key) == ("POST", REF.bucket, "")
     assert sent.form is form.form
     assert sent.body_bytes == len(b"file") + len(f"\r\n--{BOUNDARY}--\r\n")
-    assert room.catalog.fresh(REF) is None
+    assert room.versions.fresh(REF) is None
 
 
 async def sent(body: bytes, length: int | None, step: int, sizes: SizeRange) -> tuple[bytes, Exception | None]:

@@ -97,7 +97,7 @@ async def test_each_write_forgets_the_names_that_it_may_have_changed(
     await room.get()
     await room.get(OTHER)
     await send(room, method, target, headers=headers, keys=keys)
-    assert {ref for ref in (REF, OTHER) if room.catalog.fresh(ref) is None} == forgotten
+    assert {ref for ref in (REF, OTHER) if room.versions.fresh(ref) is None} == forgotten
 
 
 async def test_a_written_name_is_noted_before_the_write_is_sent_and_before_it_is_answered(room: Engine) -> None:

@@ -51,8 +51,8 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
         directory.snapshot.write_bytes(b"".join(index_snapshot.encode(metas)))
     policy = policy_of("epoch", 10**15, BLOCK_BYTES)
     store = DiskBlockStore(directory, policy, Limits(10**15), metrics, time.monotonic)
-    catalog = VersionCache("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
-    recovery = Recovery(store, catalog)
+    versions = VersionCache("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
+    recovery = Recovery(store, versions)
     template_of.cache_clear()  # what earlier tests left there may have it grow just now
     gc.collect()
     tracemalloc.start()
@@ -98,8 +98,8 @@ async def test_common_headers_of_small_objects_are_held_once(by: str, tmp_path: 
     store = DiskBlockStore(
         directory, policy_of("epoch", 10**15, BLOCK_BYTES), Limits(10**15), Metrics(), time.monotonic
     )
-    catalog = VersionCache("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
-    recovery = Recovery(store, catalog)
+    versions = VersionCache("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
+    recovery = Recovery(store, versions)
     template_of.cache_clear()  # what earlier tests left there may have it grow just now
     gc.collect()
     tracemalloc.start()
@@ -112,12 +112,12 @@ async def test_common_headers_of_small_objects_are_held_once(by: str, tmp_path: 
                 meta, _ = block_file.decode_header(block_file.Header(meta).sealed(bytes(16)))
             store.budget.take(block_file.Header(meta).disk_bytes)
             store.adopt(meta, block_file.Header(meta).disk_bytes)
-            catalog.recall(meta.layout.origin, meta.version)
+            versions.recall(meta.layout.origin, meta.version)
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert len(store) == len(catalog) == count
+    assert len(store) == len(versions) == count
     assert taken / count < BYTES_PER_SMALL_OBJECT_MAX
     store.close()
 

@@ -53,7 +53,7 @@ class WrittenNamesFile:
         self._late: asyncio.Future[OSError | None] | None = None
         self._ending = self._void = False
         self.is_whole = False
-        """The start has indexed all blocks: only objects in the catalog have blocks."""
+        """The start has indexed all blocks: only objects in the version cache have blocks."""
 
     def has(self, ref: ObjectRef) -> bool:
         """Whether the object may have been written after its blocks were. Used until `settle`."""

@@ -101,14 +101,14 @@ class Prefetch:
     """Owned by the composition root, called on the engine's thread; only `note` may be called from others."""
 
     def __init__(
-        self, planner: Planner, layout: BlockLayout, catalog: VersionCache, store: BlockStore, flights: FlightTable,
+        self, planner: Planner, layout: BlockLayout, versions: VersionCache, store: BlockStore, flights: FlightTable,
         version_lookup: VersionLookup,
         enumerator: Enumerator, scheduler: FillScheduler, spawn: Spawn, clock: Clock, metrics: Metrics,
         *, mode_of: Callable[[ObjectRef], Mode], budget: PrefetchLimits, later: Later = _later,
     ) -> None:  # fmt: skip
         self._planner = planner
         self._layout = layout
-        self._catalog = catalog
+        self._versions = versions
         self._store = store
         self._flights = flights
         self._version_lookup = version_lookup
@@ -192,7 +192,7 @@ class Prefetch:
 
     def _is_here(self, ref: ObjectRef) -> bool:
         """All of it, in the version last heard of."""
-        version = self._catalog.stale(ref)
+        version = self._versions.stale(ref)
         if version is None:
             return False
         vid = self._layout.version_id(version)
@@ -299,7 +299,7 @@ class Prefetch:
             again = not all(ended)
             if any(isinstance(flight.failure, VersionChanged) for flight in flights):
                 # Else the same version would be asked for again, and again in vain.
-                self._catalog.forget(want.ref)
+                self._versions.forget(want.ref)
         except (Signal, S3Error) as error:
             status = error.status if isinstance(error, OriginRefused) else 0
             again = isinstance(error, ServiceUnavailable | SlowDown) or status in RETRYABLE_STATUSES
@@ -322,7 +322,7 @@ class Prefetch:
 
     def known(self, ref: ObjectRef) -> ObjectVersion | None:
         """None: the origin must be asked."""
-        version = self._catalog.fresh(ref)
+        version = self._versions.fresh(ref)
         asks = self._checksums.get(_folder(ref), False)
         return None if version is None or (asks and not version.whole_headers) else version
 

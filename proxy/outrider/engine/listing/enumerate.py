@@ -23,11 +23,11 @@ _THERE_OR_NOT = (200, 403, 404)
 class Enumerator:
     """Sends LISTs and HEADs with the proxy's own credentials."""
 
-    def __init__(self, origin_reader: OriginReader, memory: MemoryBudget, catalog: VersionCache | None = None) -> None:
-        """`catalog` learns from each page which of its versions are still current."""
+    def __init__(self, origin_reader: OriginReader, memory: MemoryBudget, versions: VersionCache | None = None) -> None:
+        """`versions` learns from each page which of its versions are still current."""
         self._origin_reader = origin_reader
         self._memory = memory
-        self._catalog = catalog
+        self._versions = versions
 
     async def pages(self, bucket: str, prefix: str) -> AsyncGenerator[Sequence[Listed], None]:
         """The objects under `prefix`, a page at a time.
@@ -37,12 +37,12 @@ class Enumerator:
         """
         token: str | None = None
         for _ in range(_PAGES_MAX):
-            mark = self._catalog.mark() if self._catalog is not None else None
+            mark = self._versions.mark() if self._versions is not None else None
             page = await self._page(bucket, prefix, token)
             if page is None:
                 raise OriginBroke("the reply is no LIST")
-            if self._catalog is not None and mark is not None:
-                self._catalog.listed(bucket, page.objects, mark)
+            if self._versions is not None and mark is not None:
+                self._versions.listed(bucket, page.objects, mark)
             yield page.objects
             token = page.next_token
             if token is None:

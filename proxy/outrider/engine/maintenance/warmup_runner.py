@@ -56,11 +56,11 @@ class WarmupRunner:
     """Carries warm-ups out, and owns none of them. Called on the engine's thread."""
 
     def __init__(
-        self, layout: BlockLayout, catalog: VersionCache, store: ControlledStore, prefetch: Prefetch,
+        self, layout: BlockLayout, versions: VersionCache, store: ControlledStore, prefetch: Prefetch,
         enumerator: Enumerator, pins: Pins, runtime: Runtime, *, blocks_at_once: int,
     ) -> None:  # fmt: skip
         self._layout = layout
-        self._catalog = catalog
+        self._versions = versions
         self.store = store
         self._prefetch = prefetch
         self._enumerator = enumerator
@@ -225,7 +225,7 @@ class WarmupRunner:
                 return
             except (VersionChanged, StoreUnavailable, ServiceUnavailable) as error:
                 if isinstance(error, VersionChanged):
-                    self._catalog.forget(item.ref)
+                    self._versions.forget(item.ref)
                 if pause_s is None or isinstance(error, _NoRoomError):
                     raise
                 await self._sleep(pause_s)
@@ -262,7 +262,7 @@ class WarmupRunner:
 
     def _begins_here(self, ref: ObjectRef) -> bool:
         """Whether its first block is here, as far as is known: the question for its version then brings no block."""
-        version = self._catalog.stale(ref)
+        version = self._versions.stale(ref)
         return version is not None and self.store.has(BlockKey(self.version_id(version), 0))
 
     def _check_room(self, warmup: Warmup | None, item: Item, size: int, room_bytes: int | None) -> None:

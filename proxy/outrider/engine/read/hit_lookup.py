@@ -31,22 +31,22 @@ class Known:
 class HitLookup:
     """Only reads, and keeps nothing. Called from any thread."""
 
-    def __init__(self, layout: BlockLayout, catalog: VersionCache, store: BlockStore, clock: Clock) -> None:
+    def __init__(self, layout: BlockLayout, versions: VersionCache, store: BlockStore, clock: Clock) -> None:
         self._layout = layout
-        self._catalog = catalog
+        self._versions = versions
         self._store = store
         self._clock = clock
 
     def known(self, ref: ObjectRef) -> Known | None:
         """The version to answer from; None: the origin has to be asked first."""
-        fresh = self._catalog.look(ref)
+        fresh = self._versions.look(ref)
         if fresh is None:
             return None
         return Known(fresh.version, self._layout.version_id(fresh.version), fresh.until, fresh.changes)
 
     def is_current(self, known: Known) -> bool:
         """Whether the version cache would give the same answer again. False may also mean: look it up again."""
-        return known.changes == self._catalog.changes and self._clock() < known.until
+        return known.changes == self._versions.changes and self._clock() < known.until
 
     def pieces(self, known: Known, extent: Extent, at_most: int) -> list[Piece] | None:
         """The first bytes of `extent`, `at_most` so many, if all its blocks are here. The caller releases the leases.

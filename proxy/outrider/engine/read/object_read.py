@@ -79,11 +79,11 @@ class ObjectReads:
     """Answers GET and HEAD of objects from the store, the flights and, past them, the source of missing blocks."""
 
     def __init__(
-        self, layout: BlockLayout, source: BlockSource, catalog: VersionCache, store: BlockStore, flights: FlightTable,
+        self, layout: BlockLayout, source: BlockSource, versions: VersionCache, store: BlockStore, flights: FlightTable,
         version_lookup: VersionLookup, scheduler: FillScheduler, metrics: Metrics,
     ) -> None:  # fmt: skip
         self._layout = layout
-        self._catalog = catalog
+        self._versions = versions
         self._store = store
         self._version_lookup = version_lookup
         self._scheduler = scheduler
@@ -144,7 +144,7 @@ class ObjectReads:
 
     def _fresh(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion | None:
         """The version to answer from without asking; None: ask."""
-        version = self._catalog.fresh(ref)
+        version = self._versions.fresh(ref)
         # A condition that fails on the version that is cached may hold on the version that the origin has: a client
         # that wrote past us asks for its new ETag. Only the origin refuses.
         if version is not None and evaluate(headers, version) is Precondition.FAILED:
@@ -198,7 +198,7 @@ class ObjectReads:
                     yield piece
         except VersionChanged:
             # Also when it comes too late for this answer: the client's next try must not begin with the old blocks.
-            self._catalog.forget(version.ref)
+            self._versions.forget(version.ref)
             raise
 
 

@@ -76,13 +76,13 @@ class VersionLookup:
     flight."""
 
     def __init__(
-        self, layout: BlockLayout, origin_reader: OriginReader, source: BlockSource, catalog: VersionCache,
+        self, layout: BlockLayout, origin_reader: OriginReader, source: BlockSource, versions: VersionCache,
         flights: FlightTable, runtime: Runtime, *, stale_if_error: bool = False,
     ) -> None:  # fmt: skip
         self._layout = layout
         self._origin_reader = origin_reader
         self._source = source
-        self._catalog = catalog
+        self._versions = versions
         self._flights = flights
         self._runtime = runtime
         self._stale_if_error = stale_if_error
@@ -115,7 +115,7 @@ class VersionLookup:
             return await asyncio.shield(self._asked(ref, first_byte, whole_headers, if_small, size))
         except (OriginBroke, OriginRefused) as error:
             down = isinstance(error, OriginBroke) or error.status in RETRYABLE_STATUSES
-            if down and self._stale_if_error and (stale := self._catalog.stale(ref)) is not None:
+            if down and self._stale_if_error and (stale := self._versions.stale(ref)) is not None:
                 log.warning("origin down, served stale", extra={"object": str(ref)})
                 return stale
             if isinstance(error, OriginRefused):
@@ -134,7 +134,7 @@ class VersionLookup:
         self, ref: ObjectRef, first_byte: int | None, whole_headers: bool, if_small: bool, size: int
     ) -> asyncio.Future[ObjectVersion]:
         """The answer of a question under way that will do, or of one that begins now."""
-        stale = self._catalog.stale(ref)
+        stale = self._versions.stale(ref)
         if stale is not None and first_byte is not None and self._is_here(stale, first_byte):
             # The version is most likely the same still, so its block is not brought again. Not by If-None-Match: a 304
             # leaves out the headers, which may have changed while the bytes, and so the ETag, did not.
@@ -142,8 +142,8 @@ class VersionLookup:
         question, brings = self._questions.get(ref), False
         # A question that began before a write may be answered with the older version. Where each read must ask, so may
         # any question that began before this read.
-        if question is not None and not self._catalog.will_be_fresh(ref, question.mark):
-            if question.brings and self._catalog.believes(ref, question.mark):
+        if question is not None and not self._versions.will_be_fresh(ref, question.mark):
+            if question.brings and self._versions.believes(ref, question.mark):
                 first_byte, brings = None, True
             question = None
         by_head = first_byte is None
@@ -151,7 +151,7 @@ class VersionLookup:
         if question is None or (question.by_head and not by_head) or (whole_headers and not question.whole_headers):
             small = self._is_small(ref, size)
             whole_headers = whole_headers or by_head or (if_small and small)
-            question = _Question(self._catalog.mark(), by_head, whole_headers, brings or not by_head, small)
+            question = _Question(self._versions.mark(), by_head, whole_headers, brings or not by_head, small)
             self._begin(ref, question, first_byte)
         return question.answer
 
@@ -235,7 +235,7 @@ class VersionLookup:
         return self._flights.board(version, BlockRun(index, count), start)
 
     def _learn(self, ref: ObjectRef, question: _Question, version: ObjectVersion) -> None:
-        self._catalog.learn(version, question.mark, settled=question.settled)
+        self._versions.learn(version, question.mark, settled=question.settled)
         for kind in _kinds(ref):
             self._sizes[kind] = version.size
         if self._questions.get(ref) is question:
@@ -248,7 +248,7 @@ class VersionLookup:
     ) -> ObjectVersion:  # fmt: skip
         if reply.status not in (200, 206):
             if reply.status == 404:
-                self._catalog.gone(ref)
+                self._versions.gone(ref)
             raise await OriginRefused.read(reply)
         headers = dict(reply.headers)
         question.settled &= is_settled(headers)

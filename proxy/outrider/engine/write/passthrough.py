@@ -78,7 +78,7 @@ class Passthrough:
     """A write goes to the origin exactly once. A read without a body may be retried."""
 
     def __init__(
-        self, origin: Origin, origin_reader: OriginReader, catalog: VersionCache, forget_lists: Callable[[str], None],
+        self, origin: Origin, origin_reader: OriginReader, versions: VersionCache, forget_lists: Callable[[str], None],
         note: Callable[[Sequence[Name]], Awaitable[None]] = _note_nothing,
     ) -> None:  # fmt: skip
         """`forget_lists` drops the cached LISTs of a bucket.
@@ -88,7 +88,7 @@ class Passthrough:
         """
         self._origin = origin
         self._origin_reader = origin_reader
-        self._catalog = catalog
+        self._versions = versions
         self._forget_lists = forget_lists
         self._note = note
 
@@ -140,11 +140,11 @@ class Passthrough:
         """`in_doubt`: it is not known whether and when the origin carries the write out."""
         for name in touched:
             if in_doubt:
-                self._catalog.doubt(name)
+                self._versions.doubt(name)
             elif isinstance(name, str):
-                self._catalog.forget_bucket(name)
+                self._versions.forget_bucket(name)
             else:
-                self._catalog.forget(name)
+                self._versions.forget(name)
         for bucket in {name if isinstance(name, str) else name.bucket for name in touched}:
             self._forget_lists(bucket)
 

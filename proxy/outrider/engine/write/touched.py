@@ -22,13 +22,13 @@ class WrittenNames(Protocol):
 
 
 async def note_written(
-    written: WrittenNames | None, catalog: VersionCache, version_lookup: VersionLookup, names: Sequence[Name]
+    written: WrittenNames | None, versions: VersionCache, version_lookup: VersionLookup, names: Sequence[Name]
 ) -> None:
     """Note those of `names` that may have blocks: a write of a new name takes no disk access.
 
     `written` None: the cache is in memory and ends with the process, so nothing is noted.
     """
     if written is not None and written.is_whole:
-        names = [n for n in names if isinstance(n, str) or catalog.may_have(n) or version_lookup.is_asking(n)]
+        names = [n for n in names if isinstance(n, str) or versions.may_have(n) or version_lookup.is_asking(n)]
     if written is not None and names:
         await written.note(names)
