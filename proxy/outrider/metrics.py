@@ -76,7 +76,7 @@ class UsageMetrics:
             ["dataset"], registry=registry,
         )  # fmt: skip
 
-    def tell(self) -> None:
+    def update(self) -> None:
         accounts = self._usage.datasets()
         for gone in [name for name, counted in self._counted.items() if accounts.get(name) is not counted.account]:
             # Usage has added its sums to the others, so what was counted of it counts there. A dataset of this name may
@@ -193,22 +193,22 @@ class Metrics:
         self._traffic["bucket"] = self.origin_bytes
         self.usage = Usage(Templates(Lock()))
         self.usage_metrics = UsageMetrics(self.usage, r)
-        self.before_telling: list[Callable[[], None]] = [self.usage_metrics.tell]
+        self.before_scrape: list[Callable[[], None]] = [self.usage_metrics.update]
         """Called before a scrape is answered, after `add_up`: they set gauges."""
         self.recent_errors = RecentErrors()
-        self.before_reading: list[Callable[[], None]] = []
+        self.before_read: list[Callable[[], None]] = []
         """Called before metrics are read: the fast path counts hits in plain integers, which are added up then."""
 
     def text(self) -> bytes:
         """The answer to a scrape, in Prometheus' text format 0.0.4."""
         self.add_up()
-        for look in self.before_telling:
+        for look in self.before_scrape:
             look()
         return generate_latest(self.registry)
 
     def add_up(self) -> None:
         """Add the fast path's counts to the metrics and to `usage`. To be called before these are read directly."""
-        for add in self.before_reading:
+        for add in self.before_read:
             add()
 
     def value(self, name: str, **labels: str) -> float:

@@ -14,7 +14,7 @@ from outrider.core.errors import AccessDenied
 from outrider.core.memo import Memo
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.body_integrity import UNSIGNED, PayloadRule, payload_rule
-from outrider.core.s3.encoding import OF_STORES
+from outrider.core.s3.encoding import STORE_HEADERS
 from outrider.core.s3.form_fields import PostForm
 from outrider.core.s3.operation import Operation
 from outrider.ports import Clock
@@ -99,7 +99,7 @@ def _signed_by_url(request: SignedRequest) -> tuple[str, str, str, str] | None:
     for name, value in request.headers:
         if name == "host":
             host += f"{value}\n"
-        elif name.startswith(OF_STORES) or name == "authorization":
+        elif name.startswith(STORE_HEADERS) or name == "authorization":
             return None
     return request.method, request.raw_path, request.raw_query, host
 
@@ -177,7 +177,7 @@ class SigV4:
     def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
         # The policy covers the fields of the form, which say all that it asks for; no signature covers the headers.
         for name, _ in headers:
-            if name.startswith(OF_STORES):
+            if name.startswith(STORE_HEADERS):
                 raise AccessDenied(f"There were headers present in the request which were not signed: {name}")
         access_key = signer_of(form, secret_of=self._secrets.get, keys=self._keys)
         policy = parse_policy(form.values["policy"])

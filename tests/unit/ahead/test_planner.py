@@ -172,7 +172,7 @@ def test_all_that_is_not_pinned_may_go_and_nothing_else_may(seed: int, world: st
             version = versions[ref]
             if id_of(version) not in here:
                 here[id_of(version)] = version
-                pins.came(version, id_of(version))
+                pins.block_came(version, id_of(version))
                 planner.added(BlockKey(id_of(version), 0), version)
         elif act == "p":
             pins.pin(("", chance.choice("xy")), [versions[one] for one in chance.sample(refs, 8)], 10**9)

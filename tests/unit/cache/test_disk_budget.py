@@ -14,34 +14,34 @@ from outrider.core.cache.disk_budget import DiskBudget
 def known(capacity: int = 1000, floor: int = 100, free: int = 1000) -> DiskBudget:
     """After a look at the free space, at 0 s."""
     budget = DiskBudget(capacity, floor)
-    assert budget.over(0, 0.0) is None
-    budget.looked(free, 0, 0, 0.0)
+    assert budget.excess(0, 0.0) is None
+    budget.excess_after_look(free, 0, 0, 0.0)
     return budget
 
 
 def test_an_excess_over_the_budget_is_given_in_bytes() -> None:
     budget = known()
     budget.reserve(990)
-    assert budget.over(30, 0.5) == 20
+    assert budget.excess(30, 0.5) == 20
     assert budget.room_bytes == 10
     budget.unreserve(990)
-    assert budget.over(30, 0.5) == -970
+    assert budget.excess(30, 0.5) == -970
 
 
 def test_an_excess_over_the_free_space_is_given_in_bytes() -> None:
     budget = known()
-    assert budget.looked(150, 30, 0, 0.0) == -20
-    assert budget.looked(150, 80, 0, 0.0) == 30
+    assert budget.excess_after_look(150, 30, 0, 0.0) == -20
+    assert budget.excess_after_look(150, 80, 0, 0.0) == 30
 
 
 def test_a_look_at_the_free_space_is_valid_for_a_second_and_for_half_of_that_space() -> None:
     budget = known(floor=100, free=500)
-    assert budget.over(100, 0.9) is not None
-    assert budget.over(99, 0.9) is not None
-    assert budget.over(1, 0.9) is None
-    budget.looked(500, 1, 0, 0.9)
-    assert budget.over(198, 1.8) is not None
-    assert known().over(1, 1.0) is None
+    assert budget.excess(100, 0.9) is not None
+    assert budget.excess(99, 0.9) is not None
+    assert budget.excess(1, 0.9) is None
+    budget.excess_after_look(500, 1, 0, 0.9)
+    assert budget.excess(198, 1.8) is not None
+    assert known().excess(1, 1.0) is None
 
 
 def test_bytes_on_their_way_to_disk_count_as_used() -> None:
@@ -49,9 +49,9 @@ def test_bytes_on_their_way_to_disk_count_as_used() -> None:
     budget.reserve(200)
     # While the file system was asked, 150 of them were written, and 50 more reserved.
     budget.landed(150)
-    assert budget.looked(300, 10, 200, 0.0) == 10
+    assert budget.excess_after_look(300, 10, 200, 0.0) == 10
     budget.reserve(200)
-    assert budget.looked(400, 10, 0, 0.0) == -40
+    assert budget.excess_after_look(400, 10, 0, 0.0) == -40
 
 
 def test_the_most_bytes_are_the_used_and_the_free_ones() -> None:
@@ -82,13 +82,13 @@ def test_neither_budget_nor_floor_is_broken_however_slowly_the_disk_answers(
         act = chance.choice("rrrwwde")
         if act == "r":
             need = chance.randint(1, 200)
-            if (over := budget.over(need, now)) is None:
+            if (over := budget.excess(need, now)) is None:
                 pending, free = budget.pending_bytes, 1500 - on_disk
                 while writing and chance.random() < 0.3:  # before the answer is here
                     here.append(writing.pop())
                     on_disk += here[-1]
                     budget.landed(here[-1])
-                over = budget.looked(free, need, pending, now)
+                over = budget.excess_after_look(free, need, pending, now)
             if over <= 0:
                 budget.reserve(need)
                 writing.append(need)

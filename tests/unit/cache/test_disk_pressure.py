@@ -20,7 +20,7 @@ class Fills:
             under_way = min(count, count if self.lag.fills is None else self.lag.fills)
             self.now += origin_s + disk_s
             for _ in range(under_way):
-                self.lag.took(disk_s, origin_s, MB, under_way, self.now)
+                self.lag.measured(disk_s, origin_s, MB, under_way, self.now)
 
 
 def test_an_origin_slower_than_the_disk_sets_no_limit() -> None:
@@ -48,7 +48,7 @@ def test_a_quick_disk_is_not_blamed_because_the_origin_is_next_door() -> None:
 def test_one_late_write_is_nothing() -> None:
     fills = Fills()
     fills.run(5, 16, origin_s=0.025, disk_s=0.002)
-    fills.lag.took(3.0, 0.0, MB, 16, fills.now)
+    fills.lag.measured(3.0, 0.0, MB, 16, fills.now)
     fills.run(5, 16, origin_s=0.025, disk_s=0.002)
     assert fills.lag.fills is None
 

@@ -64,9 +64,9 @@ def test_a_pin_follows_its_name_to_the_newer_version() -> None:
     pins = Pins(int, identity)
     pins.pin(("", "a"), [version(1, 60)], ROOM)
     new = version(1, 40, edition=1)
-    pins.came(new, identity(new))
+    pins.block_came(new, identity(new))
     assert (pins.holds(identity(new)), pins.holds(identity(version(1, 60)))) == (True, False)
     assert pins.reserved_bytes == 40
-    pins.came(version(2, 9), b"other")
+    pins.block_came(version(2, 9), b"other")
     pins.unpin(("", "a"))
     assert (pins.reserved_bytes, pins.holds(identity(new))) == (0, False)

@@ -117,7 +117,7 @@ def test_large_datasets_have_labels_of_their_own_and_the_rest_is_other() -> None
         for number in range(30):
             usage.served("a", ("bucket", f"large-{number}"), sums(disk=60))
         usage.served("a", ("bucket", "small"), sums(disk=1))
-        metrics.tell()
+        metrics.update()
     told = totals(registry, "outrider_dataset_served_bytes_total")
     assert len(told) == 21
     assert sum(told.values()) == 30 * 120 + 2
@@ -133,7 +133,7 @@ def test_no_byte_is_told_twice_or_lost_however_datasets_come_and_go(reads: list[
         usage.served("a", ("bucket", f"set-{number}"), sums(disk=count))
         if not scraped:
             continue
-        metrics.tell()
+        metrics.update()
         told = totals(registry, "outrider_dataset_served_bytes_total")
         assert all(told[label] >= value for label, value in last.items()), "a counter never falls"
         last = told

@@ -259,7 +259,7 @@ class DiskBlockStore(BlockIndex):
             # The room of these files is not free yet. Besides, a block that is written anew must not be removed by an
             # unlink that was requested for its predecessor.
             await asyncio.wait(self._leaving)
-        over = self.budget.over(need, self.clock())
+        over = self.budget.excess(need, self.clock())
         if over is None:
             over = await self._looked_over(need)
         self._note_reads()
@@ -278,7 +278,7 @@ class DiskBlockStore(BlockIndex):
             free = await self.work.run(self.directory.free_bytes)
         except OSError as error:
             raise self.work.write_failed("statvfs", error) from error
-        return self.budget.looked(free, need, pending, self.clock())
+        return self.budget.excess_after_look(free, need, pending, self.clock())
 
     def _victims(self, over: int, order: Iterable[BlockKey]) -> tuple[list[tuple[BlockKey, Slot]], bool]:
         """The first blocks of `order` that together take `over` bytes, and whether they were enough."""
@@ -401,7 +401,7 @@ class DiskBlockStore(BlockIndex):
             # The rename replaced its file.
             self._forget(block, old)
             self.budget.give_back(old.disk_bytes)
-        self._pins.came(meta.version, block.version_id)
+        self._pins.block_came(meta.version, block.version_id)
         self._keep_open(*self._enter(block, meta, disk_bytes, verified=True), file)
 
     def released(self, disk_bytes: int, *, left_behind: bool) -> None:

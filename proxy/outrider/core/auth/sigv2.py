@@ -11,7 +11,7 @@ from base64 import b64encode
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch
-from outrider.core.s3.encoding import OTHER_STORES, raw_bytes
+from outrider.core.s3.encoding import OTHER_STORE_HEADERS, raw_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -100,7 +100,7 @@ def _amz_lines(headers: Sequence[tuple[str, str]], query: Sequence[tuple[str, st
     for name, value in headers:
         if name.startswith("x-amz-"):
             values.setdefault(name, []).append(value.strip())
-        elif name.startswith(OTHER_STORES):
+        elif name.startswith(OTHER_STORE_HEADERS):
             raise AccessDenied(f"Signature Version 2 does not protect the header {name}. Use AWS4-HMAC-SHA256.")
     # boto moves the x-amz-* headers that it signs into the URL. A client may send them as headers, too.
     for name, value in query:

@@ -28,7 +28,7 @@ from outrider.core.errors import (
 from outrider.core.memo import Memo
 from outrider.core.s3.body_integrity import PayloadForm, PayloadRule, payload_of
 from outrider.core.s3.encoding import (
-    OF_STORES,
+    STORE_HEADERS,
     amz_date_of,
     amz_date_seconds,
     canonical_values,
@@ -297,7 +297,7 @@ def _check_coverage(headers: Mapping[str, str], names: list[str], payload_hash: 
     if "host" not in names:
         raise AccessDenied("The host header must be signed.")
     for name, value in headers.items():
-        if name.startswith(OF_STORES) and name not in names:
+        if name.startswith(STORE_HEADERS) and name not in names:
             # A presigned URL states nothing about the body. Some libraries add this header unsigned; with this value
             # it states nothing, either.
             if name == "x-amz-content-sha256" and value == payload_hash == PayloadForm.UNSIGNED.value:

@@ -47,8 +47,9 @@ class DiskBudget:
         """The file of the reservation is written."""
         self.pending_bytes -= need
 
-    def over(self, need: int, now: float) -> int | None:
-        """By how many bytes `need` more would exceed the budget. None: look at the free space, and call `looked`.
+    def excess(self, need: int, now: float) -> int | None:
+        """By how many bytes `need` more would exceed the budget. None: look at the free space, and call
+        `excess_after_look`.
 
         The last look is still valid if it is less than a second old, and if the space it showed is at least twice what
         was reserved since: the other half is for other writers. A `need` beyond the capacity takes no look.
@@ -61,8 +62,8 @@ class DiskBudget:
             return None
         return self.used_bytes + need - self.capacity_bytes
 
-    def looked(self, free_bytes: int, need: int, pending_before: int, now: float) -> int:
-        """As `over`, after a look that showed `free_bytes`. `pending_before`: `pending_bytes` when the look began."""
+    def excess_after_look(self, free_bytes: int, need: int, pending_before: int, now: float) -> int:
+        """As `excess`, after a look that showed `free_bytes`. `pending_before`: `pending_bytes` when the look began."""
         # Files written since the look began are no longer pending, so the larger of the two counts.
         spoken_for = max(pending_before, self.pending_bytes)
         self._looked_at, self._reserved_since_look = now, need

@@ -31,7 +31,7 @@ class DiskPressure:
         self._stepped_at: float | None = None
         self._most = 0
 
-    def took(self, disk_s: float, origin_s: float, count: int, under_way: int, now: float) -> None:
+    def measured(self, disk_s: float, origin_s: float, count: int, under_way: int, now: float) -> None:
         """A fill, one of `under_way`, waited `origin_s` for `count` bytes, and its writer took `disk_s` to write
         them."""
         self._forget(now)

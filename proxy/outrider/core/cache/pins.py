@@ -94,7 +94,7 @@ class Pins:
                 self._let_go(held.version_id)
                 self.reserved_bytes -= held.disk_bytes
 
-    def came(self, version: ObjectVersion, version_id: bytes) -> None:
+    def block_came(self, version: ObjectVersion, version_id: bytes) -> None:
         """A block of `version` came in, which is the newest known version of its object."""
         held = self._held.get(version.ref)
         if held is not None and held.version_id != version_id:
@@ -118,5 +118,5 @@ class Pins:
             self._versions.add(held.version_id)
             self.reserved_bytes += held.disk_bytes
         else:
-            self.came(version, self._identify(version))
+            self.block_came(version, self._identify(version))
         held.by.add(pin)

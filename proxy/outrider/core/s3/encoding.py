@@ -13,9 +13,9 @@ from urllib.parse import quote, unquote_to_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-OTHER_STORES = ("x-goog-", "x-minio-", "x-oss-", "x-obs-", "x-cos-")
+OTHER_STORE_HEADERS = ("x-goog-", "x-minio-", "x-oss-", "x-obs-", "x-cos-")
 """Prefixes of the own headers of other stores that speak S3."""
-OF_STORES = ("x-amz-", *OTHER_STORES)
+STORE_HEADERS = ("x-amz-", *OTHER_STORE_HEADERS)
 
 _UNRESERVED = re.compile(r"[A-Za-z0-9\-._~]*")
 _AMZ_DATE = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})Z")

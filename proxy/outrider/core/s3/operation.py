@@ -16,7 +16,7 @@ from outrider.core.errors import BadRequest, InvalidBucketName
 from outrider.core.model import Headers, ObjectRef, shared_text
 from outrider.core.s3 import conditions, ranges
 from outrider.core.s3.conditions import CONDITIONALS
-from outrider.core.s3.encoding import OF_STORES, OTHER_STORES, parse_query
+from outrider.core.s3.encoding import OTHER_STORE_HEADERS, STORE_HEADERS, parse_query
 
 Query = tuple[tuple[str, str], ...]
 
@@ -95,7 +95,7 @@ LIST_QUERY = frozenset(
 """Query parameters of a bucket's LISTs (objects, versions, uploads). `x-id` has no effect."""
 
 # Some stores obey these headers, while no grant was checked for the object that they name.
-_OTHER_SOURCES = frozenset(f"{prefix}copy-source" for prefix in OTHER_STORES)
+_OTHER_SOURCES = frozenset(f"{prefix}copy-source" for prefix in OTHER_STORE_HEADERS)
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -190,7 +190,7 @@ def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
             return Kind.FORWARD
         # CORS answers vary with Origin, and stores differ on If-Range. For SSE-C, requester-pays and expected-owner
         # headers the origin must decide each time.
-        if name in ("origin", "if-range") or (name.startswith(OF_STORES) and name not in _PLAIN_AMZ):
+        if name in ("origin", "if-range") or (name.startswith(STORE_HEADERS) and name not in _PLAIN_AMZ):
             return Kind.FORWARD
     return Kind.GET if method == "GET" else Kind.HEAD
 
@@ -217,7 +217,7 @@ def is_plain_list(operation: Operation, headers: Headers) -> bool:
     if not {name for name, _ in operation.query} <= LIST_QUERY:
         return False
     return all(
-        name in _PLAIN_AMZ_OF_LIST or not (name.startswith(OF_STORES) or name in ("origin", "range", *CONDITIONALS))
+        name in _PLAIN_AMZ_OF_LIST or not (name.startswith(STORE_HEADERS) or name in ("origin", "range", *CONDITIONALS))
         for name, _ in headers
     )
 

@@ -117,7 +117,7 @@ class FlightTable:
 
     def written(self, origin_s: float, disk_s: float, count: int) -> None:
         self._scheduler.written(count)
-        self._disk_pressure.took(disk_s, origin_s, count, len(self._flights), self._runtime.clock())
+        self._disk_pressure.measured(disk_s, origin_s, count, len(self._flights), self._runtime.clock())
 
     def landed(self, flight: Flight) -> None:
         # The block leaves the table only now that the store has it, so that nobody finds it in neither.

@@ -257,7 +257,7 @@ class WarmupRunner:
             self._check_room(warmup, item, version.size, room_bytes)
             warmup.found(item, version, vid)
         if self.pins.is_pinned(item.ref):
-            self.pins.came(version, vid)
+            self.pins.block_came(version, vid)
         await self._bring_blocks(warmup, item, version, brought)
 
     def _begins_here(self, ref: ObjectRef) -> bool:

@@ -59,7 +59,7 @@ class Overview:
         # Else reads before the first tick would count as reads of long ago.
         self._usage.passed(clock())
         self._counted_fetched = self._counted_wasted = 0
-        metrics.before_telling.append(self._update_metrics)
+        metrics.before_scrape.append(self._update_metrics)
 
     def _update_metrics(self) -> None:
         ratios = self._hit_ratios()

@@ -106,7 +106,7 @@ class FastPath:
         self._tallies: dict[DatasetName, dict[str, HitTally]] = {}
         self._tallied = 0
         self._old_tallies: deque[dict[DatasetName, dict[str, HitTally]]] = deque()
-        metrics.before_reading.append(self._hand_on_counts)
+        metrics.before_read.append(self._hand_on_counts)
 
     def answer(self, data: bytes, wire: SocketSender, cold: PageCold | None = None) -> Answered:
         """Answer `data`, a whole request, now. `cold`: the result before its pages were read; they are not waited for

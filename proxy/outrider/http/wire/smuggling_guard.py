@@ -6,7 +6,7 @@ from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 
 from outrider.core.errors import BadRequest
 from outrider.core.model import Headers
-from outrider.core.s3.encoding import OF_STORES
+from outrider.core.s3.encoding import STORE_HEADERS
 from outrider.core.s3.headers import HOP_BY_HOP
 
 # With two values of these headers, some HTTP stack may see another request.
@@ -46,6 +46,6 @@ def _without_connection(headers: Headers) -> Headers:
     named = {
         part.strip().lower() for name, value in headers if name == "connection" for part in value.split(",")
     } - HOP_BY_HOP  # fmt: skip
-    if any(name.startswith(OF_STORES) or name in _END_TO_END for name in named):
+    if any(name.startswith(STORE_HEADERS) or name in _END_TO_END for name in named):
         raise BadRequest("Connection names a header that is not for this connection alone.")
     return tuple(pair for pair in headers if pair[0] not in named) if named else headers
