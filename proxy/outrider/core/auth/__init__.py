@@ -13,4 +13,6 @@ The way up: `sigv4.sign_headers` and `form_policy.signed_anew` sign the request 
 credentials. `SigningKeys` keeps derived keys for both directions.
 
 `browser_guard` protects loopback mode, where no request is signed, against web pages (CSRF and DNS rebinding).
+
+Entry points: `sigv4.verify`, `sigv4.sign_headers`, `form_policy.signer_of`, `grants.allowed`, `browser_guard`.
 """

@@ -1,6 +1,7 @@
-"""The pace of requests to the origin, and what to make of its errors. Stands alone: nothing here knows S3 or the cache.
+"""The pace of requests to the origin, and the causes of its errors. Imports no other package of core.
 
-Three limits bound the fills under way, and the scheduler in `engine.fill` applies them:
+Three limits bound the fills. The scheduler in `engine.fill` applies the first two; prefetch and warm-ups apply the
+third.
 
 - `aimd` limits all fills. It starts with a doubling, adds fills while they bring more bytes, and halves when the origin
   throttles (503 SlowDown, 429).
@@ -11,4 +12,7 @@ Three limits bound the fills under way, and the scheduler in `engine.fill` appli
 A request that fails is tried again after a `backoff` with jitter. A reply that is later than 99 % of the recent ones
 gets a hedged request, within a budget (`hedging`). `error_causes` tells whether a refusal blames the proxy's clock or
 its credentials, so that the origin adapter can mend them and sign anew, and takes secrets out of error bodies.
+
+Entry points: `aimd.AimdLimit`, `background_limit.BackgroundLimit`, `token_bucket.TokenBucket`, `backoff.Backoff`,
+`hedging.Hedging`, `error_causes`.
 """

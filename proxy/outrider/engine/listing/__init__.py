@@ -8,4 +8,6 @@ was under way. All other LISTs are forwarded.
 `enumerate.Enumerator` finds out for prefetch and warm-ups which objects exist: page by page with a LIST of a prefix, or
 by a few HEADs where the names are numbered. Each page also confirms versions that the version cache knows, or casts
 doubt on them.
+
+Entry points: `lists.Lists`, `list_cache.ListCache`, `enumerate.Enumerator`.
 """
