@@ -55,7 +55,7 @@ def shelf(bucket: Bucket) -> Shelf:
 @pytest.fixture(autouse=True)
 def asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure the disk is left alone for a while: tests/contract/test_block_store.py shows that."""
-    monkeypatch.setattr(disk_threads, "_SICK_PAUSE_S", 0.0)
+    monkeypatch.setattr(disk_threads, "_FAILURE_PAUSE_S", 0.0)
     monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", 0.0)
 
 
@@ -287,7 +287,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
 async def test_while_the_disk_does_not_answer_others_do_not_wait_to_find_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_threads, "_SICK_PAUSE_S", 5.0)
+    monkeypatch.setattr(disk_threads, "_FAILURE_PAUSE_S", 5.0)
     store = Disk(tmp_path / "cache", open_files=1)
     await store.write(*(meta_of(index) for index in range(3)))
     with SickDisk(store.root) as sick:

@@ -51,7 +51,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the answer of the pr
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all objects are on disk, and show progress.")]
 
 
-class NobodyThereError(Exception):
+class NoServerError(Exception):
     """No server listens at that address."""
 
 
@@ -88,18 +88,18 @@ class Proxy:
     def delete(self, key: str) -> None:
         self._call_or_fail(lambda: self._client.delete_object(Bucket=CONTROL_BUCKET, Key=key))
 
-    def is_there(self) -> bool:
+    def is_listening(self) -> bool:
         """Whether a server listens at the endpoint."""
         try:
             self._call(lambda: self._client.get_object(Bucket=CONTROL_BUCKET, Key="status.json"))
-        except NobodyThereError:
+        except NoServerError:
             return False
         return True
 
     def _call_or_fail(self, call: Callable[[], Any], missing: str = "") -> Any:
         try:
             return self._call(call, missing)
-        except NobodyThereError as error:
+        except NoServerError as error:
             failed(
                 f"no Outrider at {self.endpoint}: {error}. Start one with `outrider serve`, run this under "
                 "`outrider run --`, or give --endpoint or AWS_ENDPOINT_URL."
@@ -118,7 +118,7 @@ class Proxy:
             keys = f" Signed with {self._keys}; the proxy's clients file has the keys and their grants."
             failed(f"{code}: {message}{keys if code in _DENIED else ''}")
         except (HTTPClientError, NoConnectionError, OSError) as error:
-            raise NobodyThereError(str(error)) from error
+            raise NoServerError(str(error)) from error
         except BotoCoreError as error:
             failed(str(error))
         return answer

@@ -43,7 +43,7 @@ def verify(
     report: dict[str, Any] | None = None
     if flags["cache_dir"] is None:
         proxy = control_client.Proxy(endpoint, config)
-        if endpoint is not None or body or proxy.is_there():
+        if endpoint is not None or body or proxy.is_listening():
             report = _by_proxy(proxy, body)
     elif body:
         typer.echo("outrider: --cache-dir verifies all that lies there: give no URL.", err=True)

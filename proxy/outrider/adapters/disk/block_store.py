@@ -100,7 +100,7 @@ class DiskBlockStore(BlockIndex):
     # -- reading ------------------------------------------------------------------------------------------------
 
     async def lease(self, block: BlockKey) -> FileLease | None:
-        if (lease := self.lease_open(block)) is None and (lease := await self._opened(block)) is not None:
+        if (lease := self.lease_open(block)) is None and (lease := await self._open_block(block)) is not None:
             self._policy.read(block)
         return lease
 
@@ -163,7 +163,7 @@ class DiskBlockStore(BlockIndex):
         slot = self._slots.get(block)
         if slot is None or (slot.verified and not again):
             return 0
-        lease = await self._opened(block, scrub=True)
+        lease = await self._open_block(block, scrub=True)
         if lease is not None:
             lease.release()
         if lease is not None or self._slots.get(block) is not slot:
@@ -174,7 +174,7 @@ class DiskBlockStore(BlockIndex):
         """The scrubber has finished a round over all blocks."""
         self._metrics.scrub_rounds.inc()
 
-    async def _opened(self, block: BlockKey, *, scrub: bool = False) -> FileLease | None:
+    async def _open_block(self, block: BlockKey, *, scrub: bool = False) -> FileLease | None:
         slot = self._slots.get(block)
         if slot is None:
             return None
@@ -251,7 +251,7 @@ class DiskBlockStore(BlockIndex):
             raise StoreUnavailable("the directory is being scanned")
         if self.stopping:
             raise StoreUnavailable("the proxy stops")
-        if self.work.is_sick:
+        if self.work.is_failing:
             raise StoreUnavailable("the disk failed a moment ago")
 
     async def _make_room(self, need: int, meta: BlockMeta | None) -> None:
@@ -261,7 +261,7 @@ class DiskBlockStore(BlockIndex):
             await asyncio.wait(self._leaving)
         over = self.budget.excess(need, self.clock())
         if over is None:
-            over = await self._looked_over(need)
+            over = await self._over_by_free_space(need)
         self._note_reads()
         incoming = (None, None) if meta is None else (meta.key, meta.version)
         victims, enough = self._victims(over, self._policy.victims(*incoming))
@@ -272,7 +272,7 @@ class DiskBlockStore(BlockIndex):
             raise StoreUnavailable("no block may be evicted")
         await self._evict(victims)
 
-    async def _looked_over(self, need: int) -> int:
+    async def _over_by_free_space(self, need: int) -> int:
         pending = self.budget.pending_bytes
         try:
             free = await self.work.run(self.directory.free_bytes)

@@ -25,7 +25,7 @@ PATIENCE_S = 10.0
 # The threads only wait for the disk; more of them do not make one disk faster.
 _THREADS = 8
 # The pause after a failed write. Reads are served from the origin meanwhile.
-_SICK_PAUSE_S = 5.0
+_FAILURE_PAUSE_S = 5.0
 _LOG_PAUSE_S = 60.0
 
 
@@ -36,7 +36,7 @@ class DiskThreads:
         self._metrics = metrics
         self.clock = clock
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="outrider-disk")
-        self._sick_until = 0.0
+        self._failing_until = 0.0
         self._hung_until = 0.0
         self._log_after: dict[str, float] = {}
         self._cleaning: dict[asyncio.Task[None], BlockKey] = {}
@@ -45,9 +45,9 @@ class DiskThreads:
             metrics.store_errors.labels(act)
 
     @property
-    def is_sick(self) -> bool:
+    def is_failing(self) -> bool:
         """A write failed a moment ago."""
-        return self.clock() < self._sick_until
+        return self.clock() < self._failing_until
 
     @property
     def is_hung(self) -> bool:
@@ -64,13 +64,13 @@ class DiskThreads:
 
     def write_failed(self, act: Act, error: OSError) -> StoreUnavailable:
         self.failed(act, error)
-        self._sick_until = self.clock() + _SICK_PAUSE_S
+        self._failing_until = self.clock() + _FAILURE_PAUSE_S
         return StoreUnavailable(f"{act}: {error}")
 
     def open_failed(self, error: OSError) -> None:
         if isinstance(error, TimeoutError):
             # Other readers need not wait as long to find out.
-            self._hung_until = self.clock() + _SICK_PAUSE_S
+            self._hung_until = self.clock() + _FAILURE_PAUSE_S
         self.failed("open", error)
 
     async def clean_up(self, block: BlockKey, cleaning: Coroutine[Any, Any, None]) -> None:
