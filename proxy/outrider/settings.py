@@ -237,7 +237,8 @@ class Settings(BaseModel):
         0, ge=0, description="Bytes a second of prefetch at most; 0: no limit."
     )
     verify: Literal["first", "always"] = Field(
-        "first", description="When the checksum of a block is verified: at its first read, or at every read."
+        "first",
+        description="When the checksum of a block is verified: at its first read after a start, or at every read.",
     )
     scrub_bandwidth: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
         20_000_000, ge=0, description="Bytes a second that the scrubber reads to find damaged blocks; 0: no scrubbing."

@@ -1,6 +1,6 @@
 """Sends requests to the origin over aiohttp's client: signed by the proxy, streamed both ways, never buffered whole.
 
-aiohttp's errors are translated into `OriginBroke` here, and nowhere else.
+aiohttp's errors are translated into `OriginBroke` here and in `http_reply`, and nowhere else.
 """
 
 from __future__ import annotations
