@@ -23,7 +23,7 @@ from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchLimits
-from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.block_source import BlockSource, PeerReader
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader, Patience
@@ -134,7 +134,7 @@ def engine(
     catalog_entries: int = 10_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, budget: PrefetchLimits | None = None,
     buffer_bytes: Callable[[int], int] = as_large, reads_on: Callable[[float], Awaitable[object]] = at_once,
-    later: Later = called_at_once,
+    later: Later = called_at_once, peers: PeerReader | None = None,
 ) -> Iterator[Engine]:  # fmt: skip
     """`buffer_bytes`: `as_large`, or `as_small`, where each block is written whole. `reads_on`: the sleep by which the
     disk's work of a small block waits. `later`: makes the calls that may wait until a reader has asked for more."""
@@ -153,7 +153,7 @@ def engine(
     versions = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries)
     scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
     origin_reader = OriginReader(origin, patience or no_wait_patience(), metrics, scheduler, Hedging())
-    source, runtime = BlockSource(origin_reader), Runtime(tasks.spawn, clock, sleep)
+    source, runtime = BlockSource(origin_reader, peers), Runtime(tasks.spawn, clock, sleep)
     flights = FlightTable(
         layout, source, store, scheduler, replace(runtime, sleep=reads_on), buffer_bytes_of=buffer_bytes
     )
