@@ -103,12 +103,12 @@ class Stored:
 
 @dataclass(slots=True)
 class Fault:
-    """What goes wrong with the requests that it matches, `times` times (None: always).
+    """A fault of the requests that it matches, `times` times (None: always).
 
-    `status`: this answer instead of the object. `break_after`: the body ends, as a broken connection, after so many
-    bytes. `refuse`: no reply at all. `bug`: what no origin may raise. `gate`: the head waits for the event;
-    `body_gate`: the body does, after `gate_after` bytes. `shift`: the 206 brings bytes, and names them so, that lie
-    this much further on.
+    `status`: this answer instead of the object. `break_after`: the body breaks off, as with a broken connection, after
+    so many bytes. `refuse`: no reply at all. `bug`: an error that no origin may raise. `gate`: the head waits for the
+    event. `body_gate`: the body waits for it, after `gate_after` bytes. `shift`: the 206 brings, and names, bytes that
+    lie this much further on.
     """
 
     times: int | None = 1

@@ -85,7 +85,7 @@ class BlockLayout:
         return range(extent.start // self.block_bytes, block_count(extent.stop, self.block_bytes))
 
     def disk_bytes(self, size: int, of_block: Callable[[int], int]) -> int:
-        """What the blocks of an object of `size` bytes take on disk. `of_block`: what one block of so many bytes
+        """How many bytes an object of `size` bytes takes on disk. `of_block`: how many one block of a given length
         takes."""
         whole, rest = divmod(size, self.block_bytes)
         return whole * of_block(self.block_bytes) + (of_block(rest) if rest else 0)

@@ -160,7 +160,7 @@ async def test_another_fill_has_a_slot_while_its_owner_has_given_it_back() -> No
     queue = Queue(1)
     await queue.add("a", "b")
     queue.of["a"].give_back()
-    queue.of["a"].give_back()  # a second time it is nobody's to give
+    queue.of["a"].give_back()  # a second time it has no slot to give
     await queue.settle()
     assert queue.order == ["a", "b"]
     again = asyncio.create_task(queue.of["a"].take())
@@ -175,7 +175,7 @@ async def test_another_fill_has_a_slot_while_its_owner_has_given_it_back() -> No
 async def test_the_slot_of_a_cancelled_fill_is_not_lost(granted: bool) -> None:
     queue = Queue(1)
     await queue.add("a", "b", "c")
-    if granted:  # granted and cancelled before he could see it
+    if granted:  # granted, and cancelled before it could see that
         queue.done["a"].set()
         await asyncio.sleep(0)
         assert queue.of["b"].held

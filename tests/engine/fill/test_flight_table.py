@@ -440,7 +440,7 @@ async def test_a_disk_that_fails_to_write_the_buffer_ends_the_fill(
 
 @given(st.integers(1, 10_000))
 def test_the_buffers_of_all_fills_are_bounded_and_a_lone_fill_buffers_a_whole_write(fills: int) -> None:
-    # 64 is the default of the setting `fills`. Of more than 128 fills each buffers 64 KiB: as much as a socket brings
+    # 64 is the default of the setting `fills`. Each of more than 128 fills buffers 64 KiB: as much as a socket brings
     # at once.
     assert fills * fill_module.buffer_bytes(fills) <= max(8 * 2**20, fills * 64 * 2**10)
     assert fill_module.buffer_bytes(fills) <= fill_module.buffer_bytes(1) == 512 * 2**10

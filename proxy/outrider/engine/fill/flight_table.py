@@ -63,8 +63,8 @@ class FlightTable:
     def board(self, version: ObjectVersion, run: BlockRun, wanted_byte: int | None = None) -> list[Flight]:
         """Enter the blocks of `run`, all of them wanted, into the table. The caller sees to it that they are filled.
 
-        `wanted_byte`: the object's byte that somebody waits for. Where it lies in the first block, the fill begins
-        there or a little before. None, or a byte elsewhere: it begins at the start.
+        `wanted_byte`: the byte of the object that a reader waits for. If it lies in the first block, the fill begins
+        there or a little before. None, or a byte elsewhere: the fill begins at the start of the first block.
         """
         flights = [Flight(BlockMeta(self._layout, version, run.first + i)) for i in range(run.count)]
         lead = flights[0].meta
@@ -120,7 +120,7 @@ class FlightTable:
         self._disk_pressure.measured(disk_s, origin_s, count, len(self._flights), self._runtime.clock())
 
     def landed(self, flight: Flight) -> None:
-        # The block leaves the table only now that the store has it, so that nobody finds it in neither.
+        # The block leaves the table only now that the store has it: a reader always finds it in one of the two.
         self._flights.pop(flight.meta.key, None)
         flight.land()
 

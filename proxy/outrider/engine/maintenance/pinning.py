@@ -39,7 +39,7 @@ class Pinning:
         self._version_lookup = version_lookup
         self._save = save
         self._saving = asyncio.Lock()
-        self.book = Book(cached=True)
+        self.book = Book(keeps_ended=True)
         self._refused: set[tuple[str, str]] = set()
         self._check_again_at = 0.0
 

@@ -132,48 +132,49 @@ def blocks_of(item: Item, layout: BlockLayout) -> Iterator[tuple[BlockKey, int]]
         yield BlockKey(item.version_id, index), layout.extent(index, item.size).length
 
 
-# Of one owner. With plans and stalls they fit on one page of a LIST.
+# Warm-ups of one owner. With plans and stalls they fit on one page of a LIST.
 NAMES_MAX = 60
-# Of all owners together: some 250 bytes each.
+# Objects of all warm-ups of all owners together: some 250 bytes each.
 _OBJECTS_HELD_MAX = 500_000
 
 
 class Book:
-    """Warm-ups by owner and name. Those that have ended make room for new ones, unless they are `cached`."""
+    """Warm-ups by owner and name. Warm-ups that have ended make room for new ones, unless `keeps_ended`."""
 
-    def __init__(self, *, cached: bool = False) -> None:
-        self._cached = cached
+    def __init__(self, *, keeps_ended: bool = False) -> None:
+        self._keeps_ended = keeps_ended
         self._entries: dict[tuple[str, str], Warmup] = {}
 
     def get(self, owner: str, name: str) -> Warmup | None:
         return self._entries.get((owner, name))
 
     def of(self, owner: str) -> list[Warmup]:
-        return [one for one in self._entries.values() if one.owner == owner]
+        return [entry for entry in self._entries.values() if entry.owner == owner]
 
     def all(self) -> list[Warmup]:
         return list(self._entries.values())
 
     def put(self, warmup: Warmup) -> None:
-        """In the place of one of the same name. Raises InvalidRequest: there are too many, and none has ended."""
+        """Enter a warm-up; it replaces one of the same owner and name. Raises InvalidRequest: there are too many, and
+        none has ended."""
         key = warmup.owner, warmup.name
-        self._make_room([one for one in self.of(warmup.owner) if one.name != warmup.name], NAMES_MAX - 1, len)
-        others = [one for one in self.all() if (one.owner, one.name) != key]
+        self._make_room([entry for entry in self.of(warmup.owner) if entry.name != warmup.name], NAMES_MAX - 1, len)
+        others = [entry for entry in self.all() if (entry.owner, entry.name) != key]
         self._make_room(others, _OBJECTS_HELD_MAX - len(warmup.items) - len(warmup.wanted.refs), _objects)
         self._entries.pop(key, None)
         self._entries[key] = warmup
 
-    def _make_room(self, those: list[Warmup], most: int, measure: Callable[[list[Warmup]], int]) -> None:
-        while measure(those) > most:
-            over = None if self._cached else next((one for one in those if not one.running), None)
-            if over is None:
+    def _make_room(self, entries: list[Warmup], most: int, measure: Callable[[list[Warmup]], int]) -> None:
+        while measure(entries) > most:
+            ended = None if self._keeps_ended else next((entry for entry in entries if not entry.running), None)
+            if ended is None:
                 raise InvalidRequest("There are too many here, or they name too many objects: delete some of them.")
-            those.remove(over)
-            self.pop(over.owner, over.name)
+            entries.remove(ended)
+            self.pop(ended.owner, ended.name)
 
     def pop(self, owner: str, name: str) -> Warmup | None:
         return self._entries.pop((owner, name), None)
 
 
-def _objects(those: list[Warmup]) -> int:
-    return sum(len(one.items) for one in those)
+def _objects(entries: list[Warmup]) -> int:
+    return sum(len(entry.items) for entry in entries)

@@ -81,7 +81,7 @@ class ReaderCount:
 
     def __init__(self) -> None:
         self.reading = 0
-        # Reads whose version is not known yet. A job's first readers begin so, all at once.
+        # Reads whose version is not known yet. The first readers of a job begin so, all at once.
         self.beginning = 0
         # The readers of a job begin one after the other, at each epoch again, and the first has the line to itself for
         # a moment only: so the number of late counts, too.
@@ -240,7 +240,7 @@ class BodyRead:
     def _relay(self) -> Chunks:
         """The run of missing blocks at `position`, by one GET."""
         self._metrics.relays.inc()
-        # Where the disk only lags, it is asked again after a window whether it still does.
+        # A disk that only lags is looked at again after a window.
         self._lagged = False
         window_stop = self._position + WINDOW_BLOCKS_MAX * self._layout.block_bytes
         stop = self._extent.stop if self._relaying else min(self._extent.stop, window_stop)

@@ -230,8 +230,8 @@ def _conditional(version: ObjectVersion, headers: Mapping[str, str], cache: Cach
     if verdict is Precondition.FAILED:
         raise PreconditionFailed
     if verdict is Precondition.NOT_MODIFIED:
-        cached = {"etag", "last-modified", "cache-control", "expires", "x-amz-version-id"}
-        return ReadAnswer(304, tuple(pair for pair in version.headers if pair[0] in cached), 0, cache)
+        sent = {"etag", "last-modified", "cache-control", "expires", "x-amz-version-id"}
+        return ReadAnswer(304, tuple(pair for pair in version.headers if pair[0] in sent), 0, cache)
     return None
 
 

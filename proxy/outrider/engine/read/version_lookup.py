@@ -140,8 +140,8 @@ class VersionLookup:
             # leaves out the headers, which may have changed while the bytes, and so the ETag, did not.
             first_byte = None
         question, brings = self._questions.get(ref), False
-        # A question that began before a write may be answered with the older version. Where each read must ask, so may
-        # any question that began before this read.
+        # A question that began before a write may be answered with the older version. In a mode in which each read must
+        # ask, the same holds for any question that began before this read.
         if question is not None and not self._versions.will_be_fresh(ref, question.mark):
             if question.brings and self._versions.believes(ref, question.mark):
                 first_byte, brings = None, True
@@ -209,9 +209,9 @@ class VersionLookup:
             if reply.status != 416:
                 version = await self._version_of(ref, question, reply, whole=whole)
                 if beside is not None:
-                    told = await self._answer_beside(ref, beside)
-                    same = told is not None and (told.etag, told.size) == (version.etag, version.size)
-                    version = told if told is not None and same else version
+                    by_head = await self._answer_beside(ref, beside)
+                    if by_head is not None and (by_head.etag, by_head.size) == (version.etag, version.size):
+                        version = by_head
                 flights = self._board(version, index, start, whole=whole)
                 self._learn(ref, question, version)
                 if flights and _begins_at(reply) == flights[0].begins_at:
@@ -221,8 +221,8 @@ class VersionLookup:
                     self._flights.fill(flights)
                 return
         # Nothing lies at that offset: the object is shorter, or empty. Only a HEAD tells how long it is.
-        told = None if beside is None else await self._answer_beside(ref, beside)
-        self._learn(ref, question, told or await self._head(ref, question))
+        by_head = None if beside is None else await self._answer_beside(ref, beside)
+        self._learn(ref, question, by_head or await self._head(ref, question))
 
     def _board(self, version: ObjectVersion, index: int, start: int, *, whole: bool) -> list[Flight]:
         """Flights for the blocks that the reply brings; none if one of them is here or on its way."""
@@ -253,17 +253,17 @@ class VersionLookup:
         headers = dict(reply.headers)
         question.settled &= is_settled(headers)
         size = reply.content_length
-        cached = replayable(reply.headers)
+        kept = replayable(reply.headers)
         if reply.status == 206:
             got = ranges.parse_content_range(headers.get("content-range", ""))
             size = None if got is None else got[1]
             if got is None or got[0].length != got[1]:
-                cached = without_checksums(cached)
+                kept = without_checksums(kept)
         etag = headers.get("etag")
         if size is None or not is_strong_etag(etag):
             raise NotCacheable(f"{ref} has no strong ETag or no size")
         assert etag is not None
-        return ObjectVersion(ref, etag, size, cached, whole and reply.status == 200)
+        return ObjectVersion(ref, etag, size, kept, whole and reply.status == 200)
 
     # -- checksums, asked for beside something else -----------------------------------------------------------------
 
