@@ -55,7 +55,7 @@ class Plan:
     step_ms: float = 150.0
 
 
-SHORT = Plan(shards=6, samples_per_shard=200)
+SHORT = Plan(shards=4, samples_per_shard=128)
 
 
 class DemoError(Exception):
