@@ -53,10 +53,10 @@ class Child:
         stop_signal: signal.Signals = signal.SIGTERM,
         grace_s: float = 60.0,
         user: int | None = None,
-        forked: bool = True,
+        forked: bool = False,
     ) -> None:
         """`user`: whom it runs as, in the group of the same number and no other; None: as this process. `forked`: a
-        module of ours may come from the fork server."""
+        module of ours comes from the fork server, for tests alone: a benchmark measures a new interpreter."""
         self.log = log
         self._stop_signal = stop_signal
         self._grace_s = grace_s
