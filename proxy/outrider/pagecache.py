@@ -37,8 +37,8 @@ _probe = [bytearray(1)]
 def opens_at_once(path: bytes) -> bool:
     """Whether opening a file on this file system takes no more than a lookup. A file system that lives elsewhere (FUSE,
     virtiofs, NFS) may ask there and wait, even if the kernel has the path cached. Source: statfs(2)."""
-    told = (ctypes.c_long * 64)()
-    return _libc.statfs(ctypes.c_char_p(path), told) == 0 and told[0] & 0xFFFFFFFF in _LOCAL
+    statfs = (ctypes.c_long * 64)()
+    return _libc.statfs(ctypes.c_char_p(path), statfs) == 0 and statfs[0] & 0xFFFFFFFF in _LOCAL
 
 
 def open_known(path: bytes) -> int | None:
@@ -120,6 +120,6 @@ def is_in_memory(fd: int, offset: int, count: int = 1) -> bool:
         return True  # the file is too short: the read will report it
     with pages:
         first = ctypes.c_ubyte.from_buffer(pages)
-        told = _libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(length), resident)
+        answer = _libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(length), resident)
         del first  # the map cannot be closed while this exists
-    return told != 0 or all(page & 1 for page in resident)
+    return answer != 0 or all(page & 1 for page in resident)

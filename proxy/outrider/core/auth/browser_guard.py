@@ -34,10 +34,10 @@ def check_host(host: str, domains: Iterable[str] = ()) -> None:
 
 def check_page(headers: Headers) -> None:
     """Raises AccessDenied: a page of another site sent the request. `headers` have lower-case names."""
-    told = dict(headers)
-    origin = told.get("origin")
-    if told.get("sec-fetch-site", "none") in _OWN_SITES and (
-        origin is None or origin.partition("://")[2] == told.get("host")
+    named = dict(headers)
+    origin = named.get("origin")
+    if named.get("sec-fetch-site", "none") in _OWN_SITES and (
+        origin is None or origin.partition("://")[2] == named.get("host")
     ):
         return
     raise AccessDenied(

@@ -93,8 +93,8 @@ class FormPolicy:
         values = form.values | {"bucket": bucket}
         for condition in self.conditions:
             if not condition.holds(values.get(condition.name, "")):
-                told = json.dumps([condition.operator, f"${condition.name}", condition.value])
-                raise AccessDenied(f"Invalid according to Policy: Policy Condition failed: {told}")
+                failed = json.dumps([condition.operator, f"${condition.name}", condition.value])
+                raise AccessDenied(f"Invalid according to Policy: Policy Condition failed: {failed}")
         covered = {condition.name for condition in self.conditions} | _UNCOVERED
         extra = sorted(name for name in values.keys() - covered if not name.startswith("x-ignore-"))
         if extra:

@@ -48,10 +48,10 @@ def clock_offset(status: int, code: str | None, date: str | None, now: float, of
     `date`: the error's Date header. `offset_s`: the seconds added until now. An error without a body counts if its date
     is so far off that every request would be refused.
     """
-    if status != 403 or code not in (None, "RequestTimeTooSkewed") or (told := _seconds(date)) is None:
+    if status != 403 or code not in (None, "RequestTimeTooSkewed") or (origin_s := _seconds(date)) is None:
         return None
-    if abs(told - now - offset_s) > _SKEW_MAX_S:
-        return told - now
+    if abs(origin_s - now - offset_s) > _SKEW_MAX_S:
+        return origin_s - now
     # The offset came from a wrong date of the origin.
     return 0.0 if code is not None and abs(offset_s) > _SKEW_MAX_S else None
 

@@ -79,7 +79,7 @@ class _Reader:
         self.is_list = False
         self.text: list[str] = []
         self._path: list[str] = []
-        self._told: dict[str, str] = {}
+        self._entry: dict[str, str] = {}
 
     def start(self, name: str, _: object) -> None:
         # `end` joins the path for each element: without a limit the time would grow with the square of the depth.
@@ -95,22 +95,22 @@ class _Reader:
             case "ListBucketResult":
                 self.is_list = True
             case "ListBucketResult/Contents":
-                self.objects.append(_listed(self._told))
-                self._told = {}
+                self.objects.append(_listed(self._entry))
+                self._entry = {}
             case "ListBucketResult/NextContinuationToken":
                 self.token = value
             case "ListBucketResult/IsTruncated":
                 self.truncated = value == "true"
             case _ if path.startswith("ListBucketResult/Contents/"):
-                self._told[path.rpartition("/")[2]] = value
+                self._entry[path.rpartition("/")[2]] = value
 
 
-def _listed(told: dict[str, str]) -> Listed:
-    key, size = told.get("Key", ""), told.get("Size", "")
+def _listed(entry: dict[str, str]) -> Listed:
+    key, size = entry.get("Key", ""), entry.get("Size", "")
     if not (size.isascii() and size.isdecimal()):
         raise ValueError("a size must be a number")
     key = unquote_to_bytes(key.replace("+", " ")).decode("utf-8", "surrogateescape")
-    return Listed(key, int(size), told.get("ETag", ""), told.get("LastModified", ""))
+    return Listed(key, int(size), entry.get("ETag", ""), entry.get("LastModified", ""))
 
 
 def _refuse(*_: object) -> None:

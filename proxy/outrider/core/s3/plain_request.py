@@ -32,7 +32,7 @@ _SIGNED = frozenset(
      "amz-sdk-invocation-id", "amz-sdk-request", "x-amz-user-agent", "x-amz-api-version", "traceparent", "tracestate")
 )  # fmt: skip
 _PLAIN = _SIGNED | {"host", "if-match", "x-amz-checksum-mode", "x-amz-content-sha256", "connection"}
-_EACH_TIME_ANOTHER = frozenset(("authorization", "x-amz-date", "amz-sdk-invocation-id", "traceparent"))
+_DIFFERENT_EACH_TIME = frozenset(("authorization", "x-amz-date", "amz-sdk-invocation-id", "traceparent"))
 # A header name comes in two or three spellings, and each spelling is put into lower case once.
 _SPELLINGS: Memo[bytes, str] = Memo(256)
 
@@ -107,38 +107,38 @@ def recognise(data: bytes) -> PlainRequest | None:
     # Otherwise `Range: ` is the end of another name, stands in a value, or comes after the end of the head.
     if found and not (after and (not before or before.endswith(b"\r\n"))):
         before, found, value, after = fields, b"", b"", b""
-    others, asked, span = before + after, None, None
+    others, range_header, span = before + after, None, None
     if found:
-        asked = value.decode("latin-1")
-        span = ranges.parse_exact(asked)
+        range_header = value.decode("latin-1")
+        span = ranges.parse_exact(range_header)
     meaning = _MEANINGS.get(others) or _meaning_of(others)
     # Stores differ in how they answer a HEAD with a Range.
     if meaning is None or (found and (span is None or method == "HEAD")):
         return None
     path, _, query = match[2].partition(b"?")
-    return PlainRequest(method, path, query, fields, *meaning, asked, span)
+    return PlainRequest(method, path, query, fields, *meaning, range_header, span)
 
 
 def _meaning_of(fields: bytes) -> _Meaning | None:
     """The facts in these header lines. None: a header is none of a plain read, or comes twice."""
     if _FIELDS.fullmatch(fields) is None:
         return None
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in fields[:-4].split(b"\r\n"):
         spelled, _, value = line.partition(b": ")
         name = _SPELLINGS.get(spelled) or _name_of(spelled)
-        if name is None or name in said:
+        if name is None or name in values:
             return None
-        said[name] = value.decode("ascii")
-        if name not in _SIGNED and not _is_plain(name, said[name]):
+        values[name] = value.decode("ascii")
+        if name not in _SIGNED and not _is_plain(name, values[name]):
             return None
-    if "host" not in said:
+    if "host" not in values:
         return None
-    agent = said.get("user-agent", "")
+    agent = values.get("user-agent", "")
     # The search is skipped for most clients, which name no application.
     app = app_of(agent) if "app/" in agent else ""
-    meaning = _Meaning(said["host"], said.get("if-match"), "x-amz-checksum-mode" in said, app)
-    if _EACH_TIME_ANOTHER.isdisjoint(said) and len(fields) <= _MEANING_BYTES_MAX:
+    meaning = _Meaning(values["host"], values.get("if-match"), "x-amz-checksum-mode" in values, app)
+    if _DIFFERENT_EACH_TIME.isdisjoint(values) and len(fields) <= _MEANING_BYTES_MAX:
         _MEANINGS.put(fields, meaning)
     return meaning
 

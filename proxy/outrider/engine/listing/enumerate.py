@@ -57,12 +57,12 @@ class Enumerator:
         search = numbering.search()
         known: dict[str, bool] = {}
         try:
-            asked = next(search)
+            names = next(search)
             while True:
                 async with TaskGroup() as group:
-                    new = {name: group.create_task(self._is_there(bucket, name)) for name in asked if name not in known}
+                    new = {name: group.create_task(self._is_there(bucket, name)) for name in names if name not in known}
                 known |= {name: answer.result() for name, answer in new.items()}
-                asked = search.send([known[name] for name in asked])
+                names = search.send([known[name] for name in names])
         except StopIteration as end:
             found: Found | None = end.value
             return found
