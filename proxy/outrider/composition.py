@@ -27,7 +27,9 @@ from outrider.core.insight.usage import Prices
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
-from outrider.engine.ahead.prefetch import Mode, Prefetch, PrefetchLimits
+from outrider.core.origin.token_bucket import TokenBucket
+from outrider.engine.ahead.background_fill import BackgroundFill
+from outrider.engine.ahead.prefetch import Mode, Prefetch, PrefetchPolicy
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
@@ -150,16 +152,16 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     hits = HitLookup(layout, versions, store, time.monotonic)
     access = _access(settings)
     enumerator = Enumerator(origin_reader, memory, versions)
-    budget = PrefetchLimits(settings.prefetch_blocks, settings.prefetch_bandwidth)
-    prefetch = Prefetch(
-        planner, layout, versions, store, flights, version_lookup, enumerator, scheduler,
-        tasks.spawn_apart, time.monotonic, metrics,
-        mode_of=lambda ref: Mode(settings.prefetch_of(ref)), budget=budget,
+    fills = BackgroundFill(
+        layout, versions, store, flights, version_lookup, scheduler, metrics,
+        TokenBucket(settings.prefetch_bandwidth, time.monotonic()),
     )  # fmt: skip
+    prefetching = PrefetchPolicy(lambda ref: Mode(settings.prefetch_of(ref)), settings.prefetch_blocks)
+    prefetch = Prefetch(planner, fills, enumerator, scheduler, apart, prefetching)
     warmup_runner = WarmupRunner(
-        layout, versions, store, prefetch, enumerator, pins, apart, blocks_at_once=budget.blocks
+        layout, versions, store, fills, enumerator, pins, apart, blocks_at_once=settings.prefetch_blocks
     )
-    pinning = Pinning(warmup_runner, prefetch, version_lookup, lambda saved: _save_pins(store, saved))
+    pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
     touched = None if str(settings.cache_dir) == "memory" else WrittenNamesFile(directory, store.work)

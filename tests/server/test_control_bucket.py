@@ -136,7 +136,7 @@ def test_a_plan_is_not_withdrawn_before_all_of_it_is_told(proxy: Proxy) -> None:
     control = proxy.outrider.control
 
     class Seeing(ToldPlans):
-        def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Hint) -> None:
+        def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
             if not seen:
                 self.withdrawal = asyncio.ensure_future(control._withdraw("", "w"))
             seen.append("told")

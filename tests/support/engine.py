@@ -22,7 +22,9 @@ from outrider.core.model import ObjectRef
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
-from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchLimits
+from outrider.core.origin.token_bucket import TokenBucket
+from outrider.engine.ahead.background_fill import BackgroundFill
+from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchPolicy
 from outrider.engine.fill.block_source import BlockSource, PeerReader
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
@@ -83,6 +85,7 @@ class Engine:
     pins: Pins
     warmup_runner: WarmupRunner
     version_lookup: VersionLookup
+    fills: BackgroundFill
 
     async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
         """The body of a GET; `headers` with `_` for `-`."""
@@ -132,9 +135,10 @@ def engine(
     capacity_bytes: int = 64 * 1024 * 1024, min_free_bytes: int = 0, policy: str = "lru", freshness: str = "ttl:60",
     stale_if_error: bool = False, fills_max: int = 64, verify_always: bool = False, clock: FakeClock | None = None,
     catalog_entries: int = 10_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, budget: PrefetchLimits | None = None,
-    buffer_bytes: Callable[[int], int] = as_large, reads_on: Callable[[float], Awaitable[object]] = at_once,
-    later: Later = called_at_once, peers: PeerReader | None = None,
+    patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, prefetch_blocks: int = 64,
+    prefetch_bytes_s: float = 0.0, buffer_bytes: Callable[[int], int] = as_large,
+    reads_on: Callable[[float], Awaitable[object]] = at_once, later: Later = called_at_once,
+    peers: PeerReader | None = None,
 ) -> Iterator[Engine]:  # fmt: skip
     """`buffer_bytes`: `as_large`, or `as_small`, where each block is written whole. `reads_on`: the sleep by which the
     disk's work of a small block waits. `later`: makes the calls that may wait until a reader has asked for more."""
@@ -164,18 +168,19 @@ def engine(
     memory = MemoryBudget(64 * 1024 * 1024)
     list_cache = ListCache(lambda prefix: None, clock, 1 << 20, memory)
     passthrough = Passthrough(origin, origin_reader, versions, list_cache.forget)
-    enumerator, budget = Enumerator(origin_reader, memory, versions), budget or PrefetchLimits(64)
-    ahead = Prefetch(
-        planner, layout, versions, store, flights, version_lookup, enumerator, scheduler,
-        tasks.spawn, clock, metrics, mode_of=lambda _: prefetch, budget=budget, later=later,
-    )  # fmt: skip
+    enumerator = Enumerator(origin_reader, memory, versions)
+    fills = BackgroundFill(
+        layout, versions, store, flights, version_lookup, scheduler, metrics, TokenBucket(prefetch_bytes_s, clock())
+    )
+    prefetching = PrefetchPolicy(lambda _: prefetch, prefetch_blocks, later)
+    ahead = Prefetch(planner, fills, enumerator, scheduler, runtime, prefetching)
     warmup_runner = WarmupRunner(
-        layout, versions, store, ahead, enumerator, pins, runtime, blocks_at_once=budget.blocks
+        layout, versions, store, fills, enumerator, pins, runtime, blocks_at_once=prefetch_blocks
     )
     try:
         yield Engine(
             origin, layout, clock, tasks, metrics, store, versions, flights, reads, passthrough, ahead, planner,
-            scheduler, pins, warmup_runner, version_lookup,
+            scheduler, pins, warmup_runner, version_lookup, fills,
         )  # fmt: skip
     finally:
         store.close()

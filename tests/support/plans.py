@@ -34,7 +34,7 @@ class ToldPlans:
     pieces: list[Piece] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Hint) -> None:
+    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
         with self._changed:
             self.pieces.append(Piece(client, tuple(map(str, refs)), start, total))
             self._changed.notify_all()

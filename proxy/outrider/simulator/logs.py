@@ -1,4 +1,4 @@
-"""Reads out of a proxy's own JSON log, for a simulation of the run that wrote it."""
+"""Takes the reads of a real run out of the proxy's own JSON log, to simulate that run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from outrider.simulator.worlds import Request
 
 
 def requests_of(lines: Iterable[str]) -> list[Request]:
-    """The answered GETs of objects in a log, the first at 0 s. Lines of other kinds are passed over.
+    """The answered GETs of objects in a log, the first at 0 s. Other lines are skipped.
 
-    An object's size is not logged: it is taken to end where the farthest read did.
+    The log does not have the sizes of objects: an object is taken to end where its farthest read did.
     """
     found = sorted(_read(lines), key=lambda read: read[0])
     sizes: dict[tuple[str, str], int] = {}
@@ -32,20 +32,20 @@ def _read(lines: Iterable[str]) -> Iterator[tuple[float, str, str, str, Extent]]
         if not line.startswith("{"):
             continue
         try:
-            said = json.loads(line)
+            record = json.loads(line)
         except ValueError:
-            continue  # a line that the end of the log cut
-        if said.get("op") != "get" or said.get("status") not in (200, 206) or not said.get("bytes"):
+            continue  # the end of the log cut this line
+        if record.get("op") != "get" or record.get("status") not in (200, 206) or not record.get("bytes"):
             continue
-        ended = datetime.fromisoformat(said["time"]).timestamp()
-        start = _start_of(said.get("range"))
+        ended = datetime.fromisoformat(record["time"]).timestamp()
+        start = _start_of(record.get("range"))
         if start is not None:
-            extent = Extent(start, start + int(said["bytes"]))
-            who = f"{said.get('address', '')} {said.get('client', '-')} {said.get('app', '')}"
-            yield ended - float(said["seconds"]), who, said["bucket"], said["key"], extent
+            extent = Extent(start, start + int(record["bytes"]))
+            who = f"{record.get('address', '')} {record.get('client', '-')} {record.get('app', '')}"
+            yield ended - float(record["seconds"]), who, record["bucket"], record["key"], extent
 
 
 def _start_of(header: str | None) -> int | None:
-    """None: the last bytes, wherever they begin."""
+    """None: a range of the last bytes, whose start is not known."""
     spec = ranges.parse(header) if header else None
     return 0 if spec is None else spec.first

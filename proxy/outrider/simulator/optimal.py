@@ -1,4 +1,4 @@
-"""The best that eviction alone can do: Belady's choice, with the whole future in hand and nothing fetched ahead."""
+"""Belady's algorithm: the most hits that eviction alone can reach, with the whole future known and no prefetch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from heapq import heappop, heappush
 
 
 def optimal_hits(reads: Sequence[Hashable], capacity: int) -> list[bool]:
-    """Which of the reads hit in a cache for `capacity` objects of one size. What is read farthest in the future goes
-    first, and does not come in at all if that is itself."""
+    """Whether each read hits, in a cache for `capacity` objects of one size.
+
+    The victim is the object whose next read is farthest in the future. If that is the object just read, it is not
+    admitted.
+    """
     never = len(reads)
     following = [never] * len(reads)
     last: dict[Hashable, int] = {}

@@ -1,4 +1,4 @@
-"""Eviction policies by name, the planner among them."""
+"""Finds an eviction policy by its name; the planner is one of them."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from outrider.core.cache.policies import POLICIES, EvictionPolicy
 
 
 def policy_of(name: str, capacity_bytes: int, block_bytes: int) -> EvictionPolicy:
-    """The policy of that name for a store of `capacity_bytes`; `epoch` is the planner, which sees more than blocks."""
+    """The policy for a store of `capacity_bytes`. `epoch` is the planner, which is told of requests too."""
     return Planner(capacity_bytes, block_bytes) if name == "epoch" else POLICIES[name]()

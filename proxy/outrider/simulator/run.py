@@ -1,11 +1,11 @@
-"""One simulated run: jobs or logged requests, a policy, and what came of it epoch by epoch."""
+"""Runs one simulation: jobs or logged requests, a policy, and the result of each epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from outrider.core.ahead.numbered_names import Found, NumberedNames
+from outrider.core.ahead.numbered_names import NumberedNames, NumberedRange
 from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.policies import EvictionPolicy
@@ -31,9 +31,12 @@ _LIST_S = 0.2
 
 @dataclass(slots=True)
 class EpochResult:
-    """What an epoch of a job came to. A hit: all blocks of the shard were here when its reader asked for it; one that
-    was still on its way is none. `origin_bytes` and `wasted_bytes` are the whole cache's while the epoch went on;
-    wasted: fetched ahead and evicted unread. `stall_s`: waits, averaged over the readers."""
+    """The result of one epoch of a job.
+
+    A hit is a shard whose blocks were all in the store when its reader asked for it; a block that was still on its way
+    makes it a miss. `stall_s` is the time that a reader waited, averaged over the readers. `origin_bytes` and
+    `wasted_bytes` count for the whole cache during the epoch; wasted bytes were prefetched and evicted unread.
+    """
 
     job: str
     number: int
@@ -51,7 +54,7 @@ class EpochResult:
 
     @property
     def traffic(self) -> float:
-        """Bytes from the origin as a part of the dataset."""
+        """Bytes from the origin, as a part of the dataset."""
         return self.origin_bytes / max(1, self.dataset_bytes)
 
     @property
@@ -60,14 +63,15 @@ class EpochResult:
 
     @property
     def stall(self) -> float:
-        """The part of the epoch's time that the readers waited."""
+        """The part of the epoch's time for which the readers waited."""
         return self.stall_s / self.took_s if self.took_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a run has to its disposal. `ahead_blocks`: on their way for the planner at any time, at most. `ponder_s`: a
-    step of what takes longer to think of takes 0.1 ms, and the engine gives a tenth of its time to that."""
+    """The machine of a run. `ahead_blocks`: prefetched blocks that are on their way at any time, at most. `ponder_s`:
+    the time between two steps of the planner's long computations; such a step takes 0.1 ms, and the engine gives a
+    tenth of its time to them."""
 
     capacity_bytes: int
     origin_bytes_s: float
@@ -80,7 +84,7 @@ class Machine:
 
 
 class Simulation:
-    """`policy` is a name (`epoch`, `lru`, ...), or an object for tests. `opened`: what was read, in order."""
+    """`policy` is a name (`epoch`, `lru`, ...), or an object for tests. `opened` has the objects read, in order."""
 
     def __init__(self, machine: Machine, policy: str | EvictionPolicy, jobs: Sequence[JobSpec] = (),
                  requests: Iterable[Request] = ()) -> None:  # fmt: skip
@@ -93,7 +97,7 @@ class Simulation:
         self.store = SimStore(policy, machine.capacity_bytes)
         self.origin = SimOrigin(
             self.time, self.store, machine.origin_bytes_s, machine.latency_s,
-            landed=self._landed, refused=self._refused, idle=self.ride_ahead,
+            landed=self._landed, refused=self._refused, idle=self.prefetch,
         )  # fmt: skip
         self.epochs: list[EpochResult] = []
         self.opened: list[tuple[ObjectRef, EpochResult]] = []
@@ -123,9 +127,9 @@ class Simulation:
     def wasted_bytes(self) -> int:
         return self.planner.wasted_bytes if self.planner is not None else 0
 
-    # -- what the engine does in the proxy ----------------------------------------------------------------------
+    # -- the part of the engine ---------------------------------------------------------------------------------
 
-    def ride_ahead(self) -> None:
+    def prefetch(self) -> None:
         if self.planner is None or not self.machine.prefetch:
             return
         self._ponder()
@@ -156,7 +160,7 @@ class Simulation:
         self._pondering = False
         self._ponder()
         if not self._pondering:
-            self.ride_ahead()
+            self.prefetch()
 
     def _list(self, bucket: str, prefix: str) -> None:
         assert self.planner is not None
@@ -166,30 +170,30 @@ class Simulation:
             if ref.bucket == bucket and ref.key.startswith(prefix)
         )
         self.planner.listed(bucket, entries, self.time.now, prefix=prefix)
-        self.ride_ahead()
+        self.prefetch()
 
     def _count(self, bucket: str, numbering: NumberedNames) -> None:
-        search, rounds = numbering.search(), 0
+        probe, rounds = numbering.probe(), 0
         try:
-            asked = next(search)
+            asked = next(probe)
             while True:
                 rounds += 1
-                asked = search.send([ObjectRef(bucket, name) in self.objects for name in asked])
+                asked = probe.send([ObjectRef(bucket, name) in self.objects for name in asked])
         except StopIteration as end:
-            found: Found | None = end.value
+            found: NumberedRange | None = end.value
         after_s = rounds * self.machine.latency_s
         self.time.at(self.time.now + after_s, lambda: self._counted(bucket, numbering, found))
 
-    def _counted(self, bucket: str, numbering: NumberedNames, found: Found | None) -> None:
+    def _counted(self, bucket: str, numbering: NumberedNames, found: NumberedRange | None) -> None:
         assert self.planner is not None
         if found is None:
             self.planner.not_counted(bucket, numbering, self.time.now)
         else:
             self.planner.counted(numbering, found.names(), self.time.now)
-        self.ride_ahead()
+        self.prefetch()
 
     def _landed(self, fill: Fill) -> None:
-        self.ride_ahead()
+        self.prefetch()
 
     def _refused(self, fill: Fill) -> None:
         assert self.planner is not None
@@ -197,7 +201,8 @@ class Simulation:
 
 
 class _Visit:
-    """One read of an extent, block by block: at each, what is missing of the window is asked for, as in the engine."""
+    """One read of an extent, block by block. Before each block, the missing blocks of the read-ahead window are asked
+    for, as the engine does. Implements `RelayTarget`."""
 
     def __init__(self, sim: Simulation, client: str, of: SimObject, extent: Extent, bytes_s: float, row: EpochResult,
                  then: Act) -> None:  # fmt: skip
@@ -209,16 +214,16 @@ class _Visit:
         self._then = then
         self._at = self._first = sim.layout.index_of(extent.start)
         self._last = sim.layout.index_of(extent.stop - 1)
-        # Blocks that were relayed to this reader, and are read from memory.
+        # Blocks that came past the store, and are read from memory.
         self._relayed: set[int] = set()
         sim.readers += 1
         row.opened += 1
         row.hits += all(sim.store.has(block) for block, _ in of.blocks[self._first : self._last + 1])
         sim.opened.append((of.ref, row))
         if sim.planner is not None:
-            # What it says of read-ahead across requests is left out here: made-up readers ask for whole shards.
+            # The read-ahead that it returns is for readers of many requests; these here ask for whole shards.
             sim.planner.asked(client, of.ref, of.version.size, extent, sim.time.now)
-            sim.ride_ahead()
+            sim.prefetch()
         self._since = sim.time.now
         self._step()
 
@@ -237,7 +242,7 @@ class _Visit:
         elif (fill := sim.origin.flight(block)) is not None:
             fill.waiters.append(self._read)
         else:
-            self._step()  # evicted for this very window: it is asked for now
+            self._step()  # the block was evicted for this very window: ask for it again
 
     def relay(self, index: int) -> None:
         self._relayed.add(index)
@@ -264,7 +269,7 @@ class _Visit:
 
 
 class _Job:
-    """The epochs of one job, one after the other; each ends when its last reader has."""
+    """The epochs of one job, one after the other. An epoch ends when its last reader has ended."""
 
     def __init__(self, sim: Simulation, spec: JobSpec) -> None:
         self._sim = sim
@@ -315,7 +320,7 @@ class _Job:
 
 
 class _Replay:
-    """Logged requests, each made when it was made. A new row begins when as many objects were read as there are."""
+    """Logged requests, each at its own time. A new result begins when all objects were read and one is read again."""
 
     def __init__(self, sim: Simulation, requests: list[Request]) -> None:
         self._sim = sim

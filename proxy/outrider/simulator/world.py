@@ -1,4 +1,4 @@
-"""The parts of the simulated world: virtual time, a store with a budget, an origin of limited bandwidth."""
+"""The parts of the simulated machine: virtual time, a store with a budget, an origin of limited bandwidth."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
 Act = Callable[[], None]
 
-# Who is served first: a block that a reader waits for, then what its read will come to, then what nobody has asked for.
+# The order of service: blocks that a reader waits for, then the rest of its read-ahead window, then prefetched blocks.
 AWAITED, READ_AHEAD, PREFETCHED = range(3)
 Urgency = tuple[int, float]
 
 
 class Timeline:
-    """Virtual time: acts happen in the order of their times, and of their coming where times are equal."""
+    """Virtual time. Acts happen in the order of their times; acts of the same time, in the order in which they were
+    added."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -53,7 +54,7 @@ class SimObject:
 
 
 class SimStore:
-    """Blocks within a budget; victims are the policy's choice, and a block that is being read is none."""
+    """Blocks within a budget. The policy chooses the victims; a block that is being read is never one."""
 
     def __init__(self, policy: EvictionPolicy, capacity_bytes: int) -> None:
         self.policy = policy
@@ -81,7 +82,7 @@ class SimStore:
             del self._in_use[block]
 
     def reserve(self, block: BlockKey, version: ObjectVersion, length: int) -> bool:
-        """Take room for a block; False: nothing more may go for it."""
+        """Takes room for a block. False: the policy offers too few victims."""
         over = length - self.free_bytes
         chosen = []
         if over > 0:
@@ -105,15 +106,17 @@ class SimStore:
         self.policy.added(block, version)
 
 
-class Reader(Protocol):
+class RelayTarget(Protocol):
+    """A reader whose blocks may come past the store."""
+
     def relay(self, index: int) -> None:
-        """A block has come that the store had no room for."""
+        """A block has come for which the store had no room."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Fill:
-    """A block that waits for its turn at the origin, or is on its way."""
+    """A block that is queued at the origin, or is on its way. `relayed`: the store has no room for it."""
 
     of: SimObject
     index: int
@@ -121,14 +124,14 @@ class Fill:
     sent_for: bool = False
     relayed: bool = False
     waiters: list[Act] = field(default_factory=list)
-    readers: list[Reader] = field(default_factory=list)
+    readers: list[RelayTarget] = field(default_factory=list)
 
 
 class SimOrigin:
     """All blocks come through one pipe of `bytes_s`, the most urgent first, each `latency_s` after it left the pipe.
 
-    `landed` is told of each block that came, `refused` of a fetched-ahead one that found no room, `idle` each time
-    before the pipe looks for the next. A block that a reader asked for and that finds no room is relayed to it.
+    `landed` is called for each block that came, `refused` for a prefetched block without room in the store, and `idle`
+    whenever the pipe is free. A block that a reader asked for and that has no room is relayed to that reader.
     """
 
     def __init__(
@@ -152,7 +155,7 @@ class SimOrigin:
         return self._fills.get(block)
 
     def ask(self, of: SimObject, index: int, urgency: Urgency) -> None:
-        """Bring a block that is not here; one that is asked for already is promoted."""
+        """Asks for a block that is not in the store. If it is queued already, it is promoted."""
         block = of.blocks[index][0]
         fill = self._fills.get(block)
         if fill is None:
@@ -168,7 +171,7 @@ class SimOrigin:
             urgency, _, fill = heappop(self._queue)
             block, length = fill.of.blocks[fill.index]
             if fill.sent_for or urgency != fill.urgency or self._fills.get(block) is not fill:
-                continue  # promoted meanwhile
+                continue  # an entry from before a promotion
             if not self._store.reserve(block, fill.of.version, length):
                 if urgency[0] == PREFETCHED:
                     del self._fills[block]

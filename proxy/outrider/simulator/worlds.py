@@ -1,4 +1,4 @@
-"""What jobs read: made up from a seed, or as a list of requests that were really made."""
+"""Describes the reads of a simulation: jobs made up from a seed, or a list of requests that were really made."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """Epochs in which `order`'s readers read beside each other, each shard front to back at `reader_bytes_s`.
+    """A job of several epochs. Its readers read in parallel in the given `order`, each shard front to back at
+    `reader_bytes_s`.
 
-    `client` is all that a proxy sees of them. `told`: the order is announced as each epoch begins.
+    A proxy sees only `client` of them. `told`: a hint announces the order as each epoch begins.
     """
 
     name: str
@@ -67,8 +68,12 @@ def split(order: list[int], readers: int) -> list[list[int]]:
 
 
 def order_of(kind: OrderKind, shards: list[int], readers: int, seed: int) -> Order:
-    """`repeated` is WebDataset's default: each reader's shards are shuffled by a seed that all of them share, the same
-    in each epoch. `seeded`: as PyTorch's DistributedSampler draws it, which takes another seed for each."""
+    """The order in which the readers read `shards` in each epoch.
+
+    `repeated` is WebDataset's default: each reader's shards are shuffled by one seed, which all readers share and which
+    stays the same in each epoch. `seeded` is the order that PyTorch's DistributedSampler draws, with another seed in
+    each epoch.
+    """
 
     def order(epoch: int) -> list[list[int]]:
         if kind == "repeated":

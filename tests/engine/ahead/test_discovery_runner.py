@@ -47,7 +47,7 @@ def heads(room: Engine) -> int:
 
 async def test_small_objects_that_count_are_found_by_some_heads_and_brought(room: Engine) -> None:
     await read(room, 20, 7, 38, 3)
-    assert all(map(room.prefetch._is_here, REFS))
+    assert all(map(room.fills.is_here, REFS))
     assert lists(room) == 0
     assert 8 < heads(room) < 32
     assert not room.tasks.failures
@@ -67,7 +67,7 @@ async def test_where_nobody_may_list_and_what_is_missing_is_forbidden_all_are_fo
     beyond = [Fault(times=None, key=f"{number:06d}.bin", status=missing) for number in range(COUNT, 2 * COUNT)]
     room.origin.faults += [NO_LIST, *beyond]
     await read(room, 20, 7, 38, 3)
-    assert all(map(room.prefetch._is_here, REFS))
+    assert all(map(room.fills.is_here, REFS))
 
 
 @pytest.mark.parametrize("fault", [
@@ -90,7 +90,7 @@ async def test_a_gap_that_was_not_seen_costs_one_question_and_then_a_list(room: 
     asked = [request.key for request in room.origin.log if request.method == "GET"]
     assert asked.count(REFS[32].key) == 1
     assert lists(room) == 1
-    assert all(room.prefetch._is_here(ref) for ref in REFS if ref != REFS[32])
+    assert all(room.fills.is_here(ref) for ref in REFS if ref != REFS[32])
     await read(room, 31)
     assert lists(room) == 1
 
@@ -101,7 +101,7 @@ async def test_empty_objects_are_no_gaps(room: Engine) -> None:
     for ref in REFS[4:34:2]:
         room.origin.put(ref, b"")
     await read(room, 35, 7, 38, 3, 1)
-    assert all(room.prefetch._is_here(ref) for ref in (*REFS[:4], *REFS[5:34:2], *REFS[34:]))
+    assert all(room.fills.is_here(ref) for ref in (*REFS[:4], *REFS[5:34:2], *REFS[34:]))
     [dataset] = room.planner.registry.datasets()
     assert dataset.discovery.is_numbered
 

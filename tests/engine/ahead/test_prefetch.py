@@ -16,7 +16,7 @@ from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.engine.ahead.prefetch import Mode, PrefetchLimits
+from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.fill.fill_scheduler import READS_ON_S
 from tests.support.engine import BLOCK, Engine, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
@@ -112,11 +112,11 @@ async def test_what_comes_next_is_begun_once_their_readers_may_have_asked_for_mo
 
 
 async def test_of_a_plan_that_is_withdrawn_only_what_is_on_its_way_is_brought(making: Making) -> None:
-    with making(budget=PrefetchLimits(2)) as room:
+    with making(prefetch_blocks=2) as room:
         gate, telling = asyncio.Event(), Hint()
         room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
         sizes_known(room)
-        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, telling=telling)
+        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, hint=telling)
         await under_way(room, 2)
         before = gets(room)
         assert room.prefetch.withdraw(telling, ()) == COUNT
@@ -135,7 +135,7 @@ async def test_a_plan_counts_what_is_here_as_a_whole(making: Making) -> None:
         telling, gate = Hint(), asyncio.Event()
         # The first block of one comes, and of the second a part.
         room.origin.faults += [Fault(key=REFS[5].key), Fault(key=REFS[5].key, body_gate=gate, gate_after=10)]
-        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, telling=telling)
+        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, hint=telling)
         async with asyncio.timeout(60):
             while len(room.store) < 2 * COUNT - 1:
                 await asyncio.sleep(0)
@@ -167,7 +167,7 @@ async def test_a_reader_who_comes_while_it_is_brought_waits_for_the_same_bytes(m
 async def test_of_an_object_that_was_unknown_what_is_still_to_come_is_known_once_a_reader_waits(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults.append(Fault(key=OTHER.key, body_gate=gate))
-    opened = asyncio.create_task(room.prefetch.opened(OTHER, size=BLOCK))
+    opened = asyncio.create_task(room.fills.opened(OTHER, size=BLOCK))
     for _ in range(100):
         await asyncio.sleep(0)
     reading = asyncio.create_task(room.get(OTHER))
@@ -186,7 +186,7 @@ async def test_what_a_reader_asks_for_just_now_takes_no_turn_from_what_comes_nex
     room.origin.faults += [Fault(key=ref.key, gate=gate) for ref in (OTHER, REFS[0])]
     reading = asyncio.create_task(room.get(OTHER))
     await under_way(room, 1)
-    ahead = [asyncio.create_task(room.prefetch.opened(ref, size=BLOCK)) for ref in (OTHER, REFS[0])]
+    ahead = [asyncio.create_task(room.fills.opened(ref, size=BLOCK)) for ref in (OTHER, REFS[0])]
     await under_way(room, 2)
     gate.set()
     assert await reading == ramp(BLOCK, 77)
@@ -235,7 +235,7 @@ async def test_what_went_stale_and_is_not_here_costs_one_request(room: Engine) -
 
 
 async def test_no_more_blocks_are_on_their_way_than_the_budget_has(making: Making) -> None:
-    with making(budget=PrefetchLimits(3)) as room:
+    with making(prefetch_blocks=3) as room:
         most = 0
         bring = room.prefetch._bring
 
@@ -251,7 +251,7 @@ async def test_no_more_blocks_are_on_their_way_than_the_budget_has(making: Makin
 
 
 async def test_the_bandwidth_of_the_budget_holds(making: Making) -> None:
-    with making(budget=PrefetchLimits(64, bytes_per_s=BLOCK)) as room:
+    with making(prefetch_bytes_s=BLOCK) as room:
         tell(room)
         await room.tasks.settle()
         assert gets(room) == 0
@@ -265,7 +265,7 @@ async def test_the_bandwidth_of_the_budget_holds(making: Making) -> None:
 
 
 async def test_bandwidth_that_was_not_spent_for_a_minute_is_not_saved_up(making: Making) -> None:
-    with making(budget=PrefetchLimits(64, bytes_per_s=BLOCK)) as room:
+    with making(prefetch_bytes_s=BLOCK) as room:
         room.clock.advance(60.0)
         tell(room)
         assert room.planner.blocks_coming == 1
@@ -297,7 +297,7 @@ async def test_without_prefetch_of_epochs_nothing_is_brought_that_was_not_asked_
 
 
 async def test_prefetching_ends_within_a_second_of_its_readers(making: Making) -> None:
-    with making(budget=PrefetchLimits(1)) as room:
+    with making(prefetch_blocks=1) as room:
         tell(room)
         await room.tasks.settle()
         gate = asyncio.Event()
@@ -329,7 +329,7 @@ async def test_a_long_list_is_fetched_from_while_it_comes(then: int, room: Engin
     for number in (3, 0, 5, 1):
         await read(room, REFS[number])
     async with asyncio.timeout(60):
-        while not all(map(room.prefetch._is_here, REFS[:6])):
+        while not all(map(room.fills.is_here, REFS[:6])):
             await asyncio.sleep(0)
     assert not any(request.key == REFS[6].key for request in room.origin.log)
     room.scheduler._background_limit.beside = 40
@@ -341,7 +341,7 @@ async def test_a_long_list_is_fetched_from_while_it_comes(then: int, room: Engin
     await read(room, REFS[11])
     await read(room, REFS[8])
     await room.tasks.settle()
-    assert all(map(room.prefetch._is_here, REFS)) == (then == 200)
+    assert all(map(room.fills.is_here, REFS)) == (then == 200)
 
 
 async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room: Engine) -> None:
@@ -413,7 +413,7 @@ def rests_of(asked: list[float]) -> list[float]:
 
 
 async def test_the_rest_after_failures_doubles_up_to_five_seconds_and_ends_with_a_success(making: Making) -> None:
-    with making(budget=PrefetchLimits(1)) as room:
+    with making(prefetch_blocks=1) as room:
         room.clock.advance(0.05)  # so that no look falls on the very end of a rest
         room.origin.faults.append(Fault(times=None, refuse=True))
         rests = rests_of(await tries(room, 21.0))
@@ -439,7 +439,7 @@ async def test_fills_that_fail_together_are_one_failure(room: Engine) -> None:
 
 
 async def test_an_origin_that_is_busy_is_asked_again_after_a_rest_and_nothing_is_passed_over(making: Making) -> None:
-    with making(budget=PrefetchLimits(4)) as room:
+    with making(prefetch_blocks=4) as room:
         sizes_known(room)
         room.origin.faults.append(Fault(times=None, status=503))
         tell(room)
@@ -453,7 +453,7 @@ async def test_an_origin_that_is_busy_is_asked_again_after_a_rest_and_nothing_is
             tell(room, REFS[:1])
             await room.tasks.settle()
             room.clock.advance(0.02)
-        assert all(map(room.prefetch._is_here, REFS))
+        assert all(map(room.fills.is_here, REFS))
 
 
 async def test_an_object_that_has_changed_is_brought_as_it_is_now(making: Making) -> None:
@@ -470,7 +470,7 @@ async def test_an_object_that_has_changed_is_brought_as_it_is_now(making: Making
             room.planner.told("another", REFS, room.clock())
             await room.prefetch.tick()
             await room.tasks.settle()
-        assert room.prefetch._is_here(REFS[1])
+        assert room.fills.is_here(REFS[1])
 
 
 async def test_the_order_of_what_is_wanted_is_kept_where_the_settings_leave_something_out(
@@ -497,7 +497,7 @@ async def test_an_order_that_a_sampler_has_drawn_is_fetched_ahead_once_its_first
 
     refs = [ObjectRef("train", f"samples/{number:04d}.jpg") for number in range(200)]
     order = order_at_once(Draw(5), len(refs))
-    with making(budget=PrefetchLimits(4)) as room:
+    with making(prefetch_blocks=4) as room:
         for number, ref in enumerate(refs):
             room.origin.put(ref, ramp(100, number))
         room.planner.listed("train", [(ref.key, 100) for ref in refs], room.clock())

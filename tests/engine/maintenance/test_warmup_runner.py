@@ -14,7 +14,6 @@ from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import Progress, State
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
-from outrider.engine.ahead.prefetch import PrefetchLimits
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
 from tests.support.engine import BLOCK, Engine, engine
@@ -106,7 +105,7 @@ async def test_all_fills_of_a_warm_up_are_by_command(making: Making, known: bool
 
 
 async def test_the_blocks_on_their_way_keep_to_the_budget(making: Making) -> None:
-    with making(budget=PrefetchLimits(2)) as room:
+    with making(prefetch_blocks=2) as room:
         gate = asyncio.Event()
         room.origin.faults.append(Fault(times=None, body_gate=gate))
         begun(room)
@@ -174,7 +173,7 @@ async def test_a_slow_warm_up_does_not_hold_up_another(making: Making) -> None:
     async def sleep(_: float) -> None:
         await never.wait()
 
-    with making(sleep=sleep, budget=PrefetchLimits(1)) as room:
+    with making(sleep=sleep, prefetch_blocks=1) as room:
         slow = begun(room, REFS[:3], rate=1.0)
         other = begun(room, REFS[3:])
         async with asyncio.timeout(60):
@@ -210,7 +209,7 @@ async def test_failures_are_reported_and_the_rest_comes(making: Making) -> None:
 
 
 async def test_a_cancelled_warm_up_stops_and_blocks_on_their_way_still_come(making: Making) -> None:
-    with making(budget=PrefetchLimits(1)) as room:
+    with making(prefetch_blocks=1) as room:
         gate = asyncio.Event()
         room.origin.faults.append(Fault(times=None, body_gate=gate))
         warm_up = begun(room)
@@ -259,7 +258,7 @@ async def nothing(_: object) -> None:
 
 
 def pinning(room: Engine, save: Callable[[object], object] = nothing) -> Pinning:
-    return Pinning(room.warmup_runner, room.prefetch, room.version_lookup, save)  # type: ignore[arg-type]
+    return Pinning(room.warmup_runner, room.fills, room.version_lookup, save)  # type: ignore[arg-type]
 
 
 async def test_lost_blocks_of_a_pin_are_brought_again(making: Making) -> None:

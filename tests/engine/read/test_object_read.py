@@ -658,7 +658,7 @@ async def test_the_last_blocks_of_a_reader_come_before_any_prefetch(room: Engine
         await asyncio.sleep(0)
     version = room.versions.fresh(other)
     assert version is not None
-    room.prefetch.fill(version, range(6))
+    room.fills.fill(version, range(6))
     assert await reader == DATA
     gate.set()
     await room.tasks.settle()

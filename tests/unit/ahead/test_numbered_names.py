@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.numbered_names import Found, NumberedNames, numbering_of
+from outrider.core.ahead.numbered_names import NumberedNames, NumberedRange, numbering_of
 
 
-def searched(
+def probed(
     numbering: NumberedNames, there: Set[int] | range, width: int | None = None
-) -> tuple[Found | None, list[list[str]]]:
+) -> tuple[NumberedRange | None, list[list[str]]]:
     """What is found where there are these numbers, and what was asked for it, round by round."""
     true = replace(numbering, width=numbering.width if width is None else width)
 
@@ -25,12 +25,12 @@ def searched(
         return number in there and name == true.name(number)
 
     rounds = []
-    search = numbering.search()
+    probe = numbering.probe()
     try:
-        asked = next(search)
+        asked = next(probe)
         while True:
             rounds.append(asked)
-            asked = search.send([is_there(name) for name in asked])
+            asked = probe.send([is_there(name) for name in asked])
     except StopIteration as found:
         return found.value, rounds
 
@@ -79,14 +79,14 @@ def test_the_whole_range_is_found_with_few_questions(first: int, count: int, wid
     there = range(first, first + count)
     seen = tuple(sorted(Random(seed).sample(there, 3)))
     numbering = NumberedNames("x-", width, tail, seen)
-    found, rounds = searched(numbering, there)
-    assert found == Found(numbering, there)
+    found, rounds = probed(numbering, there)
+    assert found == NumberedRange(numbering, there)
     assert len(rounds) <= 4 + log2(count) / 2 + log2(first + count) / 2
     asked = [name for one in rounds for name in one]
     assert len(asked) <= 3 * len(rounds) + 32
     assert not set(asked) & set(map(numbering.name, seen)), "that those are there is known"
     few = range(first, first + min(count, 3000))
-    assert list(Found(numbering, few).names()) == sorted(map(numbering.name, few)), "as a LIST has them"
+    assert list(NumberedRange(numbering, few).names()) == sorted(map(numbering.name, few)), "as a LIST has them"
 
 
 @pytest.mark.parametrize("gaps", [0.8, 0.5, 0.25])
@@ -95,17 +95,17 @@ def test_names_with_many_gaps_are_not_taken_for_a_range(gaps: float) -> None:
     for _ in range(100):
         there = {number for number in range(5000) if random.random() >= gaps}
         seen = tuple(sorted(random.sample(sorted(there), 3)))
-        taken += searched(NumberedNames("x", 6, "", seen), there)[0] is not None
+        taken += probed(NumberedNames("x", 6, "", seen), there)[0] is not None
     assert taken <= 3, "16 samples miss a quarter of gaps once in a hundred times"
 
 
 def test_where_all_is_known_already_or_too_much_there_nothing_is_found() -> None:
-    assert searched(NumberedNames("x", 6, "", (4, 5, 6)), range(4, 7))[0] is None
-    endless, rounds = searched(NumberedNames("x", 6, "", (4, 5, 6)), range(10**15))
+    assert probed(NumberedNames("x", 6, "", (4, 5, 6)), range(4, 7))[0] is None
+    endless, rounds = probed(NumberedNames("x", 6, "", (4, 5, 6)), range(10**15))
     assert endless is None
     assert len(rounds) < 4
     for seen in ((5, 10**14), (5, 400_000, 900_000)):
-        assert searched(NumberedNames("x", 1, "", seen), range(1_900_000))[0] is None
+        assert probed(NumberedNames("x", 1, "", seen), range(1_900_000))[0] is None
 
 
 @pytest.mark.parametrize("first", [0, 1, 100])
@@ -113,11 +113,11 @@ def test_where_all_is_known_already_or_too_much_there_nothing_is_found() -> None
 def test_zeros_before_numbers_are_found_though_none_was_seen(first: int, width: int) -> None:
     numbering = numbering_of(["x-1300.bin", "x-2010.bin", "x-1005.bin"])
     assert numbering is not None
-    found, _ = searched(numbering, range(first, 2500), width)
+    found, _ = probed(numbering, range(first, 2500), width)
     seen_as = replace(numbering, width=4, padded=0) if width == 4 and first < 2 else numbering
-    assert found == Found(seen_as, range(first if first < 2 or width == 1 else 1000, 2500))
+    assert found == NumberedRange(seen_as, range(first if first < 2 or width == 1 else 1000, 2500))
 
 
 def test_a_million_names_come_one_after_the_other() -> None:
-    names = Found(NumberedNames("x", 1, ".tar", (4, 5)), range(10**15)).names()
+    names = NumberedRange(NumberedNames("x", 1, ".tar", (4, 5)), range(10**15)).names()
     assert next(names) == "x0.tar"

@@ -1,4 +1,4 @@
-"""What a job tells of itself: the order of its coming reads, and how long it waited for data."""
+"""The messages that a job sends about itself: hints of its next reads, and reports of its stalls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS_MAX = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The order in which one worker will read: its reads number `start` and on of `total` in this epoch.
+    """A hint: one worker will read `refs` in this order, as its reads number `start` and on of `total` in this epoch.
 
     `total` None: not known, more may come.
     """
@@ -30,23 +30,24 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanProgress:
-    """Of the objects that were told under a name, each counted once (`told`): those that were `read`; those that are
-    not yet but `here`, as a whole; those `left`; and those of which that is not known any more, since who reads them
-    ended, or came to read by chance. `ignored`: reads of the last message that nothing is fetched ahead for, by the
-    settings."""
+    """The objects hinted under one name, each counted once: `told` is the sum of the next four."""
 
     told: int = 0
     read: int = 0
+    # Not read yet, and here as a whole.
     here: int = 0
+    # Not read yet, and not here as a whole.
     left: int = 0
+    # Not known any more: the job has ended, or has come to read at random.
     unknown: int = 0
+    # Reads of the last message for which nothing is prefetched, by the settings.
     ignored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What was added since the last message: steps of training, seconds that the loop waited for their data, and
-    seconds that it did not. `epoch` is the one under way, from 1."""
+    """The part of a training run since the last message: steps, the seconds that the loop waited for their data, and
+    the seconds that it did not. `epoch` is the current one, counted from 1."""
 
     steps: int
     wait_s: float
@@ -54,7 +55,7 @@ class Stall:
     epoch: int
 
     def plus(self, more: Stall) -> Stall:
-        """`more` came later."""
+        """The sum of both. `more` came later, so its epoch counts."""
         return Stall(self.steps + more.steps, self.wait_s + more.wait_s, self.compute_s + more.compute_s, more.epoch)
 
 
@@ -62,7 +63,7 @@ def parse_plan(body: bytes) -> Plan:
     """`{"reads": ["s3://bucket/key", ...], "start": 0, "total": N}`, the last two optional.
 
     Raises:
-        InvalidArgument: it is none, and why.
+        InvalidArgument: the body is no such message; says why.
     """
     fields = _fields(body, "A plan", {"reads", "start", "total"})
     reads = fields.get("reads")
@@ -77,10 +78,10 @@ def parse_plan(body: bytes) -> Plan:
 
 
 def parse_stall(body: bytes) -> Stall:
-    """`{"steps": n, "wait_s": x, "compute_s": y, "epoch": e}`; what is left out is 0.
+    """`{"steps": n, "wait_s": x, "compute_s": y, "epoch": e}`; a missing field is 0.
 
     Raises:
-        InvalidArgument: it is none, and why.
+        InvalidArgument: the body is no such message; says why.
     """
     fields = _fields(body, "A stall report", {"steps", "wait_s", "compute_s", "epoch"})
     return Stall(
@@ -110,7 +111,7 @@ def _ref(number: int, url: object) -> ObjectRef:
 
 def _count(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name, 0)
-    # True is an int to Python, and 3.0 is one to JavaScript; neither to us.
+    # Python takes True for an int, and JavaScript 3.0. Both are refused here.
     if type(value) is not int or not 0 <= value <= COUNT_MAX:
         raise InvalidArgument(f'"{name}" must be a whole number, 0 or more.')
     return value

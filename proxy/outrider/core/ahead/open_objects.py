@@ -1,4 +1,4 @@
-"""Objects that are being read, and how many readers that makes."""
+"""The objects that are being read now, and the number of readers that this makes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.registry import Item
 from outrider.core.ahead.readers import ABANDONED_S
 
-# Of the readers that there were, so many are still believed in after each object that is opened.
+# The number of readers falls by at most this factor with each object that is opened.
 _READERS_KEPT = 0.99
 
 
 class OpenObjects:
-    """How many clients read each object, and since when nothing was heard of them."""
+    """Counts the clients that read each object, and remembers when a client last read of it."""
 
     def __init__(self) -> None:
+        # Clients that read the object, and when one of them last read of it; the longest silent object first.
         self._open: OrderedDict[Item, tuple[int, float]] = OrderedDict()
         self._readers = 1.0
         self.readers = 1
-        """As many as there were lately: between two shards a reader is none for a moment."""
+        """The number of readers lately. It falls slowly, because a reader between two shards has no object open."""
 
     def __contains__(self, item: Item) -> bool:
         return item in self._open
@@ -35,18 +36,18 @@ class OpenObjects:
         _, since = next(iter(self._open.values()))
         if now - since > ABANDONED_S:
             self._close_abandoned(now)
-        count, cached = len(self._open), self._readers * _READERS_KEPT
-        self._readers = count if count > cached else cached
+        count, faded = len(self._open), self._readers * _READERS_KEPT
+        self._readers = count if count > faded else faded
         self.readers = round(self._readers)
 
     def heard_of(self, item: Item, now: float) -> None:
-        """Some of it was read."""
+        """A client has read some of the object."""
         if item in self._open:
             self._open[item] = (self._open[item][0], now)
             self._open.move_to_end(item)
 
     def ended(self, item: Item) -> None:
-        """One of its clients has read all of it."""
+        """One of its clients has read the whole object."""
         count, since = self._open[item]
         if count > 1:
             self._open[item] = (count - 1, since)

@@ -1,7 +1,8 @@
-"""Who reads which object, how, and how fast: readers are seen per client and object, never per connection.
+"""Detects how each client reads each object: whole, front to back, or at random; and sets its read-ahead window.
 
-`aws s3 cp` reads one object over ten connections and out of order, `s5cmd` over one process per shard: what tells a
-reader is which bytes of the object were asked for, and how the gaps close.
+A reader is a client and an object, never a connection: `aws s3 cp` reads one object over ten connections and out of
+order, `s5cmd` over one process per shard. A reader is recognised by the bytes that it asks for, and by how the gaps
+between them close.
 """
 
 from __future__ import annotations
@@ -14,30 +15,32 @@ from typing import Any, NamedTuple
 
 from outrider.core.model import Extent
 
-# An unfinished reader that asks for nothing for so long has left: piped tools die with their job.
+# An unfinished reader that asks for nothing for so long has left: tools in a pipe die with their job.
 ABANDONED_S = 60.0
-# Readers remembered at most; the one that was silent for longest goes first.
+# Readers remembered at most; the one that was silent for longest is forgotten first.
 READERS_MAX = 4096
-# Ten parallel ranges of `aws s3 cp` leave gaps that close; more gaps than this are random access.
+# Gaps that are remembered of a reader: the ten parallel ranges of `aws s3 cp` leave fewer, and these close.
 _GAPS_MAX = 24
-# The first read-ahead of a reader that goes on, and the widest: the latter is what the fills of one GET reach (window).
+# The read-ahead window of a reader at its second request, and the widest: as far as the fills of one GET reach (see
+# `core.cache.readahead`).
 _AHEAD_FIRST_BYTES = 8 * 2**20
 _AHEAD_MAX_BYTES = 128 * 2**20
-# A reader that took this part of an object has read it; the tail of a tar is padding that nobody asks for.
+# A reader that asked for this part of an object has read it: the end of a tar is padding that no reader asks for.
 _WHOLE = 0.95
 
 
 class Shape(Enum):
     WHOLE = "whole"
-    """One request for all of it."""
+    """One request for the whole object."""
     FORWARD = "forward"
-    """Ranges that go front to back, perhaps in parallel: the gaps close."""
+    """Ranges from front to back, perhaps in parallel, so that the gaps close."""
     RANDOM = "random"
 
 
 @dataclass(slots=True)
 class Reader:
-    """One client's pass over one object. `covered` are the bytes asked for so far, as disjoint ascending extents."""
+    """One client that reads one object once. `covered` has the bytes asked for so far, as disjoint ascending extents.
+    `jumps`: requests that neither went forward nor closed a gap. `ahead_bytes`: the read-ahead window."""
 
     size: int
     last: float
@@ -61,38 +64,39 @@ class Reader:
         return Shape.FORWARD
 
     def overlap(self, extent: Extent) -> int:
-        return sum(max(0, min(extent.stop, one.stop) - max(extent.start, one.start)) for one in self.covered)
+        return sum(max(0, min(extent.stop, known.stop) - max(extent.start, known.start)) for known in self.covered)
 
     def cover(self, extent: Extent) -> None:
         start, stop = extent.start, extent.stop
         apart = []
-        for one in self.covered:
-            if one.stop < start or one.start > stop:
-                apart.append(one)
+        for known in self.covered:
+            if known.stop < start or known.start > stop:
+                apart.append(known)
             else:
-                start, stop = min(start, one.start), max(stop, one.stop)
+                start, stop = min(start, known.start), max(stop, known.stop)
         apart.append(Extent(start, stop))
         apart.sort()
-        if len(apart) > 2 * _GAPS_MAX:  # remembered in bounded memory: the two nearest to the end become one
+        if len(apart) > 2 * _GAPS_MAX:
+            # To bound the memory, the two extents nearest to the end become one.
             apart[-2:] = [Extent(apart[-2].start, apart[-1].stop)]
         self.covered = apart
-        self.covered_bytes = sum(one.length for one in apart)
+        self.covered_bytes = sum(known.length for known in apart)
 
 
-class Asked(NamedTuple):
-    """What one request means. `opened`: a pass over the object begins; `ahead`: bytes of the object worth bringing
-    before they are asked for, None: none."""
+class RequestMeaning(NamedTuple):
+    """`opened`: with this request the reader begins the object. `ahead`: the bytes that are worth a read-ahead; None:
+    no bytes are."""
 
     opened: bool
     ahead: Extent | None
 
 
-# One request tells nothing of what follows.
-_BEGUN = Asked(opened=True, ahead=None)
+# One request does not tell whether others will follow.
+_BEGUN = RequestMeaning(opened=True, ahead=None)
 
 
 class Readers:
-    """Bounded: readers that were silent for longest are forgotten first. A request costs O(gaps of its reader)."""
+    """Bounded: the readers that were silent for longest are forgotten first. A request costs O(gaps of its reader)."""
 
     def __init__(self) -> None:
         self._readers: OrderedDict[tuple[str, Hashable], Reader] = OrderedDict()
@@ -103,8 +107,8 @@ class Readers:
     def reader(self, client: str, item: Hashable) -> Reader | None:
         return self._readers.get((client, item))
 
-    def asked(self, client: str, item: Hashable, size: int, extent: Extent, now: float) -> Asked:
-        """`item` names the object; `extent` what the request asks for."""
+    def asked(self, client: str, item: Hashable, size: int, extent: Extent, now: float) -> RequestMeaning:
+        """A request of `client` for `extent` of the object `item`."""
         who = client, item
         reader = self._readers.get(who)
         if reader is None or _begins_anew(reader, size, extent, now):
@@ -116,10 +120,10 @@ class Readers:
             return _BEGUN
         self._readers.move_to_end(who)
         _advance(reader, extent, now)
-        return Asked(opened=False, ahead=_ahead(reader))
+        return RequestMeaning(opened=False, ahead=_ahead(reader))
 
     def move(self, items: Mapping[Any, Hashable]) -> None:
-        """Objects that go by other names from now on."""
+        """The objects have other names from now on."""
         moved = ((client, items.get(item, item)) for client, item in self._readers)
         self._readers = OrderedDict(zip(moved, self._readers.values(), strict=True))
 
@@ -127,7 +131,7 @@ class Readers:
 def _begins_anew(reader: Reader, size: int, extent: Extent, now: float) -> bool:
     if reader.size != size or now - reader.last > ABANDONED_S:
         return True
-    # A retry of a part that broke overlaps too: only a reader that had (nearly) all begins once more.
+    # The retry of a part that failed overlaps too. Only a reader that had nearly all of the object begins it again.
     return reader.complete and 2 * reader.overlap(extent) >= extent.length
 
 
@@ -137,14 +141,14 @@ def _begun_with(extent: Extent, size: int, now: float) -> Reader:
 
 
 def _is_near(extent: Extent, end: int) -> bool:
-    """It begins at `end` or not far behind it."""
+    """Whether the extent begins at `end` or not far behind it."""
     return 0 <= extent.start - end <= 10 * max(extent.length, 1)
 
 
 def _advance(reader: Reader, extent: Extent, now: float) -> None:
     end = reader.covered[-1].stop
-    # Forward: near the end of what was asked so far, or into a gap before it, which thereby closes.
-    fills_a_gap = extent.start < end and any(one.stop == extent.start for one in reader.covered)
+    # A request goes forward if it is near the end of the bytes asked for so far, or closes a gap before that.
+    fills_a_gap = extent.start < end and any(known.stop == extent.start for known in reader.covered)
     if not (fills_a_gap or _is_near(extent, end)):
         reader.jumps += 1
     reader.cover(extent)
@@ -157,7 +161,7 @@ def _advance(reader: Reader, extent: Extent, now: float) -> None:
 
 
 def _ahead(reader: Reader) -> Extent | None:
-    """What lies after the furthest byte asked for."""
+    """The window after the last byte asked for."""
     if reader.ahead_bytes == 0:
         return None
     end = reader.covered[-1].stop

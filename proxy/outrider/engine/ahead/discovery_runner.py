@@ -1,4 +1,4 @@
-"""What a dataset has is found out, where the planner wants to know."""
+"""Finds out which objects a dataset has, when the planner wants to know: by a LIST, or by HEADs of numbered names."""
 
 from __future__ import annotations
 
@@ -14,56 +14,55 @@ from outrider.core.errors import S3Error, Signal
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
-from outrider.engine.tasks.runtime import Spawn
-from outrider.ports import Clock
+from outrider.engine.tasks.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
-# A LIST or an object that nobody may have, or that is not there: it would fail the next time, too.
-NOT_TO_BE_HAD = (403, 404)
-# Names told before others have their turn.
-_COUNTED_AT_ONCE = 250
+# The origin's answers for a LIST or an object that is forbidden or does not exist: a retry would fail as well.
+UNAVAILABLE_STATUSES = (403, 404)
+# Numbered names that the planner is told of before other work has its turn.
+_NAMES_AT_ONCE = 250
 
 
 class DiscoveryRunner:
-    """`think` is called with all that is learned."""
+    """Asks the origin the planner's questions, each in a task of its own. `think` is called after each answer."""
 
     def __init__(
         self,
         planner: Planner,
         enumerator: Enumerator,
         scheduler: FillScheduler,
-        spawn: Spawn,
-        clock: Clock,
+        runtime: Runtime,
         think: Callable[[], None],
     ) -> None:
         self._planner = planner
         self._enumerator = enumerator
         self._scheduler = scheduler
-        self._spawn = spawn
-        self._clock = clock
+        self._spawn = runtime.spawn
+        self._clock = runtime.clock
         self._think = think
 
     def begin(self) -> None:
-        """Ask what the planner wants to know now."""
+        """Begins all questions that the planner has now."""
         for bucket, prefix in self._planner.please_list():
-            self._spawn(self._look_around(bucket, prefix), f"list s3://{bucket}/{prefix}")
+            self._spawn(self._list(bucket, prefix), f"list s3://{bucket}/{prefix}")
         for bucket, numbering in self._planner.please_count():
             self._spawn(self._count(bucket, numbering), f"count s3://{bucket}/{numbering.head}")
 
-    async def _look_around(self, bucket: str, prefix: str) -> None:
-        """A page at a time: a LIST of a million keys takes minutes, and told all at once it took the loop 4 s."""
+    async def _list(self, bucket: str, prefix: str) -> None:
+        """Tells the planner of one page at a time: a LIST of a million keys takes minutes, and all its names at once
+        held the loop for 4 s."""
         count = 0
         try:
             async with aclosing(self._enumerator.pages(bucket, prefix)) as pages:
                 async for page in pages:
-                    entries = [(one.key, one.size) for one in page]
+                    entries = [(listed.key, listed.size) for listed in page]
                     self._planner.listed(bucket, entries, self._clock(), prefix=prefix, before=count, more=True)
                     count += len(entries)
                     self._think()
         except (Signal, S3Error) as error:
             now = self._clock()
-            if isinstance(error, OriginRefused) and error.status in NOT_TO_BE_HAD and count == 0:
+            if isinstance(error, OriginRefused) and error.status in UNAVAILABLE_STATUSES and count == 0:
                 self._planner.list_refused(bucket, prefix, now)
             else:
                 self._planner.list_failed(bucket, prefix, now)
@@ -73,7 +72,7 @@ class DiscoveryRunner:
         self._think()
 
     async def _count(self, bucket: str, numbering: NumberedNames) -> None:
-        """The same by names that count."""
+        """Finds by HEADs how far numbered names go, and tells the planner of them some at a time."""
         found = None
         try:
             found = await self._enumerator.range_of(bucket, numbering)
@@ -84,7 +83,7 @@ class DiscoveryRunner:
             self._think()
             return
         names, count = found.names(), 0
-        while page := list(islice(names, _COUNTED_AT_ONCE)):
+        while page := list(islice(names, _NAMES_AT_ONCE)):
             if not self._planner.counted(numbering, page, self._clock(), before=count, more=True):
                 break
             count += len(page)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from outrider.core.ahead.numbered_names import Found, NumberedNames
+from outrider.core.ahead.numbered_names import NumberedNames, NumberedRange
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import OriginBroke
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed, ListPage, parse_page
@@ -48,23 +48,23 @@ class Enumerator:
             if token is None:
                 return
 
-    async def range_of(self, bucket: str, numbering: NumberedNames) -> Found | None:
+    async def range_of(self, bucket: str, numbering: NumberedNames) -> NumberedRange | None:
         """The names of `numbering` that exist, found by a binary search; None: the names are not numbered one by one.
 
         Raises:
             Signal: the origin refuses a HEAD or does not answer.
         """
-        search = numbering.search()
+        probe = numbering.probe()
         known: dict[str, bool] = {}
         try:
-            names = next(search)
+            names = next(probe)
             while True:
                 async with TaskGroup() as group:
                     new = {name: group.create_task(self._is_there(bucket, name)) for name in names if name not in known}
                 known |= {name: answer.result() for name, answer in new.items()}
-                names = search.send([known[name] for name in names])
+                names = probe.send([known[name] for name in names])
         except StopIteration as end:
-            found: Found | None = end.value
+            found: NumberedRange | None = end.value
             return found
 
     async def _is_there(self, bucket: str, key: str) -> bool:

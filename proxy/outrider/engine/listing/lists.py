@@ -10,8 +10,7 @@ from outrider.core.s3.operation import Operation
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.write.passthrough import ForwardAnswer, ForwardBody, Passthrough
-from outrider.engine.write.upload import Upload
-from outrider.ports import Chunks
+from outrider.engine.write.upload import Upload, one_chunk
 
 
 class Lists:
@@ -31,7 +30,7 @@ class Lists:
         if key is None:
             return None
         if (page := self._cache.get(key)) is not None:
-            body = ForwardBody(_once(page.body), AsyncExitStack())
+            body = ForwardBody(one_chunk(page.body), AsyncExitStack())
             return ForwardAnswer(200, page.headers, len(page.body), body, CacheStatus.HIT)
         mark = self._cache.mark()
         answer = await self._passthrough.send(operation, headers, upload)
@@ -41,7 +40,3 @@ class Lists:
         stack.push_async_callback(answer.body.aclose)
         chunks = self._cache.keeping(operation, key, mark, answer.headers, answer.body)
         return replace(answer, body=ForwardBody(chunks, stack))
-
-
-async def _once(body: bytes) -> Chunks:
-    yield body

@@ -14,7 +14,7 @@ from outrider.core.maintenance.object_list import parse_list
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
 from outrider.core.model import ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
-from outrider.engine.ahead.prefetch import Prefetch
+from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.maintenance.warmup import Book, Item, Warmup
 from outrider.engine.maintenance.warmup_runner import WarmupRunner, reason_of
@@ -31,11 +31,11 @@ class Pinning:
     """Owns the pins. `save` writes them to disk and returns once they would survive a crash; it raises OSError."""
 
     def __init__(
-        self, warmup_runner: WarmupRunner, prefetch: Prefetch, version_lookup: VersionLookup,
+        self, warmup_runner: WarmupRunner, fills: BackgroundFill, version_lookup: VersionLookup,
         save: Callable[[Sequence[SavedPin]], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._warmup_runner = warmup_runner
-        self._prefetch = prefetch
+        self._fills = fills
         self._version_lookup = version_lookup
         self._save = save
         self._saving = asyncio.Lock()
@@ -143,7 +143,7 @@ class Pinning:
         if item.size >= 0 and item.etag:
             return
         try:
-            version = self._prefetch.known(item.ref) or await self._version_lookup.ask(item.ref, None)
+            version = self._fills.known(item.ref) or await self._version_lookup.ask(item.ref, None)
         except OriginRefused as refused:
             text = f"Nothing was pinned: {item.ref}: {reason_of(refused)}."
             raise {404: NoSuchKey, 403: AccessDenied}.get(refused.status, ServiceUnavailable)(text) from refused

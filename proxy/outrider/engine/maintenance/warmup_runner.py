@@ -20,7 +20,7 @@ from outrider.core.maintenance.object_list import OBJECTS_MAX
 from outrider.core.maintenance.progress import State
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
-from outrider.engine.ahead.prefetch import Prefetch
+from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
@@ -56,13 +56,13 @@ class WarmupRunner:
     """Carries warm-ups out, and owns none of them. Called on the engine's thread."""
 
     def __init__(
-        self, layout: BlockLayout, versions: VersionCache, store: ControlledStore, prefetch: Prefetch,
+        self, layout: BlockLayout, versions: VersionCache, store: ControlledStore, fills: BackgroundFill,
         enumerator: Enumerator, pins: Pins, runtime: Runtime, *, blocks_at_once: int,
     ) -> None:  # fmt: skip
         self._layout = layout
         self._versions = versions
         self.store = store
-        self._prefetch = prefetch
+        self._fills = fills
         self._enumerator = enumerator
         self.pins = pins
         self._spawn = runtime.spawn
@@ -233,7 +233,7 @@ class WarmupRunner:
     async def _bring_once(self, warmup: Warmup | None, item: Item, room_bytes: int | None) -> None:
         if item.size >= 0:
             self._check_room(warmup, item, item.size, room_bytes)
-        version = self._prefetch.known(item.ref)
+        version = self._fills.known(item.ref)
         brought = False
         if version is None:
             brought = not self._begins_here(item.ref)
@@ -245,7 +245,7 @@ class WarmupRunner:
             came_bytes = 0
             try:
                 async with self._blocks:
-                    version = await self._prefetch.opened(item.ref, size=item.size, by_command=True)
+                    version = await self._fills.opened(item.ref, size=item.size, by_command=True)
                 came_bytes = min(version.size, self._layout.block_bytes)
             finally:
                 if warmup is not None:
@@ -303,7 +303,7 @@ class WarmupRunner:
             await self.store.verify(key, again=False)
         fetched = not self.store.has(key)
         if fetched:
-            for flight in self._prefetch.fill(version, [key.index], by_command=True):
+            for flight in self._fills.fill(version, [key.index], by_command=True):
                 if not await flight.ended():
                     raise flight.failure or StoreUnavailable("the fill was given up")
         _count(warmup, item, length, self.clock(), fetched=fetched)
@@ -318,7 +318,7 @@ class WarmupRunner:
 
     def _allowances(self, warmup: Warmup) -> tuple[TokenBucket, TokenBucket]:
         """The token bucket of the warm-up, and the one of all prefetch."""
-        return warmup.allowance, self._prefetch.allowance
+        return warmup.allowance, self._fills.allowance
 
 
 class _NoRoomError(StoreUnavailable):

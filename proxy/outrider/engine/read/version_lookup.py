@@ -125,7 +125,7 @@ class VersionLookup:
     async def ask_checksums(self, ref: ObjectRef) -> None:
         """Ask for the checksums of an object whose version is fresh. The version cache has them afterwards, unless the
         origin does not tell them in time: a checksum is no reason to hold back, or refuse, bytes that are here."""
-        if _folder(ref) not in self._no_checksums:
+        if folder_of(ref) not in self._no_checksums:
             await self._answer_beside(ref, self._ask_beside(ref, self.ask(ref, None)))
 
     # -- one question for all ---------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class VersionLookup:
         # Checksums come with a GET of the whole object, or by a HEAD beside a GET of one block. The former is for small
         # objects: of a large one too much would be under way when we stop it.
         whole = question.whole_headers and question.small
-        asks = question.whole_headers and not whole and _folder(ref) not in self._no_checksums
+        asks = question.whole_headers and not whole and folder_of(ref) not in self._no_checksums
         beside = self._ask_beside(ref, self._head(ref, question)) if asks else None
         headers: Headers = _CHECKSUMS
         start = 0 if whole else first_byte - inside + fill_start(inside, self._layout.block_bytes)
@@ -283,7 +283,7 @@ class VersionLookup:
             except (Signal, S3Error) as error:
                 # An object that is gone says nothing about the others of its folder.
                 if not isinstance(error, OriginRefused) or error.status != 404:
-                    self._no_checksums[_folder(ref)] = None
+                    self._no_checksums[folder_of(ref)] = None
 
         task = self._runtime.spawn(ask(), f"head {ref}")
         task.add_done_callback(lambda _: settle(None))
@@ -299,12 +299,13 @@ class VersionLookup:
         finally:
             bound.cancel()
         if not beside.done():
-            self._no_checksums[_folder(ref)] = None
+            self._no_checksums[folder_of(ref)] = None
             return None
         return beside.result()
 
 
-def _folder(ref: ObjectRef) -> tuple[str, str]:
+def folder_of(ref: ObjectRef) -> tuple[str, str]:
+    """The bucket and the folder of an object: one job reads all objects in it alike."""
     return ref.bucket, ref.key.rpartition("/")[0]
 
 

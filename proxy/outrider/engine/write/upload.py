@@ -23,7 +23,7 @@ from outrider.core.s3.body_integrity import (
     trailer_names_of,
 )
 from outrider.core.s3.form_fields import PostForm
-from outrider.ports import Buffer
+from outrider.ports import Buffer, Chunks
 
 
 @dataclass(slots=True)
@@ -38,6 +38,11 @@ class Upload:
     form: PostForm | None = None
     """A browser's upload: `body` begins with the first byte of the form's file."""
     error: Exception | None = field(default=None)
+
+
+async def one_chunk(body: bytes) -> Chunks:
+    """A body that is here as a whole, as a stream."""
+    yield body
 
 
 def upload_of(

@@ -56,9 +56,9 @@ _TAKEN = ", ".join(f"{folder}/" for folder in ("plan", "stall", *FOLDERS))
 class Plans(Protocol):
     """Takes the reads that jobs announce."""
 
-    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, telling: Hint) -> None:
+    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
         """One worker of `client` (see `access.reader_name`) will read `refs` next, in this order: reads number `start`
-        and on of the `total` of its epoch (None: not known, more may come). A long plan comes in pieces. `telling`
+        and on of the `total` of its epoch (None: not known, more may come). A long plan comes in pieces. `hint`
         remembers them."""
         ...
 
@@ -143,7 +143,7 @@ class ControlBucket:
             self._metrics.planned_reads.inc(len(plan.refs))
             try:
                 async for first, piece in _pieces(plan.refs):
-                    self.plans.told(request.client, piece, start=plan.start + first, total=plan.total, telling=hint)
+                    self.plans.told(request.client, piece, start=plan.start + first, total=plan.total, hint=hint)
             finally:
                 # Also after a failure halfway: the pieces that were told can then be withdrawn.
                 self._plan_objects.put(request.owner, name, ControlObject(text, self._clock(), hint))

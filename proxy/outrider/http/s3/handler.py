@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -41,7 +41,7 @@ from outrider.engine.read.object_read import ObjectReads, OnAsked, ReadAnswer
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.write.form_upload import incoming_form
 from outrider.engine.write.passthrough import Passthrough
-from outrider.engine.write.upload import Upload, upload_of, whole_body
+from outrider.engine.write.upload import Upload, one_chunk, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.control.control_bucket import ControlBucket
 from outrider.http.control.objects import ControlRequest
@@ -314,7 +314,7 @@ class S3Handler:
             )
             keys = xml.keys_to_delete(body)
             self._access.check(who, operation, keys)
-            upload = Upload(_once(body), len(body), headers=trailers) if body else Upload()
+            upload = Upload(one_chunk(body), len(body), headers=trailers) if body else Upload()
             return await self._send_up(exchange, operation, upload, keys)
 
     async def _post_form(self, exchange: Exchange, operation: Operation) -> Reply:
@@ -366,10 +366,6 @@ class S3Handler:
 def _bytes_at_most(length: int | None, limit: int) -> int:
     """How long a body of `length` bytes (None: unknown) may get before it is refused."""
     return limit if length is None else min(length, limit)
-
-
-async def _once(body: bytes) -> AsyncIterator[bytes]:
-    yield body
 
 
 def _first(headers: Headers, name: str) -> str:

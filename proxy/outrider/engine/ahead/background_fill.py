@@ -1,0 +1,123 @@
+"""Fills blocks that no client waits for: the means of prefetch, warm-ups and pins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from cachetools import LRUCache
+
+from outrider.core.block_layout import BlockLayout
+from outrider.core.cache.readahead import BlockRun
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
+from outrider.core.origin.token_bucket import TokenBucket
+from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.flight import Flight
+from outrider.engine.fill.flight_table import FlightTable
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.read.version_lookup import VersionLookup, folder_of
+from outrider.metrics import Metrics
+from outrider.ports import BlockStore
+
+# Folders of which it is remembered whether their readers ask for checksums.
+_FOLDERS_MAX = 4096
+
+
+class BackgroundFill:
+    """Called on the engine's thread. Every fill begun here waits behind all demand.
+
+    A block that is here, or on its way, is not fetched again. `allowance` is the token bucket of the bytes that all
+    background fills together take from the origin; whoever begins fills spends them.
+    """
+
+    def __init__(
+        self, layout: BlockLayout, versions: VersionCache, store: BlockStore, flights: FlightTable,
+        version_lookup: VersionLookup, scheduler: FillScheduler, metrics: Metrics, allowance: TokenBucket,
+    ) -> None:  # fmt: skip
+        self.layout = layout
+        self.allowance = allowance
+        self._versions = versions
+        self._store = store
+        self._flights = flights
+        self._version_lookup = version_lookup
+        self._scheduler = scheduler
+        self._metrics = metrics
+        # Whether the readers of a folder ask for checksums of whole objects. A fill for them asks for these too;
+        # otherwise each such reader would cost a HEAD later.
+        self._checksums: LRUCache[tuple[str, str], bool] = LRUCache(_FOLDERS_MAX)
+
+    @property
+    def room_bytes(self) -> int:
+        """See `BlockStore.room_bytes`."""
+        return self._store.room_bytes
+
+    def read(self, ref: ObjectRef, *, checksums: bool) -> None:
+        """A client reads the object, and asks for checksums of the whole object or not."""
+        self._checksums[folder_of(ref)] = checksums
+
+    def known(self, ref: ObjectRef) -> ObjectVersion | None:
+        """The current version; None: the origin must be asked for it."""
+        version = self._versions.fresh(ref)
+        return None if version is None or (self._with_checksums(ref) and not version.whole_headers) else version
+
+    def forget(self, ref: ObjectRef) -> None:
+        """The origin has another version by now: the next `known` is None."""
+        self._versions.forget(ref)
+
+    def is_here(self, ref: ObjectRef) -> bool:
+        """Whether all blocks of the version last heard of are in the store."""
+        version = self._versions.stale(ref)
+        if version is None:
+            return False
+        vid = self.layout.version_id(version)
+        return all(self._store.has(BlockKey(vid, index)) for index in range(self.layout.count(version.size)))
+
+    async def opened(
+        self, ref: ObjectRef, begin: Callable[[ObjectVersion], None] = lambda version: None, *, size: int = -1,
+        by_command: bool = False,
+    ) -> ObjectVersion:  # fmt: skip
+        """The version that the origin has, asked for behind all demand.
+
+        The request brings the first block too, if there is one, and takes a slot as any other fill does. `begin` is
+        called before that block is waited for. `size`: as a LIST has it; -1: not known. `by_command`: see `FillSlot`.
+
+        Raises Signal, S3Error.
+        """
+        slot = self._scheduler.slot(demand=False, by_command=by_command)
+        async with slot:
+            # A reader may have asked the origin already. To wait for that answer needs no slot.
+            joined = self._version_lookup.is_asking(ref)
+            if joined:
+                slot.give_back()
+            version = self.known(ref)
+            if version is None:
+                checksums = self._with_checksums(ref)
+                version = await self._version_lookup.ask(ref, 0, whole_headers=checksums, if_small=True, size=size)
+            opened = self._flights.get(self.layout.key(version, 0))
+            begin(version)
+            if opened is not None and opened.slot is None:
+                if not joined:
+                    opened.slot = slot
+                    slot.expect(opened.meta.extent.length)
+                    self._metrics.prefetched_blocks.inc()
+                await opened.ended()
+            return version
+
+    def fill(self, version: ObjectVersion, blocks: Iterable[int], *, by_command: bool = False) -> list[Flight]:
+        """Begins to fill those of the blocks that are neither here nor on their way. Returns the flights of all that
+        are not here. `by_command`: see `FillSlot`."""
+        vid = self.layout.version_id(version)
+        flights: list[Flight] = []
+        for index in blocks:
+            key = BlockKey(vid, index)
+            if self._flights.wanted(key):
+                # One GET per block: a reader that comes meanwhile promotes only the blocks that it waits for.
+                begun = self._flights.board(version, BlockRun(index, 1))
+                self._flights.fill(begun, prefetch=True, by_command=by_command)
+                self._metrics.prefetched_blocks.inc()
+            flight = self._flights.get(key)
+            if flight is not None:
+                flights.append(flight)
+        return flights
+
+    def _with_checksums(self, ref: ObjectRef) -> bool:
+        return bool(self._checksums.get(folder_of(ref), False))
