@@ -31,7 +31,7 @@ class SavedPin:
 
 
 @dataclass(slots=True)
-class _Held:
+class _Pinned:
     version_id: bytes
     disk_bytes: int
     by: set[PinKey] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Pins:
     def __init__(self, disk_bytes: Callable[[int], int], identify: Callable[[ObjectVersion], bytes]) -> None:
         self.disk_bytes = disk_bytes
         self._identify = identify
-        self._held: dict[ObjectRef, _Held] = {}
+        self._held: dict[ObjectRef, _Pinned] = {}
         self._pins: dict[PinKey, frozenset[ObjectRef]] = {}
         self._versions: set[bytes] = set()
         self.reserved_bytes = 0
@@ -114,7 +114,7 @@ class Pins:
     def _hold(self, pin: PinKey, ref: ObjectRef, version: ObjectVersion) -> None:
         held = self._held.get(ref)
         if held is None:
-            held = self._held[ref] = _Held(self._identify(version), self.disk_bytes(version.size))
+            held = self._held[ref] = _Pinned(self._identify(version), self.disk_bytes(version.size))
             self._versions.add(held.version_id)
             self.reserved_bytes += held.disk_bytes
         else:
