@@ -1,6 +1,6 @@
-"""The commands of the pages are run as a reader would: a real S3 server, the real proxy, one shell a page.
+"""Runs the commands of the pages as a reader would: with a real S3 server, the real proxy, and one shell a page.
 
-What is for a cluster goes to a stand-in for one, made of Helm's own engine and the real kubectl.
+Commands for a cluster go to a stand-in for one, made of Helm's own engine and the real kubectl.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.shellpage import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-# These begin with nothing; the others suppose that the quick start was followed.
+# These pages begin with nothing. The others need the proxy and the bucket of the quick start.
 FROM_NOTHING = {
     ROOT / "README.md",
     ROOT / "docs" / "quickstart.md",
@@ -37,7 +37,7 @@ FROM_NOTHING = {
 }
 ALL = [*pages(), *example_manifests()]
 WITH_COMMANDS = [page for page in ALL if any(possible(block) for block in shell_blocks(page))]
-# What a test cannot run: it needs a container engine, root, a network, an hour, or a quiet machine.
+# A test cannot run these: they need a container engine, root, a network, an hour, or a quiet machine.
 OUT_OF_REACH = ("docker", "git clone", "pip install", "sudo", "systemctl", "apt-get", "aws eks",
                 "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector")  # fmt: skip
 INLINE_FOR_A_CLUSTER = (
@@ -76,7 +76,7 @@ def out_of_reach(command: str) -> bool:
 
 
 def test_commands_for_a_cluster_in_a_pages_text_are_taken(tmp_path: Path) -> None:
-    """After those of the chart's own page."""
+    """They run after the commands of the chart's own page."""
     commands = "".join(f"{command}\n" for command in INLINE_FOR_A_CLUSTER)
     page = a_page(tmp_path, f"{CHART_README.read_text()}\n```sh if=kubectl\n{commands}```\n")
     told = {span for each in pages() for span in re.findall(r"`((?:helm|kubectl) [^`\n]+)`", each.read_text())}

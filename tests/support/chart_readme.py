@@ -1,4 +1,4 @@
-"""The table of values in charts/outrider/README.md, made of values.yaml and its comments: `make chart-readme`."""
+"""Makes the table of values in charts/outrider/README.md from values.yaml and its comments: `make chart-readme`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md, from the code: `make docs` writes it, and a test holds it to what it says."""
+"""Makes docs/metrics.md from the code: `make docs` writes it, and a test compares the two."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _UNITS = {"bytes": "bytes", "seconds": "seconds", "blocks": "blocks", "requests"
 
 
 def all_metrics() -> dict[str, MetricWrapperBase]:
-    """By the name that PromQL has for them; of a histogram, the name before `_bucket`, `_count` and `_sum`."""
+    """All metrics by their names in PromQL; a histogram by the name before `_bucket`, `_count` and `_sum`."""
     metrics = Metrics()
     found = {}
     for holder in (metrics, metrics.usage_metrics):

@@ -25,13 +25,13 @@ def pages() -> list[Path]:
 
 
 def example_manifests() -> list[Path]:
-    """What is to be typed stands in their comments."""
+    """The manifests of the examples, whose comments have commands to type."""
     return sorted((ROOT / "examples").rglob("*.yaml"))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block. After the language stand `no-run`, `if=COMMAND`, `template`, nothing; `line`: of its fence."""
+    """A fenced block. `marks`: `no-run`, `if=COMMAND` or `template`, from behind the language; `line`: of its fence."""
 
     page: Path
     line: int
@@ -45,7 +45,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Of a `console` block what stands after `$ `, else every line that is no comment; continued lines joined."""
+        """The text after `$ ` of a `console` block, or else every line that is no comment; continued lines joined."""
         lines = self.text.replace("\\\n", " ").splitlines()
         if self.language == "console":
             return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
@@ -53,7 +53,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
-    """Of a manifest: the indented lines of its comments."""
+    """The fenced blocks of a page, or the indented lines in the comments of a manifest."""
     if page.suffix == ".yaml":
         yield from _commented(page)
         return
@@ -94,18 +94,18 @@ def _prose(page: Path) -> Iterator[str]:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The fragments by which headings are linked to, as GitHub makes them."""
+    """The fragments of links to headings, as GitHub makes them."""
     seen: Counter[str] = Counter()
     found = set()
     for line in _prose(page):
         if heading := _HEADING.fullmatch(line):
             text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).strip().lower()
-            anchor = "".join(one for one in text if one not in _PUNCTUATION).replace(" ", "-")
+            anchor = "".join(letter for letter in text if letter not in _PUNCTUATION).replace(" ", "-")
             found.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
             seen[anchor] += 1
     return found
 
 
 def links_of(page: Path) -> list[str]:
-    """Their targets, as they are written; what stands in code is none."""
+    """The targets of the links of a page, as they are written. A link in code is none."""
     return [link for line in _prose(page) for link in _LINK.findall(re.sub(r"`[^`]*`", "", line))]

@@ -83,7 +83,7 @@ grants = [
 
 
 def _tables() -> dict[str, type[BaseModel]]:
-    """The settings that are lists of tables in the file, each with what a table has."""
+    """The settings that are lists of tables in the file, each with the model of its tables."""
     found = {}
     for name, field in Settings.model_fields.items():
         models = [one for one in get_args(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)]

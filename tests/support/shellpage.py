@@ -23,10 +23,10 @@ from tests.support.pages import ROOT, Block, blocks_of
 SHELLS = ("sh", "console")
 QUICK_START, SETTINGS = ROOT / "docs" / "quickstart.md", ROOT / "docs" / "settings.md"
 NO_RUN, IF = "no-run", "if="
-# A page takes some ten seconds; a machine that is busy with other things, far more.
+# A page takes some ten seconds, and far more on a busy machine.
 DEADLINE_S = 280.0
 _ADDRESS = re.compile(r"127\.0\.0\.1:(94[0-9]{2})\b")
-# Where a page supposes what the quick start has set up.
+# For pages that need the proxy and the bucket of the quick start.
 WORLD = """make --silent playground > playground.log 2>&1
 . ./playground.env
 outrider serve 2> outrider.log &
@@ -42,7 +42,7 @@ class PageFailed(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to run. `printed` None: it may print anything, and its status must be 0; else this, and any status."""
+    """One command to run. `printed` None: any output, and status 0; otherwise just this output, and any status."""
 
     block: Block | None
     command: str
@@ -54,7 +54,7 @@ def shell_blocks(page: Path) -> list[Block]:
 
 
 def possible(block: Block) -> bool:
-    """Whether it is to be run here: it is not marked `no-run`, and what an `if=` names exists."""
+    """Whether the block is run here: it is not marked `no-run`, and the thing that an `if=` names exists."""
     return NO_RUN not in block.marks and all(
         _exists(mark.removeprefix(IF)) for mark in block.marks if mark.startswith(IF)
     )
@@ -62,7 +62,7 @@ def possible(block: Block) -> bool:
 
 @cache
 def _exists(name: str) -> bool:
-    """A command of `outrider` or of the system, a Python package, or the dashboard."""
+    """Whether `name` is a command of `outrider` or of the system, a Python package, or the dashboard."""
     if name == "dashboard":
         found = [*(ROOT / "proxy").rglob("*.html"), *(ROOT / "proxy").rglob("*dashboard*")]
         return any("__pycache__" not in path.parts for path in found)
@@ -92,8 +92,8 @@ def steps_of(block: Block) -> list[Step]:
 
 
 def run(page: Path, directory: Path, *, world: bool) -> set[Block]:
-    """The blocks that were run to their end: all that are possible here. `world`: the quick start was done before.
-    What they did to a cluster is in `directory`/cluster (`tests.support.cluster`).
+    """Run all blocks that are possible here, and return them. `world`: the quick start was done before.
+    Their effects on a cluster are in `directory`/cluster (`tests.support.cluster`).
 
     Raises PageFailed.
     """
@@ -123,7 +123,7 @@ def speaks_to_a_cluster(block: Block) -> bool:
 
 
 def clients_file(page: Path) -> str:
-    """What a reader has in clients.toml: what the page shows, else what the settings' page does."""
+    """Content of the reader's clients.toml: the file that the page shows, or else that of the settings page."""
     shown = [block.text for path in (page, SETTINGS) for block in blocks_of(path) if "[[client]]" in block.text]
     return shown[0]
 
@@ -145,7 +145,7 @@ def _check(step: Step, files: Path, tree: Path, ports: dict[str, str]) -> None:
 
 
 def _moved(port: str, ports: dict[str, str]) -> str:
-    """Pages name the usual ports, which may be taken here."""
+    """The port that stands for a usual port of the pages, which may be taken here."""
     if port not in ports:
         [free] = free_ports(1)
         ports[port] = str(free)
@@ -157,7 +157,7 @@ def _run_shell(directory: Path, tree: Path, ports: dict[str, str]) -> None:
     environ = {
         name: value
         for name, value in clean_environment().items()
-        # What `make VENV=... test` hands down would reach the `make` of the pages.
+        # Variables of `make VENV=... test` would reach the `make` of the pages.
         if not name.startswith("MAKE") and name not in ("MFLAGS", "VENV", "PYTHON", "XDG_CACHE_HOME")
     } | {
         "HOME": str(directory),
@@ -188,7 +188,7 @@ def _run_shell(directory: Path, tree: Path, ports: dict[str, str]) -> None:
 
 
 def _tree(tree: Path) -> Path:
-    """What a clone looks like after `make install`; what commands write there stays there."""
+    """A tree like a clone after `make install`. Files that commands write there stay there."""
     commands = tree / ".venv" / "bin"
     commands.mkdir(parents=True)
     for path in ROOT.iterdir():

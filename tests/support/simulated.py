@@ -1,4 +1,4 @@
-"""Writes into docs/sizing.md what `outrider simulate` prints now: `make docs`, after a change of the policy."""
+"""Writes the output of `outrider simulate` into docs/sizing.md: `make docs`, after a change of the policy."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ def test_every_block_says_what_it_is_and_is_that(page: Path) -> None:
 
 
 def test_no_block_is_left_out() -> None:
-    """Commands are run by tests/server/test_docs.py, TOML is loaded and Python compiled here, YAML is what
-    tests/unit/chart/test_chart_sidecar.py renders; `text` and the like say nothing to a machine."""
+    """tests/server/test_docs.py runs commands, this module loads TOML and compiles Python, and
+    tests/unit/chart/test_chart_sidecar.py renders YAML. Blocks of `text` are for people alone."""
     every = {
         path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
     }
@@ -91,7 +91,8 @@ def test_no_block_is_left_out() -> None:
     assert left_out == set()
 
 
-# What a page names in its text, with the test that tries it, or why none can; `kubectl`, `helm`: where pages are run.
+# Commands in the text of the pages, each with the test that tries it, or the reason why none can. `kubectl` and `helm`
+# are tried by tests/server/test_docs.py.
 INLINE = {
     "docker build --tag registry.example.org/outrider:0.1.0 .": "test_the_image_has_the_charts_tag",
     'pip install ".[examples]"': "test_what_pip_is_to_install_exists",
@@ -150,7 +151,7 @@ def test_every_flag_and_variable_that_the_proxy_or_a_page_names_exists() -> None
         f"{path.name}: OUTRIDER_{name}"
         for path, text in told.items()
         for name in re.findall(r"OUTRIDER_([A-Z0-9_]*[A-Z])", text)
-        # Knobs of the tests; what stands for any name; two that a page shows as wrong.
+        # Left out: knobs of the tests, a placeholder for any name, and two names that a page shows as wrong.
         if name not in variables
         and not name.startswith(("TEST_", "DIFFERENTIAL"))
         and name not in {"CACHESIZE", "NAME", "PORT"}
@@ -182,7 +183,7 @@ def test_every_event_that_the_operations_page_names_is_logged() -> None:
 def test_every_metric_that_a_page_names_exists() -> None:
     families = list(Metrics().registry.collect())
     known = {sample.name for family in families for sample in family.samples}
-    # Those with labels have no sample before they were counted; a histogram has three.
+    # A metric with labels has no sample before its first count; a histogram has three.
     for family in families:
         known |= {family.name + ending for ending in METRIC_ENDINGS[family.type]}
     unknown = {
