@@ -6,7 +6,7 @@ import logging
 
 from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.core.ahead.planner import Planner
-from outrider.core.insight.dataset_map import CELLS_MAX, data_bytes, shard_map
+from outrider.core.insight.dataset_map import CELLS_MAX, data_bytes, map_of
 from outrider.core.insight.rates import Rates
 from outrider.core.insight.recent_errors import RecentErrors
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
@@ -42,7 +42,7 @@ def test_each_object_has_a_letter_in_the_order_of_the_names() -> None:
     planner.added(block(3, 0), version(3))
     (dataset,) = planner.registry.datasets()
     outstanding = dataset.add_name(ref(5).key)
-    assert shard_map(dataset, lambda key: key == outstanding) == "arRoco"
+    assert map_of(dataset, lambda key: key == outstanding) == "arRoco"
     assert data_bytes(dataset) == 6 * SIZE
     assert dataset.kept_bytes == 5 * BLOCK
 
@@ -63,7 +63,7 @@ def test_a_map_of_many_objects_is_as_short_as_one_of_some() -> None:
         for index in (0, 1):
             planner.added(block(number, index), version(number))
     (dataset,) = planner.registry.datasets()
-    cells = shard_map(dataset, lambda _: False)
+    cells = map_of(dataset, lambda _: False)
     assert cells == "c" * (CELLS_MAX // 2) + "a" * (CELLS_MAX // 2)
     assert data_bytes(dataset) == 20_000 * SIZE
 

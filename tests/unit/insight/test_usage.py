@@ -44,15 +44,15 @@ def test_reads_are_summed_by_dataset_and_by_reader() -> None:
 
 def test_what_was_long_ago_does_not_count_for_now() -> None:
     usage = Usage()
-    usage.passed(100.0)
+    usage.tick(100.0)
     usage.served("a", TRAIN, sums(10, disk=1000, wait_s=10.0))
-    usage.passed(110.0)
+    usage.tick(110.0)
     ((_, _, account, _),) = usage.readers()
     assert (account.bytes_s, account.recent.stall) == (100.0, 1.0)
     for second in range(1, 301):
         if second > 200:
             usage.served("a", TRAIN, sums(disk=10, away_s=1.0))
-        usage.passed(110.0 + second)
+        usage.tick(110.0 + second)
     assert abs(account.bytes_s - 10) < 1
     assert account.recent.stall is not None
     assert account.recent.stall < 0.01
@@ -76,8 +76,8 @@ def test_the_reader_that_was_silent_for_longest_is_forgotten_first_and_no_sum_is
 def test_a_hit_is_told_once_however_often_it_is_asked_for() -> None:
     recorder = HitTally()
     recorder.requests, recorder.sent_bytes, recorder.wait_s = 3, 30, 0.5
-    assert recorder.news() == Sums(3, 3, 30, 0, 0, 0.5, 0.0)
-    assert recorder.news() == Sums()
+    assert recorder.take_unreported() == Sums(3, 3, 30, 0, 0, 0.5, 0.0)
+    assert recorder.take_unreported() == Sums()
 
 
 def test_money_is_what_the_bucket_was_not_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""What is the slow part, in words: the readers, the bucket, the size of the cache, or this machine."""
+"""Diagnoses the bottleneck, in words: the readers, the bucket, the size of the cache, or this machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from outrider.core.insight.usage import Sums
 from outrider.core.text import in_words
 
-# Less time, all connections together, tells nothing yet.
+# Less time than this, over all connections, tells nothing yet; nor do fewer requests.
 _TIME_S_MIN = 1.0
 _REQUESTS_MIN = 4
-# Who waits for less than this part of his time is not held up.
+# A reader that waits for less than this part of its time is not held up.
 _STALL_LITTLE = 0.1
-# Nearly all came from the disk here: the bucket has no part in the wait.
+# If this part of the bytes came from the disk here, the bucket has no part in the wait.
 _MOSTLY_DISK = 0.95
-# A larger cache that saves less than this part of the GETs is not worth a word.
+# A larger cache that would save less than this part of the GETs is not mentioned.
 _GAIN_MIN = 0.1
 
 
@@ -29,16 +29,18 @@ class Bottleneck:
 
 @dataclass(frozen=True, slots=True)
 class LargerCache:
-    """So many bytes more of cache would save this part of the GETs that go to the bucket now."""
+    """With `more_bytes` more, the cache would save the part `saves` of the GETs that go to the bucket now."""
 
     more_bytes: int
     saves: float
 
 
 def larger_cache(hit_ratios: Mapping[float, float] | None, capacity_bytes: int, data_bytes: int) -> LargerCache | None:
-    """`hit_ratios`: by size, as a multiple of `capacity_bytes` (see `miss_ratio`). `data_bytes`: of all that is read
-    again
-    and again, 0: not known. None: more would not help, or nothing is known."""
+    """The smallest larger cache that is worth mentioning; None: there is none, or nothing is known.
+
+    `hit_ratios` are by size, as a multiple of `capacity_bytes` (see `miss_ratio`). `data_bytes`: the size of all data
+    that is read again and again; 0: not known.
+    """
     if hit_ratios is None or (now := hit_ratios.get(1.0, 1.0)) >= 1:
         return None
     for factor, ratio in sorted(hit_ratios.items()):
@@ -51,7 +53,7 @@ def larger_cache(hit_ratios: Mapping[float, float] | None, capacity_bytes: int, 
 
 
 def bottleneck_of(sums: Sums, larger: LargerCache | None) -> Bottleneck:
-    """Of one reader, or of all together."""
+    """The bottleneck of one reader, or of all together. `larger`: the larger cache that would help, if there is one."""
     stall = sums.stall
     if stall is None or sums.wait_s + sums.away_s < _TIME_S_MIN or sums.requests < _REQUESTS_MIN:
         return Bottleneck("unknown", "too early to say")

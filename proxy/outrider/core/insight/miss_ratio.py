@@ -1,7 +1,7 @@
-"""What a cache of another size would do with the reads of now: small LRU caches of a sample of the names.
+"""Estimates the miss-ratio curve: how often caches of other sizes would hit, by small LRU caches of a sample of names.
 
-Sampling by a hash of the name keeps an object in or out for good, and a cache scaled down by the same rate hits as
-often as the whole one would. Source: Waldspurger et al., "Cache modeling and optimization using
+A sample by a hash of the name always has the same objects, and a cache scaled down by the same rate hits as often as
+the whole cache would. Source: Waldspurger et al., "Cache modeling and optimization using
 miniature simulations", 2017.
 """
 
@@ -15,15 +15,15 @@ from outrider.core.ahead.dataset.registry import Outlook
 from outrider.core.model import ObjectRef
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)
-# Sampled objects at most, in all caches together a few times as many names.
+# Sampled objects at most. All caches together have up to four times as many names.
 _SAMPLED_MAX = 8192
-# Reads that count: older ones weigh half after so many.
+# After so many further reads, a read counts half.
 _HALF_LIFE = 10_000
 _HASHES = 1 << 32
 
 
 class MissRatioCurve:
-    """Told of each pass over an object; O(1), in bounded memory."""
+    """O(1) for each read, in bounded memory."""
 
     def __init__(self, capacity_bytes: int, *, sampled_max: int = _SAMPLED_MAX) -> None:
         self._capacity_bytes = capacity_bytes
@@ -34,6 +34,7 @@ class MissRatioCurve:
         self._hits = [0.0 for _ in FACTORS]
 
     def opened(self, ref: ObjectRef, size: int) -> None:
+        """A client begins to read an object of `size` bytes."""
         name = int.from_bytes(
             blake2b(f"{ref.bucket}/{ref.key}".encode("utf-8", "surrogateescape"), digest_size=4).digest()
         )
@@ -50,15 +51,18 @@ class MissRatioCurve:
                 cache.keep_below(self._below)
 
     def lru(self) -> dict[float, float] | None:
-        """Hit ratio of LRU by size, as a multiple of this cache's; None: nothing was read."""
+        """The hit ratio of LRU by size of the cache, as a multiple of this cache; None: nothing was read."""
         if self._reads == 0:
             return None
         return {factor: hits / self._reads for factor, hits in zip(FACTORS, self._hits, strict=True)}
 
     def epoch(self, outlook: Outlook) -> dict[float, float] | None:
-        """The same of the policy `epoch`, estimated: all hits where the order is known, c (1 + ln 1/c) of them where
-        only the set is, c where it is known and any part of it may be read, and LRU's where there is no epoch. It takes
-        the origin to be fast enough."""
+        """The same for the policy `epoch`, by estimate: it assumes that the origin is fast enough.
+
+        With c the part of the datasets that the cache holds, all reads hit where the order is known; c (1 + ln 1/c) of
+        them where only the set is known; c where an epoch reads a part of the set, chosen anew each time; and as many
+        as with LRU where there is no epoch.
+        """
         lru = self.lru()
         if lru is None:
             return None
@@ -75,7 +79,7 @@ class MissRatioCurve:
 
 
 class _Lru:
-    """Names and their sizes, the latest last."""
+    """An LRU cache of names and their sizes. The name read last is the last one."""
 
     def __init__(self) -> None:
         self._sizes: OrderedDict[int, int] = OrderedDict()
@@ -85,7 +89,7 @@ class _Lru:
         return len(self._sizes)
 
     def read(self, name: int, size: int) -> bool:
-        """Whether it was there."""
+        """Whether it is a hit. The name is in the cache afterwards."""
         before = self._sizes.pop(name, None)
         self._sizes[name] = size
         self._bytes += size - (before or 0)

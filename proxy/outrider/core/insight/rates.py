@@ -1,4 +1,4 @@
-"""Totals that grow, seen at even steps of time: how fast they grew."""
+"""Rates of growing totals, sampled about once a second over the last two minutes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Mapping
 
 STEP_S = 1.0
-# Two minutes.
+# Samples that are kept: two minutes.
 _STEPS = 120
 
 
 class Rates:
-    """The last two minutes, in bounded memory."""
+    """Bounded: it keeps the last two minutes."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
@@ -19,7 +19,7 @@ class Rates:
         self._rates: deque[dict[str, float]] = deque(maxlen=_STEPS)
 
     def note(self, now: float, totals: Mapping[str, float]) -> None:
-        """To be told about once in `STEP_S`."""
+        """To be called about every `STEP_S` seconds."""
         if self._at is not None and now > self._at:
             seconds = now - self._at
             self._rates.append({
@@ -28,6 +28,6 @@ class Rates:
         self._last, self._at = dict(totals), now
 
     def rates(self) -> dict[str, list[int]]:
-        """Per second, by name, the latest last."""
+        """The rates per second of each total, the latest last."""
         names = self._rates[-1] if self._rates else {}
         return {name: [round(step.get(name, 0.0)) for step in self._rates] for name in names}

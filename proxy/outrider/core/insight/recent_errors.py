@@ -1,4 +1,4 @@
-"""The last things that went wrong, for the eye: bounded, and the same thing again is counted and not repeated."""
+"""The last errors, for the status page: bounded. An error that occurs again is counted and not repeated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHARS_MAX = 300
 
 @dataclass(slots=True)
 class RecentError:
-    """`at`: when it was last seen, seconds since 1970."""
+    """`at`: when it occurred last, in seconds since 1970. `times`: how often it occurred."""
 
     what: str
     detail: str
@@ -21,20 +21,20 @@ class RecentError:
 
 
 class RecentErrors:
-    """What happened last comes last."""
+    """Errors are the same if `what` and `detail` are. Called from one thread, except `last`."""
 
     def __init__(self) -> None:
-        self._cached: OrderedDict[tuple[str, str], RecentError] = OrderedDict()
+        self._errors: OrderedDict[tuple[str, str], RecentError] = OrderedDict()
 
     def add(self, what: str, detail: str, level: str, at: float) -> None:
-        # Keys and what the origin said may be as long as they like.
+        # Keys and replies of the origin have any length.
         what, detail = what[:_CHARS_MAX], detail[:_CHARS_MAX]
-        known = self._cached.pop((what, detail), None)
+        known = self._errors.pop((what, detail), None)
         times = known.times + 1 if known is not None else 1
-        self._cached[what, detail] = RecentError(what, detail, level, at, times)
-        if len(self._cached) > _KEPT_MAX:
-            self._cached.popitem(last=False)
+        self._errors[what, detail] = RecentError(what, detail, level, at, times)
+        if len(self._errors) > _KEPT_MAX:
+            self._errors.popitem(last=False)
 
     def last(self) -> list[RecentError]:
-        """The latest first. From any thread: a copy."""
-        return list(reversed(list(self._cached.values())))
+        """A copy, the latest error first. May be called from any thread."""
+        return list(reversed(list(self._errors.values())))

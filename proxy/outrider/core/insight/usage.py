@@ -1,8 +1,8 @@
-"""What was served to whom, from where, and who waited for whom: sums by dataset, and by reader of a dataset.
+"""Accounts for usage by dataset and by reader: requests, bytes by source, and waiting times.
 
-A reader here is a client and a dataset: what it reads over all its connections. Its time, summed over these, has two
-parts: it *waits* from a request's head until the last byte is sent, but for the time for which its socket was full; it
-is *away* while its socket is full, or while its connection asks for nothing.
+A reader here is a client of a dataset, over all its connections. Its time, summed over these, has two parts. It *waits*
+from the head of a request until the last byte is sent, except while its socket is full. It is *away* while its socket
+is full, and while its connection has no request.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from outrider.core.ahead.dataset.templates import Templates
 
 DatasetName = tuple[str, str]
-"""A bucket and a key template (see `datasets.Templates`)."""
+"""A bucket and a key template (see `core.ahead.dataset.templates`)."""
 
 OTHERS: DatasetName = ("", "(others)")
-"""Of those that were silent for longest, beyond the bounds below, only the sums are kept."""
+"""The sums of the datasets that were dropped because of the bound below; the longest silent one is dropped first."""
 DATASETS_MAX = 256
 READERS_MAX = 256
-# A connection that asks for nothing for longer is a spare one of a pool, or its job pauses: no more of it counts.
+# A connection without a request for longer than this is spare in a pool, or its job pauses: the rest does not count.
 AWAY_S_MAX = 60.0
-# What is told of now: older facts weigh half after so many seconds.
+# After so many seconds, a request counts half in what is shown as recent.
 _HALF_LIFE_S = 20.0
 
 
 @dataclass(slots=True)
 class Sums:
-    """`hits`: requests that needed nothing but the disk. Bytes are those sent to clients, by source."""
+    """`hits` are requests served from the disk alone. Bytes are those sent to clients, by source."""
 
     requests: int = 0
     hits: int = 0
@@ -44,7 +44,7 @@ class Sums:
 
     @property
     def stall(self) -> float | None:
-        """Which part of its time the reader waited; None: there was no time yet."""
+        """The part of its time for which the reader waited; None: there was no time yet."""
         total_s = self.wait_s + self.away_s
         return self.wait_s / total_s if total_s > 0 else None
 
@@ -60,43 +60,48 @@ class Sums:
 
 @dataclass(slots=True)
 class HitTally:
-    """One reader's hits on one dataset in plain numbers, grown by one thread and read by another: `requests` grows last
-    and is read first, so that where it has not grown since `told`, all of it was told."""
+    """The hits of one reader on one dataset. One thread adds to it, another one reports it.
+
+    `requests` is added to last and read first: if it has not grown since `reported`, everything was reported.
+    """
 
     requests: int = 0
     sent_bytes: int = 0
     wait_s: float = 0.0
     away_s: float = 0.0
-    told: Sums = field(default_factory=Sums)
+    reported: Sums = field(default_factory=Sums)
 
-    def news(self) -> Sums:
-        """What came since the last time."""
-        told, requests = self.told, self.requests
-        self.told = Sums(requests, requests, self.sent_bytes, 0, 0, self.wait_s, self.away_s)
-        new = self.told
+    def take_unreported(self) -> Sums:
+        """The hits since the last call."""
+        before, requests = self.reported, self.requests
+        self.reported = Sums(requests, requests, self.sent_bytes, 0, 0, self.wait_s, self.away_s)
+        now = self.reported
         return Sums(
-            new.requests - told.requests, new.hits - told.hits, new.disk_bytes - told.disk_bytes, 0, 0,
-            new.wait_s - told.wait_s, new.away_s - told.away_s,
+            now.requests - before.requests, now.hits - before.hits, now.disk_bytes - before.disk_bytes, 0, 0,
+            now.wait_s - before.wait_s, now.away_s - before.away_s,
         )  # fmt: skip
 
 
 @dataclass(slots=True)
 class DatasetAccount:
-    """`asked` and `came_bytes`: GETs and HEADs sent to the bucket for it, whatever they were for and however they
-    ended, and the bytes that came. `wanted` and `wanted_bytes`: those that clients sent here, and what they got, which
-    they would have asked of the bucket; more than `sums` has, which are of what the cache answers."""
+    """The requests for one dataset, by clients and to the bucket."""
 
+    # The requests that the cache answered.
     sums: Sums = field(default_factory=Sums)
+    # All GETs and HEADs of clients, and the bytes sent to them. Without the proxy, the bucket would have got these.
     wanted: int = 0
     wanted_bytes: int = 0
+    # The GETs and HEADs sent to the bucket, for whatever reason and with whatever result, and the bytes received.
     asked: int = 0
     came_bytes: int = 0
+    # When it was last changed.
     at: float = 0.0
 
 
 @dataclass(slots=True)
 class ReaderAccount:
-    """`recent`: the same, faded; over `recent_s` seconds, faded too."""
+    """`recent` has the same sums, but older requests count less; `recent_s` is the time that they cover, counted alike.
+    `fresh` has the sums since the last `fade`."""
 
     sums: Sums = field(default_factory=Sums)
     recent: Sums = field(default_factory=Sums)
@@ -119,7 +124,7 @@ class ReaderAccount:
 
 
 class Usage:
-    """Called from one thread; bounded, those that were silent for longest going first."""
+    """Called from one thread. Bounded: the dataset, or the reader, that was silent for longest is dropped first."""
 
     def __init__(
         self, templates: Templates | None = None, *, datasets_max: int = DATASETS_MAX, readers_max: int = READERS_MAX
@@ -130,14 +135,14 @@ class Usage:
         self._readers: OrderedDict[tuple[str, DatasetName], ReaderAccount] = OrderedDict()
         self._now = 0.0
         self.templates = Templates() if templates is None else templates
-        """They name the datasets."""
+        """Names the datasets."""
         self.total = DatasetAccount()
 
     def dataset_of(self, bucket: str, key: str) -> DatasetName:
-        """Any thread may ask that `templates` may be asked by."""
+        """May be called from any thread that may call `templates`."""
         return bucket, self.templates.of(bucket, key)
 
-    # -- facts ----------------------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------
 
     def served(self, reader: str, dataset: DatasetName, more: Sums) -> None:
         """`reader`: the client's name."""
@@ -158,24 +163,24 @@ class Usage:
         account.fresh.add(more)
 
     def passed_on(self, dataset: DatasetName, count: int) -> None:
-        """A read was answered with so many bytes as the bucket answers it: it is none of those that the cache answers
-        (of an old version, of tags), or an error."""
+        """The bucket answered a read, with `count` bytes: the cache does not answer such reads (of an old version, of
+        tags), or the answer is an error."""
         for each in (self.total, self._dataset(dataset)):
             each.wanted += 1
             each.wanted_bytes += count
 
     def asked(self, bucket: str, key: str) -> None:
-        """A read of this object was sent to the bucket."""
+        """A GET or HEAD of this object was sent to the bucket."""
         self.total.asked += 1
         self._dataset(self.dataset_of(bucket, key)).asked += 1
 
     def came(self, bucket: str, key: str, count: int) -> None:
-        """So many bytes of it came from the bucket."""
+        """`count` bytes of this object came from the bucket."""
         self.total.came_bytes += count
         self._dataset(self.dataset_of(bucket, key)).came_bytes += count
 
-    def passed(self, now: float) -> None:
-        """To be told about once a second: what is recent fades."""
+    def tick(self, now: float) -> None:
+        """To be called about once a second: recent sums fade."""
         seconds = now - self._now
         first, self._now = self._now == 0.0, now
         if first or seconds <= 0:
@@ -184,13 +189,13 @@ class Usage:
         for account in self._readers.values():
             account.fade(part, seconds)
 
-    # -- for the eye ----------------------------------------------------------------------------------------------
+    # -- for the status page -------------------------------------------------------------------------------------------
 
     def datasets(self) -> Mapping[DatasetName, DatasetAccount]:
         return self._datasets
 
     def readers(self) -> Iterator[tuple[str, DatasetName, ReaderAccount, float]]:
-        """With how many seconds each has been silent, the latest first."""
+        """Client, dataset, account, and the seconds of silence, the shortest first."""
         for (reader, dataset), account in reversed(self._readers.items()):
             yield reader, dataset, account, max(0.0, self._now - account.at)
 
@@ -218,7 +223,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """In dollars: what the bucket's owner asks for 10**9 bytes out of it, and for 1,000 GETs. 0: nothing."""
+    """In dollars: the bucket's price for 10**9 bytes of egress, and for 1,000 GETs. 0: free, or not set."""
 
     per_gb: float = 0.0
     per_1000_gets: float = 0.0
@@ -226,10 +231,11 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Of what clients asked for, what the bucket was not asked for. Negative while the cache has cost more than it
-    saved: a large object comes in many ranges, and what is fetched may never be read. LISTs are in neither.
+    """The requests and bytes of clients less those to the bucket. `gets` has the HEADs too, which are billed alike.
+    LISTs do not count.
 
-    `gets`: HEADs too, which the bucket bills alike.
+    Negative while the cache has cost more than it saved: a large object is fetched in many ranges, and a prefetched one
+    may never be read.
     """
 
     gets: int

@@ -1,9 +1,9 @@
-"""A list of what to warm, pin, evict or verify: one name a line, as a person or a script writes it.
+"""Parses the list of objects of a maintenance command (warm, pin, evict, verify): one name per line.
 
 # a comment
 s3://bucket/key
-s3://bucket/prefix/                      all that begins so; s3://bucket/ is the whole bucket
-s3://bucket/shard-{000000..000099}.tar   counts; {a,b} lists
+s3://bucket/prefix/                      all keys with this prefix; s3://bucket/ is the whole bucket
+s3://bucket/shard-{000000..000099}.tar   a range of numbers; {a,b} is a list of words
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.core.model import ObjectRef
 from outrider.core.s3.operation import is_bucket_name, ref_of
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
-# Names and prefixes of one list. Each name takes some 200 bytes while it is being warmed.
+# Names and prefixes of one list, at most. Each name takes some 200 bytes during a warm-up.
 OBJECTS_MAX = 200_000
 PREFIXES_MAX = 1000
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -28,8 +28,8 @@ _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ObjectList:
-    """`refs` in the order of the list, each once. Of `prefixes` the key is what all keys begin with; empty: the whole
-    bucket."""
+    """`refs` are in the order of the list, each once. The key of each of `prefixes` is a prefix of keys; an empty one
+    stands for the whole bucket."""
 
     refs: tuple[ObjectRef, ...]
     prefixes: tuple[ObjectRef, ...]
@@ -37,8 +37,11 @@ class ObjectList:
 
 @dataclass(frozen=True, slots=True)
 class SavedWarmup:
-    """A warm-up that a stop cut off. `owner`: an access key, empty: nobody in particular. `body`: the list as it came;
-    `at`: seconds since 1970; `bytes_per_s` 0: no limit."""
+    """A warm-up that a stop of the proxy cut off.
+
+    `owner`: an access key; empty: no particular client. `body`: the list as it was sent. `at`: seconds since 1970.
+    `bytes_per_s`: its bandwidth limit; 0: none.
+    """
 
     owner: str
     name: str
@@ -48,7 +51,7 @@ class SavedWarmup:
 
 
 def parse_list(body: bytes, *, objects_max: int = OBJECTS_MAX) -> ObjectList:
-    """Raises InvalidArgument: a line is none, and which; there is nothing in it, or too much."""
+    """Raises InvalidArgument: a line is wrong (says which), or the list names nothing, or too much."""
     try:
         lines = body.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -91,7 +94,7 @@ def _prefix(name: str) -> ObjectRef | None:
 
 
 def _expanded(template: str, number: int) -> tuple[int, Iterator[str]]:
-    """How many names `template` stands for, and these. Nothing is expanded before it is asked for."""
+    """The number of names that `template` stands for, and the names, which are made one by one."""
     pieces = _BRACES.split(template)
     texts, braces = pieces[::2], pieces[1::2]
     if any("{" in text or "}" in text for text in texts):
@@ -104,13 +107,13 @@ def _expanded(template: str, number: int) -> tuple[int, Iterator[str]]:
 
 
 def _names(texts: Sequence[str], choices: Sequence[Sequence[str]]) -> Iterator[str]:
-    # A generator: `product` copies what it is given, which must not happen before the count was looked at.
+    # A generator: `product` copies its arguments, which must not happen before the count was checked.
     for chosen in product(*choices):
         yield "".join(map("".join, zip_longest(texts, chosen, fillvalue="")))
 
 
 class _Counted(Sequence[str]):
-    """The words of `{000..123}`, made when they are asked for."""
+    """The words of `{000..123}`, made one by one."""
 
     def __init__(self, numbers: range, width: int) -> None:
         self._numbers = numbers
@@ -128,8 +131,8 @@ def _choices(inner: str, number: int) -> Sequence[str]:
     if match is not None:
         first, last = int(match[1]), int(match[2])
         step = 1 if last >= first else -1
-        # As shells and WebDataset do: only a leading zero asks for a width.
-        padded = any(len(told) > 1 and told.startswith("0") for told in match.groups())
+        # As in shells and WebDataset: numbers are padded only if one is written with a leading zero.
+        padded = any(len(bound) > 1 and bound.startswith("0") for bound in match.groups())
         return _Counted(range(first, last + step, step), max(map(len, match.groups())) if padded else 0)
     if "," in inner:
         return inner.split(",")

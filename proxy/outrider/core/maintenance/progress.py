@@ -1,4 +1,4 @@
-"""How far a warm-up is: what is wanted, what of it is on disk, how fast it comes, what failed and why."""
+"""The progress of a warm-up: objects and bytes wanted and on disk, the rate, and the failures with their reasons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any
 
-# Failures that are told by name; beyond these they are counted.
+# Failures that are kept by name; further ones are only counted.
 FAILURES_TOLD_MAX = 1000
 _RATE_S = 10.0
 _BIN_S = 0.25
@@ -23,22 +23,22 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of objects and of their bytes (not of the room that they take). Of `unsized` objects the size is not known
-    yet, so it is not in `wanted_bytes`. Times are seconds of one clock."""
+    """Counts objects and their bytes, not the room that they take on disk. `unsized` objects are of unknown size, so
+    `wanted_bytes` lacks them. All times are seconds of one clock."""
 
     started: float
     state: State = State.RUNNING
     listing: bool = False
-    """More objects may come yet."""
+    """More objects may still be found."""
     wanted_objects: int = 0
     wanted_bytes: int = 0
     unsized: int = 0
     objects: int = 0
-    """Whole on disk."""
+    """Objects on disk as a whole."""
     bytes: int = 0
-    """On disk, and verified there."""
+    """Bytes on disk, and verified there."""
     fetched_bytes: int = 0
-    """Brought for this warm-up; the rest was here."""
+    """Bytes fetched for this warm-up; the others were here."""
     failed: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     ended: float | None = None
@@ -61,20 +61,20 @@ class Progress:
             self.failures[name] = why
 
     def end(self, now: float, state: State | None = None) -> None:
-        """`state` None: as the failures tell."""
+        """`state` None: `FAILED` if there were failures, else `DONE`."""
         self.state = state or (State.FAILED if self.failed else State.DONE)
         self.listing = False
         self.ended = now
 
     def rate_bytes_s(self, now: float) -> float:
-        """Of the last ten seconds; 0 once it has ended."""
+        """The rate of the last ten seconds; 0 after the end."""
         if self.ended is not None:
             return 0.0
         self._forget(now)
         return sum(count for _, count in self._bins) / max(_BIN_S, min(_RATE_S, now - self.started))
 
     def eta_s(self, now: float) -> float | None:
-        """Seconds until all is here, if the objects of unknown size are like the others; None: nobody can tell."""
+        """Seconds until all objects are here, if those of unknown size are like the others; None: not known."""
         sized = self.wanted_objects - self.unsized
         rate = self.rate_bytes_s(now)
         if self.state is not State.RUNNING or self.listing or not rate or not sized:

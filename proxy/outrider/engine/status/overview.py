@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.planner import Planner
 from outrider.core.insight.bottleneck import LargerCache, bottleneck_of, larger_cache
-from outrider.core.insight.dataset_map import data_bytes, shard_map
+from outrider.core.insight.dataset_map import data_bytes, map_of
 from outrider.core.insight.miss_ratio import FACTORS, MissRatioCurve
 from outrider.core.insight.rates import STEP_S, Rates
 from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Prices, Saved, Sums
@@ -57,7 +57,7 @@ class Overview:
         self._rates = Rates()
         self._last = clock() - STEP_S
         # Else reads before the first tick would count as reads of long ago.
-        self._usage.passed(clock())
+        self._usage.tick(clock())
         self._counted_fetched = self._counted_wasted = 0
         metrics.before_scrape.append(self._update_metrics)
 
@@ -77,7 +77,7 @@ class Overview:
             return
         self._last = now
         traffic = self._metrics.traffic()
-        self._usage.passed(now)
+        self._usage.tick(now)
         self._rates.note(now, traffic)
 
     def hit_ratio_by_size(self) -> dict[str, float]:
@@ -151,7 +151,7 @@ class Overview:
             "epoch_objects": None if newest is None else newest.size,
             "order_known": newest is not None and newest.order_known,
             "order_of_a_seed": newest is not None and newest.order_known and newest.seed_state.draw is not None,
-            "shards": shard_map(dataset, lambda index: self._planner.is_coming(dataset, index)),
+            "shards": map_of(dataset, lambda index: self._planner.is_coming(dataset, index)),
         }
 
     # -- readers --------------------------------------------------------------------------------------------------

@@ -366,8 +366,8 @@ class FastPath:
     def _hand_on_usage(self, tallies: dict[DatasetName, dict[str, HitTally]]) -> None:
         for dataset, readers in list(tallies.items()):
             for reader, tally in list(readers.items()):
-                if tally.requests != tally.told.requests:
-                    self._metrics.usage.served(reader, dataset, tally.news())
+                if tally.requests != tally.reported.requests:
+                    self._metrics.usage.served(reader, dataset, tally.take_unreported())
 
 
 def _classified(read: PlainRequest, domains: tuple[str, ...]) -> Operation | None:
