@@ -1,1 +1,1 @@
-"""The whole proxy and its tools, against a real S3 server with real clients."""
+"""End-to-end tests: the whole proxy and its commands against a real S3 server, with real clients."""

@@ -1,4 +1,4 @@
-"""The log of a real proxy tells who read, as far as a proxy can: what `outrider simulate` tells readers apart by."""
+"""The access log of a real proxy identifies readers, so that `outrider simulate` can tell them apart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def objects(bucket: Bucket) -> None:
 
 
 def read(proxy: ServedProxy, reader: str, key: str) -> str:
-    """The reply's `x-cache`."""
+    """Returns the reply's `x-cache`."""
     connection = http.client.HTTPConnection(*proxy.address, timeout=60.0, source_address=(reader, 0))
     try:
         connection.request("GET", f"/{NAME}/{key}")
@@ -62,7 +62,7 @@ def test_two_addresses_are_two_readers_in_a_simulation_of_the_log(bucket: Bucket
 
 
 def test_jobs_at_one_address_that_name_themselves_are_readers_of_their_own(bucket: Bucket, tmp_path: Path) -> None:
-    """By AWS_SDK_UA_APP_ID, which any AWS SDK sends, or the client's own setting."""
+    """A job names itself by AWS_SDK_UA_APP_ID, which any AWS SDK sends, or by the client's own setting."""
     with ServedProxy(bucket, tmp_path, prefetch="off", freshness="immutable") as proxy:
         for app in APPS:
             client = s3_client(proxy.endpoint, user_agent_appid=app)

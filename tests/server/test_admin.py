@@ -1,4 +1,4 @@
-"""What an operator sees: the admin port, and one log line a request."""
+"""The admin port (health, metrics, status, token) and the log line of each request."""
 
 from __future__ import annotations
 

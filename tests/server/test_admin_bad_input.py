@@ -1,4 +1,4 @@
-"""The admin port and what no client of it sends: it answers or ends the connection, and goes on for the others."""
+"""Malformed and slow input on the admin port: it answers or closes the connection, and goes on serving others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def admin_of(proxy: Proxy) -> Address:
 
 @pytest.fixture(scope="module")
 def patient(bucket: Bucket) -> Iterator[Address]:
-    """Its time limit is none within a test: what ends a connection there is its answer."""
+    """A proxy whose admin time limit no test reaches: a connection that ends was ended by its answer."""
     with Proxy(bucket, client_timeout_s=3600) as running:
         yield admin_of(running)
 
@@ -70,7 +70,7 @@ def test_there_is_one_answer_and_an_end(patient: Address, case: str, caplog: pyt
     with RawConnection(patient) as connection:
         connection.send(sent.encode("latin-1"))
         assert int(connection.read_line().split()[1]) == status
-        # What it sent behind that may turn the end into a reset.
+        # The bytes sent after the bad request may turn the orderly end into a reset.
         with contextlib.suppress(ConnectionError):
             while connection.read_line():
                 pass
@@ -88,7 +88,7 @@ def test_what_does_not_come_to_an_end_is_ended(hasty: Address, begun: str) -> No
 
 
 def test_a_head_that_comes_a_line_at_a_time_is_cut_off(patient: Address) -> None:
-    """Each field within what the parser takes, and fewer than it takes."""
+    """Each header is within the parser's limit on size, and their number is within its limit on count."""
     with RawConnection(patient) as connection, contextlib.suppress(ConnectionError):
         connection.send(HEAD.encode())
         for number in range(100):

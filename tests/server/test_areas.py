@@ -1,6 +1,6 @@
-"""Each area of S3's API, once: the same history put to the bucket, and through the proxy in both modes.
+"""Differential test of each area of S3's API: one history, sent to the bucket and through the proxy in both modes.
 
-Three buckets take the same steps; each read is asked twice, the second time of a warm cache.
+Three buckets take the same steps. Each read is sent twice, the second time to a warm cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 KEYS: Keys = ("AREAS", "areas/secret")
-# What differs from bucket to bucket and from moment to moment.
+# These values differ from bucket to bucket and from moment to moment.
 _MOMENTS = re.compile(
     rb"<(LastModified|RequestId|HostId|UploadId|VersionId|VersionIdMarker|NextVersionIdMarker|Initiated|CreationDate)>"
     rb"[^<]*<"
@@ -39,7 +39,7 @@ _MOMENT_HEADERS = (
 
 
 class Side:
-    """One way to a bucket of its own; remembers what the answers told."""
+    """One path to a bucket of its own, with the values that earlier answers gave (ETags, version ids, upload ids)."""
 
     def __init__(self, endpoint: str, keys: Keys, bucket: str) -> None:
         self.bucket = bucket

@@ -1,4 +1,4 @@
-"""Who may do what in `sigv4` mode, asked by real clients; and nothing that must stay secret is ever told."""
+"""Authorisation in `sigv4` mode with real clients; and no secret appears in a reply, a log or a metric."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def proxy(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(autouse=True)
 def told(proxy: Proxy, bucket: Bucket) -> Iterator[list[str]]:
-    """Whatever a test appends, the logs and the metrics: none of it may hold a secret."""
+    """A list for whatever a test appends, the logs and the metrics: no secret may be in any of it."""
     texts: list[str] = []
     with logged("outrider") as records:
         yield texts
@@ -98,7 +98,7 @@ def admin_address(proxy: Proxy) -> tuple[str, int]:
 
 
 def code_of(call: Any, **parameters: Any) -> str:
-    """The error code that a boto3 call is refused with."""
+    """The S3 error code with which a boto3 call is refused."""
     with pytest.raises(ClientError) as refused:
         call(**parameters)
     return str(refused.value.response["Error"]["Code"])
@@ -184,7 +184,7 @@ def test_one_key_outside_the_grant_stops_the_whole_deletion(proxy: Proxy, bucket
 
 
 def test_a_key_that_climbs_out_of_its_prefix_is_not_covered(proxy: Proxy) -> None:
-    """Some origins resolve dots in a path, so a key is granted only if it is so either way."""
+    """Some origins resolve dots in a path, so a key must be granted both as written and as resolved."""
     for target in (f"/{NAME}/team/../other/b", f"/{NAME}/team/%2e%2e/other/b", f"/{NAME}/team/x/../../other/b",
                    f"/{OTHER}/shared/../../{NAME}/other/b", f"/{NAME}/team/.."):  # fmt: skip
         assert signed(proxy, TEAM, "GET", target).code == "AccessDenied", target
@@ -193,7 +193,7 @@ def test_a_key_that_climbs_out_of_its_prefix_is_not_covered(proxy: Proxy) -> Non
 
 
 def signed(proxy: Proxy, keys: Keys, method: str, target: str, *extra: tuple[str, str]) -> Answer:
-    """A request signed as it stands, with `extra` headers that are not."""
+    """A signed request, with `extra` headers added after the signature."""
     head = signed_head(method, proxy.endpoint, target, keys)
     with RawConnection(proxy.address) as connection:
         lines = "".join(f"{name}: {value}\r\n" for name, value in [*head, *extra])
@@ -201,7 +201,7 @@ def signed(proxy: Proxy, keys: Keys, method: str, target: str, *extra: tuple[str
         return connection.read_answer(method)
 
 
-def test_who_does_not_know_a_secret_is_refused(proxy: Proxy, told: list[str]) -> None:
+def test_a_client_that_does_not_know_the_secret_is_refused(proxy: Proxy, told: list[str]) -> None:
     for keys, code in [((READER[0], "wrong"), "SignatureDoesNotMatch"), (("NOBODY", READER[1]), "InvalidAccessKeyId")]:
         assert code_of(proxy.client(keys).get_object, Bucket=NAME, Key="team/a") == code
         refused = signed(proxy, keys, "GET", f"/{NAME}/team/a")
@@ -213,8 +213,8 @@ def test_who_does_not_know_a_secret_is_refused(proxy: Proxy, told: list[str]) ->
     assert ask(proxy.address, "GET", "/").code == "AccessDenied"
 
 
-def test_what_is_refused_teaches_nobody_what_datasets_there_are(proxy: Proxy) -> None:
-    """Enough odd names would make one set of those that somebody else reads."""
+def test_refused_requests_create_no_datasets(proxy: Proxy) -> None:
+    """Enough odd names would otherwise turn the names that somebody else reads into one dataset."""
     preflight = [("origin", "http://x"), ("access-control-request-method", "GET")]
     for number in range(100):
         path = f"/{NAME}/refused/{'abcdefghij'[number % 10]}{number}x{number * 7919:x}.mp4"
@@ -227,12 +227,12 @@ def test_what_is_refused_teaches_nobody_what_datasets_there_are(proxy: Proxy) ->
     assert not any("refused" in place.name for place in templates._variants)
 
 
-def test_the_keys_of_the_bucket_are_no_keys_of_ours(proxy: Proxy, bucket: Bucket) -> None:
+def test_the_origins_own_keys_are_not_accepted_from_clients(proxy: Proxy, bucket: Bucket) -> None:
     keys = (bucket.access_key, bucket.secret_key)
     assert code_of(proxy.client(keys).get_object, Bucket=NAME, Key="team/a") == "InvalidAccessKeyId"
 
 
-def test_a_presigned_url_lets_in_until_it_expires(proxy: Proxy, told: list[str]) -> None:
+def test_a_presigned_url_is_accepted_until_it_expires(proxy: Proxy, told: list[str]) -> None:
     def target(**config: Any) -> str:
         url = urlsplit(proxy.client(READER, **config).generate_presigned_url(
             "get_object", Params={"Bucket": NAME, "Key": "team/a"}, ExpiresIn=60))  # fmt: skip
@@ -265,7 +265,7 @@ def test_a_presigned_url_lets_in_until_it_expires(proxy: Proxy, told: list[str])
 
 
 def test_an_unsigned_amz_header_is_refused(proxy: Proxy, bucket: Bucket) -> None:
-    """We would sign a stranger's wish with our own keys."""
+    """The proxy would otherwise sign a header that the client did not sign, with the proxy's own keys."""
     for header in [("x-amz-copy-source", f"{NAME}/other/b"), ("x-amz-acl", "public-read"), ("x-amz-meta-a", "b")]:
         answer = signed(proxy, WRITER, "PUT", f"/{NAME}/team/unsigned", header, ("content-length", "0"))
         assert (answer.status, answer.code) == (403, "AccessDenied")

@@ -1,5 +1,7 @@
-"""What no honest client sends: a correct S3 error, an end of the connection where its framing is in doubt, no trace of
-it in the next request, and nothing of a stack."""
+"""Malformed requests on the S3 port: a correct S3 error, or a closed connection where the framing is ambiguous.
+
+No part of a bad request leaks into the next one, and no reply holds a traceback.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def loopback(bucket: Bucket) -> Iterator[Proxy]:
 
 @pytest.fixture
 def impatient(bucket: Bucket) -> Iterator[Proxy]:
-    """For those alone who keep silent: on a busy machine anybody's test may pause for so long in mid-request."""
+    """A proxy with short time limits, used only by tests of silent clients: on a busy machine any other test may pause
+    for as long in mid-request."""
     with Proxy(bucket, client_timeout_s=0.5) as running, quiet():
         yield running
         assert ask(running.address, "GET", f"/{NAME}/key").body == b"0123456789"
@@ -78,7 +81,7 @@ def proxy(loopback: Proxy) -> Iterator[Proxy]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Nobody's bad input is an error of ours."""
+    """No client's bad input may be logged as an error of the proxy."""
     with logged("outrider") as records:
         yield
     assert records, "the log was not seen"
@@ -99,7 +102,7 @@ def assert_s3_error(answer: Answer, *codes: str) -> None:
 
 
 def sent(proxy: Proxy, wire: bytes) -> tuple[Answer, bool]:
-    """The answer to these bytes, and whether the connection ended after it."""
+    """The answer to these bytes, and whether the connection closed after it."""
     with RawConnection(proxy.address) as connection:
         connection.send(wire)
         return connection.read_answer(), connection.is_closed_by_peer()
@@ -157,7 +160,7 @@ DOUBTFUL = {
 
 
 @pytest.mark.parametrize("case", DOUBTFUL)
-def test_a_head_in_doubt_ends_the_connection(proxy: Proxy, case: str) -> None:
+def test_an_ambiguous_head_ends_the_connection(proxy: Proxy, case: str) -> None:
     answer, closed = sent(proxy, DOUBTFUL[case].encode("latin-1"))
     assert_s3_error(answer, "BadRequest")
     assert answer.headers.get("connection") == "close"
@@ -177,7 +180,7 @@ def test_a_head_in_doubt_ends_the_connection(proxy: Proxy, case: str) -> None:
         )
     ],
 )
-def test_a_transfer_chunk_that_is_none_ends_the_connection(proxy: Proxy, wire: str) -> None:
+def test_a_malformed_transfer_chunk_ends_the_connection(proxy: Proxy, wire: str) -> None:
     answer, closed = sent(proxy, (wire + NEXT).encode())
     assert_s3_error(answer, "BadRequest", "IncompleteBody", "InvalidRequest")
     assert closed
@@ -189,7 +192,7 @@ def test_bare_line_feeds_are_refused_or_understood_in_one_way_only(proxy: Proxy)
     assert answer.status in (200, 400)
 
 
-def test_a_target_that_the_parser_dies_of_is_refused_whatever_comes_before_it(proxy: Proxy) -> None:
+def test_a_target_that_crashes_the_parser_is_refused_whatever_comes_before_it(proxy: Proxy) -> None:
     dying = "GET http://][@ HTTP/1.1\r\nhost: x\r\n\r\n"
     with RawConnection(proxy.address) as connection:
         connection.send(NEXT.encode())
@@ -197,14 +200,14 @@ def test_a_target_that_the_parser_dies_of_is_refused_whatever_comes_before_it(pr
         connection.send(dying.encode())
         assert_s3_error(connection.read_answer(), "BadRequest")
         assert connection.is_closed_by_peer()
-    # What stands behind an Upgrade is parsed before that is answered.
+    # The parser reads the bytes behind an Upgrade before the Upgrade is answered.
     with RawConnection(proxy.address) as connection:
         connection.send((HEAD + "connection: upgrade\r\nupgrade: x\r\n\r\n" + dying).encode())
         assert connection.read_answer().body == b"0123456789"
         assert connection.is_closed_by_peer()
 
 
-def test_what_follows_a_refused_body_is_never_taken_for_a_request(proxy: Proxy) -> None:
+def test_bytes_after_a_refused_body_are_never_taken_for_a_request(proxy: Proxy) -> None:
     with RawConnection(proxy.address) as connection:
         smuggled = f"DELETE /{NAME}/key HTTP/1.1\r\nhost: x\r\n\r\n"
         connection.send(
@@ -212,7 +215,7 @@ def test_what_follows_a_refused_body_is_never_taken_for_a_request(proxy: Proxy) 
         )
         assert_s3_error(connection.read_answer(), "InvalidBucketName")
         connection.send(NEXT.encode())
-        # The body was read past, or the connection ends; never is it a DELETE.
+        # Either the body was skipped or the connection ends; its bytes are never served as a DELETE.
         with contextlib.suppress(OSError, http.client.HTTPException):
             assert connection.read_answer().body == b"0123456789"
 
@@ -232,7 +235,7 @@ NO_BUCKETS = [
 
 
 @pytest.mark.parametrize("target", NO_BUCKETS)
-def test_a_bucket_name_that_is_none_is_told_so(proxy: Proxy, target: str) -> None:
+def test_an_invalid_bucket_name_is_refused_as_such(proxy: Proxy, target: str) -> None:
     for method in ("GET", "PUT", "DELETE"):
         answer = ask(proxy.address, method, target, [("content-length", "0")])
         assert_s3_error(answer, "InvalidBucketName")
@@ -265,7 +268,8 @@ def test_a_strange_key_gets_the_origins_own_answer(proxy: Proxy, case: str) -> N
         answer = ask(proxy.address, method, KEYS_OF_NOBODY[case])
         assert answer.status in (200, 204, 400, 403, 404), (method, answer)
         if answer.status >= 400 and method != "HEAD":
-            # SeaweedFS reads bytes that are no UTF-8 otherwise than they were signed; raw ones our parser refuses.
+            # SeaweedFS decodes bytes that are not UTF-8 differently from how they were signed. The proxy's parser
+            # refuses raw ones.
             known = {"no UTF-8": "SignatureDoesNotMatch", "raw bytes above ASCII": "BadRequest"}.get(case)
             assert answer.code in ("NoSuchKey", "InvalidRequest", "KeyTooLongError", "InvalidURI", known)
             assert answer.error["RequestId"]
@@ -273,7 +277,7 @@ def test_a_strange_key_gets_the_origins_own_answer(proxy: Proxy, case: str) -> N
 
 
 def test_a_long_key_of_emoji_is_kept_and_read_back(proxy: Proxy) -> None:
-    # Four file names of 256 bytes: SeaweedFS keeps each part of a key as one.
+    # Four path segments of 256 bytes: SeaweedFS stores each segment of a key as one file name.
     target = f"/{NAME}/" + "/".join([EMOJI * 63] * 4)
     assert ask(proxy.address, "PUT", target, [("content-length", "2")], b"ok").status == 200
     for _ in range(2):
@@ -282,7 +286,7 @@ def test_a_long_key_of_emoji_is_kept_and_read_back(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("name", ["x-amz-meta-name", "content-disposition", "cache-control"])
-def test_a_header_that_is_no_utf_8_is_refused_by_its_name_and_stores_nothing(proxy: Proxy, name: str) -> None:
+def test_a_header_that_is_not_utf_8_is_refused_by_its_name_and_stores_nothing(proxy: Proxy, name: str) -> None:
     target = f"/{NAME}/latin-1"
     answer = ask(proxy.address, "PUT", target, [(name, "caf\udce9"), ("content-length", "4")], b"body")
     assert (answer.status, answer.code) == (400, "InvalidRequest")
@@ -298,7 +302,7 @@ def test_a_header_in_utf_8_is_stored_as_it_was_sent(proxy: Proxy) -> None:
     assert ask(proxy.address, "GET", target).headers["x-amz-meta-name"].encode("latin-1") == "café".encode()
 
 
-def test_what_a_client_calls_itself_may_be_no_utf_8(proxy: Proxy) -> None:
+def test_a_user_agent_need_not_be_utf_8(proxy: Proxy) -> None:
     target = f"/{NAME}/user-agent"
     assert (
         ask(proxy.address, "PUT", target, [("user-agent", "caf\udce9"), ("content-length", "4")], b"body").status == 200
@@ -382,7 +386,7 @@ def test_a_malformed_presigned_query_is_refused(strict: Proxy, query: str) -> No
         [("x-amz-content-sha256", "UNSIGNED-PAYLOAD"), ("x-amz-content-sha256", "UNSIGNED-PAYLOAD")],
     ],
 )  # fmt: skip
-def test_a_body_that_is_announced_in_nonsense_is_refused(proxy: Proxy, headers: list[tuple[str, str]]) -> None:
+def test_a_body_with_nonsensical_headers_is_refused(proxy: Proxy, headers: list[tuple[str, str]]) -> None:
     answer = ask(proxy.address, "PUT", f"/{NAME}/nonsense", [*headers, ("content-length", "4")], b"abcd")
     assert_s3_error(answer, "InvalidArgument", "InvalidRequest", "BadRequest", "MissingContentLength")
 
@@ -390,7 +394,7 @@ def test_a_body_that_is_announced_in_nonsense_is_refused(proxy: Proxy, headers: 
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"<Delete>", b"<Delete><Object><Key>a</Key></Object>",
                                   b'<!DOCTYPE a [<!ENTITY b "c">]><Delete><Object><Key>&b;</Key></Object></Delete>',
                                   b"\xff\xfe<\x00"])  # fmt: skip
-def test_a_list_of_deletions_that_is_none_is_the_origins_to_refuse(proxy: Proxy, body: bytes) -> None:
+def test_a_malformed_list_of_deletions_is_left_to_the_origin_to_refuse(proxy: Proxy, body: bytes) -> None:
     answer = ask(proxy.address, "POST", f"/{NAME}?delete", [("content-length", str(len(body)))], body)
     assert answer.status == 400, answer.body
     assert answer.code
@@ -409,7 +413,7 @@ def test_a_body_that_ends_early_ends_the_connection_and_stores_nothing(proxy: Pr
         with RawConnection(proxy.address) as connection:
             connection.send((PUT + framing + "\r\n\r\n5\r\nabcd").encode())
             connection.sock.shutdown(1)
-            # Cut without a word is right as well.
+            # A connection cut without a reply is correct as well.
             with contextlib.suppress(OSError, http.client.HTTPException):
                 assert_s3_error(connection.read_answer("PUT"), "IncompleteBody", "BadRequest")
             assert connection.is_closed_by_peer()
@@ -423,7 +427,7 @@ def test_half_a_head_and_then_silence_is_cut(impatient: Proxy) -> None:
             assert connection.is_closed_by_peer()
 
 
-def test_half_a_body_and_then_silence_is_told_so_and_cut(impatient: Proxy) -> None:
+def test_half_a_body_and_then_silence_gets_an_error_and_is_cut(impatient: Proxy) -> None:
     with RawConnection(impatient.address) as connection:
         connection.send(f"{PUT}content-length: 100\r\n\r\nabc".encode())
         assert_s3_error(connection.read_answer("PUT"), "RequestTimeout")
@@ -434,7 +438,7 @@ def test_half_a_body_and_then_silence_is_told_so_and_cut(impatient: Proxy) -> No
     assert ask(impatient.address, "GET", f"/{NAME}/smuggled").code == "NoSuchKey"
 
 
-def test_a_pause_between_requests_is_no_silence_in_a_request(impatient: Proxy) -> None:
+def test_a_pause_between_requests_does_not_count_as_silence_in_a_request(impatient: Proxy) -> None:
     with RawConnection(impatient.address) as connection:
         assert connection.ask("GET", f"/{NAME}/key").status == 200
         connection.sock.settimeout(1.0)

@@ -1,5 +1,8 @@
-"""The shape of the benchmarks: every server that can run here starts, serves the data, forgets it and ends; the goals
-table has every promise; what the bench makes by itself is what the store makes. Never how fast anything is."""
+"""The benchmarks' harness, never their figures: targets start, serve, empty their cache and stop; each goal has its
+row.
+
+Blocks that the bench writes by itself are byte for byte those of the store.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def load_named(name: str) -> Load:
 
 
 @pytest.mark.parametrize("kind", RUNNABLE, ids=lambda kind: kind.slug)
-def test_a_target_serves_the_data_forgets_it_and_leaves_no_process(world: World, kind: type[Target]) -> None:
+def test_a_target_serves_the_data_empties_its_cache_and_leaves_no_process(world: World, kind: type[Target]) -> None:
     target = kind(world)
     try:
         target.start()
@@ -93,7 +96,7 @@ def test_a_cold_shard_costs_a_get_a_block_and_a_warm_one_nothing(world: World, t
 
 
 @pytest.mark.parametrize("crashed", [False, True], ids=["snapshot", "scan"])
-def test_blocks_that_the_bench_makes_are_the_stores_own(bucket: Bucket, tmp_path: Path, crashed: bool) -> None:
+def test_blocks_that_the_bench_makes_are_those_of_the_store(bucket: Bucket, tmp_path: Path, crashed: bool) -> None:
     cache = tmp_path / "cache"
     upkeep.fill(cache, bucket.endpoint, TINY.blocks)
     if crashed:
@@ -111,7 +114,7 @@ def sample(load: str, target: str, **figures: float) -> Sample:
     return Sample(load=load, target=target, round=0, rss_bytes=10**8, bucket_bytes=0, bucket_gets=0, **told)  # type: ignore[arg-type]
 
 
-def test_each_promise_has_its_row_measured_or_not() -> None:
+def test_each_goal_has_its_row_measured_or_not() -> None:
     rows = goals(Results(), NAMES)
     assert [row.met for row in rows] == [None] * len(rows)
     assert len({(row.what, row.goal) for row in rows}) == len(rows)
@@ -158,10 +161,8 @@ def test_the_probe_is_in_the_bucket_and_in_no_load(world: World) -> None:
 
 @pytest.mark.skipif(not HAS_TORCH, reason="torch is pinned to a release without a wheel for this Python")
 def test_the_goals_of_riding_ahead_are_measured_live(tmp_path: Path) -> None:
-    """The shape alone: each job reads what was written, each goal has its row. The data is too little for figures.
-
-    `make test` runs the jobs that tell their order, `make soak` all jobs.
-    """
+    """Only the shape: each job reads the samples that were written, and each goal has its row. The data is too small
+    for figures. `make test` runs the jobs that announce their order, `make soak` all jobs."""
     rows = tmp_path / "rows.json"
     only = "" if SCALE > 1 else "nnounc"
     argv = [sys.executable, "-m", "tests.bench.ahead", "--short", "--only", only, "--json", str(rows)]

@@ -1,4 +1,4 @@
-"""`outrider bench` on a real bucket."""
+"""The command `outrider bench` against a real bucket."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_bucket_is_where_serve_finds_it_and_not_a_proxy_that_runs(
     assert done.returncode == 0, done.stderr
 
 
-def test_it_tells_people_what_it_does_and_found(command: Command) -> None:
+def test_it_prints_its_progress_and_results_for_people(command: Command) -> None:
     done = command.run("bench", f"s3://{NAME}/train/", "--rounds", "1", "--objects", "2")
     assert "2 objects, 0.4 MB" in done.stderr
     assert "of direct" in done.stdout
@@ -72,7 +72,7 @@ def test_a_question_mark_is_a_letter_of_a_key(command: Command, bucket: Bucket) 
     assert "1 objects, 0.0 MB" in done.stderr
 
 
-def test_a_disk_without_room_for_the_cache_is_said(command: Command) -> None:
+def test_a_disk_without_room_for_the_cache_is_reported(command: Command) -> None:
     command.environ["OUTRIDER_MIN_FREE"] = "1000TiB"
     done = command.run("bench", f"s3://{NAME}/train/", "--rounds", "1")
     assert done.returncode == 0, done.stderr
@@ -80,7 +80,7 @@ def test_a_disk_without_room_for_the_cache_is_said(command: Command) -> None:
 
 
 @pytest.mark.parametrize("url", ["no-url", f"s3://{NAME}/nothing-there/", "s3://no-such-bucket-of-ours/"])
-def test_what_cannot_be_read_is_said(command: Command, url: str) -> None:
+def test_objects_that_cannot_be_read_are_reported(command: Command, url: str) -> None:
     done = command.run("bench", url, "--rounds", "1")
     assert done.returncode == 1
     assert url in done.stderr

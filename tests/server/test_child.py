@@ -1,4 +1,4 @@
-"""What the tests start ends with them, even when they are killed."""
+"""Processes that the tests start (`tests.support.child`) end with the tests, even when the tests are killed."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_a_killed_parent_leaves_neither_process_nor_directory(tmp_path: Path) ->
     parent.communicate()
     for pidfd in pidfds:
         wait_until_gone(pidfd)
-    # The watchdog removes it right after the kill; nothing tells when, so look until it is so.
+    # The watchdog removes it right after the kill. No event reports that, so the test polls.
     until = time.monotonic() + GONE_S
     while scratch.exists():
         assert time.monotonic() < until, "the directory is still there"
 
 
 def test_stop_ends_the_whole_session_and_gives_the_status(tmp_path: Path) -> None:
-    # The trap first: what is printed tells that it is set.
+    # The trap comes first: the printed line shows that it is set.
     argv = ["/bin/sh", "-c", "trap 'exit 7' TERM; sleep 1000 & echo $!; wait"]
     child = Child(argv, log=tmp_path / "log")
     child.wait_until(lambda: b"\n" in child.log.read_bytes(), what="the shell", deadline_s=60)

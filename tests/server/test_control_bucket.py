@@ -1,4 +1,4 @@
-"""The control bucket `_outrider`: asked and told by real S3 clients, and never seen by the origin."""
+"""The reserved bucket `_outrider` over real S3 clients: plans, stall reports, status; none of it reaches the origin."""
 
 from __future__ import annotations
 

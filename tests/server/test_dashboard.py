@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: its numbers are those of /metrics, and nothing that a client sent becomes markup."""
+"""The dashboard in a real browser: its numbers equal /metrics, and no text from a client becomes markup."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """What the browser said on its console, errors that nobody caught, and dialogs: to be empty."""
+    """Messages on the browser's console, uncaught errors and dialogs: the list must stay empty."""
     return []
 
 
@@ -150,7 +150,7 @@ def test_an_answer_that_comes_after_the_pause_changes_nothing(proxy: Proxy, open
     with page.expect_response("**/status") as answered:
         held[0].continue_()
     answered.value.finished()
-    # Behind it in the page's own order.
+    # The request that comes after it in the page's own sequence.
     page.evaluate("fetch('dashboard.css').then(reply => reply.text())")
     assert page.locator("#state").inner_text() == "paused"
     assert page.locator("#total-flight").get_attribute("data-raw") == "0"
@@ -194,7 +194,7 @@ def test_it_fits_and_has_two_themes(
 
 
 def contrast(page: Page, selector: str) -> float:
-    """Of text and ground. Source: WCAG 2.1, 1.4.3."""
+    """Contrast ratio of text and background. Source: WCAG 2.1, 1.4.3."""
     pair = page.evaluate(
         """selector => {
             const element = document.querySelector(selector);

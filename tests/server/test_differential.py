@@ -1,7 +1,7 @@
-"""The same requests to the bucket and through the proxy: nothing that a client can tell may differ.
+"""Differential test: the same requests to the bucket and through the proxy get answers that no client can tell apart.
 
-`OUTRIDER_DIFFERENTIAL=10000` asks for so many generated requests, `OUTRIDER_DIFFERENTIAL_SEED=N` for others than the
-usual ones. Each is put to the bucket and, in several states of the cache, to the proxy.
+`OUTRIDER_DIFFERENTIAL=10000` generates that many requests, `OUTRIDER_DIFFERENTIAL_SEED=N` others than the usual ones.
+Each request goes to the bucket and, in several states of the cache, to the proxy.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ pytestmark = pytest.mark.timeout(120 + EXAMPLES)
 
 
 class Pair:
-    """The bucket itself and the proxy before it, asked the same."""
+    """The bucket and the proxy in front of it; each request goes to both."""
 
     def __init__(self, direct: Asker, proxied: Asker) -> None:
         self.direct = direct
@@ -96,12 +96,12 @@ def pair(bucket: Bucket) -> Iterator[Pair]:
 @settings(generated, max_examples=OBJECT_EXAMPLES)
 @given(object_shapes(), objects)
 def _ask_about_objects(pair: Pair, shape: Shape, stored: Stored) -> None:
-    """Cold, again, after the whole object was read, and after a write through the proxy."""
+    """Each request is sent cold, once more, after the whole object was read, and after a write through the proxy."""
     key = shape.key_of(next(pair.numbers))
     known: dict[str, str] = {}
     if shape.exists:
         if stored.multipart and not key.endswith("/"):
-            # A checksum is of a part, not of the beginning of an upload.
+            # A checksum belongs to a part, not to the start of an upload.
             plain = [one for one in stored.headers if one[0] != "x-amz-sdk-checksum-algorithm"]
             pair.direct.put(NAME, key, plain, stored.body(key, 0))
         else:
@@ -180,9 +180,10 @@ SIZES = (64, 8 * 1000, BLOCK + 8, 3 * BLOCK + 64)
 
 
 class History:
-    """What was written to one key. Versions count up; a number's bytes are its own, in eights, so that any cut tells.
+    """The writes to one key. Versions count up. A version's bytes repeat its own number in groups of eight, so that any
+    cut shows.
 
-    Writes of one key come one after the other (S3 orders concurrent ones as it likes); reads come at any time.
+    Writes of one key come one after the other, since S3 orders concurrent ones as it likes. Reads come at any time.
     """
 
     def __init__(self) -> None:
@@ -199,7 +200,7 @@ class History:
 
 
 class Client:
-    """One client of the bucket and of the proxy; what it does is its own chance's."""
+    """One client of the bucket and of the proxy, with a random generator of its own."""
 
     def __init__(self, name: str, bucket: Bucket, proxy: Proxy, histories: dict[str, History], chance: Random) -> None:
         keys = (bucket.access_key, bucket.secret_key)
@@ -281,7 +282,9 @@ class Client:
 
 
 @pytest.mark.parametrize("freshness", ["immutable", "ttl:60", "always"])
-def test_after_our_answer_to_a_write_no_read_through_us_sees_an_older_version(bucket: Bucket, freshness: str) -> None:
+def test_after_the_proxy_has_answered_a_write_no_read_through_it_sees_an_older_version(
+    bucket: Bucket, freshness: str
+) -> None:
     bucket.make_bucket(HISTORY)
     direct = Asker(bucket.endpoint, (bucket.access_key, bucket.secret_key))
     for key in KEYS:

@@ -1,6 +1,6 @@
-"""Versioned buckets, parts, and the settings of buckets and objects: the bucket and the proxy asked the same.
+"""Differential test of versioned buckets, parts, CORS and the settings of buckets and objects, at bucket and proxy.
 
-`OUTRIDER_DIFFERENTIAL` and `OUTRIDER_DIFFERENTIAL_SEED` as in `test_differential`; each kind of call gets a tenth.
+`OUTRIDER_DIFFERENTIAL` and `OUTRIDER_DIFFERENTIAL_SEED` work as in `test_differential`; each kind of call gets a tenth.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERSIONS, PARTS = "differential-versions", "differential-parts"
 # Two buckets with the same history, one asked directly and one through the proxy; names of one length, so that a
 # Content-Length is the same.
 TWINS = ("differential-twin-a", "differential-twin-b")
-# SeaweedFS takes no smaller part but the last.
+# SeaweedFS takes no smaller part, except as the last.
 PART_BYTES = 5 * 1024 * 1024
 pytestmark = pytest.mark.timeout(120 + EXAMPLES)
 
@@ -55,14 +55,14 @@ def pair(bucket: Bucket) -> Iterator[Pair]:
 
 
 def version_ids(pair: Pair, key: str) -> list[str]:
-    """Those of `key` and of its delete markers, the newest first."""
+    """The ids of the versions of `key` and of its delete markers, the newest first."""
     listed = pair.direct.ask("GET", VERSIONS, None, f"versions=&prefix={quote(key, safe='')}")
     root = ElementTree.fromstring(listed.body)
     return [str(one.findtext("{*}VersionId")) for one in root if one.tag.endswith(("}Version", "}DeleteMarker"))]
 
 
 def compare_all(pair: Pair, key: str, when: str) -> None:
-    """Everything that can be asked of a key with versions, twice: the second time the cache may answer."""
+    """Send every request about a key with versions, twice: the second time the cache may answer."""
     queries = ["", *(f"versionId={one}" for one in (*version_ids(pair, key)[:4], "null", "no-such-version"))]
     asks: list[tuple[str, str | None, str]] = [(method, key, q) for q in queries for method in ("HEAD", "GET", "GET")]
     asks += [("GET", key, "tagging="), ("GET", None, f"versions=&prefix={key}"), ("GET", None, f"prefix={key}")]
@@ -116,7 +116,7 @@ _RANDOM = re.compile(rb"<(LastModified|RequestId|HostId|RetainUntilDate)>[^<]*<"
 
 
 def same_name(answer: Answer) -> Answer:
-    """As if both twins had one name, and were asked at one moment."""
+    """The answer as if both twins had one name, and were asked at the same moment."""
     body = _RANDOM.sub(rb"<\1><", answer.body.replace(TWINS[1].encode(), TWINS[0].encode()))
     headers = {
         name: value.replace(TWINS[1], TWINS[0]) for name, value in answer.headers.items() if name != "last-modified"
@@ -167,14 +167,14 @@ def test_settings_cannot_tell_the_proxy_from_the_bucket(pair: Pair) -> None:
 
 
 def test_browsers_cannot_tell_the_proxy_from_the_bucket(pair: Pair) -> None:
-    """Without CORS rules, and with some."""
+    """Once without CORS rules, and once with some."""
     _ask_as_a_browser(pair)
     ask_twins(pair, Call("PUT", None, "cors=", (), OF_BUCKETS["cors"].encode()))
     _ask_as_a_browser(pair)
 
 
 def test_a_version_is_a_version_of_its_own(pair: Pair) -> None:
-    """The generator would see nothing if SeaweedFS kept no versions: it does."""
+    """Checks that SeaweedFS keeps versions: otherwise the generated requests would show nothing."""
     key = "own"
     for body in (b"one", b"two"):
         assert pair.proxied.ask("PUT", VERSIONS, key, body=body).status == 200

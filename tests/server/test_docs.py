@@ -49,14 +49,14 @@ LONG = {"demo", "test", "soak", "audit", "lock", "bench", "bench-ahead", "bench-
 
 @pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> None:
     ran = run(page, tmp_path, world=page not in FROM_NOTHING)
     assert ran == {block for block in shell_blocks(page) if possible(block)}
     if any(map(speaks_to_a_cluster, ran)):
         deployed.check(Cluster(tmp_path / "cluster"), tmp_path / "pods")
 
 
-def test_only_what_is_out_of_reach_is_not_run() -> None:
+def test_only_commands_that_no_test_can_run_are_not_run() -> None:
     """A block that a test could run must not be marked `no-run`."""
     idle = {
         f"{block.name}: {command}"

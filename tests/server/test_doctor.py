@@ -1,4 +1,4 @@
-"""`outrider doctor` before a real bucket, a broken one and none; each finding says what to do, and no secret."""
+"""`outrider doctor` against a real bucket, a broken one and none: each finding says what to do, and holds no secret."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_all_is_well_before_a_real_bucket(command: Command, bucket: Bucket) -> N
          "admin", "open files", "job"),
         Level.OK,
     ) | {"disk speed": found["disk speed"].level}  # fmt: skip
-    # How fast this machine's disk is just now is not ours to say.
+    # The speed of this machine's disk is not under test.
     assert found["disk speed"].level in (Level.OK, Level.WARN)
     assert re.fullmatch(r"writes [\d,]+ MB/s, reads [\d,]+ MB/s", found["disk speed"].text)
     assert status == 0
@@ -97,7 +97,7 @@ def test_for_people_it_is_a_line_each_and_what_to_do_under_it(command: Command) 
     assert lines[-1].strip().startswith("-> For the job: export AWS_ENDPOINT_URL=http://127.0.0.1:")
 
 
-def test_a_wrong_secret_is_told_as_such(command: Command) -> None:
+def test_a_wrong_secret_is_named_as_such(command: Command) -> None:
     command.environ["AWS_SECRET_ACCESS_KEY"] = "not-the-secret"
     status, found = findings(command)
     assert status == 1
@@ -106,7 +106,7 @@ def test_a_wrong_secret_is_told_as_such(command: Command) -> None:
     assert "the secret does not belong to this key" in found["origin"].do
 
 
-def test_certificates_that_cannot_be_read_are_told_as_such(command: Command, tmp_path: Path) -> None:
+def test_certificates_that_cannot_be_read_are_named_as_such(command: Command, tmp_path: Path) -> None:
     command.environ["AWS_CA_BUNDLE"] = str(tmp_path / "nothing.pem")
     status, found = findings(command)
     assert status == 1
@@ -114,7 +114,7 @@ def test_certificates_that_cannot_be_read_are_told_as_such(command: Command, tmp
     assert found["origin"].do == "Name a PEM file, or unset it."
 
 
-def test_a_key_that_the_origin_does_not_know_is_told_as_such(command: Command) -> None:
+def test_a_key_that_the_origin_does_not_know_is_named_as_such(command: Command) -> None:
     command.environ["AWS_ACCESS_KEY_ID"] = "NOBODYKNOWSTHISKEY"
     status, found = findings(command)
     assert (status, found["origin"].level) == (1, Level.FAIL)
@@ -128,7 +128,7 @@ def test_no_credentials_are_a_warning_since_buckets_may_be_public(command: Comma
     assert "AWS_PROFILE" in found["credentials"].do
 
 
-def test_a_profile_that_is_not_there_is_told(command: Command) -> None:
+def test_a_missing_profile_is_reported(command: Command) -> None:
     command.without("AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_DEFAULT_REGION")
     command.environ["AWS_PROFILE"] = "nobody"
     status, found = findings(command)
@@ -166,7 +166,7 @@ def test_an_origin_beyond_a_proxy_of_the_environments_need_have_no_name_here(com
     assert (found["network"].level, found["origin"].level) == (Level.OK, Level.OK)
 
 
-def test_a_port_that_something_else_has(command: Command) -> None:
+def test_a_port_that_another_program_has(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         status, found = findings(command, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
     assert (status, found["listen"].level) == (1, Level.FAIL)
@@ -239,13 +239,15 @@ def answer(status: int, body: str = "", date: str | None = None) -> Answer:
         (404, "", KEYS, Level.FAIL),
     ],
 )
-def test_what_an_answer_to_a_signed_list_proves(status: int, code: str, keys: Credentials | None, level: Level) -> None:
+def test_each_answer_to_a_signed_list_gives_its_finding(
+    status: int, code: str, keys: Credentials | None, level: Level
+) -> None:
     found = check_answer(answer(status, f"<Error><Code>{code}</Code></Error>"), "http://origin", keys)
     assert found.level is level
     assert bool(found.do) == (level is not Level.OK)
 
 
-def test_the_region_that_the_origin_names_is_told() -> None:
+def test_the_region_that_the_origin_names_is_reported() -> None:
     body = "<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
     assert "its region is eu-west-1" in check_answer(answer(400, body), "http://origin", KEYS).text
 
@@ -287,7 +289,7 @@ def test_the_jobs_endpoint(environ: dict[str, str], level: Level, says: str) -> 
     [
         ({}, set()),
         ({"S3_ENDPOINT_URL": "http://user:hush@minio"}, {"s5cmd"}),
-        # In `outrider run`, which has set all of them.
+        # In `outrider run`, which has set all these variables.
         ({"S3_ENDPOINT_URL": "http://127.0.0.1:4", "OUTRIDER_STATUS_URL": "http://127.0.0.1:5"}, set()),
         ({"http_proxy": "http://corporate:3128"}, {"http proxy"}),
         ({"HTTP_PROXY": "http://corporate:3128", "NO_PROXY": "a, 127.0.0.1"}, set()),
@@ -295,14 +297,14 @@ def test_the_jobs_endpoint(environ: dict[str, str], level: Level, says: str) -> 
         ({"AWS_CA_BUNDLE": "/bundle"}, {"certificates"}),
     ],
 )
-def test_what_else_of_the_jobs_environment_is_in_the_way(environ: dict[str, str], names: set[str]) -> None:
+def test_other_variables_of_the_jobs_environment_that_are_in_the_way(environ: dict[str, str], names: set[str]) -> None:
     found = list(job_findings(load({}, environ={}), {"AWS_ENDPOINT_URL": OURS, **environ}))
     assert {finding.name for finding in found} == {"job", *names}
     assert "hush" not in repr(found)
     assert not any(finding.level is Level.FAIL for finding in found)
 
 
-def test_few_open_files_are_told() -> None:
+def test_a_low_limit_of_open_files_is_reported() -> None:
     assert check_open_files(1024).level is Level.WARN
     assert check_open_files(65536).level is Level.OK
 
@@ -322,7 +324,7 @@ def test_the_room_for_the_cache(tmp_path: Path, flags: dict[str, str], level: Le
 
 @contextmanager
 def origin_of_another_time(offset_s: float) -> Iterator[str]:
-    """An HTTP server that lists no buckets, with a clock of its own."""
+    """An HTTP server that lists no buckets and has a clock of its own."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,5 +1,7 @@
-"""The fast path of the S3 port says what the slow path says, byte for byte, or says nothing; and one connection may
-change from one to the other at any request."""
+"""The fast path of the S3 port: it answers byte for byte as the slow path does, or hands the request over.
+
+One connection may change from one path to the other at any request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process from the fork server is to its test what a process of its own would be."""
+"""The fork server (`tests.support.forkserver`): a forked process behaves like one with an interpreter of its own."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_its_number_is_its_own_until_it_was_waited_for(forked: bool) -> None:
 
 
 def test_a_child_holds_no_stream_of_another() -> None:
-    """The end of one child is seen at its pipe, though others that began later go on."""
+    """The end of one child shows at its pipe, even while children that began later go on."""
     piped: dict[str, Any] = {"forked": True, "stdout": subprocess.PIPE}
     with started("exit", "0", **piped) as first, started("wait", **piped) as second:
         assert first.communicate(timeout=DEADLINE_S)[0] == "at exit\n"
@@ -101,6 +101,6 @@ def test_a_child_holds_no_stream_of_another() -> None:
         (("-m", "outrider"), {"user": 1}),
     ],
 )
-def test_what_only_a_new_interpreter_would_follow_gets_one(words: tuple[str, ...], how: dict[str, Any]) -> None:
+def test_variables_that_only_a_new_interpreter_follows_get_one(words: tuple[str, ...], how: dict[str, Any]) -> None:
     assert is_forkable([sys.executable, "-m", "outrider"])
     assert not is_forkable([sys.executable, *words], **how)

@@ -1,4 +1,5 @@
-"""Browser uploads into a real bucket: in both modes as the bucket itself takes them, and never past a grant."""
+"""Browser form uploads (POST policy) to a real bucket: the bucket's own results in both modes, and never past a
+grant."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def keys_of(direct: Any, prefix: str = "") -> list[str]:
 
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 @pytest.mark.parametrize("mode", ["proxy", "strict"])
-def test_what_boto3_presigns_is_stored_and_read_as_new(
+def test_a_form_that_boto3_presigns_is_stored_and_read_as_new(
     request: pytest.FixtureRequest, direct: Any, mode: str, version: str
 ) -> None:
     running: Proxy = request.getfixturevalue(mode)
@@ -96,7 +97,7 @@ def test_what_boto3_presigns_is_stored_and_read_as_new(
     assert reader.get_object(Bucket=NAME, Key=key)["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == "HIT"
 
 
-# Fields, conditions, and what S3 says of them. Source: S3 API reference, "Creating a POST policy".
+# Fields, conditions, and the code with which S3 answers them. Source: S3 API reference, "Creating a POST policy".
 KEY = {"key": "up/refused"}
 REFUSED: dict[str, tuple[dict[str, str], list[Any], str]] = {
     "another key": ({"key": "up/refused"}, [{"bucket": NAME}, {"key": "up/other"}], "AccessDenied"),
@@ -108,7 +109,7 @@ REFUSED: dict[str, tuple[dict[str, str], list[Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_the_policy_does_not_allow_gets_the_buckets_own_code(
+def test_a_form_that_the_policy_does_not_allow_gets_the_buckets_own_code(
     bucket: Bucket, proxy: Proxy, strict: Proxy, direct: Any, case: str
 ) -> None:
     fields, conditions, code = REFUSED[case]
@@ -121,7 +122,7 @@ def test_what_the_policy_does_not_allow_gets_the_buckets_own_code(
         assert (answer.code, answer.status) == (code, by_bucket.status), answer
     assert keys_of(direct, "up/refused") == []
     if code == "AccessDenied":
-        # Judged here, whatever the bucket would have said.
+        # The proxy decides this one itself, whatever the bucket would have said.
         assert strict.metric("outrider_origin_requests_total", method="POST") == asked
 
 
@@ -158,7 +159,7 @@ def test_a_form_needs_a_good_signature_and_a_grant_to_write_its_key(strict: Prox
 
 
 def test_no_second_key_reaches_the_bucket(strict: Proxy, direct: Any) -> None:
-    """Parsers differ on which of two they take: the one that was granted must be the only one."""
+    """Parsers differ on which of two keys counts, so the granted key must be the only one."""
     made = signed({"key": "up/first"}, policy(CONDITIONS), WRITER)
     for name in ("key", "Key"):
         assert post(strict.address, NAME, encoded([*made.items(), (name, "down/second")], b"x")).code == (
@@ -181,7 +182,7 @@ def test_headers_that_no_policy_covers_are_refused(strict: Proxy, direct: Any) -
     assert keys_of(direct, "up/headers") == []
 
 
-def test_a_form_of_nobody_is_taken_in_loopback_mode(proxy: Proxy, direct: Any) -> None:
+def test_an_unsigned_form_is_taken_in_loopback_mode(proxy: Proxy, direct: Any) -> None:
     made = {"key": "up/nobody", "x-amz-meta-a": "b", "success_action_status": "201"}
     answer = post(proxy.address, NAME, encoded(made.items(), b"x"))
     assert answer.status == 201
@@ -189,7 +190,9 @@ def test_a_form_of_nobody_is_taken_in_loopback_mode(proxy: Proxy, direct: Any) -
     assert direct.head_object(Bucket=NAME, Key="up/nobody")["Metadata"] == {"a": "b"}
 
 
-def test_what_is_no_form_is_refused_and_what_ends_early_is_not_stored(proxy: Proxy, strict: Proxy, direct: Any) -> None:
+def test_a_malformed_form_is_refused_and_one_that_ends_early_is_not_stored(
+    proxy: Proxy, strict: Proxy, direct: Any
+) -> None:
     direct.put_object(Bucket=NAME, Key="up/early", Body=b"before")
     for one in (proxy, strict):
         body = encoded(signed({"key": "up/early"}, policy(CONDITIONS), WRITER).items(), b"file" * 10)
@@ -220,8 +223,8 @@ def test_a_read_during_a_form_upload_does_not_outlive_it(proxy: Proxy, direct: A
     assert ask(proxy.address, "GET", f"/{NAME}/up/overtaken").body == b"new"
 
 
-def test_a_browser_may_ask_first_without_a_key(strict: Proxy) -> None:
-    """A CORS preflight is never signed; what it may do after it needs a signature as ever."""
+def test_a_browsers_cors_preflight_needs_no_signature(strict: Proxy) -> None:
+    """A CORS preflight is never signed. The request after it needs a signature as usual."""
     asks = [("origin", "https://example.com"), ("access-control-request-method", "POST")]
     answer = ask(strict.address, "OPTIONS", f"/{NAME}", asks)
     assert answer.status == 200
@@ -253,8 +256,8 @@ def test_a_large_file_is_streamed(bucket: Bucket, direct: Any, tmp_path: Path) -
     assert grown < 32 * MIB, f"{grown} bytes"
 
 
-def test_a_signed_request_with_a_form_in_it_is_no_browsers_form(proxy: Proxy, direct: Any) -> None:
-    """Unknown means forward: it needs a grant on the whole bucket, and the bucket says what it thinks of it."""
+def test_a_signed_request_with_a_form_body_is_not_a_form_upload(proxy: Proxy, direct: Any) -> None:
+    """An unknown request is forwarded: it needs a grant on the whole bucket, and the bucket answers it."""
     body = encoded(forms.signed_as_it_stands({"key": "up/both"}, "{", WRITER).items(), b"x")
     answer = post(proxy.address, NAME, body, [("authorization", "AWS4-HMAC-SHA256 anything")])
     assert answer.status >= 400

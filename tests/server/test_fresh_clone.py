@@ -1,4 +1,4 @@
-"""The two commands at the top of the README, in a fresh clone with an empty home.
+"""The two commands at the top of the README, run in a fresh clone with an empty home.
 
 In `make test` the clone borrows this environment's packages, so that nothing is installed. `make soak` installs them,
 as a newcomer would, and runs the whole demo.

@@ -1,4 +1,5 @@
-"""What a request leaves behind goes by counting references: what the collector has set aside, it would never find."""
+"""Requests leave no reference cycles: the proxy freezes long-lived objects (`gc.freeze`), so a cycle among them
+stays."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 NAME = "garbage"
 BODY = bytes(range(256)) * 1024
-# What comes once a second or so beside the requests, in libraries' code, is no matter of theirs.
+# Libraries make such objects about once a second, independent of requests.
 _BESIDE = 40
 _TIMES = 50
 _FAILURES = 3
@@ -78,8 +79,11 @@ def repeat(once: Callable[[int], None], attempt: int, times: int = _TIMES) -> No
 
 
 def cycles_of(proxy: Proxy, act: Callable[[int], object], allowed: int) -> int:
-    """How many objects `act` leaves to the collector. Where those are too many it is tried once more: of another test a
-    whole client of botocore may end meanwhile, 100,000 objects, and it ends once."""
+    """The number of objects that `act` leaves to the garbage collector.
+
+    Where there are too many, `act` runs once more: a whole botocore client (100,000 objects) of another test may have
+    been freed meanwhile, and that happens once.
+    """
     left = collected_after(proxy, partial(act, 0))
     return left if left <= allowed else collected_after(proxy, partial(act, 1))
 
@@ -103,7 +107,7 @@ def collected_after(proxy: Proxy, act: Callable[[], object]) -> int:
 def test_an_order_that_is_taken_back_or_refused_leaves_no_cycle(
     proxy: Proxy, order: str, rate: str, status: int
 ) -> None:
-    """Each knows all of its names."""
+    """Each hint refers to all of its names."""
     urls = [f"s3://{NAME}/none/{number}" for number in range(20 * _BESIDE)]
     names = (json.dumps({"reads": urls}) if order == "plan" else "\n".join(urls)).encode()
     headers = (("content-length", str(len(names))), *((("x-amz-meta-rate", rate),) if rate else ()))
@@ -112,7 +116,7 @@ def test_an_order_that_is_taken_back_or_refused_leaves_no_cycle(
         for _ in range(2):
             told = ask(proxy.address, "PUT", f"/_outrider/{order}/all", headers, names)
             assert told.status == status
-        # The first ends it, the second forgets it.
+        # The first DELETE ends it, the second forgets it.
         for _ in range(2):
             ask(proxy.address, "DELETE", f"/_outrider/{order}/all")
         until(lambda: ask(proxy.address, "GET", f"/_outrider/{order}/all").status == 404)

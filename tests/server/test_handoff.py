@@ -1,5 +1,4 @@
-"""What the fast path has found out about a request is not found out again; and it is never taken for what is known of
-another request."""
+"""The handoff from the fast path to the slow path: facts found about a request are used once, for that request only."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def strict(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 class Counted:
-    """How often the proxy has verified a signature, and classified a request."""
+    """Counts how often the proxy has verified a signature, and classified a request."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.verified = self.classified = 0
@@ -92,13 +91,13 @@ def test_a_presigned_cold_read_is_verified_and_classified_once(strict: Proxy, mo
     assert (counted.verified, counted.classified) == (1, 1)
 
 
-def test_a_grant_is_asked_for_whoever_has_verified_the_signature(strict: Proxy) -> None:
+def test_a_grant_is_checked_whichever_path_has_verified_the_signature(strict: Proxy) -> None:
     target = f"/{NAME}/a"
     answer = ask(strict.address, "GET", target, signed(NARROW, "GET", target))
     assert (answer.status, answer.code) == (403, "AccessDenied")
 
 
-def test_one_who_comes_behind_a_signed_request_is_asked_for_a_signature_of_its_own(strict: Proxy) -> None:
+def test_a_request_behind_a_signed_one_needs_a_signature_of_its_own(strict: Proxy) -> None:
     target = f"/{NAME}/missing"
     good = request("GET", target, signed(READER, "GET", target))
     for behind in (request("GET", target), request("GET", f"/{NAME}/a"), request("GET", target, [UNUSUAL])):
@@ -120,8 +119,8 @@ def _everything_of(reader: Who, head: bytes) -> Recognised:
 
 
 @pytest.mark.parametrize("sent", ["at once", "in two parts"])
-def test_what_is_left_of_one_request_is_not_handed_over_with_the_next(strict: Proxy, sent: str) -> None:
-    """However it came to be left."""
+def test_facts_left_over_from_one_request_are_not_handed_over_with_the_next(strict: Proxy, sent: str) -> None:
+    """Parametrised by the way in which the facts were left over."""
     reader = strict.outrider.server.handler._access.owner(READER[0])
     assert reader is not None
     bad = request("GET", f"/{NAME}/a", [UNUSUAL])
@@ -131,7 +130,7 @@ def test_what_is_left_of_one_request_is_not_handed_over_with_the_next(strict: Pr
         async def leave() -> None:
             (own,) = strict.outrider.server.connections
             assert isinstance(own, Connection)
-            # With the very bytes: only what is found out about these very bytes in this very moment counts.
+            # With identical bytes: only facts found about these bytes at this moment count.
             own.recognised = _everything_of(reader, bytes(bytearray(bad)))
 
         strict.on_loop(leave)
@@ -143,7 +142,7 @@ def test_what_is_left_of_one_request_is_not_handed_over_with_the_next(strict: Pr
         assert connection.read_answer().status == 403
 
 
-def test_what_is_known_of_other_bytes_is_nothing_to_the_handler(strict: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_handler_ignores_facts_about_other_bytes(strict: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = strict.outrider.server.handler._access.owner(READER[0])
     assert reader is not None
     parse = Connection._parse
@@ -156,7 +155,7 @@ def test_what_is_known_of_other_bytes_is_nothing_to_the_handler(strict: Proxy, m
     assert ask(strict.address, "GET", f"/{NAME}/a", [UNUSUAL]).status == 403
 
 
-def test_what_was_found_out_counts_for_the_very_bytes_alone() -> None:
+def test_facts_count_for_the_identical_bytes_alone() -> None:
     who = Who(None, None, UNSIGNED)
     raw = [(b"Host", b"h"), (b"X-Amz-Date", b"1")]
 

@@ -1,4 +1,5 @@
-"""The image: its Dockerfile linted, and its steps taken without a container engine, up to an object that it serves."""
+"""The container image: its Dockerfile linted, and its steps run without a container engine until it serves an
+object."""
 
 from __future__ import annotations
 
@@ -50,11 +51,11 @@ def test_the_base_is_of_one_release_and_the_same_in_both_stages() -> None:
     assert flavour, "and the distribution's"
 
 
-def test_the_image_runs_as_nobody_known_and_stops_as_the_proxy_wants() -> None:
+def test_the_image_runs_as_an_unprivileged_user_and_stops_by_the_proxys_signal() -> None:
     [user] = of("USER")
     assert [int(part) for part in user.split(":")] == [65532, 65532]
     assert of("STOPSIGNAL") == ["SIGTERM"]
-    # Exec form: a shell between would keep the signal for itself.
+    # Exec form: a shell in between would keep the signal to itself.
     for word in ("ENTRYPOINT", "CMD"):
         [step] = [step for step in STEPS if step.word == word]
         assert step.argv is not None
@@ -73,7 +74,7 @@ def test_the_build_copies_only_what_the_context_has_and_the_context_has_no_more(
     assert all((ROOT / name).exists() for name in copied)
 
 
-def test_what_builds_the_wheel_is_locked_too() -> None:
+def test_the_packages_that_build_the_wheel_are_locked_too() -> None:
     lock = (ROOT / "requirements-build.lock").read_text()
     pinned = {line.split("==")[0]: line.split("==")[1].split()[0] for line in lock.splitlines() if "==" in line}
     assert lock.count("--hash=sha256:") >= len(pinned)
@@ -94,7 +95,7 @@ def test_the_charts_user_and_cache_are_those_of_the_image() -> None:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[tuple[Built, Path]]:
-    """What the steps made, and where."""
+    """The result of the Dockerfile's steps, and its directory."""
     python = readable_python()
     if python is None:
         pytest.skip("no interpreter of this version that another user may run")
@@ -111,7 +112,7 @@ def image() -> Iterator[tuple[Built, Path]]:
         yield made, directory
 
 
-def test_what_the_steps_make_serves_an_object_as_nobody_who_writes_only_to_the_cache(
+def test_the_built_image_serves_an_object_as_a_user_that_writes_only_to_the_cache(
     bucket: Bucket, image: tuple[Built, Path], tmp_path: Path
 ) -> None:
     container, root = image

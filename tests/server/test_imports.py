@@ -1,4 +1,4 @@
-"""What `outrider serve` imports before it is ready: each of these takes megabytes, and time of each start."""
+"""Modules that `outrider serve` must not import before it is ready: each costs megabytes and start-up time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from tests.support.bucket import Bucket
 from tests.support.proxy import serving_environment
 
-# The AWS chain; aiohttp's applications; what only other commands need, and what they draw and print with.
+# botocore's credential chain; aiohttp's applications; modules that only other commands need, and those that they draw
+# and print with.
 HEAVY = {
     "aiobotocore", "aiohttp.web", "aiohttp.web_app", "aiohttp.web_urldispatcher", "boto3", "botocore",
     "matplotlib", "numpy", "opentelemetry", "requests", "rich", "urllib3", "outrider.adapters.origin.traced_origin",
@@ -17,7 +18,8 @@ HEAVY = {
     "outrider.http.record.server_spans", "outrider.simulator",
 }  # fmt: skip
 
-# Ends with the names of all that is imported when the proxy is ready and has looked for its credentials.
+# Prints, as its last line, the names of all modules imported by the time the proxy is ready and has looked for its
+# credentials.
 SERVE = """
 import os, signal, sys
 from outrider.adapters.origin.credentials import AwsCredentials

@@ -1,4 +1,4 @@
-"""Start, stop and the troubles in between, as whoever runs `outrider serve` sees them."""
+"""The life of an `outrider serve` process: start, drain and stop, crashes, damaged caches, TLS."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def objects(bucket: Bucket) -> None:
 
 
 def refused(served: ServedProxy) -> str:
-    """What a start that must fail says on stderr."""
+    """The text on stderr of a start that must fail."""
     done = subprocess.run(
         served.argv, env=served.environment, capture_output=True, text=True, timeout=START_DEADLINE_S, check=False
     )
@@ -90,7 +90,7 @@ def test_a_port_in_use_is_refused(bucket: Bucket, tmp_path: Path) -> None:
             assert "in use" in said
 
 
-def test_a_certificate_that_is_none_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+def test_an_invalid_certificate_is_refused(bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "nonsense").write_text("nonsense")
     for path in ("nonsense", "nothing"):
         flags = {"tls_cert": str(tmp_path / path), "tls_key": str(tmp_path / path)}
@@ -120,7 +120,7 @@ def test_sigterm_lets_a_read_under_way_end_whole_and_the_next_start_hits(
             assert head.read(MIB) == RAMP[:MIB]
             assert _readiness(served.admin) == 200
             served.send(signal.SIGTERM)
-            # An idle connection is the first to see it.
+            # An idle connection is the first to notice the stop.
             assert idle.is_closed_by_peer()
             assert _readiness(served.admin) in (0, 503)
             with pytest.raises(ConnectionRefusedError):
@@ -150,7 +150,7 @@ def test_a_drain_ends_at_its_limit(bucket: Bucket, simulator: Simulator, tmp_pat
         assert not [line for line in served.lines() if "traceback" in line]
 
 
-def test_after_sigkill_the_scan_finds_what_was_here(bucket: Bucket, tmp_path: Path) -> None:
+def test_after_sigkill_the_scan_finds_the_cached_blocks(bucket: Bucket, tmp_path: Path) -> None:
     with ServedProxy(bucket, tmp_path) as served:
         ask(served.address, "GET", TARGET)
         served.settle()
@@ -213,7 +213,8 @@ def test_a_cache_that_is_too_small_relays_the_right_bytes_and_keeps_its_budget(b
             return got == RAMP[offset:]
 
         async def on_disk() -> int:
-            # Where room is given away: else a block could be counted that goes, and then the one that takes its place.
+            # Reading starts where the budget gives room away: otherwise a block could be counted that is about to go,
+            # and then the block that takes its place.
             sizes = 0
             for file in proxy.cache_dir.glob("v2/*/*"):
                 try:
@@ -263,7 +264,8 @@ def test_a_tls_reader_that_leaves_is_forgotten(tls: tuple[Proxy, Any]) -> None:
 
 
 def test_a_tls_connection_that_is_gone_can_be_reset(tls: tuple[Proxy, Any], certificate: Certificate) -> None:
-    """Between its end and the moment that its protocol hears of it: a reply that failed there was never counted out."""
+    """Between the end of the connection and the moment that its protocol is told: a reply that failed there was never
+    counted as ended."""
     proxy, _ = tls
     trusting = ssl.create_default_context(cafile=certificate.authority)
     plain = socket.create_connection(proxy.address, timeout=START_DEADLINE_S)
@@ -310,7 +312,8 @@ def test_a_request_that_comes_in_the_moment_of_its_connections_end_is_no_error(b
 
 
 def test_a_connection_whose_task_ends_is_closed(bucket: Bucket) -> None:
-    """Whatever it ended of: to its client it would be open, and deaf; to a stop, a request under way."""
+    """Whatever ended the task: otherwise its client would see an open connection that never answers, and a stop would
+    see a request under way."""
     with Proxy(bucket) as proxy, RawConnection(proxy.address) as client:
         assert client.ask("HEAD", TARGET).status == 200
 
@@ -323,7 +326,7 @@ def test_a_connection_whose_task_ends_is_closed(bucket: Bucket) -> None:
         assert client.is_closed_by_peer()
 
 
-def test_a_tls_client_that_idles_and_says_no_goodbye_is_cut_at_the_end(
+def test_an_idle_tls_client_that_sends_no_close_notify_is_cut_at_the_end(
     bucket: Bucket, certificate: Certificate
 ) -> None:
     trusting = ssl.create_default_context(cafile=certificate.authority)
@@ -333,7 +336,7 @@ def test_a_tls_client_that_idles_and_says_no_goodbye_is_cut_at_the_end(
         idle.sendall(f"HEAD {TARGET} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         assert idle.recv(4096).startswith(b"HTTP/1.1 200")
         proxy.stop()
-        # Below TLS: the goodbye is not what is waited for, but the end of the connection.
+        # The end of the connection is awaited below TLS, not the close_notify.
         with socket.socket(fileno=idle.detach()) as below:
             below.settimeout(START_DEADLINE_S)
             while below.recv(4096):
@@ -352,7 +355,7 @@ def test_an_origin_behind_https_is_trusted_by_the_bundle_that_aws_tools_use(
         assert ask(proxy.address, "GET", TARGET).body == RAMP
 
 
-def test_a_bundle_that_is_none_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+def test_an_invalid_ca_bundle_is_refused(bucket: Bucket, tmp_path: Path) -> None:
     served = ServedProxy(bucket, tmp_path)
     served.environment["AWS_CA_BUNDLE"] = str(tmp_path / "nothing")
     assert "AWS_CA_BUNDLE" in refused(served)

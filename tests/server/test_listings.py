@@ -1,4 +1,4 @@
-"""The LIST cache before a real bucket: off by default, opt-in per prefix, honest after writes."""
+"""The LIST cache before a real bucket: off by default, opt-in per prefix, invalidated by writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def listed(client: Any, prefix: str) -> tuple[list[str], str]:
     return [entry["Key"] for entry in told.get("Contents", [])], told["ResponseMetadata"]["HTTPHeaders"]["x-cache"]
 
 
-def test_a_list_of_a_rule_is_asked_once_and_again_after_each_kind_of_write(
+def test_a_list_under_a_rule_is_forwarded_once_and_again_after_each_kind_of_write(
     bucket: Bucket, simulator: Simulator
 ) -> None:
     with Proxy(bucket, simulator.endpoint, list_cache=[{"prefixes": f"{NAME}/a*", "ttl_s": 3600}]) as proxy:
@@ -53,7 +53,7 @@ def test_a_list_of_a_rule_is_asked_once_and_again_after_each_kind_of_write(
         client.close()
 
 
-def test_without_a_rule_each_list_is_the_origins(bucket: Bucket) -> None:
+def test_without_a_rule_each_list_is_forwarded(bucket: Bucket) -> None:
     with Proxy(bucket) as proxy:
         client = proxy.client()
         for _ in range(2):

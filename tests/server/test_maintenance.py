@@ -1,4 +1,4 @@
-"""Warm, pin, evict and verify by plain S3 calls, before a real bucket."""
+"""Maintenance commands (warm, pin, evict, verify) by plain S3 calls to the control bucket, before a real bucket."""
 
 from __future__ import annotations
 

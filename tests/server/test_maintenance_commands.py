@@ -1,4 +1,4 @@
-"""`outrider warm`, `pin`, `unpin`, `evict` and `verify`, as a shell starts them, before a running proxy."""
+"""The commands `outrider warm`, `pin`, `unpin`, `evict` and `verify`, started from a shell, before a running proxy."""
 
 from __future__ import annotations
 

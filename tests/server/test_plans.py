@@ -1,4 +1,4 @@
-"""Plans of coming reads, before a real bucket: how far they are, and taken back."""
+"""Plans (hints of coming reads) before a real bucket: their progress, and their withdrawal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Riding ahead for real: an unmodified client, a real bucket, and what is here before it is asked for."""
+"""Prefetch end to end: an unmodified client, a real bucket, and objects cached before they are requested."""
 
 from __future__ import annotations
 

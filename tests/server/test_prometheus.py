@@ -1,4 +1,4 @@
-"""The rules before promtool, and a real Prometheus that scrapes a real run."""
+"""The alerting rules under promtool, and a real Prometheus that scrapes a real run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def value(port: int, expression: str) -> float:
 
 
 def until(condition: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
-    """Prometheus scrapes when it scrapes: `meanwhile` goes on until what it saw is enough."""
+    """Prometheus scrapes at its own pace: `meanwhile` is repeated until the query has its result."""
     give_up_at = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < give_up_at

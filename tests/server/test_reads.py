@@ -1,4 +1,5 @@
-"""Reads through the proxy from a real bucket: the same answers, fewer questions, and no bad weather to be noticed."""
+"""Reads through the proxy from a real bucket: same answers as the bucket's, fewer requests, and faults that stay
+unnoticed."""
 
 from __future__ import annotations
 

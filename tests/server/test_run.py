@@ -1,4 +1,4 @@
-"""`outrider run`: a real child before a real bucket; its environment, its signals, its status, and the summary."""
+"""`outrider run` with a real child before a real bucket: environment, signals, exit status and the summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real data loaders of PyTorch: what their samplers draw is foreseen from their first few reads on."""
+"""Seed search over real PyTorch data loaders: the order that their samplers draw is found from the first few reads."""
 
 from __future__ import annotations
 

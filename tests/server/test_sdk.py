@@ -1,4 +1,4 @@
-"""The SDK's client before a real proxy and a real bucket: found, asked, and warmed through."""
+"""The SDK's client before a real proxy and a real bucket: discovery, status, plans and warm-ups."""
 
 from __future__ import annotations
 

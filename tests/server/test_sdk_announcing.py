@@ -1,4 +1,4 @@
-"""What the SDK announces from real data loaders to a real proxy; and that without one, training is as it was."""
+"""The SDK's hints from real data loaders to a real proxy; without a proxy, training is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real pipelines of WebDataset, not one line changed: what their workers shuffle is foreseen from the first epoch."""
+"""Seed search over unmodified WebDataset pipelines: the shuffle of their workers is found in the first epoch."""
 
 from __future__ import annotations
 

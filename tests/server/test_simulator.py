@@ -1,4 +1,4 @@
-"""The bucket simulator before a real bucket: what passes is untouched, what the weather does is seen on the wire."""
+"""The bucket simulator (`tests.support.simulator`): requests pass untouched, and each fault shows on the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waited for whom, over real sockets; and that each byte is told once, whichever way it went."""
+"""Waiting times over real sockets, by reader and by origin; and each byte is counted once, on either path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider ls` and `outrider stats` before a proxy that runs, one with a token, and none."""
+"""`outrider ls` and `outrider stats` before a running proxy, one with a token, and none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stop in each of the few turns of the loop in which a request is here and not yet under way."""
+"""A stop at each loop iteration between a request's arrival and the moment that it counts as under way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stop as clients see it that speak TLS: whoever comes late is told that it stops, and what was sent comes whole."""
+"""A stop as TLS clients see it: a late request is told that it is the last, and a begun reply ends whole."""
 
 from __future__ import annotations
 

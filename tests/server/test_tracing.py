@@ -1,4 +1,4 @@
-"""Traces: real requests, and what a real collector is told of them."""
+"""OpenTelemetry traces of real requests, as a real collector receives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a warm-up costs at the bucket: one GET for each small object, and none for those who read it later."""
+"""The requests that a warm-up costs at the bucket: one GET a small object, and none for its later readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warm-ups that a clean stop cut off go on after the next start, for those who still may."""
+"""Warm-ups cut off by a clean stop resume after the next start, if their key still has the grant."""
 
 from __future__ import annotations
 

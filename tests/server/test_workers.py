@@ -1,4 +1,4 @@
-"""Several loops over one cache: what a client sees is what it sees with one."""
+"""Several event loops (workers) over one cache: a client sees the same as with one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes through the proxy into a real bucket: stored as meant or not at all, and read back as new."""
+"""Writes through the proxy into a real bucket: stored exactly or not at all, and the next read sees them."""
 
 from __future__ import annotations
 
