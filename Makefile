@@ -58,7 +58,9 @@ test-tools:
 # Native tracebacks: pytest's own are parsed anew, at which Python 3.11 may fail beside running threads ("AST constructor
 # recursion depth mismatch"), and one failure would end it all without a table.
 SOAK ?= 30
-TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_machine.py tests/server/test_fresh_clone.py
+TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_machine.py \
+	tests/server/test_bench.py tests/server/test_fresh_clone.py tests/unit/ahead/order/test_same_order.py \
+	tests/unit/ahead/test_goals.py tests/unit/ahead/test_properties.py
 soak: install
 	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 --tb native $(TESTS)
 
