@@ -1,8 +1,14 @@
-"""The table of what was tried."""
+"""The table of what was tried, and that `make soak` runs each test that has a long form."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+from tests.conftest import USUAL_SECONDS
 from tests.support.trials import Trials
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_row_tells_how_often_what_was_seen_and_what_was_lost() -> None:
@@ -18,3 +24,18 @@ def test_a_row_tells_how_often_what_was_seen_and_what_was_lost() -> None:
 
 def test_nothing_tried_is_no_table() -> None:
     assert Trials().table() == []
+
+
+def test_make_soak_runs_each_test_that_has_a_long_form() -> None:
+    told = re.search(r"^TESTS \?= ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert told is not None
+    soaked = [ROOT / word for word in told[1].replace("\\", " ").split()]
+    assert all(path.exists() for path in soaked)
+    scaled = re.compile(r"^from tests\.support\.(fuzzing import|trials import .*(SCALE|rounds))", re.MULTILINE)
+    with_long_form = [path for path in (ROOT / "tests").rglob("test_*.py") if scaled.search(path.read_text())]
+    assert len(with_long_form) > 20
+    assert [path for path in with_long_form if not any(path.is_relative_to(each) for each in soaked)] == []
+
+
+def test_the_files_that_come_first_are_there() -> None:
+    assert [name for name in USUAL_SECONDS if not (ROOT / name).exists()] == []
