@@ -49,7 +49,7 @@ def proxy(bucket: Bucket, shards: None) -> Iterator[Proxy]:
 
 
 def small(bucket: Bucket, blocks: int, **settings: Any) -> Proxy:
-    """Room for so many blocks."""
+    """A proxy with room for so many blocks."""
     return Proxy(bucket, block_size=str(BLOCK), cache_size=str(blocks * (BLOCK + 4096)), **settings)
 
 
@@ -247,7 +247,7 @@ def test_a_pin_that_does_not_fit_is_refused_with_the_numbers(bucket: Bucket, sha
         assert f"other pins hold {size}" in message
         assert ask(proxy.address, "GET", "/_outrider/pin/two").status == 404
         assert told(s3, "pin/one")["bytes"]["on_disk"] == 20 * BLOCK
-        # In the place of the other, it fits.
+        # It fits once it replaces the other.
         put(s3, "pin/one", f"s3://{BUCKET}/big/two")
         assert ended(s3, "pin/one")["state"] == "done"
 
@@ -329,7 +329,7 @@ def test_a_pin_is_of_names_and_follows_what_is_written(bucket: Bucket, shards: N
 def test_a_pin_of_many_names_asks_the_bucket_once_for_each(
     bucket: Bucket, shards: None, count: int, heads: int
 ) -> None:
-    """And one LIST for their sizes, in the place of a HEAD for each; for a few that would cost more."""
+    """One LIST gives their sizes, in place of a HEAD for each; for a few objects it would cost more."""
     origin = bucket.client()
     for number in range(count):
         origin.put_object(Bucket=BUCKET, Key=f"many/{number:03}", Body=ramp(100 + number))
@@ -399,7 +399,7 @@ def test_verify_finds_rot_and_drops_it(proxy: Proxy) -> None:
     path = max((proxy.cache_dir / "v2").rglob("*"), key=lambda path: path.stat().st_size)
     with path.open("r+b") as file:
         file.seek(-1, 2)
-        file.write(b"\xff")  # no byte of a ramp
+        file.write(b"\xff")  # a byte that the ramp does not have
     put(s3, "verify/all", "")
     check = ended(s3, "verify/all")
     assert (check["state"], check["blocks"]) == ("failed", {"wanted": 8, "verified": 8, "bad": 1})
@@ -452,6 +452,6 @@ def test_nobody_sees_or_ends_the_orders_of_others(guarded: Proxy) -> None:
     assert (status["warmups"], status["pins"]) == ([], [])
     assert "secret-name" not in json.dumps(status)
     assert {one["client"] for one in told(team, "status.json")["pins"]} == {"team"}
-    # Another's verify of all is of what he may read.
+    # A verify of all covers only objects that the client may read.
     put(other, "verify/all", "")
     assert ended(other, "verify/all")["blocks"]["wanted"] == 0

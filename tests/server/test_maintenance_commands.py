@@ -75,7 +75,7 @@ def test_interrupted_it_goes_on_and_the_same_command_finds_it(command: Command, 
     with command.start("warm", SHARDS, "--rate", "1kB", "--name", "slow") as process:
         s3 = proxy.client()
         until(lambda: "slow" in [one["name"] for one in told(s3, "status.json")["warmups"]])
-        # It polls, now that the proxy has its list.
+        # The command polls from here on: the proxy has its list.
         until(lambda: told(s3, "warm/slow")["bytes"]["on_disk"] > 0)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
@@ -210,7 +210,7 @@ def test_the_shell_completes_commands_and_their_options(command: Command) -> Non
         command.environ.update(
             _OUTRIDER_COMPLETE="complete_bash", COMP_WORDS=" ".join(["outrider", *words]), COMP_CWORD=str(len(words))
         )
-        # As the installed script calls it; `python -m` has another name.
+        # As the installed script is called; `python -m` shows another name.
         program = "import sys; sys.argv = ['outrider']; from outrider.cli import main; main()"
         done = subprocess.run(python(program), env=command.environ, capture_output=True, text=True, timeout=60)
         return done.stdout.split()

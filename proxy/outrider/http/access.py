@@ -92,7 +92,8 @@ class Access(Protocol):
 
 
 def _signed_by_url(request: SignedRequest) -> tuple[str, str, str, str] | None:
-    """All that the signature of a presigned URL depends on, if it covers the host and need cover no other header."""
+    """The parts of a presigned request that its signature depends on; None: the signature must cover more headers than
+    the host."""
     if "X-Amz-SignedHeaders=host&" not in request.raw_query:
         return None
     host = ""

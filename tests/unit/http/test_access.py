@@ -1,4 +1,4 @@
-"""A presigned URL is proved once, and good for nothing else and no longer because of that."""
+"""The signature of a presigned URL is verified once. That makes it valid for no other request and no longer."""
 
 from __future__ import annotations
 

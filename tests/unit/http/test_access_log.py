@@ -1,4 +1,4 @@
-"""Lines of hits go to the log in bundles: a record for each would cost more than the hit itself."""
+"""The lines of hits are written in bundles: a log record for each would cost more than the hit itself."""
 
 from __future__ import annotations
 

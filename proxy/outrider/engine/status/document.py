@@ -23,7 +23,7 @@ from outrider.settings import Settings
 
 # Settings that the document repeats.
 _SETTINGS_SHOWN = ("auth", "policy", "prefetch", "freshness", "verify", "block_size", "workers", "cache_dir")
-# Of each warm-up and pin the document repeats so many failures.
+# The document repeats at most this many failures of each warm-up and pin.
 _FAILURES_SHOWN = 20
 # Fields that any client may see. Addresses inside the cluster, and the place of the bucket, are no client's business.
 _FOR_CLIENTS = (

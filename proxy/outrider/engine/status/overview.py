@@ -56,7 +56,7 @@ class Overview:
         self._name_of = name_of
         self._rates = Rates()
         self._last = clock() - STEP_S
-        # Else reads before the first tick would count as reads of long ago.
+        # Without this call, reads before the first tick would count as reads of long ago.
         self._usage.tick(clock())
         self._counted_fetched = self._counted_wasted = 0
         metrics.before_scrape.append(self._update_metrics)

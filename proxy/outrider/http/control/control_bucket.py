@@ -43,7 +43,7 @@ from outrider.ports import Clock
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
 _STALL_BYTES_MAX = 64 * 1024
-# Of plans and of stalls each: together, and with the maintenance commands, they fit on one page of a LIST.
+# The maximum of plans, and of stalls, of one owner. With the maintenance commands they fit on one page of a LIST.
 NAMES_MAX = 400
 _NAME_CHARS_MAX = 200
 _OBJECTS_BYTES_MAX = 2 * BODY_BYTES_MAX

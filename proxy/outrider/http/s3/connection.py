@@ -24,7 +24,7 @@ _HITS_TO_LEND_OUT = 8
 _HEAD_BYTES_MAX = 64 * 1024
 # A connection beyond the limit has this long to send its request and to be refused.
 _TURNED_AWAY_S = 2.0
-# So many connections beyond the limit are refused with a reply at a time, which costs little; more are cut.
+# At most this many connections beyond the limit are refused with a reply, which costs little; more are cut.
 _TURNED_AWAY_MAX = 256
 
 

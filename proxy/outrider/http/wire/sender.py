@@ -159,7 +159,7 @@ class SocketSender:
             except ConnectionError:
                 raise
             except OSError:
-                # It may also be an error of the socket: then the next call to send fails as well.
+                # The error may be the socket's: then the next call to send fails as well.
                 break
             if sent == 0:
                 await self._writable()
