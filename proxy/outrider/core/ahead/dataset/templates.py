@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from outrider.core.memo import Memo
 from outrider.core.model import shared_text
 
 # The parts of a name that vary within a dataset: the long hexadecimal names that tools generate, and numbers that
@@ -127,11 +128,11 @@ class Templates:
         # The keys that `_variants` hold.
         self._single_keys = 0
         # Places in which all variants are one dataset, but for those that were datasets before.
-        self._merged: dict[_Place, None] = {}
+        self._merged: Memo[_Place, bool] = Memo(_PLACES_MAX)
         # How many folders were merged, by bucket and the part that these folders share (`_Parts.beside`).
-        self._merged_beside: Counter[tuple[str, str]] = Counter()
+        self._merged_beside: Memo[tuple[str, str], int] = Memo(_PLACES_MAX)
         # Dataset names by bucket and template that only another merger would change.
-        self._final: dict[tuple[str, str], str] = {}
+        self._final: Memo[tuple[str, str], str] = Memo(_FINAL_MAX)
         self.mergers = 0
         """How often datasets were merged. After that, a name given before for a single key may be no dataset's name."""
 
@@ -168,14 +169,14 @@ class Templates:
     def so_far(self, bucket: str, key: str) -> str:
         """As `of`, for a key that must not count, because the object may not exist."""
         template = template_of(key)
-        return self._final.get((bucket, template), template)
+        return self._final.get((bucket, template)) or template
 
     def _name_of(self, bucket: str, key: str, template: str) -> str:
         parts = _parts_of(template)
         name, is_final, do_folders_vary = parts.name, True, True
         if name != parts.any_name:
             place = _Place(bucket, parts.path + parts.any_name, in_folder=False)
-            is_merged = self._merged_beside[bucket, parts.beside] >= _MERGED_BESIDE
+            is_merged = (self._merged_beside.get((bucket, parts.beside)) or 0) >= _MERGED_BESIDE
             is_own = self._is_own(place, name, key, is_merged)
             name, is_final = parts.any_name if is_own is False else name, is_own is not None
             # A single name beside other names in its folder is single by its name, not by its folder.
@@ -187,9 +188,7 @@ class Templates:
         # All keys of the dataset share one string, since it is kept for each of them.
         found = shared_text("".join(folders) + name)
         if is_final:
-            if len(self._final) >= _FINAL_MAX:
-                self._final.clear()
-            self._final[bucket, template] = found
+            self._final.put((bucket, template), found)
         return found
 
     def _is_own(self, place: _Place, variant: str, key: str, is_merged: bool = False) -> bool | None:
@@ -229,16 +228,13 @@ class Templates:
                 self._single_keys -= variants.singles
 
     def _merge(self, place: _Place) -> None:
-        if len(self._merged) >= _PLACES_MAX:
-            del self._merged[next(iter(self._merged))]
-        self._merged[place] = None
+        self._merged.put(place, True)
         self._forget_singles(place)
         if not place.in_folder:
             beside = place.bucket, _parts_of(place.name).beside
-            if len(self._merged_beside) >= _PLACES_MAX:
-                self._merged_beside.clear()
-            self._merged_beside[beside] += 1
-            if self._merged_beside[beside] == _MERGED_BESIDE:
+            count = (self._merged_beside.get(beside) or 0) + 1
+            self._merged_beside.put(beside, count)
+            if count == _MERGED_BESIDE:
                 # All folders at once: the registry looks at all of its datasets after each merger.
                 for other in list(self._variants):
                     if not other.in_folder and (other.bucket, _parts_of(other.name).beside) == beside:
@@ -260,14 +256,15 @@ class Templates:
             parts = _parts_of(template_of(key))
             if last == any_name != parts.name:
                 if folders and folders[-1] == _ANY_FOLDER:
-                    self._merged_beside[bucket, parts.beside] = _MERGED_BESIDE
+                    self._merged_beside.put((bucket, parts.beside), _MERGED_BESIDE)
                 else:
                     merged.add(_Place(bucket, parts.path + any_name, in_folder=False))
             for at, (folder, other) in enumerate(zip(folders, parts.folders, strict=False)):
                 if folder == _ANY_FOLDER != other:
                     merged.add(_folder_place(bucket, [*parts.folders[:at], *folders[at:]], at, last))
-        for place in merged - self._merged.keys():
-            self._merge(place)
+        for place in merged:
+            if place not in self._merged:
+                self._merge(place)
         for key in keys[:2]:
             self.of(bucket, key)
 
