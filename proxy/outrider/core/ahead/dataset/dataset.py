@@ -11,7 +11,7 @@ from outrider.core.ahead.dataset.next_use import NEVER, NextUse
 from outrider.core.ahead.dataset.templates import prefix_of
 from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.ahead.order.epoch_handle import EpochHandle
-from outrider.core.ahead.order.job import Job, ReadOrder
+from outrider.core.ahead.order.job import Job
 from outrider.core.ahead.order.learned_order import LearnedOrder
 from outrider.core.model import BlockKey
 
@@ -127,9 +127,6 @@ class Dataset:
     def is_hinted(self) -> bool:
         """See `JobTable.is_hinted`."""
         return self.job_table.is_hinted
-
-    def orders(self) -> list[ReadOrder]:
-        return self.job_table.orders()
 
     def epoch_of(self, handle: EpochHandle) -> Epoch | None:
         """See `JobTable.epoch_of`."""
