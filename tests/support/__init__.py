@@ -1,1 +1,1 @@
-"""A real S3 bucket, bad weather in front of it, and processes that never outlive the tests."""
+"""Test support: a real S3 bucket, a faulty network in front of it, and processes that never outlive the tests."""

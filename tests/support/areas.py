@@ -1,8 +1,8 @@
-"""The areas of S3's API, each as a short history of requests with all that is worth comparing in its answers.
+"""The areas of S3's API, each as a short history of requests, with the parts of the answers that a test compares.
 
-Written after the API reference; the areas are those of the public ceph/s3-tests. A step may name what earlier answers
-told: `{etag}`, `{version}`, `{upload}`, `{token}`, `{modified}`, and `{etag1}`, `{etag2}`, ... of parts; `{bucket}` is
-the bucket's name.
+Written after the API reference; the areas are those of the public ceph/s3-tests. A step may insert values from earlier
+answers: `{etag}`, `{version}`, `{upload}`, `{token}`, `{modified}`, and `{etag1}`, `{etag2}`, ... of parts; `{bucket}`
+is the bucket's name.
 """
 
 # ruff: noqa: E501 - a table reads better with one thought a line
@@ -22,7 +22,8 @@ RAMP = bytes(range(251)) * 40
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`key` None: the bucket. `presigned`: v4, v2, or in the headers. `body` is text with names in it, or bytes."""
+    """One request. `key` None: it is for the bucket. `presigned`: v4, v2, or empty for a signature in the headers.
+    `body` is bytes, or text with `{names}` in it."""
 
     method: str
     key: str | None = None
@@ -187,7 +188,7 @@ AREAS: dict[str, list[Step]] = {
         post("to", "uploadId={upload}", parts(1)), *both("to"),
     ],
     "listing": [
-        # SeaweedFS loses what is put into a folder's own key.
+        # SeaweedFS loses a body that is put under a folder's own key.
         *(put(key, b"" if key.endswith("/") else b"body") for key in KEYS), *(step for version in ("", "list-type=2&") for step in (
             get(None, version.rstrip("&")), get(None, f"{version}max-keys=2"), get(None, f"{version}max-keys=0"), get(None, f"{version}max-keys=x"),
             get(None, f"{version}delimiter=%2F"), get(None, f"{version}delimiter=%2F&prefix=dir%2F"),
@@ -206,7 +207,7 @@ AREAS: dict[str, list[Step]] = {
             Step("HEAD", version, presigned=version), Step("GET", version, "", (("range", "bytes=1-2"),), presigned=version),
             Step("GET", None, "list-type=2&prefix=v", presigned=version), Step("GET", "missing", presigned=version),
             Step("DELETE", version, presigned=version), Step("GET", version, presigned=version))),
-        # SeaweedFS refuses it by SigV2.
+        # SeaweedFS refuses this request with SigV2.
         put("k"), Step("GET", "k", "response-content-type=x%2Fy", presigned="v4"),
     ],
     **{f"checksum {name}": _of_checksum(name) for name in ("crc32", "crc32c", "crc64nvme", "sha1", "sha256")},
@@ -232,7 +233,7 @@ AREAS: dict[str, list[Step]] = {
         put("u", b"", "", x_amz_tagging="a=1&a=2"), get(None, "tagging="), setting("tagging=", tags(("a", "b"))),
         get(None, "tagging="), delete(None, "tagging="), get(None, "tagging="),
     ],
-    # The last: it leaves its mark on the bucket.
+    # This area comes last, since its settings stay on the bucket.
     "versioning": [
         put("before", b"null version"), get(None, "versioning="), setting("versioning=", "<x"), setting("versioning=", VERSIONING % "Enabled"),
         get(None, "versioning="), put("v", b"one"), get("v"), get("v", "versionId={version}"), put("v", b"two"), get("v"), head("v"),

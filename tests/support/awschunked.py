@@ -1,4 +1,4 @@
-"""Uploads made by hand, correctly or with one thing wrong: signed heads, aws-chunked bodies, trailers."""
+"""Hand-made uploads, correct or with one fault: signed heads, aws-chunked bodies, trailers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIGNED_TRAILER = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"
 
 
 def _reflected_crc(data: bytes, polynomial: int, width: int) -> bytes:
-    """Bit by bit, so that no table is shared with what it tests."""
+    """Computed bit by bit, so that it shares no table with the code under test."""
     everything = (1 << width) - 1
     crc = everything
     for byte in data:
@@ -49,7 +49,7 @@ def checksum(name: str, body: bytes) -> str:
 
 
 class _Auth(S3SigV4Auth):  # type: ignore[misc] # botocore has no types
-    """Signs for a payload that it does not look at."""
+    """A signer that takes the payload hash as given and does not look at the payload."""
 
     def __init__(self, keys: tuple[str, str], payload_hash: str) -> None:
         super().__init__(Credentials(*keys), "s3", REGION)
@@ -63,7 +63,7 @@ def signed_head(
     method: str, endpoint: str, target: str, keys: tuple[str, str], headers: Iterable[tuple[str, str]] = (),
     payload_hash: str | None = None,
 ) -> Headers:  # fmt: skip
-    """The headers (Host included) of a signed request; `payload_hash` None: that of no body."""
+    """The headers (Host included) of a signed request. `payload_hash` None: the hash of an empty body."""
     request = AWSRequest(method, endpoint + target, dict(headers))
     _Auth(keys, payload_hash or sha256(b"").hexdigest()).add_auth(request)
     return [("host", endpoint.partition("//")[2]), *((name.lower(), value) for name, value in request.headers.items())]
@@ -71,7 +71,8 @@ def signed_head(
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """An aws-chunked body; `form` is its x-amz-content-sha256. `trailer` is (name, value), without a checksum: None."""
+    """An aws-chunked body. `form` is its x-amz-content-sha256. `trailer` is (name, value); None: a body without a
+    checksum."""
 
     body: bytes
     form: str = UNSIGNED_TRAILER
@@ -104,7 +105,7 @@ class Chunked:
 
 
 def chunk_signing(head: Headers, secret_key: str) -> ChunkSigning:
-    """What the chunks of a request with this head are signed with."""
+    """The context with which the chunks of a request with this head are signed."""
     named = dict(head)
     signature = named["authorization"].rpartition("Signature=")[2]
     date = named["x-amz-date"]

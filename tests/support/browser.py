@@ -1,4 +1,4 @@
-"""A real browser without a window: Debian's Chromium, driven by Playwright."""
+"""A real headless browser: Debian's Chromium, driven by Playwright."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium in PAT
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """No test that runs an event loop may run meanwhile: Playwright's own runs in this thread."""
+    """No test that runs an event loop in this thread may run meanwhile, since Playwright runs one here."""
     from playwright.sync_api import sync_playwright
 
-    # As root Chromium refuses its own sandbox; the only pages that it gets are ours. A container's /dev/shm is small.
+    # Chromium refuses its own sandbox as root; it loads only pages of the tests. A container's /dev/shm is small.
     flags = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)

@@ -1,4 +1,5 @@
-"""A real S3 server (SeaweedFS) for tests and the demo: loopback, free ports, signatures checked, no leftovers."""
+"""A real S3 server (SeaweedFS) for tests and the demo: on loopback, on free ports, with signature checks and
+clean-up."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ class Bucket:
         return self._identities[0].secret_key
 
     def environment(self, identity: Identity | None = None) -> dict[str, str]:
-        """The variables that give any S3 tool an identity's keys (None: the first one's); the endpoint is the caller's
-        to add."""
+        """The variables that give any S3 tool an identity's keys (None: the first identity's). The caller adds the
+        endpoint."""
         identity = identity or self._identities[0]
         return {
             "AWS_ACCESS_KEY_ID": identity.access_key,
@@ -76,10 +77,8 @@ class Bucket:
         }
 
     def client(self, endpoint: str | None = None, identity: Identity | None = None, **config: Any) -> Any:
-        """A boto3 client that does not retry; `endpoint` is the simulator's or the proxy's when it goes through one.
-
-        `config` goes to botocore's Config. The caller closes the client.
-        """
+        """A boto3 client that does not retry. `endpoint` is that of the simulator or the proxy, for a client in front
+        of one. `config` goes to botocore's Config. The caller closes the client."""
         identity = identity or self._identities[0]
         settings = {"retries": {"max_attempts": 0}, "s3": {"addressing_style": "path"}, **config}
         return boto3.client(
@@ -107,7 +106,7 @@ class Bucket:
         (directory / "identities.json").write_text(_identities_json(self._identities))
         ports = dict(zip(_PORT_FLAGS, free_ports(len(_PORT_FLAGS)), strict=True))
         self.port = ports["s3.port"]
-        # SeaweedFS puts these sockets into /tmp whatever it is told, and leaves them there.
+        # SeaweedFS creates these sockets in /tmp whatever its flags say, and leaves them there.
         sockets = [Path(f"/tmp/seaweedfs-{role}-grpc-{ports[f'{role}.port.grpc']}.sock") for role in _ROLES]
         self._directory = directory
         self._child = Child(
@@ -149,7 +148,8 @@ class Bucket:
         return True
 
 
-# SeaweedFS derives a gRPC port it is not given as port + 10000, which two instances may share: give it every one.
+# SeaweedFS derives a gRPC port that it is not given as port + 10000, and two instances may share that number. So it
+# gets every port explicitly.
 _ROLES = ("master", "volume", "filer", "s3")
 _PORT_FLAGS = tuple(f"{role}.{port}" for role in _ROLES for port in ("port", "port.grpc"))
 

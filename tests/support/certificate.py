@@ -1,4 +1,4 @@
-"""A certificate for a server on loopback, and the authority that vouches for it: no machine trusts it by itself."""
+"""A TLS certificate for a server on loopback, and the private authority that signs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """PEM files: `chain` and `key` are the server's, `authority` is what its clients are told to trust."""
+    """PEM files: `chain` and `key` are the server's, `authority` is the one that its clients are told to trust."""
 
     authority: Path
     chain: Path
@@ -21,9 +21,9 @@ class Certificate:
 
 
 def certify(directory: Path) -> Certificate:
-    """A new authority, and a certificate by it for 127.0.0.1; their files stay in `directory`.
+    """A new authority, and a certificate signed by it for 127.0.0.1; their files stay in `directory`.
 
-    The two are not one self-signed certificate, since rustls takes none of an authority for a server's.
+    A single self-signed certificate would not do: rustls accepts no authority as a server's certificate.
     """
     made = Certificate(*(directory / name for name in ("authority.pem", "chain.pem", "key.pem")))
     authority = trustme.CA()

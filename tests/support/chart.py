@@ -19,7 +19,7 @@ RELEASE, NAMESPACE = "fast", "training"
 Values = dict[str, Any]
 Manifest = dict[str, Any]
 
-# The least that Chart.yaml promises, and the newest that the schemas know.
+# The oldest Kubernetes version that Chart.yaml promises, and the newest that the schemas know.
 KUBERNETES = ("1.29", kubernetes_validate.latest_version())
 
 CASES: dict[str, Values] = {
@@ -31,7 +31,7 @@ NODE_CASES = {name: values for name, values in CASES.items() if values.get("mode
 
 
 def documents(chart: helm.Chart, values: Values, release: str = RELEASE) -> list[Manifest]:
-    """What Helm would apply."""
+    """The manifests that Helm would apply."""
     texts = chart.render(values, name=release, namespace=NAMESPACE)
     return [
         document
@@ -43,7 +43,8 @@ def documents(chart: helm.Chart, values: Values, release: str = RELEASE) -> list
 
 
 def manifests(chart: helm.Chart, values: Values, release: str = RELEASE) -> dict[str, Manifest]:
-    """By kind: there is one of each, but for warm-ups and the dashboard, which are left out."""
+    """The manifests by kind. The chart renders one of each kind; warm-ups and the dashboard, which repeat kinds, are
+    left out."""
     rendered = [
         document
         for document in documents(chart, values, release)
@@ -59,7 +60,7 @@ def of_kind(chart: helm.Chart, values: Values, kind: str) -> list[Manifest]:
 
 
 def pod(chart: helm.Chart, values: Values) -> Manifest:
-    """The DaemonSet's."""
+    """The pod template of the DaemonSet."""
     spec: Manifest = manifests(chart, values)["DaemonSet"]["spec"]["template"]["spec"]
     return spec
 
@@ -100,7 +101,7 @@ class Cluster:
 
     @classmethod
     def of(cls, rendered: dict[str, Manifest], values: Values) -> Cluster:
-        """One with a pod of the DaemonSet."""
+        """A cluster with a pod of the DaemonSet."""
         spec = rendered["DaemonSet"]["spec"]["template"]["spec"]
         return cls(spec, spec["containers"][0], rendered["ConfigMap"], secrets_for(values))
 
@@ -118,12 +119,12 @@ class Cluster:
         for entry in self._container.get("env", ()):
             source = entry.get("valueFrom", {}).get("secretKeyRef")
             found[entry["name"]] = self.secrets[source["name"]][source["key"]] if source else entry["value"]
-        # The variables of a Service named `outrider`, as the kubelet makes them unless it is told not to.
+        # The kubelet sets these variables for a Service named `outrider`, unless the pod forbids it.
         links = {"OUTRIDER_SERVICE_HOST": "10.0.0.7", "OUTRIDER_PORT": "tcp://10.0.0.7:9480"}
         return found | (links if self._pod.get("enableServiceLinks", True) else {})
 
     def start(self, root: Path) -> Settings:
-        """The settings that `args` leads the proxy to, with `root` in the place of the container's `/`."""
+        """The settings that the proxy reads from `args`, with `root` in place of the container's `/`."""
         for mount in self._container["volumeMounts"]:
             directory = root / mount["mountPath"].lstrip("/")
             directory.mkdir(parents=True)

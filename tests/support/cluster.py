@@ -1,7 +1,7 @@
-"""A stand-in for a cluster, so that pages can be followed without one: `kubectl` and `helm` note what they'd apply.
+"""A stand-in for a Kubernetes cluster: `kubectl` and `helm` record the objects that they would apply.
 
-What kubectl creates is made by the real one (`--dry-run=client`), what a chart makes by Helm's own engine. The cluster
-is a directory: `objects.yaml`, and the values of each release. Nothing runs in it.
+The real kubectl makes its objects (`--dry-run=client`), Helm's own engine renders a chart. The cluster is a directory:
+`objects.yaml`, and the values of each release. Nothing runs in it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Refused(Exception):
-    """What a cluster, kubectl or Helm would not take."""
+    """A cluster, kubectl or Helm would refuse this."""
 
 
 class Cluster:
-    """What stands in a directory; `default` exists from the start."""
+    """The objects in a directory. The namespace `default` exists from the start."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -63,7 +63,7 @@ class Cluster:
             yield each["metadata"]["namespace"], spec["template"]["spec"]
 
     def add(self, found: list[Manifest], *, over: bool = False) -> None:
-        """`over`: what is there already is replaced, as by `apply`."""
+        """`over`: objects that exist already are replaced, as by `apply`."""
         for each in found:
             cached = self.objects
             same = [old for old in cached if _identity(old) == _identity(each)]
@@ -77,7 +77,7 @@ class Cluster:
             raise Refused(f'namespaces "{name}" not found')
 
     def release(self, namespace: str, name: str) -> Path:
-        """Where its values are."""
+        """The file of the release's values."""
         return self._directory / f"{namespace}-{name}.json"
 
 
@@ -87,7 +87,7 @@ def _identity(each: Manifest) -> tuple[str, str, str]:
 
 
 def kubectl(cluster: Cluster, program: str, words: list[str]) -> str:
-    """`program`: the real one."""
+    """`program` is the path of the real kubectl."""
     parser = argparse.ArgumentParser(prog="kubectl", allow_abbrev=False)
     parser.add_argument("verb", choices=("create", "apply", "rollout"))
     parser.add_argument("words", nargs="*")
@@ -116,7 +116,7 @@ def helm(cluster: Cluster, _: str, words: list[str]) -> str:
     parser.add_argument("-n", "--namespace", default="default")
     parser.add_argument("-f", "--values", type=Path, action="append", default=[])
     parser.add_argument("--set", action="append", default=[])
-    # What was given before, over the defaults of the chart as it is now.
+    # The values given before, over the defaults of the chart as it is now.
     parser.add_argument("--reset-then-reuse-values", action="store_true")
     told = parser.parse_intermixed_args(words)
     helm_python.validate_release_name(told.release)
@@ -136,7 +136,7 @@ def helm(cluster: Cluster, _: str, words: list[str]) -> str:
     made = [text for name, text in sorted(texts.items()) if name.endswith(".yaml")]
     if told.verb == "template":
         return "---\n".join(made)
-    # Helm itself makes none without --create-namespace.
+    # Helm itself creates no namespace without --create-namespace.
     cluster.check_namespace(told.namespace)
     documents = [each for text in made for each in yaml.safe_load_all(text) if each is not None]
     cluster.add(documents, over=told.verb == "upgrade")
@@ -151,7 +151,7 @@ def _merged(under: Values, over: Values) -> Values:
 
 
 def programs(directory: Path, commands: Path) -> None:
-    """Puts `helm`, and `kubectl` where there is one, into `commands`, for the cluster in `directory`."""
+    """Write `helm`, and `kubectl` where a real one exists, into `commands`, for the cluster in `directory`."""
     for name, program in (("helm", "helm"), ("kubectl", shutil.which("kubectl"))):
         if program is not None:
             words = shlex.join([sys.executable, "-m", "tests.support.cluster", str(directory), name, program])

@@ -1,4 +1,4 @@
-"""A collector of traces: OTLP over HTTP, as protobuf. Keeps what comes, or does as it is told."""
+"""A trace collector: it receives OTLP over HTTP as protobuf, keeps the spans, or fails as a test demands."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Collector:
         self._go.set()
 
     def of(self, kind: int) -> list[Span]:
-        """In the order in which they began."""
+        """The spans in the order in which they began."""
         return sorted((span for span in self.spans if span.kind == kind), key=lambda span: span.start_ns)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Many clients of one proxy at once, as plain connections: those that read, that read slowly, and that hang up."""
+"""Many clients of one proxy at once, as plain connections: readers, slow readers, and clients that hang up."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import struct
 from dataclasses import dataclass
 from typing import Self
 
-# A bound for what hangs, however slow the machine is just now.
+# An upper bound for an operation that hangs, however slow the machine is.
 ANSWER_S = 600.0
-# What one connection reads at once; with a small receive buffer, what a slow reader leaves stays with the proxy.
+# The size of one read of a connection. With a small receive buffer, the bytes that a slow reader leaves stay with the
+# proxy.
 _READ_BYTES = 256 * 1024
 _SMALL_BUFFER_BYTES = 4096
 _RESET = struct.pack("ii", 1, 0)
@@ -30,7 +31,7 @@ class Head:
 
 
 class Client:
-    """One connection. What it waits for is bounded in time."""
+    """One connection. Each of its waits has a time limit."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -60,7 +61,7 @@ class Client:
         return Head(int(start.split(" ")[1]), {name.lower(): value.strip() for name, _, value in pairs})
 
     async def some(self, most: int = _READ_BYTES) -> bytes:
-        """What comes next of a body; empty at the connection's end."""
+        """The next bytes of a body; empty at the connection's end."""
         async with asyncio.timeout(ANSWER_S):
             return await self._reader.read(most)
 
@@ -82,7 +83,7 @@ class Client:
             count -= len(piece)
 
     async def is_body(self, expected: bytes) -> bool:
-        """Whether exactly these bytes come; looked at as they come, so that a crowd's bodies need no memory."""
+        """Whether exactly these bytes come. They are compared as they come, so that a crowd's bodies need no memory."""
         position = 0
         while position < len(expected):
             piece = await self.some(min(_READ_BYTES, len(expected) - position))
@@ -92,7 +93,7 @@ class Client:
         return True
 
     async def get(self, target: str, expected: bytes, *lines: str) -> tuple[Head, bool]:
-        """A read, and whether its body is `expected`."""
+        """Send a read, and say whether its body is `expected`."""
         self.ask("GET", target, *lines)
         head = await self.head()
         return head, head.length == len(expected) and await self.is_body(expected)
@@ -103,7 +104,7 @@ class Client:
             await self._writer.wait_closed()
 
     async def hang_up(self) -> None:
-        """Without a goodbye: the proxy gets a reset."""
+        """Close the connection so that the proxy gets a reset."""
         self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._writer.transport.abort()
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What power loss and rot do to block files."""
+"""Damage to block files, as power loss and bit rot cause it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def block_files(root: Path) -> list[Path]:
-    """All of a cache directory, in the order of their names."""
+    """All block files of a cache directory, sorted by name."""
     return sorted(path for path in (root / "v2").glob("*/*") if path.is_file())
 
 
@@ -53,7 +53,7 @@ def lose_the_payload(path: Path, _: random.Random) -> None:
 
 
 def old_sectors(path: Path, chance: random.Random) -> None:
-    """What lay on the disk before."""
+    """Replace one sector by other bytes, such as the disk held there before."""
     sector = chance.randrange(path.stat().st_size // 512)
     put(path, sector * 512, chance.randbytes(512))
 
@@ -64,7 +64,7 @@ def longer(path: Path, chance: random.Random) -> None:
 
 
 def another_block(path: Path, chance: random.Random) -> None:
-    """The name tells of one block, the file of another."""
+    """The file's name is that of one block, its content that of another."""
     others = [other for other in path.parent.parent.glob("*/*") if other != path]
     shutil.copyfile(chance.choice(others), path)
 
@@ -74,7 +74,7 @@ def rename_lost(path: Path, _: random.Random) -> None:
 
 
 def flip_a_bit(path: Path, chance: random.Random) -> None:
-    """Of the payload, or of the part of the header that says something."""
+    """Flip one bit of the payload, or of the used part of the header."""
     size = path.stat().st_size
     used = path.read_bytes()[:PAGE_BYTES].rstrip(b"\0")
     position = chance.randrange(PAGE_BYTES, size) if chance.random() < 0.8 else chance.randrange(len(used))

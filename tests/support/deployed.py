@@ -1,4 +1,4 @@
-"""Whether what a page's commands left in the stand-in of a cluster would start: it is all there, and it fits."""
+"""Checks that the objects that a page's commands left in the stand-in cluster are complete and would start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(cluster: Cluster, root: Path) -> None:
     proxies = []
     for number, (namespace, pod) in enumerate(cluster.pods()):
         for container in _containers(pod):
-            # Without a registry it would be looked for among Docker Hub's own.
+            # Without a registry the image would be looked for among Docker Hub's own.
             assert "/" in container["image"], container["image"]
             if container["name"] == "outrider":
                 proxies.append(_start(cluster, namespace, pod, container, root / str(number)))
@@ -59,7 +59,7 @@ def _references(namespace: str, pod: Manifest) -> Iterator[Reference]:
 
 
 def _start(cluster: Cluster, namespace: str, pod: Manifest, container: Manifest, root: Path) -> Settings:
-    """With the settings, the clients file and the token that are in the cluster."""
+    """Start with the settings, the clients file and the token that are in the cluster."""
     [name] = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
     config_map = cluster.find("ConfigMap", namespace, name)
     assert config_map is not None, name
@@ -69,7 +69,7 @@ def _start(cluster: Cluster, namespace: str, pod: Manifest, container: Manifest,
 
 
 def _signing_keys(cluster: Cluster, namespace: str, pod: Manifest) -> Iterator[tuple[str, str]]:
-    """Of the pods that ask the proxy."""
+    """The keys of the pods that send requests to the proxy."""
     for container in pod["containers"]:
         sources = {
             entry["name"]: entry["valueFrom"]["secretKeyRef"]

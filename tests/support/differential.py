@@ -1,4 +1,4 @@
-"""S3 reads of every shape, asked of the bucket and of the proxy, and what of the two answers must be equal."""
+"""Generated S3 reads of every shape for the bucket and the proxy, and the comparison of their two answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object to be: how long, and with what headers it is put."""
+    """An object to be written: its length, and the headers of its PUT."""
 
     size: int
     headers: Headers
@@ -42,14 +42,14 @@ class Stored:
     def body(self, key: str, generation: int) -> bytes:
         """Another content of the same length for each generation.
 
-        A folder's own key is kept empty: SeaweedFS forgets what was in it and then breaks the connection.
+        A folder's own key is kept empty: SeaweedFS forgets its content and then breaks the connection.
         """
         return b"" if key.endswith("/") else RAMP[generation : generation + self.size]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A read of one object, before it has a key of its own: header values may name its `{etag}` and `{modified}`."""
+    """A read of one object, before it has a key of its own. Header values may contain its `{etag}` and `{modified}`."""
 
     method: str
     key: str
@@ -59,7 +59,8 @@ class Shape:
     exists: bool = True
 
     def filled(self, known: Mapping[str, str]) -> Shape:
-        """With the ETag and the date of `known`, the headers of a HEAD; without them, names that nothing has."""
+        """The shape with the ETag and the date of `known`, the headers of a HEAD. Values that `known` lacks become
+        values that no object has."""
         etag = known.get("etag", '"00000000000000000000000000000000"')
         modified = known.get("last-modified", "Sat, 21 Nov 2026 00:00:00 GMT")
         marks = {"{etag}": etag, "{bare}": etag.strip('"'), "{modified}": modified}
@@ -71,7 +72,7 @@ class Shape:
         return Shape(self.method, self.key, self.query, tuple(headers), self.presigned, self.exists)
 
     def key_of(self, number: int) -> str:
-        """This key, made one that no other example has; one that is too long is cut to exactly `KEY_BYTES_MAX`."""
+        """This key with a prefix that no other example has; one that is too long is cut to exactly `KEY_BYTES_MAX`."""
         raw = f"{number}/{self.key}".encode()
         if len(raw) <= KEY_BYTES_MAX:
             return raw.decode()
@@ -148,12 +149,12 @@ _DATES = (
 _CONDITIONS = {
     "if-match": _ETAGS, "if-none-match": _ETAGS, "if-modified-since": _DATES, "if-unmodified-since": _DATES,
 }  # fmt: skip
-# So many of each, at its beginning, are what clients really send.
+# This many of each list, from its beginning, are forms that clients really send.
 _HONEST = 3
 
 
 def _conditions(*, honest: bool) -> st.SearchStrategy[list[tuple[str, str]]]:
-    """Any of the four together."""
+    """Any combination of the four conditional headers."""
 
     def with_value(name: str) -> st.SearchStrategy[tuple[str, str]]:
         values = _CONDITIONS[name]
@@ -192,7 +193,7 @@ _OBJECT_QUERIES = (
 
 @st.composite
 def object_shapes(draw: st.DrawFn) -> Shape:
-    """A GET or HEAD of one object, there or not; one half are what clients really send, one half are odd."""
+    """A GET or HEAD of one object, existing or not. Half of them are forms that clients really send, half are odd."""
     honest = draw(st.booleans())
     headers: list[tuple[str, str]] = []
     if draw(st.booleans()):
@@ -207,7 +208,8 @@ def object_shapes(draw: st.DrawFn) -> Shape:
         query = "&".join(sorted(draw(st.lists(st.sampled_from(_OBJECT_QUERIES), max_size=2, unique=True))))
     exists = draw(st.integers(0, 9)) > 0
     method = draw(st.sampled_from(("GET", "GET", "HEAD")))
-    # SigV2 signs but some of the parameters, and stores differ on which: only what clients really send so.
+    # SigV2 signs only some of the parameters, and stores differ on which. So only forms that clients really send are
+    # generated.
     presigned = draw(st.sampled_from(("", "v4", "v2") if honest else ("", "v4")))
     return Shape(method, draw(keys), query, tuple(headers), presigned, exists)
 
@@ -233,7 +235,7 @@ _BUCKET_CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class BucketShape:
-    """A GET or HEAD of a bucket (`there` or not), with a slash after its name or without."""
+    """A GET or HEAD of a bucket (`there`: it exists), with a slash after its name or without."""
 
     method: str
     there: bool
@@ -262,7 +264,7 @@ def bucket_shapes(draw: st.DrawFn) -> BucketShape:
     )
 
 
-# Keys that make prefixes, delimiters and escapes of a listing matter.
+# With these keys the prefixes, delimiters and escapes of a listing make a difference.
 LISTED_KEYS = (
     "a", "a b", "a+b", "a%b", "a&b", "b", "dir/", "dir/1", "dir/2", "dir/sub/1", "dir/sub/2", "dir2/x", "é/1", "é/2",
     "🚀", "<x>", "z",
@@ -348,20 +350,20 @@ def _presigned(
 # -- comparing --------------------------------------------------------------------------------------------------------
 
 NOT_COMPARED = {
-    # The moment and the maker of one message.
+    # Headers that state the moment and the maker of one message.
     "date", "server",
-    # Each side's own connection: the proxy keeps its one to the client, whatever the origin does with the other.
+    # Each side's own connection: the proxy keeps the one to its client open, whatever the origin does with the other.
     "connection", "keep-alive",
-    # The name of one request, new each time, for the one who answers it.
+    # The id of one request, new each time, made by the server that answers it.
     "x-amz-request-id", "x-amz-id-2",
-    # What only a cache says.
+    # Headers that only a cache sends.
     "x-cache",
-    # Of the CORS answer to one request: kept from another's reply it would be wrong, and a GET needs none.
+    # Part of the CORS answer to one request: replayed to another request it would be wrong, and a GET needs none.
     "vary",
 }  # fmt: skip
 
 
-# SeaweedFS's own ways that a cache cannot copy, or should not: of an answer with this status, these headers are not
+# Behaviour of SeaweedFS that a cache cannot or should not copy: in an answer with this status, these headers are not
 # compared either.
 QUIRKS = {
     # RFC 9110 section 15.4.5 wants Cache-Control and Expires of the 200 on the 304 as well, and S3 sends Last-Modified.
@@ -373,7 +375,7 @@ QUIRKS = {
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a client can tell of an answer, apart from `NOT_COMPARED`."""
+    """The part of an answer that a client can see, apart from `NOT_COMPARED`."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -385,7 +387,8 @@ def seen(answer: Answer) -> Seen:
     headers = {name: value for name, value in answer.headers.items() if name not in left_out}
     body = answer.body
     if answer.status >= 400:
-        # The words of an error are for people, and name the request and the origin's own path; programs go by its code.
+        # The message of an error is for people, and holds the request id and the origin's own path. Programs go by its
+        # code.
         if headers.get("content-length", "0") != "0":
             headers["content-length"] = "that of the words"
         if body.startswith(b"<?xml"):
@@ -394,7 +397,7 @@ def seen(answer: Answer) -> Seen:
 
 
 def difference(direct: Answer, proxied: Answer) -> str | None:
-    """None: a client cannot tell them apart."""
+    """The first difference that a client can see; None: there is none."""
     wanted, got = seen(direct), seen(proxied)
     said = []
     if wanted.status != got.status:

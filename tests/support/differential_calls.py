@@ -1,4 +1,4 @@
-"""Sequences of S3 calls that change more than an object's bytes: versions, and the settings of buckets and objects."""
+"""Generated sequences of S3 calls on versions, and on the settings of buckets and objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A write to one key of a versioned bucket. `version` counts the known ones from the newest; None: no version."""
+    """A write to one key of a versioned bucket. `version` is an index into the known versions, the newest first; None:
+    no version is named."""
 
     kind: str
     version: int | None = None
@@ -83,7 +84,7 @@ OF_OBJECTS = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call about a setting; `key` None: of the bucket."""
+    """A call about a setting. `key` None: the setting is the bucket's."""
 
     method: str
     key: str | None
@@ -94,7 +95,7 @@ class Call:
 
 @st.composite
 def calls(draw: st.DrawFn) -> list[Call]:
-    """Some calls about the same setting, so that what one writes the next one reads."""
+    """Some calls about the same setting, so that a later call reads the result of an earlier one."""
     key = draw(st.sampled_from((None, "kept", "kept", "a b/é", "missing")))
     known = OF_BUCKETS if key is None else OF_OBJECTS
     name = draw(st.sampled_from(sorted(known)))
@@ -102,7 +103,7 @@ def calls(draw: st.DrawFn) -> list[Call]:
     for method in draw(
         st.lists(st.sampled_from(("GET", "PUT", "DELETE", "HEAD", "GET", "POST")), min_size=1, max_size=4)
     ):
-        # DELETE of what this query does not name would be one of the bucket or of the object.
+        # With this query S3 knows no DELETE: it would delete the bucket or the object itself.
         if method in ("DELETE", "POST") and name in ("acl", "invented-tomorrow", "torrent", "select", "restore"):
             method = "GET"
         body, headers = b"", []
@@ -129,7 +130,7 @@ ORIGINS = ("https://example.com", "https://other.example", "null", "*")
 
 @st.composite
 def cors_questions(draw: st.DrawFn) -> Call:
-    """What a browser asks before or with a CORS request."""
+    """The requests that a browser sends as a CORS preflight, or with an Origin header."""
     method = draw(st.sampled_from(("OPTIONS", "OPTIONS", "GET", "HEAD")))
     headers = [("origin", draw(st.sampled_from(ORIGINS)))]
     if method == "OPTIONS":

@@ -1,4 +1,4 @@
-"""The steps of a Dockerfile, as far as ours needs them, for a machine without a container engine."""
+"""Runs the steps of the project's Dockerfile on a machine without a container engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Step:
 
     @property
     def argv(self) -> list[str] | None:
-        """Of an instruction in exec form; None: in shell form."""
+        """The words of an instruction in exec form; None: it is in shell form."""
         try:
             found = json.loads(self.rest)
         except ValueError:
@@ -45,7 +45,8 @@ def steps_of(dockerfile: Path) -> list[Step]:
 
 
 def context_of(root: Path) -> set[str]:
-    """What .dockerignore lets into the build, of the first level: ours forbids all, and then names what it lets in."""
+    """The first-level entries that .dockerignore lets into the build: the project's file excludes all, then names those
+    that it lets in."""
     first, *others = [
         line for line in (root / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")
     ]
@@ -54,9 +55,9 @@ def context_of(root: Path) -> set[str]:
 
 
 def readable_python() -> str | None:
-    """An interpreter of this very version that whoever is to run it may run; None: there is none.
+    """An interpreter of this exact version that the container's user may run; None: there is none.
 
-    Root becomes another user, who does not see what is in root's home.
+    Root changes to another user, which cannot read root's home.
     """
     if os.geteuid() != 0:
         return str(Path(sys.executable).resolve())
@@ -71,9 +72,9 @@ def _anybody_reaches(path: Path) -> bool:
 
 
 class Built:
-    """What the steps make, below `root` instead of `/`.
+    """The results of the steps, below `root` instead of `/`.
 
-    `python` is the base image's: the one that its users run; pip is this environment's own.
+    `python` is the base image's interpreter, which its users run. pip is this environment's own.
     """
 
     def __init__(self, root: Path, context: Path, python: str) -> None:
@@ -87,11 +88,11 @@ class Built:
         shim = f'#!/bin/sh\n[ "$2" = venv ] && exec {python} "$@"\nexec {sys.executable} "$@"\n'
         (programs / "python").write_text(shim)
         (programs / "python").chmod(0o755)
-        # Compiled files make a start faster, and this test slower.
+        # Compiled files would make a start faster, but this test slower.
         self._of_build = {**_bare(), "PATH": f"{programs}:{os.defpath}", "PIP_NO_COMPILE": "1"}
 
     def moved(self, text: str) -> str:
-        """`text` with the image's paths below `root`."""
+        """`text` with the image's paths placed below `root`."""
         return re.sub(r"(?<![\w./])/(opt|src|wheels|var)\b", rf"{self._root}/\1", text)
 
     def take(self, step: Step) -> None:

@@ -1,10 +1,11 @@
-"""`outrider`, killed by SIGKILL at a chosen file operation of its own, or held there for ever, as by a disk that does
-not answer: `python -m tests.support.doomed serve ...`.
+"""Runs `outrider` so that it dies by SIGKILL, or hangs for ever, at a chosen file operation of its own.
 
-`DOOM` in the environment is `MOMENT:NUMBER`: death comes at operation NUMBER (from 1) of those in the cache directory
-whose name begins with MOMENT. Names tell what is done, and where: `open tmp`, `write tmp`, `rename v2`, `remove v2`,
-`scandir v2`, `write index`. A `write` dies with the first half of its bytes written, all else before it is done; or
-after it, with `MOMENT:NUMBER:after`. With `MOMENT:NUMBER:hang` it hangs there, and so do all like it that come later.
+Run as `python -m tests.support.doomed serve ...`. `DOOM` in the environment is `MOMENT:NUMBER`: the process dies at
+operation NUMBER (from 1) of those in the cache directory whose name begins with MOMENT. A name states the operation and
+its place: `open tmp`, `write tmp`, `rename v2`, `remove v2`, `scandir v2`, `write index`. A `write` dies with the first
+half of its bytes written, any other operation before it is done; with `MOMENT:NUMBER:after` it dies after it is done.
+With `MOMENT:NUMBER:hang` the operation hangs there, as on a disk that does not answer, and so do all later ones of that
+name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from outrider.cli import main
 
 
 class Doom:
-    """Counts what is done in the cache directory."""
+    """Counts the operations in the cache directory."""
 
     def __init__(self, root: Path, words: str) -> None:
         self._root = str(root)
@@ -35,7 +36,7 @@ class Doom:
         self._hangs = after == ["hang"]
 
     def comes(self, act: str, path: object) -> bool:
-        """Whether this one is it."""
+        """Whether this operation is the chosen one."""
         place = str(path)
         if not place.startswith(self._root):
             return False
@@ -44,13 +45,13 @@ class Doom:
             return False
         self._left -= 1
         if self._hangs and self._left <= 0:
-            # In one piece: several threads may hang at once.
+            # Written in one piece, since several threads may hang at once.
             os.write(2, json.dumps({"level": "info", "event": "hangs"}).encode() + b"\n")
             threading.Event().wait()
         return self._left == 0
 
     def around(self, act: str, call: Any, place: int) -> Any:
-        """`call`, and death before or after it; argument number `place` is where it is done."""
+        """Wraps `call` so that the process dies before or after it. Argument number `place` is its path."""
 
         def doomed(*args: Any, **named: Any) -> Any:
             if not self.comes(act, args[place]):
@@ -71,7 +72,7 @@ def path_of(fd: int) -> str:
 
 
 class Dying(io.FileIO):
-    """The snapshot: what is written through Python's buffers."""
+    """The index snapshot: it is written through Python's buffers."""
 
     doom: Doom
 
@@ -83,7 +84,7 @@ class Dying(io.FileIO):
 
 
 def doom_all(doom: Doom) -> None:
-    """Put death into what the store asks of the system."""
+    """Wrap each system call of the block store."""
     pwritev = os.pwritev
 
     def dying_pwritev(fd: int, pieces: Any, offset: int) -> int:

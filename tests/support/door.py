@@ -1,4 +1,5 @@
-"""A real S3 client in tests: the door that it comes through, and the small contract that each is behind."""
+"""The interface between tests and real S3 clients: an endpoint with keys (`Door`), and a small contract
+(`S3Client`)."""
 
 from __future__ import annotations
 
@@ -25,9 +26,10 @@ HAS_TORCH = sys.version_info < (3, 12)
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where a client connects and what it signs with; `scratch` is a directory for the files that it needs.
+    """An endpoint to which a client connects, and the keys with which it signs. `scratch` is a directory for the
+    client's files.
 
-    `authority` is the certificate (PEM) of who vouches for an https endpoint; None for http.
+    `authority` is the certificate (PEM) of the authority that signs an https endpoint's; None for http.
     """
 
     endpoint: str
@@ -45,11 +47,11 @@ class Door:
 
     @property
     def verify(self) -> str | bool:
-        """What botocore wants to know of certificates."""
+        """The value of botocore's `verify` argument."""
         return True if self.authority is None else str(self.authority)
 
     def environment(self) -> dict[str, str]:
-        """A process's whole environment, in which this door is the only S3 that can be found."""
+        """A process's whole environment, in which this door is the only S3 endpoint that a client can find."""
         bundles = ("AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
         trusted = {} if self.authority is None else dict.fromkeys(bundles, str(self.authority))
         foreign = ("AWS_", "S3_", "RCLONE_", "OUTRIDER_")
@@ -59,15 +61,15 @@ class Door:
             "AWS_REGION": REGION,
             "AWS_DEFAULT_REGION": REGION,
             "AWS_EC2_METADATA_DISABLED": "true",
-            # What stands in a client's way is to be seen, not tried again.
+            # An error must show in the test, not be retried.
             "AWS_MAX_ATTEMPTS": "1",
             "AWS_ENDPOINT_URL": self.endpoint,
             "S3_ENDPOINT_URL": self.endpoint,
-            # Nobody's own profile is read, nor changed.
+            # No user's own profile is read or changed.
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
             "RCLONE_CONFIG": os.devnull,
-            # A proxy for the web must not stand between the client and loopback.
+            # An HTTP proxy must not stand between the client and loopback.
             "no_proxy": "*",
             "NO_PROXY": "*",
             **trusted,
@@ -104,14 +106,14 @@ class S3Client:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing to end, where a client keeps nothing open."""
+        """Does nothing by default, for clients that keep nothing open."""
 
 
 def run(door: Door, *argv: str | Path) -> bytes:
-    """What a command wrote to stdout, with this door in its environment.
+    """The stdout of a command that ran with this door in its environment.
 
     Raises:
-        AssertionError: it ended with a status that is not 0; the message ends with what it said.
+        AssertionError: it ended with a status other than 0; the message ends with its output.
     """
     done = subprocess.run(
         [str(word) for word in argv], capture_output=True, env=door.environment(), cwd=door.scratch,
@@ -122,7 +124,7 @@ def run(door: Door, *argv: str | Path) -> bytes:
 
 
 def require(modules: Iterable[str], programs: Iterable[str] = ()) -> None:
-    """A client that is not here is a failure, not a skip: what was not run was not shown to work."""
+    """A client that is not installed is a failure, not a skip: a test that did not run shows nothing."""
     for name in modules:
         assert importlib.util.find_spec(name), f"no module {name}: `make install` brings it"
     for name in programs:

@@ -1,4 +1,4 @@
-"""One client connection of the simulator: requests pass to the bucket, answers come back at the weather's pace."""
+"""One client connection of the simulator: requests go to the bucket, answers come back at the configured pace."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from tests.support.weather import Tally, Weather
 
 CONNECT_TIMEOUT_S = 60.0
-# How long a reset waits for the bytes before it to be taken; a client that does not read loses them.
+# A reset waits this long for the bytes before it to be acknowledged. A client that does not read loses them.
 DRAIN_S = 1.0
 
 
 class CutError(Exception):
-    """The weather ended this connection."""
+    """A fault of the weather ended this connection."""
 
 
 class Sky(Protocol):
-    """What all connections of one simulator share."""
+    """The state that all connections of one simulator share."""
 
     weather: Weather
     recorder: Tally
@@ -45,12 +45,13 @@ class Sky(Protocol):
     sleep: Callable[[float], None]
 
     def holding(self) -> Callable[[float | None], object]:
-        """Waits until the next release that comes after this call, or for so many seconds."""
+        """Waits until the next release after this call, or for this many seconds."""
         ...
 
 
 class Connection:
-    """Owns the socket to the bucket, one a client as long as both keep it open; the client's belongs to the caller."""
+    """Owns the socket to the bucket: one for each client, as long as both keep it open. The client's socket belongs to
+    the caller."""
 
     def __init__(self, sky: Sky, client: socket.socket) -> None:
         self._sky = sky
@@ -58,7 +59,7 @@ class Connection:
         self._origin: Stream | None = None
 
     def run(self) -> None:
-        """Serve until either side ends it. Broken connections are what this is for: none is an error here."""
+        """Serve until either side ends it. Broken connections are this class's purpose, so none is an error here."""
         try:
             with contextlib.suppress(OSError, CutError):
                 while self._one_request():
@@ -67,7 +68,7 @@ class Connection:
             self._leave_origin()
 
     def _one_request(self) -> bool:
-        """Whether another may follow on this connection."""
+        """Returns whether another request may follow on this connection."""
         head = self._client.read_head()
         if head is None:
             return False
@@ -102,7 +103,7 @@ class Connection:
         return whole and not head.closes and not answer.closes
 
     def _misheard(self, head: Head, request: Request, fault: Fault) -> Head:
-        """The same request without some of its headers, or with another Range, signed for the bucket anew."""
+        """The same request without some of its headers, or with another Range, signed anew for the bucket."""
         assert self._sky.keys is not None
         deaf_to = fault.deaf_to if fault.kind is FaultKind.DEAF else ()
         cached = {name: value for name, value in head.headers.items() if name not in deaf_to}
@@ -121,7 +122,7 @@ class Connection:
         return Head.parse(f"{head.start}\r\n{lines}\r\n".encode("latin-1"))
 
     def _pass_request(self, origin: Stream, head: Head, fault: Fault | None) -> tuple[bool, Head | None]:
-        """Whether the whole request was passed on, and the answer if it came before the body."""
+        """Returns whether the whole request was passed on, and the answer if it came before the end of the body."""
         origin.sock.sendall(head.raw)
         if "100-continue" in head.headers.get("expect", "").lower():
             interim = read_answer(origin, interim=True)
@@ -131,7 +132,7 @@ class Connection:
         try:
             self._move_request_body(head, origin.sock.sendall, fault)
         except (BrokenPipeError, ConnectionResetError):
-            # The bucket may have answered (403, say) and closed without waiting for the body.
+            # The bucket may have answered (with a 403, for example) and closed without waiting for the body.
             return False, None
         return True, None
 
@@ -145,7 +146,8 @@ class Connection:
             self._sky.recorder.received(len(view))
             if left is not None and len(view) >= left:
                 send(view[:left])
-                # SeaweedFS takes a connection that ends in good order before the first byte for an empty object.
+                # SeaweedFS stores an empty object when a connection ends in good order before the first byte of the
+                # body.
                 for stream in (self._client, self._origin):
                     if stream is not None:
                         reset(stream.sock)
@@ -190,9 +192,10 @@ class Connection:
             self._sky.sleep(wait_s)
 
     def _ask_origin(self) -> Stream:
-        """A connection to the bucket that it has not closed."""
+        """Returns a connection to the bucket that the bucket has not closed."""
         if self._origin is not None and _is_readable(self._origin.sock):
-            # Readable between messages is closed: waiting until the write fails would lose the request.
+            # A connection that is readable between messages has been closed. Waiting until the write fails would lose
+            # the request.
             self._leave_origin()
         if self._origin is None:
             sock = socket.create_connection(self._sky.origin, timeout=CONNECT_TIMEOUT_S)
@@ -216,7 +219,8 @@ class Body:
         self._line = Line(sky.clock())
         bodily = (FaultKind.RESET, FaultKind.STALL, FaultKind.TRUNCATE, FaultKind.ACT, FaultKind.SHORTER)
         self._fault = fault if fault is not None and fault.kind in bodily else None
-        # Asked for before the first byte goes out: who has read what comes before a stall may release it at once.
+        # Registered before the first byte goes out: a client that has read the bytes before a stall may release it at
+        # once.
         self._hold = sky.holding()
         self._sent_bytes = 0
 
@@ -239,7 +243,7 @@ class Body:
         self._send(view)
 
     def followed_by(self, more: bytes, length: int) -> Callable[[memoryview], None]:
-        """`send`, but that `more` comes in one piece with the last of `length` bytes."""
+        """Like `send`, but `more` goes out in one piece with the last of `length` bytes."""
 
         def send(view: memoryview) -> None:
             last = self._sent_bytes + len(view) == length
@@ -256,7 +260,7 @@ class Body:
         )
         if passed_at > now:
             sky.sleep(passed_at - now)
-        # Counted first: a client that has read it all must find it all counted.
+        # Counted first: a client that has read all of it must find all of it counted.
         sky.recorder.sent(len(view))
         self._sent_bytes += len(view)
         self._client.sendall(view)
@@ -276,7 +280,7 @@ class Body:
 
 
 def _is_readable(sock: socket.socket) -> bool:
-    poll = select.poll()  # select() knows no descriptors above 1023, and a proxy in this process may have many
+    poll = select.poll()  # select() accepts no descriptors above 1023, and a proxy in this process may have many
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
 
@@ -316,7 +320,7 @@ def reset(sock: socket.socket) -> None:
 
 
 def altered(answer: Head, fault: Fault | None) -> bytes:
-    """The head as the fault has it; as it was where it has nothing to alter."""
+    """The head as the fault changes it; the same head where the fault changes nothing."""
     if fault is None:
         return answer.raw
     kind, length = fault.kind, answer.length
@@ -340,7 +344,7 @@ def altered(answer: Head, fault: Fault | None) -> bytes:
 
 
 def replaced(head: Head, name: str, value: str) -> bytes:
-    """The head with another value in the header of that name, if it has one."""
+    """The head with another value in the header of this name, if it has one."""
     start, *lines = head.raw.split(b"\r\n")
     prefix = name.encode() + b":"
     new = [prefix + b" " + value.encode() if line.lower().startswith(prefix) else line for line in lines]
@@ -359,7 +363,7 @@ def error_xml(status: int, path: str, code: str | None = None) -> bytes:
 
 
 def error_head(fault: Fault, *, close: bool) -> bytes:
-    """As AWS frames it: in chunks, and to a HEAD the same without them."""
+    """Framed as AWS does it: in chunks, and the same head without them for a HEAD."""
     retry = "" if fault.retry_after_s is None else f"Retry-After: {fault.retry_after_s}\r\n"
     return (
         f"HTTP/1.1 {fault.status} Simulated\r\nContent-Type: application/xml\r\nTransfer-Encoding: chunked\r\n"

@@ -1,4 +1,4 @@
-"""The program that `tests/server/test_forkserver.py` starts in both ways."""
+"""The program that `tests/server/test_forkserver.py` starts both by the fork server and by a new interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Browser uploads made by hand: policies signed by botocore, forms as a browser encodes them, or as none would."""
+"""Hand-made browser form uploads: policies signed by botocore, forms as a browser encodes them, and malformed ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def policy(conditions: Sequence[Any], expiration: str | None = LATER) -> dict[st
 
 
 def signed(fields: Fields, document: dict[str, Any], keys: tuple[str, str], version: str = "s3v4") -> Fields:
-    """`fields` with those of a signature by botocore; `document` may lack conditions, botocore adds its own to them."""
+    """`fields` with those of a signature by botocore. `document` may lack conditions; botocore adds its own."""
     request = AWSRequest("POST", "http://unused")
     request.context["s3-presign-post-fields"] = made = dict(fields)
     if "conditions" in document and isinstance(document["conditions"], list):
@@ -41,7 +41,7 @@ def signed(fields: Fields, document: dict[str, Any], keys: tuple[str, str], vers
 
 
 def signed_as_it_stands(fields: Fields, text: str, keys: tuple[str, str]) -> Fields:
-    """A Signature Version 2 over any text at all in the place of a policy."""
+    """A Signature Version 2 over any text in the place of a policy."""
     encoded = b64encode(text.encode()).decode()
     signature = b64encode(hmac.digest(keys[1].encode(), encoded.encode(), "sha1")).decode()
     return {**fields, "AWSAccessKeyId": keys[0], "policy": encoded, "signature": signature}

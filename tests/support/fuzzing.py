@@ -1,4 +1,4 @@
-"""Hypothesis in the trust tests: the same examples each time in `make test`, new ones and more in `make soak`."""
+"""Hypothesis settings of the fuzz tests: fixed examples in `make test`, new and more examples in `make soak`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Real S3 clients that are libraries: what each is called, what it can, and how it is told to do it.
+"""Real S3 clients that are libraries, each behind the contract `S3Client`, with its name, abilities and configuration.
 
-A library is imported by the client that needs it, so that a run without the extra `clients` can still name them all.
+A client imports its library when it is made, so that a run without the extra `clients` can still name them all.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Boto3Transfer(Boto3):
 
 
 class Presigned(Boto3):
-    """URLs signed by boto3 and asked by a client that knows nothing of S3."""
+    """URLs signed by boto3, and requested by a client that knows nothing of S3."""
 
     version: ClassVar[str]
 
@@ -89,7 +89,7 @@ class Presigned(Boto3):
         return self.ask("GET", self.url("get_object", Bucket=bucket, Key=key), Range=f"bytes={start}-{stop - 1}")
 
     def write(self, bucket: str, key: str, body: bytes) -> None:
-        # urllib calls a body without a type a form, and SigV2 signs the type.
+        # urllib sends a body without a type as a form, and SigV2 signs the type.
         url = self.url("put_object", Bucket=bucket, Key=key, ContentType="application/x-tar")
         self.ask("PUT", url, body, **{"Content-Type": "application/x-tar"})
 
@@ -159,7 +159,7 @@ class AioBotocore(S3Client):
 
 
 class S3Fs(S3Client):
-    """fsspec's `s3://`: HEAD, then ranges as its read-ahead likes them."""
+    """fsspec's `s3://`: a HEAD, then ranges of the size of its read-ahead."""
 
     name = "s3fs"
     needs = ("s3fs",)
@@ -192,7 +192,8 @@ class S3Fs(S3Client):
 
 
 def s3fs_options(door: Door) -> dict[str, Any]:
-    """What `fsspec.open("s3://...", **options)` wants; listings are not cached, since others write here too."""
+    """The arguments of `fsspec.open("s3://...", **options)`. Listings are not cached, since other clients write here
+    too."""
     return {
         "key": door.keys[0],
         "secret": door.keys[1],
@@ -209,7 +210,7 @@ class Obstore(S3Client):
     needs = ("obstore",)
 
     def store(self, bucket: str) -> Any:
-        # It has no other way to be told whom to trust.
+        # Obstore has no other way to set a certificate authority.
         with patch.dict(os.environ, self.door.environment()):
             return importlib.import_module("obstore.store").S3Store(
                 bucket, endpoint=self.door.endpoint, region=REGION, virtual_hosted_style_request=False,
@@ -234,7 +235,7 @@ class Obstore(S3Client):
 
 
 class Minio(S3Client):
-    """minio-py; multipart above 5 MiB when it is not told the length."""
+    """minio-py; it uses multipart above 5 MiB when it does not know the length."""
 
     name = "minio"
     needs = ("minio",)
@@ -341,12 +342,13 @@ class TorchConnector(S3Client):
 
     name = "s3torchconnector"
     needs = ("s3torchconnector",)
-    # It asks for the first 8 MiB at once, and knows an empty object by an ActualObjectSize that SeaweedFS does not say.
+    # The client requests the first 8 MiB at once. It recognises an empty object by an ActualObjectSize, which SeaweedFS
+    # does not send.
     cannot = frozenset({"read_empty"})
 
     def __init__(self, door: Door) -> None:
         super().__init__(door)
-        # The CRT has no other way to be given keys, and reads its environment once for all clients of a process.
+        # The CRT has no other way to get keys, and reads its environment once for all clients of a process.
         profiles = door.scratch / "profiles"
         profiles.write_text(
             f"[door]\naws_access_key_id = {door.keys[0]}\naws_secret_access_key = {door.keys[1]}\n", "utf-8"

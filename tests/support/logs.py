@@ -1,7 +1,7 @@
-"""What is logged meanwhile, from a fixture's begin to its end.
+"""A fixture of the log records of a test, its set-up and teardown included.
 
-pytest's `caplog` takes its handler away between a test and its teardown: what another thread says in that moment is in
-neither of its lists.
+pytest's `caplog` removes its handler between a test and its teardown: a record that another thread logs at that moment
+is in neither of its lists.
 """
 
 from __future__ import annotations

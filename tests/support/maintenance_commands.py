@@ -24,7 +24,7 @@ def told(s3: Any, key: str) -> dict[str, Any]:
 
 
 def ended(s3: Any, key: str) -> dict[str, Any]:
-    """What it says once it no longer runs."""
+    """Its status once it no longer runs."""
     until(lambda: told(s3, key)["state"] != "running")
     return told(s3, key)
 

@@ -1,4 +1,4 @@
-"""Random mixtures of worlds: what may meet at one proxy."""
+"""Random mixtures of simulated jobs and datasets that may meet at one proxy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from outrider.simulator.run import Machine, Simulation
 from outrider.simulator.worlds import ORDERS, JobSpec, Shards, order_of
 
 MIB = 2**20
-# Where chance rules, fewer reads than this would compare luck with luck.
+# With fewer reads than this, chance would decide the comparison.
 CHANCE_READS = 1200
 
 
 def mixture(seed: int) -> tuple[list[JobSpec], Machine]:
-    """One to three jobs over one to three datasets, of any order, some behind one address, some reading a part only."""
+    """One to three jobs over one to three datasets, in any order of reads; some share an address, some read only a
+    part."""
     chance = Random(seed)
     sets: list[Shards] = []
     jobs: list[JobSpec] = []

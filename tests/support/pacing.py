@@ -1,22 +1,24 @@
-"""How fast bytes may go: a schedule of slices, so that a rate holds over any stretch and sharers get equal parts."""
+"""Bandwidth limits of the simulator: a schedule of slices, so that a rate holds over any period and clients share it
+equally."""
 
 from __future__ import annotations
 
 import threading
 
-# A slice takes this long at the rate that binds it: long beside a sleep's overshoot (0.1 ms), short for fairness.
+# The duration of a slice at the lowest rate that applies: long compared with a sleep's overshoot (0.1 ms), short for
+# fairness.
 SLICE_S = 0.005
-# A frame of Ethernet: on a slow line, whoever sends little waits for no more of the others than that.
+# One Ethernet frame: on a slow line, a sender of few bytes waits for no more than this of the others'.
 SLICE_BYTES_MIN = 1500
 SLICE_BYTES_MAX = 256 * 1024
-# How much lateness may be made good: covers a thread that the scheduler forgot for a moment, hides no idle minute.
+# The lateness that a sender may make up for: it covers a thread that the scheduler delayed, and hides no idle minute.
 CATCH_UP_S = 0.02
 
 
 def reserve(free_at: float, now: float, size_bytes: int, rate_bytes_s: float, catch_up_s: float = CATCH_UP_S) -> float:
-    """When the last of `size_bytes` has passed a line of this rate that is taken until `free_at`.
+    """The time at which the last of `size_bytes` has passed a line of this rate that is busy until `free_at`.
 
-    The line is then taken until the time returned. A line that stood idle has at most `catch_up_s` in hand.
+    The line is then busy until the returned time. A line that was idle has at most `catch_up_s` of credit.
     """
     return max(free_at, now - catch_up_s) + size_bytes / rate_bytes_s
 
@@ -37,7 +39,7 @@ class Line:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int, rate_bytes_s: float | None, now: float) -> float:
-        """When these bytes have passed; the rate may differ from call to call (None: at once)."""
+        """The time at which these bytes have passed. The rate may differ from call to call; None: they pass at once."""
         if rate_bytes_s is None:
             return now
         with self._lock:

@@ -1,4 +1,4 @@
-"""A stand-in for what rides ahead: it remembers what it was told, and lets a test wait for it."""
+"""A stand-in for the planner: it records the hints that it gets, and lets a test wait for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Piece:
 
 @dataclass(slots=True)
 class ToldPlans:
-    """Called on the proxy's loop, asked from a test's thread."""
+    """The proxy's loop calls it, a test's thread reads it."""
 
     pieces: list[Piece] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -47,7 +47,7 @@ class ToldPlans:
 
     @property
     def urls(self) -> list[str]:
-        """All, in the order in which they were told."""
+        """All URLs, in the order in which they were announced."""
         return [url for piece in self.pieces for url in piece.urls]
 
     def wait(self, until: Callable[[ToldPlans], bool]) -> None:

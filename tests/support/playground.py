@@ -1,4 +1,4 @@
-"""A real S3 server on loopback with a small dataset, for whoever has no bucket at hand: `make playground`.
+"""A real S3 server on loopback with a small dataset, for users who have no bucket at hand: `make playground`.
 
 `start` leaves it running and writes `playground.env`, which names it to the AWS tools and to Outrider; `stop` ends it.
 """
@@ -27,7 +27,7 @@ IMAGE_BYTES = 100_000
 ENVIRONMENT = Path("playground.env")
 _PID = "# process "
 _DEADLINE_S = 60.0
-# One grey picture. Decoders stop at its end: what follows makes it as large as a camera's, and each one different.
+# One grey picture. Decoders stop at its end. The bytes after it make it as large as a camera's, and each one different.
 _JPEG = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABsSFBcUERsXFhceHBsgKEIrKCUlKFE6PTBCYFVlZF9VXVtqeJmBanGQc1tdhbWGkJ6jq62rZ4C8ybqm"
     "x5moq6T/wAALCAAQABABAREA/8QAFAABAAAAAAAAAAAAAAAAAAAAAP/EABQQAQAAAAAAAAAAAAAAAAAAAAD/2gAIAQEAAD8AAP/Z"
@@ -48,7 +48,7 @@ def shard(number: int) -> bytes:
 
 
 def serve() -> None:
-    """Until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: ended.set())
@@ -60,7 +60,7 @@ def serve() -> None:
         client.close()
         named = {**bucket.environment(), "OUTRIDER_ORIGIN": bucket.endpoint}
         lines = [f"{_PID}{os.getpid()}\n", *(f"export {name}={shlex.quote(value)}\n" for name, value in named.items())]
-        # Whole or not at all: `start` waits for it.
+        # Written whole or not at all, since `start` waits for it.
         unfinished = ENVIRONMENT.with_suffix(".tmp")
         unfinished.write_text("".join(lines))
         unfinished.rename(ENVIRONMENT)
@@ -71,7 +71,7 @@ def serve() -> None:
 
 
 def start() -> str:
-    """Returns when the bucket is full; what to do next."""
+    """Returns when the bucket is full; prints the next steps."""
     if _pid() is None:
         ENVIRONMENT.unlink(missing_ok=True)
         server = subprocess.Popen(
@@ -98,7 +98,7 @@ def stop() -> str:
 
 
 def _pid() -> int | None:
-    """Of the one that was started in this directory; None: there is none, or it died."""
+    """The process that was started in this directory; None: there is none, or it died."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         pid = int(ENVIRONMENT.read_text().splitlines()[0].removeprefix(_PID))
         os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""HTTP as bytes on a socket: what no client library would send, and exactly what comes back."""
+"""HTTP as bytes on a socket: for requests that no client library sends, and answers read exactly as they come."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# A bound for what hangs, however slow the machine is just now.
+# An upper bound for an operation that hangs, however slow the machine is.
 TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`headers` have lower-case names; what came twice is joined by a comma."""
+    """`headers` have lower-case names; the values of a header that came twice are joined by a comma."""
 
     status: int
     headers: dict[str, str]
@@ -37,7 +37,7 @@ class Answer:
 
 
 class _Kept(io.RawIOBase):
-    """A response closes its file; the connection's outlives it."""
+    """A response closes its file. This one stays open for the connection's next response."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self._file = file
@@ -87,7 +87,7 @@ class RawConnection:
         return self.read_answer(method)
 
     def read_head(self, method: str = "GET") -> http.client.HTTPResponse:
-        """The next answer's head; its body can then be read from what is returned."""
+        """Read the next answer's head. The returned object reads its body."""
         response = http.client.HTTPResponse(cast("socket.socket", self), method=method)
         response.begin()
         return response
@@ -108,7 +108,7 @@ class RawConnection:
         return _Kept(self._file)
 
     def is_closed_by_peer(self) -> bool:
-        """Whether nothing but the end comes now; waits for it as long as for any read."""
+        """Whether the next event is the end of the connection; waits for it as long as for any read."""
         try:
             rest = self._file.read(1)
         except ConnectionError:

@@ -1,4 +1,4 @@
-"""An origin that keeps what it was sent, byte by byte, and answers as it is told: what really left the proxy."""
+"""An origin that records the requests it gets, byte by byte, and answers as a test demands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Received:
 
 @dataclass
 class Recorder:
-    """Answers each request with `answer(request)`, the bytes of a whole reply. Content-Length bodies alone."""
+    """Answers each request with `answer(request)`, the bytes of a whole reply. Reads bodies by Content-Length only."""
 
     answer: Callable[[Received], bytes] = field(default=lambda _: OK)
     received: list[Received] = field(default_factory=list)

@@ -10,7 +10,7 @@ CHART = Path(__file__).parents[2] / "charts" / "outrider"
 
 
 def rendered(release: str = "outrider", namespace: str = "default") -> str:
-    """All manifests, each with the name of its template."""
+    """All manifests, each preceded by the name of its template."""
     with helm.Chart.load(CHART) as chart:
         texts = chart.render({}, name=release, namespace=namespace)
     return "".join(

@@ -1,4 +1,4 @@
-"""All that comes back for some bytes, however wrong they are, read by a parser that forgives nothing."""
+"""Sends bytes, however wrong, and reads all that comes back with a strict HTTP parser."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 def answers_to(address: tuple[str, int], *wire: bytes) -> list[Answer]:
-    """All that comes back until the connection ends; that it ends is waited for, and a hang is an error."""
+    """All that comes back until the connection ends. The end is waited for; a connection that stays open is an
+    error."""
     received = bytearray()
     with RawConnection(address) as connection:
-        # Closed on us: what it said before that may be lost to the reset, or be here all the same.
+        # The proxy closed the connection. Its bytes before that may be lost to the reset, or be here all the same.
         with contextlib.suppress(ConnectionError):
             for piece in wire:
                 connection.send(piece)
@@ -27,7 +28,7 @@ def answers_to(address: tuple[str, int], *wire: bytes) -> list[Answer]:
 
 
 def parsed(received: bytes, *, has_head: bool) -> Iterator[Answer]:
-    """`has_head`: an answer may be one to a HEAD, which has no body whatever its length says."""
+    """`has_head`: one of the answers may be to a HEAD, which has no body whatever its length says."""
     while received:
         head, end, received = received.partition(b"\r\n\r\n")
         assert end, f"a reply ends in its head: {head[:200]!r}"

@@ -1,4 +1,4 @@
-"""What data loaders read of a listed set, and a planner that is asked for it."""
+"""The reads of data loaders over a listed dataset, and a planner that observes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = 110_000
 
 
 def beside_each_other(order: list[int], batch: int, workers: int, chance: Random) -> list[int]:
-    """What workers that are about as fast read of it, a batch of each in turn."""
+    """The reads of workers of about the same speed: a batch of each in turn."""
     batches = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
     queues = [[one for its in batches[worker::workers] for one in its] for worker in range(workers)]
     read: list[int] = []
@@ -25,8 +25,11 @@ def beside_each_other(order: list[int], batch: int, workers: int, chance: Random
 
 
 def drifting(order: list[int], batch: int, workers: int, chance: Random, at_once: float) -> list[int]:
-    """What workers read of it that are not as fast: the next one to read is any of them, and reads about `at_once`
-    more in one go. As torch has it, batches of which the first is not read yet are two for each worker at most."""
+    """The reads of workers of different speeds: the next reader is a random one, and reads about `at_once` more in one
+    go.
+
+    As in torch, at most two batches for each worker are under way of which the first is not read yet.
+    """
     batches = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
     queues: list[list[list[int]]] = [[] for _ in range(workers)]
     read: list[int] = []
@@ -60,12 +63,12 @@ class Sampled:
             self.planner.sent(client, self.refs[number], self.now)
 
     def steps(self) -> Iterator[None]:
-        """All that there is to ponder."""
+        """One step of the seed search at a time, until none is left."""
         while self.planner.ponder():
             yield
 
     def foreseen(self, numbers: list[int], within: int) -> float:
-        """Reads them; the part of them that was among the next `within` that were expected, in a known order."""
+        """Reads them; returns the share of reads that were among the `within` reads expected next, in a known order."""
         [dataset] = self.planner.registry.datasets()
         numbers_of = {dataset.names.find(ref.key): number for number, ref in enumerate(self.refs)}
         foreseen = 0
@@ -81,7 +84,7 @@ class Sampled:
 
     @property
     def expected(self) -> list[int]:
-        """In the order that is known; empty: none is."""
+        """The reads expected next, in the known order; empty: no order is known."""
         [dataset] = self.planner.registry.datasets()
         one = dataset.epochs()[-1]
         numbers = {ref.key: number for number, ref in enumerate(self.refs)}

@@ -1,6 +1,6 @@
-"""An event loop whose every choice is a seed's: which ready callback runs next, and when a thread's work is done.
+"""An event loop with seeded scheduling: the seed chooses which ready callback runs next, and when a thread's work ends.
 
-Code that is right whatever the order is right here; code that is right by luck is found, and found again.
+Code that is correct in any order passes here; code that is correct by luck fails, and fails again with the same seed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SeededLoop(asyncio.SelectorEventLoop):
-    """Ready callbacks run in a chosen order, one turn of the loop at a time; `work` is what threads have to do."""
+    """Ready callbacks run in a chosen order, one loop iteration at a time; `work` is the pending work of threads."""
 
     _ready: deque[asyncio.Handle]
 
@@ -36,7 +36,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
 
 
 class SeededThreads(ThreadPoolExecutor):
-    """Work is done between two turns of the loop, early or late, and not in the order in which it came."""
+    """Work is done between two loop iterations, early or late, and not in the order in which it was submitted."""
 
     def __init__(self, loop: SeededLoop) -> None:
         super().__init__(1)
@@ -58,7 +58,7 @@ class SeededThreads(ThreadPoolExecutor):
 
 
 async def leave_after(turns: int, work: Coroutine[Any, Any, None]) -> bool:
-    """Carry out `work`, and cancel it after so many turns of the loop; False: it had ended before."""
+    """Run `work`, and cancel it after this many loop iterations; False: it had ended before."""
     task = asyncio.ensure_future(work)
     for _ in range(turns):
         if task.done():

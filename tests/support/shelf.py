@@ -1,4 +1,4 @@
-"""Objects whose every byte is known, and readers that tell what became of a read: for tests that break things."""
+"""Objects whose every byte is known, and readers that report the result of each read: for fault-injection tests."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Shelf:
         return shelf
 
     def read(self, connection: RawConnection, key: str, start: int = 0, stop: int | None = None) -> str:
-        """What a client sees of bytes `[start, stop)`: RIGHT, BROKEN (also when the body is shorter than it said), or
-        the status.
+        """The result of a read of bytes `[start, stop)`: RIGHT, BROKEN (also when the body is shorter than announced),
+        or the status.
 
         Raises:
-            WrongBytes: what must never be.
+            WrongBytes: the body has other bytes, which must never happen.
         """
         whole = self.objects[key]
         wanted = whole[start : len(whole) if stop is None else stop]
@@ -65,7 +65,7 @@ class Shelf:
         return self.read(connection, key, start, chance.randint(start + 1, size))
 
     def read_all(self, address: tuple[str, int]) -> str:
-        """RIGHT, or what the first read saw that was not."""
+        """RIGHT, or the first other result."""
         with RawConnection(address) as connection:
             for key in self.objects:
                 if (saw := self.read(connection, key)) != RIGHT:
@@ -74,4 +74,4 @@ class Shelf:
 
 
 class WrongBytes(AssertionError):
-    """A client got other bytes than the object has, and could not know."""
+    """A client got other bytes than the object has, and had no means to notice."""

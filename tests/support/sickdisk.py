@@ -1,5 +1,6 @@
-"""A disk that fails as a test says, at the port between a proxy in this process and the system: root may write
-anywhere, and few may mount what fails.
+"""A disk that fails as a test demands: injected errors at the port between a proxy in this process and the system.
+
+Permissions would not do, since root may write anywhere; few users may mount a file system that fails.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-# What is asked of the system, and which argument tells where: a path or a descriptor.
+# The system calls, and the argument of each that is a path or a descriptor.
 _CALLS = {
     "pwritev": ("write", 0), "preadv": ("read", 0), "pread": ("pread", 0), "sendfile": ("send", 1),
     "rename": ("rename", 1), "unlink": ("unlink", 0), "statvfs": ("statvfs", 0), "mkdir": ("create", 0),
@@ -26,11 +27,11 @@ _CALLS = {
 
 
 class SickDisk:
-    """Within its context, acts on what lies in `root` fail while they are in `fails`, by errno.
+    """Within its context, acts on files below `root` fail with an errno while they are in `fails`.
 
-    Acts: create, open, write, read, pread, send, rename, unlink, statvfs. `after_bytes`: of each file, `send` and
-    `pread` give so much before they fail. `chance` and `probability`: only some acts fail; `times`: so many of them.
-    `hold`: those acts do not end before `release`.
+    Acts: create, open, write, read, pread, send, rename, unlink, statvfs. `after_bytes`: for each file, `send` and
+    `pread` deliver this many bytes before they fail. `chance` and `probability`: only some acts fail. `times`: only
+    this many of them fail. `hold`: these acts do not end before `release`.
     """
 
     def __init__(self, root: Path) -> None:
@@ -104,7 +105,7 @@ class SickDisk:
         return sick
 
     def _unknowing(self, call: Callable[[bytes], int | None]) -> Callable[[bytes], int | None]:
-        """Where opening fails or waits, the kernel knows nothing of the file either."""
+        """Where opening fails or waits, the file is not in the page cache either."""
 
         def sick(path: bytes) -> int | None:
             ill = "open" in self.fails or "open" in self._held

@@ -1,4 +1,4 @@
-"""Signed requests: those of AWS's published examples, those that botocore makes, and what to draw them from."""
+"""Signed requests: AWS's published examples, those that botocore makes, and strategies that generate them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ask(request: SignedRequest, now: float = AT, **more: Any) -> Identity | None
 
 
 def of_boto(request: AWSRequest) -> tuple[SignedRequest, float]:
-    """What botocore would send, as our server sees it, and when."""
+    """The request that botocore would send, as the proxy parses it, and its time."""
     url = urlsplit(request.url)
     headers = [("host", url.netloc), *((name.lower(), value) for name, value in request.headers.items())]
     wire = SignedRequest(request.method, url.path, url.query, tuple(headers))
@@ -78,7 +78,7 @@ def with_header(request: SignedRequest, name: str, value: str | None) -> SignedR
 
 
 def published(method: str, path: str, signed: str, signature: str, query: str = "", **headers: str) -> SignedRequest:
-    """A request of AWS's examples, in the bucket `examplebucket`, with the Authorization header they print."""
+    """A request of AWS's examples, in the bucket `examplebucket`, with the Authorization header that AWS prints."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     names["host"] = "examplebucket.s3.amazonaws.com"
     names["authorization"] = (
@@ -138,7 +138,7 @@ PRESIGNED_EXAMPLE = SignedRequest(
 
 
 def presigned_by_hand(headers: dict[str, str], payload_hash: str, query: str = "") -> SignedRequest:
-    """A URL that signs headers and a payload, which botocore never does."""
+    """A URL that signs headers and a payload, which botocore never makes."""
     names = ";".join(sorted(headers))
     pairs = [
         *parse_query(query),

@@ -1,7 +1,7 @@
-"""A bucket's network: an HTTP-aware proxy before a real bucket, with time, bandwidth, faults and counters.
+"""The bucket simulator: an HTTP-aware proxy before a real bucket, with latency, bandwidth, faults and counters.
 
-In a test, `with Simulator(bucket.address, Weather(...)) as sim`. As a process of its own (`python -m
-tests.support.simulator --help`) it takes no CPU from whom it measures: see `simulator_process`.
+In a test: `with Simulator(bucket.address, Weather(...)) as sim`. As a process of its own (`python -m
+tests.support.simulator --help`) it takes no CPU from the process that measures: see `simulator_process`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ JOIN_S = 5.0
 
 
 class Simulator:
-    """One thread a connection; heads pass untouched, so signatures made for `endpoint` stay good at the bucket.
-    `keys` are the bucket's, for the one fault that must sign anew (`DEAF`).
+    """One thread a connection. Heads pass untouched, so signatures made for `endpoint` stay valid at the bucket.
 
-    Change `weather` at any time, or replace it. After `stop()` no thread or socket of it is left.
+    `keys` are the bucket's, for the one fault that must sign anew (`DEAF`). Change `weather` at any time, or replace
+    it. After `stop()` no thread or socket of it is left.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Simulator:
         return self.recorder.log()
 
     def reset(self) -> Counts:
-        """Begin counting anew; returns the counts until now."""
+        """Restart the counters; returns the counts until now."""
         return self.recorder.reset()
 
     def release(self) -> None:
-        """Let every stalled answer go on; later stalls hold again."""
+        """Let every stalled answer go on; later stalls wait again."""
         released, self._released = self._released, threading.Event()
         released.set()
 
@@ -84,7 +84,7 @@ class Simulator:
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:
-        """Within it, connections are refused; those that stood are cut at its beginning."""
+        """Within it, connections are refused; open connections are cut at its beginning."""
         self._close()
         try:
             yield
@@ -135,7 +135,7 @@ class Simulator:
         listener, acceptor = self._listener, self._acceptor
         if listener is None or acceptor is None:
             return
-        # Closing alone would not wake the thread that sits in accept().
+        # Closing alone would not wake the thread that waits in accept().
         listener.shutdown(socket.SHUT_RDWR)
         acceptor.join(JOIN_S)
         listener.close()
@@ -147,12 +147,13 @@ class Simulator:
                 with contextlib.suppress(OSError):
                     client.shutdown(socket.SHUT_RDWR)
         for thread in threads:
-            if thread is not threading.current_thread():  # an `act` of the weather may end it all
+            if thread is not threading.current_thread():  # an `act` of the weather may end the whole simulator
                 thread.join(JOIN_S)
 
 
 def control_server(simulator: Simulator, port: int) -> ThreadingHTTPServer:
-    """Steer a simulator over HTTP: GET /counts, GET /log, POST /reset (answers the counts), POST /release, /weather."""
+    """Control a simulator over HTTP: GET /counts, GET /log, POST /reset (answers the counts), POST /release,
+    /weather."""
 
     def log(_: dict[str, Any]) -> Any:
         return [[one.method, one.path, one.query, one.headers] for one in simulator.log()]

@@ -1,4 +1,5 @@
-"""The bucket simulator as a process of its own, so that it and what it measures do not share one interpreter's lock."""
+"""The bucket simulator as a process of its own, so that it does not share an interpreter lock with the code it
+measures."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ class SimulatorProcess:
         try:
             ports = json.loads(line)
         except ValueError:
-            # A traceback, most likely: the process is about to end, and its log will be shown.
+            # Most likely a traceback: the process is about to end, and its log will be shown.
             return False
         self.endpoint = ports["endpoint"]
         self._control = f"http://127.0.0.1:{ports['control_port']}"

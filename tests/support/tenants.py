@@ -1,4 +1,4 @@
-"""A strict proxy with two tenants, `team` and `other`, that share a bucket, and who may do nothing; and what signs."""
+"""A `sigv4` proxy with two tenants, `team` and `other`, that share a bucket, and a signer of their requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.support.proxy import Keys, Proxy
 
 NAME = "tenants"
-# Made like real ones, so that a search for them finds nothing else.
+# These keys look like real ones, so that a search for them finds nothing else.
 TEAM: Keys = ("AKTEAM5F0C1D9E", "s3cr3t/of+the=team/7f3a9b1c")
 OTHER: Keys = ("AKOTHER2B7A44", "s3cr3t/of+the=other/c41d08e2")
 NOBODY: Keys = ("AKNOBODY0E1F", "s3cr3t/of+nobody/0b5d6a77")
@@ -41,7 +41,7 @@ def wire(
 
 
 def asked(proxy: Proxy, data: bytes) -> Answer:
-    """The answer to these bytes on a connection of their own."""
+    """Send these bytes on a connection of their own; returns the answer."""
     with RawConnection(proxy.address) as connection:
         connection.send(data)
         return connection.read_answer(data.partition(b" ")[0].decode())

@@ -1,4 +1,4 @@
-"""Real S3 clients that are commands: a new process, and new connections, each time."""
+"""Real S3 clients that are commands: each call is a new process with new connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.libraries import Presigned
 
 
 class Curl(Presigned):
-    """curl with presigned URLs; a range is not signed then."""
+    """curl with presigned URLs. The URL does not sign the range."""
 
     name = "curl"
     runs = ("curl",)
@@ -51,7 +51,7 @@ class S5Cmd(S3Client):
         self.command("rm", f"s3://{bucket}/{key}")
 
     def command(self, act: str, *words: str) -> bytes:
-        # What stands in its way is to be seen, not tried again.
+        # An error must show in the test, not be retried.
         raw = ["--raw"] if act in {"cat", "rm"} else []
         return run(self.door, program("s5cmd"), "--retry-count", "0", act, *raw, *words)
 
@@ -87,7 +87,7 @@ class Rclone(S3Client):
     def write(self, bucket: str, key: str, body: bytes) -> None:
         path = self.door.scratch / "rclone-upload"
         path.write_bytes(body)
-        # Two objects of one size: without this, the second might be taken for the first and not be sent.
+        # Without this flag, a second object of the same size might be taken for the first and not be sent.
         self.command("copyto", "--ignore-times", str(path), self.remote(bucket, key))
 
     def list(self, bucket: str, prefix: str) -> set[str]:
@@ -121,7 +121,7 @@ class AwsCp(S3Client):
         self.command("s3", "cp", "--only-show-errors", str(path), f"s3://{bucket}/{key}")
 
     def list(self, bucket: str, prefix: str) -> set[str]:
-        # `s3 ls` pads names with blanks: what it shows cannot be told apart from names that begin with one.
+        # `s3 ls` pads names with blanks: its output does not distinguish them from names that begin with a blank.
         answer = self.command("s3api", "list-objects-v2", "--bucket", bucket, "--prefix", prefix, "--output", "json")
         return {entry["Key"] for entry in json.loads(answer).get("Contents", ())}
 

@@ -1,4 +1,4 @@
-"""How often each fault was tried, what its client saw and what was lost: the rows of docs/reliability.md.
+"""Records of fault-injection trials, their results and losses: the rows of docs/reliability.md.
 
 The same tests are short in `make test` and long in `make soak`: `rounds()` stretches them, and the run ends with the
 table.
@@ -15,32 +15,32 @@ SCALE = int(os.environ.get("OUTRIDER_TEST_SCALE", "1"))
 
 
 def rounds(short: int) -> int:
-    """How many times to try what `make test` tries `short` times."""
+    """The number of tries for a test that makes `short` tries in `make test`."""
     return short * SCALE
 
 
 @dataclass
 class Trial:
-    """One fault; `lost` counts wrong bytes, short bodies that looked whole, and acknowledged writes that are gone."""
+    """One fault. `lost` counts wrong bytes, short bodies that looked whole, and acknowledged writes that are gone."""
 
     saw: Counter[str] = field(default_factory=Counter)
     lost: int = 0
 
 
 class Trials:
-    """What was tried in this run, by area and fault."""
+    """The trials of this run, by area and fault."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str], Trial] = {}
 
     def record(self, area: str, fault: str, saw: str, *, times: int = 1, lost: int = 0) -> None:
-        """`saw` in few words, as a user would tell it: "the right bytes", "a broken connection", "503 SlowDown"."""
+        """`saw` is the result in a user's words: "the right bytes", "a broken connection", "503 SlowDown"."""
         row = self.rows.setdefault((area, fault), Trial())
         row.saw[saw] += times
         row.lost += lost
 
     def table(self) -> list[str]:
-        """Markdown lines, in the order of areas and faults; none where nothing was tried."""
+        """Markdown lines, in the order of areas and faults; none where nothing was recorded."""
         if not self.rows:
             return []
         lines = ["| area | fault | tried | what the client saw | lost or wrong |", "| --- | --- | --- | --- | --- |"]

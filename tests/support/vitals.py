@@ -1,4 +1,4 @@
-"""What a running proxy holds: memory, descriptors, threads, tasks, temporary files."""
+"""The resources of a running proxy: memory, descriptors, threads, tasks, temporary files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Of one process, at one moment. `anonymous_bytes`: its memory less what it shares with files on disk."""
+    """The resources of one process at one moment. `anonymous_bytes`: its memory less the pages that it shares with
+    files on disk."""
 
     anonymous_bytes: int
     descriptors: int
@@ -27,7 +28,7 @@ class Vitals:
 
     @classmethod
     def of(cls, served: ServedProxy) -> Vitals:
-        """The look at `/status` has a connection and a task of its own: each look the same."""
+        """Reading `/status` takes a connection and a task: the same in each measurement."""
         told = status(served)
         proc = Path("/proc") / str(served.pid)
         lines = (line.partition(":") for line in (proc / "status").read_text().splitlines())
@@ -39,7 +40,7 @@ class Vitals:
 
 
 def status(served: ServedProxy) -> dict[str, int]:
-    """What the admin port's /status tells."""
+    """The content of the admin port's /status."""
     with urllib.request.urlopen(f"{served.admin}/status", timeout=ANSWER_S) as answer:
         told: dict[str, int] = json.load(answer)
     return told

@@ -1,4 +1,4 @@
-"""The knobs of the bucket simulator: how fast, what goes wrong, and what it saw."""
+"""The settings of the bucket simulator (rates, latency, faults) and its counters."""
 
 from __future__ import annotations
 
@@ -29,28 +29,29 @@ class FaultKind(StrEnum):
     RESET = "reset"  # the connection is reset after `after_bytes` of the body
     STALL = "stall"  # nothing more comes after `after_bytes` of the body, for `for_s` or until `release()`
     TRUNCATE = "truncate"  # the connection is closed in good order after `after_bytes` of the body
-    STATUS = "status"  # `status` with an S3 error XML; the bucket is not asked
+    STATUS = "status"  # `status` with an S3 error XML; the request does not reach the bucket
     LATE = "late"  # the answer's head is held back, for `for_s` or until `release()`
     ACT = "act"  # `act` is called after `after_bytes` of the body, before the next of them
     WRONG_RANGE = "wrong_range"  # Content-Range names bytes one further on than those that follow
     OTHER_TOTAL = "other_total"  # Content-Range says that the object is `by_bytes` larger
     OTHER_LENGTH = "other_length"  # Content-Range names an extent that is `by_bytes` longer than what follows
-    LONGER = "longer"  # `by_bytes` of something else follow the body, and Content-Length counts them
-    SHORTER = "shorter"  # Content-Length says so much as `after_bytes`, and no more comes
+    LONGER = "longer"  # `by_bytes` of other data follow the body, and Content-Length counts them
+    SHORTER = "shorter"  # Content-Length is at most `after_bytes`, and the body ends there
     OTHER_ETAG = "other_etag"  # the answer has another ETag
     ASTRAY = "astray"  # the answer to a Range brings, and names, bytes that lie `by_bytes` further on
     DEAF = "deaf"  # the bucket never sees those of the request's headers that `deaf_to` names
     DROP = "drop"  # the connection is closed before any answer; the bucket did get the request
-    LOSE = "lose"  # the same, once the bucket has answered: it has done what it was asked for
+    LOSE = "lose"  # the same, after the bucket has answered: it has carried the request out
     CUT_UPLOAD = "cut_upload"  # the connection is reset after `after_bytes` of the request's body
 
 
 @dataclass(slots=True)
 class Fault:
-    """One thing that goes wrong with the requests it matches, `times` times (None: always).
+    """One fault of the requests that it matches, `times` times (None: always).
 
-    `after_bytes` 0 with RESET, STALL, ACT and TRUNCATE means after the head. An answer with a shorter body is spared,
-    but the fault counts as spent. With `probability` below 1, chance (seeded by the weather) picks among the matching.
+    `after_bytes` 0 with RESET, STALL, ACT and TRUNCATE means after the head. An answer with a shorter body is not
+    affected, but the fault counts as spent. With `probability` below 1, a random generator (seeded by the weather)
+    picks among the matching requests.
     """
 
     kind: FaultKind
@@ -81,8 +82,8 @@ class Fault:
 class Weather:
     """May be changed at any time, also while answers are under way; rates hold from the next slice on.
 
-    `ttfb_s` is the least time from the end of a request to the first byte of its answer (the bucket's own time is part
-    of it). Rates are for bodies of answers; None is no limit. Bodies of requests are never slowed down.
+    `ttfb_s` is the minimum time from the end of a request to the first byte of its answer; the bucket's own time is
+    part of it. Rates apply to bodies of answers; None is no limit. Bodies of requests are never slowed down.
     """
 
     ttfb_s: float = 0.0
@@ -94,7 +95,7 @@ class Weather:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def draw(self, request: Request) -> Fault | None:
-        """The first fault that strikes this request; one of its `times` is then spent."""
+        """The first fault that strikes this request; this spends one of its `times`."""
         with self._lock:
             self._random = self._random or random.Random(self.seed)
             for fault in self.faults:
@@ -122,9 +123,9 @@ class Weather:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What passed since the start or the last reset. `body_bytes` went to clients, framing and heads not included.
+    """The traffic since the start or the last reset. `body_bytes` went to clients; framing and heads are not included.
 
-    `concurrent_max` is the most requests that were under way at once; `connections` were accepted from clients.
+    `concurrent_max` is the maximum of requests under way at once. `connections` were accepted from clients.
     """
 
     by_method: dict[str, int]
@@ -193,7 +194,7 @@ class Tally:
             return self._counts()
 
     def reset(self) -> Counts:
-        """Begin again at nothing; returns what was counted until now, no request lost in between."""
+        """Restart the counters; returns the counts until now. No request is lost in between."""
         with self._lock:
             counts = self._counts()
             self._clear()

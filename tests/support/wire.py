@@ -1,4 +1,4 @@
-"""HTTP/1.1 on blocking sockets, just enough to pass messages on byte for byte: heads, and where a body ends."""
+"""HTTP/1.1 framing on blocking sockets, just enough to pass messages on byte for byte: heads, and the end of a body."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a message: `raw` goes on untouched, since clients sign it. Header names are lower case."""
+    """The head of a message. `raw` goes on untouched, since clients sign it. Header names are lower case."""
 
     raw: bytes
     start: str
@@ -48,10 +48,10 @@ class Head:
 
 
 class Stream:
-    """The reading side of a socket with what was read too far.
+    """The reading side of a socket, with the bytes that were read beyond the current message.
 
     Bodies move through one buffer by recv_into and sendall. Splicing through a pipe was tried and rejected: the same
-    CPU a byte on loopback (0.2 s/GB), less throughput (2.4 against 2.9 GB/s on two cores), and no look at the bytes.
+    CPU a byte on loopback (0.2 s/GB), less throughput (2.4 against 2.9 GB/s on two cores), and no access to the bytes.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -67,7 +67,7 @@ class Stream:
         """The next head; None when the other side closed in between messages.
 
         Raises:
-            ConnectionError: it closed in mid-head, or the head is too long.
+            ConnectionError: it closed within a head, or the head is too long.
         """
         raw = self._read_through(b"\r\n\r\n", eof_ok=True)
         return Head.parse(raw) if raw else None
@@ -94,7 +94,7 @@ class Stream:
     def move_chunked(
         self, send: Callable[[memoryview], None], frame: Callable[[bytes], None], slice_bytes: Callable[[], int]
     ) -> None:
-        """Pass on a chunked body: the data by `send`, sizes and trailers as they came by `frame`."""
+        """Pass on a chunked body: the data by `send`, sizes and trailers unchanged by `frame`."""
         while True:
             line = self._read_through(b"\r\n")
             frame(line)
