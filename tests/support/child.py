@@ -1,4 +1,4 @@
-"""Processes that die with their parent, however it dies, and take their scratch directories with them."""
+"""Child processes that die with their parent, however it dies, and whose scratch directories are removed with them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ for path in "$@"; do rm -rf -- "$path"; done
 
 
 class Child:
-    """One process in its own session, its output in a log file; `stop()` ends it, and all that it started.
+    """One process in its own session, its output in a log file; `stop()` ends it, and all processes that it started.
 
-    It is asked first, by `stop_signal`, and has `grace_s` to end by itself. When the parent is killed, it is killed.
-    Either way, whatever stands in `scratch` (files or directories) is removed after it; a log that is to be read after
-    `stop()` must lie elsewhere.
+    It gets `stop_signal` first, and has `grace_s` to end by itself. When the parent is killed, the child is killed.
+    Either way, the files and directories in `scratch` are removed after it. A log that is to be read after `stop()`
+    must lie elsewhere.
     """
 
     def __init__(
@@ -55,8 +55,9 @@ class Child:
         user: int | None = None,
         forked: bool = False,
     ) -> None:
-        """`user`: whom it runs as, in the group of the same number and no other; None: as this process. `forked`: a
-        module of ours comes from the fork server, for tests alone: a benchmark measures a new interpreter."""
+        """`user`: the user that it runs as, in the group of the same number and no other; None: the user of this
+        process. `forked`: a module of this repository comes from the fork server. That is for tests alone: a benchmark
+        measures a new interpreter."""
         self.log = log
         self._stop_signal = stop_signal
         self._grace_s = grace_s
@@ -105,7 +106,8 @@ class Child:
                 self.process.wait(timeout=self._grace_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        # A process that was waited for may have left its number to a stranger: the watchdog must not kill that one.
+        # The number of a process that was waited for may belong to a stranger by now: the watchdog must not kill that
+        # one.
         last_word = b"\n" if self.running else b"ended\n"
         self._watchdog.communicate(last_word)
         return self.process.wait()
@@ -113,7 +115,7 @@ class Child:
 
 @contextlib.contextmanager
 def scratch_directory(prefix: str) -> Iterator[Path]:
-    """A new temporary directory that is removed at the end, also when this process is killed before."""
+    """A new temporary directory that is removed at the end, even when this process is killed before."""
     directory = Path(tempfile.mkdtemp(prefix=prefix))
     watchdog = _watch("none", [directory])
     try:
@@ -131,11 +133,11 @@ def _watch(pid: str, scratch: Sequence[Path]) -> subprocess.Popen[bytes]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different loopback ports that nobody listens on now.
+    """Different loopback ports on which nobody listens now.
 
-    They lie below the kernel's own range (32768 and up): from there, an outgoing connection of anybody might take one
-    between this call and the server's start. Test processes that run side by side (pytest-xdist) draw from numbers of
-    their own, for the same reason.
+    They lie below the kernel's own range (32768 and up): an outgoing connection of any process might take a port from
+    there between this call and the server's start. For the same reason, test processes that run side by side
+    (pytest-xdist) draw from numbers of their own.
     """
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -151,7 +153,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment less whatever steers S3 tools or Outrider, the commands beside the interpreter first in PATH."""
+    """The environment without the variables that configure S3 tools or Outrider; the interpreter's own directory comes
+    first in PATH."""
     cached = {
         name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "S3_", "OUTRIDER_", "WDS_"))
     }
@@ -161,7 +164,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def program(name: str) -> Path:
-    """Where a command of this environment is: beside the interpreter (no activation needed), else in PATH.
+    """The path of a command of this environment: beside the interpreter (no activation needed), else in PATH.
 
     Raises:
         FileNotFoundError: it is in neither.

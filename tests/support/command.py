@@ -1,4 +1,4 @@
-"""The `outrider` command as a user's shell starts it, and small programs for it to run."""
+"""The `outrider` command, started as by a user's shell, and small programs for it to run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE_S = 180.0
 
 
 class Process(forkserver.Process):
-    """Ends with its context, also where the test fails and has not ended it."""
+    """Ends with its context, even where the test fails before it has ended it."""
 
     def __exit__(self, *failure: Any) -> None:
         if failure[0] is not None:
@@ -28,7 +28,8 @@ class Process(forkserver.Process):
 
 
 class Command:
-    """`outrider` with the keys of `bucket` in its environment, nothing else of AWS; HOME and cache in `directory`."""
+    """`outrider` with the keys of `bucket` and no other AWS variable in its environment; HOME and cache in
+    `directory`."""
 
     def __init__(self, bucket: Bucket, directory: Path) -> None:
         self.cache_dir = directory / "cache"
@@ -55,5 +56,5 @@ class Command:
 
 
 def python(program: str, *arguments: str) -> Sequence[str]:
-    """The words that run a program of Python's."""
+    """The command line that runs a Python program."""
     return [sys.executable, "-c", program, *arguments]

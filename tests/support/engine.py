@@ -1,4 +1,4 @@
-"""An engine under test: its real parts, the real disk in a temporary directory, a fake origin and a fake clock."""
+"""An engine under test: its real parts, a real disk cache in a temporary directory, a fake origin and a fake clock."""
 
 from __future__ import annotations
 

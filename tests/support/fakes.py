@@ -1,4 +1,4 @@
-"""Fakes at the ports, with knobs: an origin in memory, a clock that stands still, retries without a wait."""
+"""Fakes of the ports with knobs: an origin in memory, a clock that the test moves, retries without a wait."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ _STREAMS = ((0, "r"), (1, "w"), (2, "w"))
 
 
 def is_forkable(argv: Sequence[str], env: Mapping[str, str] | None = None, **how: Any) -> bool:
-    """Whether this is `python -m` of a module of ours, with nothing set that only a new interpreter would follow."""
+    """Whether this is `python -m` of a module of this repository, with no setting that only a new interpreter would
+    follow."""
     if list(argv[:2]) != [sys.executable, "-m"] or argv[2].split(".")[0] not in ("outrider", "tests"):
         return False
     if any(how.get(name) is not None for name in ("preexec_fn", "user", "group", "extra_groups", "executable")):
@@ -141,7 +142,7 @@ _STARTING = threading.Lock()
 
 @cache
 def _started() -> socket.socket:
-    """The socket that takes requests."""
+    """Returns the socket that takes requests."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         argv = [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno())]

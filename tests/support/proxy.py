@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from tests.support.bucket import Bucket
 
-# Bounds for what hangs, however slow the machine is just now.
+# Upper bounds for operations that hang, however slow the machine is.
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
-# So often an event loop looks at its sockets before it may call itself idle: a connection is accepted, told to its
-# protocol and read in a turn each.
+# An event loop polls its sockets this many times before it counts as idle: a connection is accepted, reported to its
+# protocol and read in one iteration each.
 _TURNS = 5
 # Large enough for every test, small beside the disk of any machine that runs them.
 CACHE_SIZE = "1GiB"
@@ -80,7 +80,7 @@ class Proxy:
             "cache_dir": str(self._own_dir / "cache"),
             "cache_size": CACHE_SIZE,
             "min_free": "0",
-            # What is counted is what the test asked for; those of riding ahead say so.
+            # Tests count the requests that they cause themselves. Tests of prefetch switch it on.
             "prefetch": "off",
             **settings,
         }
@@ -113,7 +113,10 @@ class Proxy:
         return f"http://{self.outrider.admin}"
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of the samples called `name`. Added up where the proxy does it: two who do it at once count twice."""
+        """The sum of the samples called `name`.
+
+        The samples are added up on the proxy's own loop: two threads that add them up at the same time count twice.
+        """
 
         metrics = self.outrider.metrics
 
@@ -124,7 +127,7 @@ class Proxy:
         return metrics.total(name, **labels) if on_its_thread else float(self.on_loop(look))
 
     def status(self) -> dict[str, Any]:
-        """What the admin port's /status tells, looked at where nothing changes meanwhile."""
+        """The content of the admin port's /status, read where nothing changes meanwhile."""
 
         async def look() -> dict[str, Any]:
             return dict(self.outrider.status.whole())
@@ -144,14 +147,18 @@ class Proxy:
         return asyncio.run_coroutine_threadsafe(act(), self._loop).result(START_DEADLINE_S)
 
     def settle(self) -> None:
-        """Wait until no request and no fill is under way: counts are then whole, what came in is on disk, and what had
-        to go is gone. What a client has sent before this call counts as under way."""
+        """Wait until no request and no fill is under way.
+
+        Counts are complete then, received data is on disk, and evicted data is gone. Bytes that a client has sent
+        before this call count as under way.
+        """
 
         async def settled() -> None:
             running = self.outrider
             async with asyncio.timeout(START_DEADLINE_S):
                 await _turns()
-                # A worker counts a hit after its last byte: whoever has that must wait for the worker's next turn.
+                # A worker counts a hit after its last byte, so a client that has this byte must wait for the worker's
+                # next iteration.
                 for worker in running.server.workers._workers if running.server.workers is not None else ():
                     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_turns(), worker._loop))
                 store = running.store
@@ -164,7 +171,7 @@ class Proxy:
         self.on_loop(settled)
 
     def start(self) -> None:
-        """Returns when it serves and knows what its cache directory holds. Raises what `running` raises."""
+        """Returns when it serves and knows the content of its cache directory. Raises the errors of `running`."""
         started, self._error = threading.Event(), None
         with patch.dict(os.environ, self.environment):
             settings = outrider_settings.load(self.settings, environ={})
@@ -184,7 +191,7 @@ class Proxy:
             self._outrider = None
 
     def restart(self, *, crashed: bool = False) -> None:
-        """`crashed`: as if it had been killed, there is no snapshot to start from."""
+        """`crashed`: as if it had been killed, without a snapshot to start from."""
         self.stop()
         if crashed:
             (self.cache_dir / "index").unlink()
@@ -219,7 +226,7 @@ class Proxy:
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         async with running(settings, wall_clock=self._wall_clock, resolver=self._resolver) as self._outrider:
-            # The credentials are looked for now, while this thread's environment has them.
+            # The credentials are looked up now, while this thread's environment has them.
             await self._outrider.credentials.current()
             async with asyncio.timeout(START_DEADLINE_S):
                 await self._outrider.indexed.wait()
@@ -233,7 +240,8 @@ async def _turns() -> None:
 
 
 class ServedProxy:
-    """`outrider serve` as a process. `flags` are those of the command, with underscores; True is a flag alone."""
+    """`outrider serve` as a process. `flags` are those of the command, with underscores; True is a flag without a
+    value."""
 
     forked = True
     """False: a new interpreter, for tests of its memory or of its entries in /proc."""
@@ -277,13 +285,13 @@ class ServedProxy:
         return f"http://{self.ready_line['admin']}"
 
     def lines(self, event: str | None = None) -> list[dict[str, Any]]:
-        """The log so far, parsed; with `event` only its lines. What is no JSON is an error."""
+        """The log so far, parsed; with `event` only its lines. A line that is not JSON is an error."""
         whole, _, _ = self.log.read_text().rpartition("\n")  # the last line may be half written
         parsed = [json.loads(line) for line in whole.splitlines() if line.endswith("}")]
         return [line for line in parsed if event in (None, line["event"])]
 
     def start(self) -> None:
-        """Returns when it serves and knows what its cache directory holds."""
+        """Returns when it serves and knows the content of its cache directory."""
         self._child = Child(self.argv, log=self.log, env=self.environment, grace_s=STOP_DEADLINE_S, forked=self.forked)
         self.wait_until(lambda: bool(self.lines("ready") and self.lines("index ready")), "outrider serve")
         self.ready_line = self.lines("ready")[-1]
@@ -335,7 +343,7 @@ class ServedProxy:
 
 
 def serving_environment(bucket: Bucket) -> dict[str, str]:
-    """The environment of a process that runs this very code against `bucket`."""
+    """The environment of a process that runs this checkout's code against `bucket`."""
     paths = [str(Path(outrider.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "OUTRIDER_"))},
