@@ -41,8 +41,8 @@ def _read(lines: Iterable[str]) -> Iterator[tuple[float, str, str, str, Extent]]
         start = _start_of(record.get("range"))
         if start is not None:
             extent = Extent(start, start + int(record["bytes"]))
-            who = f"{record.get('address', '')} {record.get('client', '-')} {record.get('app', '')}"
-            yield ended - float(record["seconds"]), who, record["bucket"], record["key"], extent
+            client = f"{record.get('address', '')} {record.get('client', '-')} {record.get('app', '')}"
+            yield ended - float(record["seconds"]), client, record["bucket"], record["key"], extent
 
 
 def _start_of(header: str | None) -> int | None:

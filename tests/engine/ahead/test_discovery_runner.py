@@ -1,4 +1,4 @@
-"""Which objects there are is found out by the origin's answers: a LIST, or names that count."""
+"""The origin tells which objects a dataset has: by a LIST, or by HEADs of numbered names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def heads(room: Engine) -> int:
     return room.origin.count("HEAD")
 
 
-async def test_small_objects_that_count_are_found_by_some_heads_and_brought(room: Engine) -> None:
+async def test_small_objects_with_numbered_names_are_found_by_some_heads_and_brought(room: Engine) -> None:
     await read(room, 20, 7, 38, 3)
     assert all(map(room.fills.is_here, REFS))
     assert lists(room) == 0
@@ -60,10 +60,8 @@ async def test_no_name_is_asked_for_twice(room: Engine) -> None:
 
 
 @pytest.mark.parametrize("missing", [403, 404])
-async def test_where_nobody_may_list_and_what_is_missing_is_forbidden_all_are_found_as_well(
-    missing: int, room: Engine
-) -> None:
-    """S3 says 403 of what is not there to who may not LIST."""
+async def test_numbered_names_are_found_where_missing_objects_are_forbidden(missing: int, room: Engine) -> None:
+    """S3 answers 403 for a missing object if the client has no right to LIST."""
     beyond = [Fault(times=None, key=f"{number:06d}.bin", status=missing) for number in range(COUNT, 2 * COUNT)]
     room.origin.faults += [NO_LIST, *beyond]
     await read(room, 20, 7, 38, 3)
@@ -75,7 +73,7 @@ async def test_where_nobody_may_list_and_what_is_missing_is_forbidden_all_are_fo
     Fault(times=None, method="HEAD", refuse=True),
     Fault(times=None, method="HEAD", status=403),
 ])  # fmt: skip
-async def test_an_origin_that_does_not_tell_is_asked_for_a_list(fault: Fault, room: Engine) -> None:
+async def test_after_failed_heads_the_origin_is_asked_for_a_list(fault: Fault, room: Engine) -> None:
     room.origin.faults.append(fault)
     await read(room, 20, 7, 38, 3)
     assert lists(room) == 1
@@ -84,7 +82,7 @@ async def test_an_origin_that_does_not_tell_is_asked_for_a_list(fault: Fault, ro
     assert not room.tasks.failures
 
 
-async def test_a_gap_that_was_not_seen_costs_one_question_and_then_a_list(room: Engine) -> None:
+async def test_a_missing_object_costs_one_request_and_then_a_list(room: Engine) -> None:
     room.origin.delete(REFS[32])
     await read(room, 30, 7, 38, 3)
     asked = [request.key for request in room.origin.log if request.method == "GET"]
@@ -95,8 +93,8 @@ async def test_a_gap_that_was_not_seen_costs_one_question_and_then_a_list(room: 
     assert lists(room) == 1
 
 
-async def test_empty_objects_are_no_gaps(room: Engine) -> None:
-    """As the labels are of pictures with nothing on them."""
+async def test_empty_objects_are_not_missing(room: Engine) -> None:
+    """The labels of empty pictures are such objects."""
     room.origin.faults.append(NO_LIST)
     for ref in REFS[4:34:2]:
         room.origin.put(ref, b"")
@@ -106,8 +104,8 @@ async def test_empty_objects_are_no_gaps(room: Engine) -> None:
     assert dataset.discovery.is_numbered
 
 
-async def test_a_list_that_is_refused_amid_its_pages_has_broken_off(tmp_path: Path) -> None:
-    """It was not refused as such: the key has expired, as a rule."""
+async def test_a_list_that_is_refused_amid_its_pages_has_failed(tmp_path: Path) -> None:
+    """The LIST as such was allowed: as a rule, the key has expired meanwhile."""
     first = (f"<Contents><Key>{ref.key}</Key><Size>{BLOCK}</Size></Contents>" for ref in REFS[:6])
     page = f"<ListBucketResult><IsTruncated>true</IsTruncated>{''.join(first)}<NextContinuationToken>more"
     page += "</NextContinuationToken></ListBucketResult>"

@@ -1,4 +1,4 @@
-"""Riding ahead, carried out: what is wanted is brought once, behind all demand, and within its budget."""
+"""Prefetch, carried out: wanted blocks are fetched once, behind all demand, and within the budget."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def room(making: Making) -> Iterator[Engine]:
 
 
 def sizes_known(room: Engine) -> None:
-    """Of a set of unknown sizes one comes first, to tell what the others take."""
+    """Without sizes, one object would be fetched first, to tell the size of the others."""
     room.planner.listed(REFS[0].bucket, [(ref.key, BLOCK) for ref in REFS], room.clock())
 
 
@@ -54,7 +54,7 @@ def tell(room: Engine, refs: list[ObjectRef] = REFS) -> None:
 
 
 async def read(room: Engine, ref: ObjectRef) -> str:
-    """As the server does; the answer's `x-cache`."""
+    """Reads as the server does; returns the answer's `x-cache`."""
     answer = await room.reads.get(
         ref, {}, lambda version, extent: room.prefetch.asked(CLIENT, version, extent, checksums=False)
     )
@@ -64,7 +64,7 @@ async def read(room: Engine, ref: ObjectRef) -> str:
 
 
 async def some_turns() -> None:
-    """Enough for all that needs no gate to happen."""
+    """Enough turns of the loop for everything that waits for no gate."""
     for _ in range(3000):
         await asyncio.sleep(0)
 
@@ -76,13 +76,13 @@ def gets(room: Engine, bucket: str = "train") -> int:
 
 
 async def under_way(room: Engine, at_least: int) -> None:
-    """As disk threads take part, turns of the loop alone would not do."""
+    """Disk threads take part, so a number of turns of the loop is not enough."""
     async with asyncio.timeout(60):
         while room.origin.under_way < at_least:
             await asyncio.sleep(0)
 
 
-async def test_what_was_told_is_brought_before_it_is_asked_for_and_all_of_it_once(room: Engine) -> None:
+async def test_hinted_objects_are_fetched_once_and_before_their_reads(room: Engine) -> None:
     tell(room)
     await room.tasks.settle()
     for ref in REFS:
@@ -92,7 +92,7 @@ async def test_what_was_told_is_brought_before_it_is_asked_for_and_all_of_it_onc
     assert gets(room) == 2 * COUNT
 
 
-async def test_what_comes_next_is_begun_once_their_readers_may_have_asked_for_more(
+async def test_prefetch_begins_after_its_readers_may_have_asked_for_more(
     making: Making, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting: list[Callable[[], None]] = []
@@ -111,7 +111,7 @@ async def test_what_comes_next_is_begun_once_their_readers_may_have_asked_for_mo
         assert "prefetch failed" in caplog.text
 
 
-async def test_of_a_plan_that_is_withdrawn_only_what_is_on_its_way_is_brought(making: Making) -> None:
+async def test_after_a_withdrawal_only_fills_under_way_are_completed(making: Making) -> None:
     with making(prefetch_blocks=2) as room:
         gate, telling = asyncio.Event(), Hint()
         room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
@@ -130,10 +130,10 @@ async def test_of_a_plan_that_is_withdrawn_only_what_is_on_its_way_is_brought(ma
         assert await read(room, REFS[0]) == "HIT"
 
 
-async def test_a_plan_counts_what_is_here_as_a_whole(making: Making) -> None:
+async def test_progress_counts_objects_that_are_here_as_a_whole(making: Making) -> None:
     with making() as room:
         telling, gate = Hint(), asyncio.Event()
-        # The first block of one comes, and of the second a part.
+        # Of one object, the first block comes whole and the second one in part.
         room.origin.faults += [Fault(key=REFS[5].key), Fault(key=REFS[5].key, body_gate=gate, gate_after=10)]
         room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, hint=telling)
         async with asyncio.timeout(60):
@@ -149,7 +149,7 @@ async def test_a_plan_counts_what_is_here_as_a_whole(making: Making) -> None:
         assert await room.prefetch.progress(telling) == PlanProgress(told=COUNT, read=1, here=COUNT - 2, left=1)
 
 
-async def test_a_reader_who_comes_while_it_is_brought_waits_for_the_same_bytes(making: Making) -> None:
+async def test_a_reader_joins_the_prefetch_of_its_object(making: Making) -> None:
     with making() as room:
         gate = asyncio.Event()
         room.origin.faults.append(Fault(times=None, key=REFS[0].key, body_gate=gate, gate_after=30_000))
@@ -164,7 +164,7 @@ async def test_a_reader_who_comes_while_it_is_brought_waits_for_the_same_bytes(m
         assert room.origin.body_bytes <= sum(map(len, BODIES.values()))
 
 
-async def test_of_an_object_that_was_unknown_what_is_still_to_come_is_known_once_a_reader_waits(room: Engine) -> None:
+async def test_a_reader_that_joins_the_first_request_of_an_object_tells_the_bytes_to_come(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults.append(Fault(key=OTHER.key, body_gate=gate))
     opened = asyncio.create_task(room.fills.opened(OTHER, size=BLOCK))
@@ -181,7 +181,7 @@ async def test_of_an_object_that_was_unknown_what_is_still_to_come_is_known_once
     assert room.scheduler._left_bytes == 0
 
 
-async def test_what_a_reader_asks_for_just_now_takes_no_turn_from_what_comes_next(room: Engine) -> None:
+async def test_a_prefetch_whose_object_a_reader_asks_for_gives_its_slot_back(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults += [Fault(key=ref.key, gate=gate) for ref in (OTHER, REFS[0])]
     reading = asyncio.create_task(room.get(OTHER))
@@ -197,7 +197,7 @@ async def test_what_a_reader_asks_for_just_now_takes_no_turn_from_what_comes_nex
     assert [sample.value for sample in metric.samples if sample.name.endswith("_total")] == [1]
 
 
-async def test_demand_does_not_wait_for_what_nobody_waits_for(making: Making) -> None:
+async def test_demand_does_not_wait_for_prefetch(making: Making) -> None:
     with making(fills_max=1) as room:
         gate = asyncio.Event()
         room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
@@ -208,7 +208,7 @@ async def test_demand_does_not_wait_for_what_nobody_waits_for(making: Making) ->
         await room.tasks.settle()
 
 
-async def test_a_reader_brings_forward_all_that_he_would_ask_for_himself(making: Making) -> None:
+async def test_a_reader_promotes_the_prefetched_blocks_that_it_would_ask_for(making: Making) -> None:
     with making() as room:
         gate = asyncio.Event()
         room.origin.put(REFS[0], ramp(6 * BLOCK, 5))
@@ -225,7 +225,7 @@ async def test_a_reader_brings_forward_all_that_he_would_ask_for_himself(making:
         await room.tasks.settle()
 
 
-async def test_what_went_stale_and_is_not_here_costs_one_request(room: Engine) -> None:
+async def test_a_stale_object_that_is_not_here_costs_one_request(room: Engine) -> None:
     await room.reads.head(REFS[0], {})
     room.clock.advance(61.0)
     before = len(room.origin.log)
@@ -260,7 +260,7 @@ async def test_the_bandwidth_of_the_budget_holds(making: Making) -> None:
             room.planner.told(CLIENT, (), room.clock())
             tell(room)
             await room.tasks.settle()
-        # Whole objects of two blocks, of which nobody knows the size before.
+        # Whole objects of two blocks; their size is not known before.
         assert 2 * BLOCK <= room.origin.body_bytes <= (4 + 4) * BLOCK
 
 
@@ -272,7 +272,7 @@ async def test_bandwidth_that_was_not_spent_for_a_minute_is_not_saved_up(making:
         await room.tasks.settle()
 
 
-async def test_a_question_for_nobody_waits_for_its_turn(room: Engine) -> None:
+async def test_a_request_for_prefetch_waits_for_a_slot(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
     sizes_known(room)
@@ -286,7 +286,7 @@ async def test_a_question_for_nobody_waits_for_its_turn(room: Engine) -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.OBJECT])
-async def test_without_prefetch_of_epochs_nothing_is_brought_that_was_not_asked_for(making: Making, mode: Mode) -> None:
+async def test_without_prefetch_of_epochs_no_object_is_fetched_before_its_read(making: Making, mode: Mode) -> None:
     with making(prefetch=mode) as room:
         tell(room)
         for ref in REFS[:4]:
@@ -322,7 +322,7 @@ def page(refs: list[ObjectRef], *, more: bool) -> bytes:
 
 
 @pytest.mark.parametrize("then", [200, 403])
-async def test_a_long_list_is_fetched_from_while_it_comes(then: int, room: Engine) -> None:
+async def test_objects_of_a_long_list_are_prefetched_before_its_end(then: int, room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults += [Fault(key="", status=200, body=page(REFS[:6], more=True)),
                            Fault(key="", status=then, body=page(REFS[6:], more=False), gate=gate)]  # fmt: skip
@@ -344,7 +344,7 @@ async def test_a_long_list_is_fetched_from_while_it_comes(then: int, room: Engin
     assert all(map(room.fills.is_here, REFS)) == (then == 200)
 
 
-async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room: Engine) -> None:
+async def test_a_failed_list_or_get_is_not_retried_for_ever_and_ends_no_task(room: Engine) -> None:
     broken = [Fault(times=None, key=REFS[0].key, status=403), Fault(times=None, key=REFS[1].key, refuse=True)]
     room.origin.faults += broken
     tell(room)
@@ -367,7 +367,7 @@ async def test_a_failed_list_or_get_is_not_tried_for_ever_and_ends_nothing(room:
 
 
 @pytest.mark.parametrize(("status", "lists"), [(400, 2), (403, 1), (503, 2)])
-async def test_a_list_is_tried_again_where_it_may_come(status: int, lists: int, room: Engine) -> None:
+async def test_a_list_is_retried_unless_it_was_refused(status: int, lists: int, room: Engine) -> None:
     room.origin.faults.append(Fault(times=None, key="", status=status))
     asked = 0
     for ref in REFS[:6]:
@@ -379,7 +379,7 @@ async def test_a_list_is_tried_again_where_it_may_come(status: int, lists: int, 
     assert asked == lists
 
 
-async def test_where_nothing_may_be_kept_prefetching_rests(room: Engine) -> None:
+async def test_without_room_prefetch_rests(room: Engine) -> None:
     room.store.admitting = False
     tell(room)
     async with asyncio.timeout(60):
@@ -395,7 +395,7 @@ async def test_where_nothing_may_be_kept_prefetching_rests(room: Engine) -> None
 
 
 async def tries(room: Engine, seconds: float) -> list[float]:
-    """Told and looked at each tenth of a second for so long: after how many seconds the origin was asked."""
+    """Hints and ticks every tenth of a second, for so long. Returns the seconds at which the origin was asked."""
     began, asked = room.clock(), []
     while room.clock() <= began + seconds:
         before = len(room.origin.log)
@@ -414,7 +414,7 @@ def rests_of(asked: list[float]) -> list[float]:
 
 async def test_the_rest_after_failures_doubles_up_to_five_seconds_and_ends_with_a_success(making: Making) -> None:
     with making(prefetch_blocks=1) as room:
-        room.clock.advance(0.05)  # so that no look falls on the very end of a rest
+        room.clock.advance(0.05)  # so that no tick falls exactly on the end of a rest
         room.origin.faults.append(Fault(times=None, refuse=True))
         rests = rests_of(await tries(room, 21.0))
         assert rests[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2], abs=0.11)
@@ -438,7 +438,7 @@ async def test_fills_that_fail_together_are_one_failure(room: Engine) -> None:
     assert await read(room, REFS[0]) == "HIT"
 
 
-async def test_an_origin_that_is_busy_is_asked_again_after_a_rest_and_nothing_is_passed_over(making: Making) -> None:
+async def test_a_busy_origin_is_asked_again_after_a_rest_for_every_object(making: Making) -> None:
     with making(prefetch_blocks=4) as room:
         sizes_known(room)
         room.origin.faults.append(Fault(times=None, status=503))
@@ -456,7 +456,7 @@ async def test_an_origin_that_is_busy_is_asked_again_after_a_rest_and_nothing_is
         assert all(map(room.fills.is_here, REFS))
 
 
-async def test_an_object_that_has_changed_is_brought_as_it_is_now(making: Making) -> None:
+async def test_an_object_that_has_changed_is_fetched_in_its_new_version(making: Making) -> None:
     with making(freshness="immutable") as room:
         sizes_known(room)
         await read(room, REFS[1])
@@ -465,7 +465,7 @@ async def test_an_object_that_has_changed_is_brought_as_it_is_now(making: Making
         room.origin.put(REFS[1], ramp(2 * BLOCK, 99))
         tell(room, [REFS[0], *REFS[2:], REFS[1]])
         for _ in range(3):
-            # No read forgets it for the fill; only the fill has been told that it changed.
+            # Only the fill hears that the object has changed; no read makes the cache forget it.
             room.clock.advance(10.0)
             room.planner.told("another", REFS, room.clock())
             await room.prefetch.tick()
@@ -473,7 +473,7 @@ async def test_an_object_that_has_changed_is_brought_as_it_is_now(making: Making
         assert room.fills.is_here(REFS[1])
 
 
-async def test_the_order_of_what_is_wanted_is_kept_where_the_settings_leave_something_out(
+async def test_a_hint_keeps_its_order_where_the_settings_exclude_some_objects(
     making: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with making() as room:
@@ -487,7 +487,7 @@ async def test_the_order_of_what_is_wanted_is_kept_where_the_settings_leave_some
         assert told == [ref.key for ref in refs[::2]]
 
 
-async def test_an_order_that_a_sampler_has_drawn_is_fetched_ahead_once_its_first_reads_are_known(
+async def test_a_samplers_order_is_prefetched_after_its_first_reads(
     making: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
@@ -513,7 +513,7 @@ async def test_an_order_that_a_sampler_has_drawn_is_fetched_ahead_once_its_first
             room.prefetch.asked(CLIENT, version, Extent(0, 100), checksums=False)
             room.prefetch.sent(CLIENT, refs[number])
         monkeypatch.undo()
-        # Each look at the clock takes a millisecond: each step is followed by a pause of ten times as long.
+        # Each reading of the clock takes a millisecond, so each step is followed by a pause of ten times that.
         monkeypatch.setattr(room.prefetch, "_clock", later)
         monkeypatch.setattr("outrider.engine.ahead.prefetch.asyncio.sleep", sleep)
         await room.tasks.settle()
@@ -521,12 +521,12 @@ async def test_an_order_that_a_sampler_has_drawn_is_fetched_ahead_once_its_first
         brought = [request.key for request in room.origin.log if request.key]
         await room.tasks.cancel()
     assert brought[:3] == [refs[number].key for number in order[16:19]]
-    # Others, too, let the loop have a turn.
+    # Other code yields to the loop, too.
     assert sum(pause_s > 0.009 for pause_s in pauses) >= 5
     assert {round(pause_s, 2) for pause_s in pauses} == {0.0, 0.01}
 
 
-async def test_a_thought_that_fails_costs_no_plan_and_ends_no_others(
+async def test_a_bug_in_a_long_computation_ends_no_other_one(
     room: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> bool:
@@ -542,14 +542,14 @@ async def test_a_thought_that_fails_costs_no_plan_and_ends_no_others(
     assert await read(room, REFS[0]) == "HIT"
 
 
-# -- notes of hits ------------------------------------------------------------------------------------------------
+# -- noted hits ---------------------------------------------------------------------------------------------------
 
 
 def many(number: int) -> ObjectVersion:
     return ObjectVersion(ObjectRef("train", f"many/{number:06d}"), '"e"', 100)
 
 
-async def test_who_was_answered_at_once_is_about_to_ask_for_more(room: Engine) -> None:
+async def test_a_noted_hit_marks_its_reader_as_reading_on(room: Engine) -> None:
     assert not room.scheduler.reads_on
     room.prefetch.note(CLIENT, many(0), Extent(0, 100))
     assert room.scheduler.reads_on
@@ -557,7 +557,7 @@ async def test_who_was_answered_at_once_is_about_to_ask_for_more(room: Engine) -
     assert not room.scheduler.reads_on
 
 
-async def test_of_a_storm_of_hits_a_tick_hears_a_few_and_the_oldest_beyond_a_bound_are_never_heard(
+async def test_a_tick_tells_of_some_of_a_burst_of_hits_and_the_oldest_beyond_a_bound_are_dropped(
     room: Engine,
 ) -> None:
     for number in range(20_000):
@@ -573,9 +573,7 @@ async def test_of_a_storm_of_hits_a_tick_hears_a_few_and_the_oldest_beyond_a_bou
     await room.tasks.settle()
 
 
-async def test_others_have_their_turns_while_a_storm_of_hits_is_heard_and_most_of_the_time(
-    room: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_other_work_has_its_turn_during_a_burst_of_hits(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     heard, asked, event_s = [], room.planner.asked, 0.0004
 
     def takes_long(client: str, ref: ObjectRef, *rest: Any) -> Extent | None:
@@ -606,7 +604,7 @@ async def test_others_have_their_turns_while_a_storm_of_hits_is_heard_and_most_o
     await room.tasks.settle()
 
 
-async def test_small_reads_all_over_one_object_do_not_keep_others_from_being_heard(room: Engine) -> None:
+async def test_random_reads_of_one_object_do_not_displace_reads_of_others(room: Engine) -> None:
     version = ObjectVersion(ObjectRef("train", "wide"), '"e"', 10**6)
     for number in range(1000):
         room.prefetch.note(CLIENT, version, Extent(10 * number, 10 * number + 1))
@@ -627,7 +625,7 @@ async def test_a_stop_leaves_nothing_behind(room: Engine) -> None:
     assert room.planner.blocks_coming == 0
 
 
-async def test_an_error_of_our_own_in_the_planner_costs_no_reader_his_reply_and_is_said_once_a_minute(
+async def test_a_bug_in_the_planner_fails_no_request_and_is_logged_once_a_minute(
     room: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
@@ -646,7 +644,7 @@ async def test_an_error_of_our_own_in_the_planner_costs_no_reader_his_reply_and_
         room.clock.advance(60.0)
 
 
-async def test_thoughts_that_take_long_take_a_tenth_of_the_time(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_planner_takes_a_tenth_of_the_time(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     took_s = 0.02
     thoughts: list[float] = []
 
@@ -661,7 +659,7 @@ async def test_thoughts_that_take_long_take_a_tenth_of_the_time(room: Engine, mo
         room.prefetch.think()
         room.clock.advance(0.001)
     assert 0.08 * 10.0 <= took_s * len(thoughts) <= 0.12 * 10.0
-    # Short ones are no matter, nor is a single one that was held up.
+    # Short calls cause no rest, nor does a single one that was interrupted.
     took_s = 0.0005
     room.prefetch.think()
     for took_s in (0.0005, 0.5, 0.0005):

@@ -1,4 +1,4 @@
-"""What a dataset has is found by a LIST, or by the numbers in its names."""
+"""The objects of a dataset are found by a LIST, or by the numbers in its names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFIX = ("b", "s/")
 
 
 class Reader:
-    """Of objects of `size` bytes; what is wanted is not brought, and so not there, if it is in `missing`."""
+    """Reads objects of `size` bytes. Wanted objects are fetched, unless they are in `missing`: these do not exist."""
 
     def __init__(self, size: int = SMALL, *, believed_s: float = float("inf"), keys_max: int = 10_000) -> None:
         self.size = size
@@ -33,7 +33,7 @@ class Reader:
             self.planner.sent("a", ObjectRef("b", key), self.now)
 
     def counted(self, numbering: NumberedNames | None = None, *, stop: int = COUNT, step: int = 50) -> int:
-        """As it is told, in pages; how many of the names were wanted."""
+        """Answers a numbering in pages. Returns how many names the planner took."""
         if numbering is None:
             [(_, numbering)] = self.planner.please_count()
         for first in range(0, stop, step):
@@ -44,7 +44,7 @@ class Reader:
         return stop
 
     def not_counted(self) -> None:
-        """Its first reads, after which it was asked in vain how far the names count."""
+        """The first reads of a dataset, after which the probe of its numbering failed."""
         self.read(*READ)
         [(bucket, numbering)] = self.planner.please_count()
         self.planner.not_counted(bucket, numbering, self.now)
@@ -54,7 +54,7 @@ class Reader:
         self.planner.listed("b", [(key, self.size) for key in keys], self.now)
 
     def wanted(self, *, there: set[str] | None = None) -> set[str]:
-        """All that it wants now; of what is not `there` it hears so."""
+        """All objects that the planner wants now. It is told which of them do not exist."""
         found: set[str] = set()
         while wants := self.planner.wants(self.now, 10**9, 8):
             for want in wants:
@@ -69,7 +69,7 @@ class Reader:
 READ = [KEYS[number] for number in (200, 17, 130, 4)]
 
 
-def test_small_objects_whose_names_count_are_counted_and_not_listed() -> None:
+def test_small_objects_with_numbered_names_are_probed_and_not_listed() -> None:
     reader = Reader()
     reader.read(*READ)
     [(bucket, numbering)] = reader.planner.please_count()
@@ -86,14 +86,14 @@ def test_small_objects_whose_names_count_are_counted_and_not_listed() -> None:
     (KEYS[:4], 30_000),
     (["s/000100-3.bin", "s/000101-1.bin", "s/000102-4.bin", "s/000103-1.bin"], SMALL),
 ])  # fmt: skip
-def test_large_objects_and_names_that_do_not_count_are_listed(keys: list[str], size: int) -> None:
+def test_large_objects_and_names_without_numbers_are_listed(keys: list[str], size: int) -> None:
     reader = Reader(size)
     reader.read(*keys)
     assert reader.planner.please_count() == []
     assert reader.planner.please_list() == [PREFIX]
 
 
-def test_what_does_not_count_one_by_one_is_listed() -> None:
+def test_names_with_gaps_are_listed() -> None:
     reader = Reader()
     reader.not_counted()
     reader.planner.list_failed("b", "s/", reader.now)
@@ -103,7 +103,7 @@ def test_what_does_not_count_one_by_one_is_listed() -> None:
     assert reader.planner.please_count() == []
 
 
-def test_where_nobody_may_list_it_is_counted() -> None:
+def test_numbered_names_are_probed_if_a_list_is_refused() -> None:
     reader = Reader(1_000_000)
     reader.read(*READ)
     assert reader.planner.please_list() == [PREFIX]
@@ -114,7 +114,7 @@ def test_where_nobody_may_list_it_is_counted() -> None:
     assert reader.planner.please_list() == [], "it would be refused again"
 
 
-def test_where_nobody_may_list_and_nothing_counts_it_is_read_as_it_comes() -> None:
+def test_without_a_list_and_without_numbers_only_reads_are_known() -> None:
     reader = Reader()
     reader.not_counted()
     reader.planner.list_refused("b", "s/", reader.now)
@@ -125,7 +125,7 @@ def test_where_nobody_may_list_and_nothing_counts_it_is_read_as_it_comes() -> No
 
 
 @pytest.mark.parametrize("how", ["a hole", "beyond the end"])
-def test_one_that_is_not_as_counted_is_listed_and_the_list_counts(how: str) -> None:
+def test_a_wrong_numbering_is_replaced_by_a_list(how: str) -> None:
     reader = Reader()
     reader.read(*READ)
     reader.counted()
@@ -145,7 +145,7 @@ def test_one_that_is_not_as_counted_is_listed_and_the_list_counts(how: str) -> N
     assert reader.planner.please_list() == []
 
 
-def test_a_list_that_comes_first_is_not_changed_by_what_was_counted() -> None:
+def test_a_numbering_that_comes_after_a_list_changes_nothing() -> None:
     reader = Reader()
     reader.read(*READ)
     reader.listed(KEYS[:250])
@@ -153,7 +153,7 @@ def test_a_list_that_comes_first_is_not_changed_by_what_was_counted() -> None:
     assert reader.wanted() == set(KEYS[:250]) - set(READ)
 
 
-def test_where_every_other_is_not_there_and_nobody_may_list_it_is_given_up() -> None:
+def test_a_numbering_with_many_missing_objects_is_given_up() -> None:
     reader, there = Reader(1_000_000), {*KEYS[::2], KEYS[17]}
     reader.read(*(KEYS[number] for number in (200, 17, 130, 4, 290)))
     reader.planner.please_list()
@@ -170,7 +170,7 @@ def test_where_every_other_is_not_there_and_nobody_may_list_it_is_given_up() -> 
     assert {dataset.names.keys[key] for key in dataset.names.listed} == there, "nor after a restart"
 
 
-def test_an_epoch_of_what_was_counted_ends_and_the_next_is_foreseen() -> None:
+def test_an_epoch_of_numbered_names_ends_and_the_next_is_predicted() -> None:
     reader = Reader()
     order = Random(3).sample(KEYS, COUNT)
     for number, key in enumerate(order):
@@ -183,7 +183,7 @@ def test_an_epoch_of_what_was_counted_ends_and_the_next_is_foreseen() -> None:
     assert order[40] in reader.wanted()
 
 
-def test_names_that_grow_stale_are_listed_unless_nobody_may() -> None:
+def test_names_that_become_stale_are_listed_again_unless_refused() -> None:
     for refused in (False, True):
         reader = Reader(1_000_000 if refused else SMALL, believed_s=60.0)
         reader.read(*READ)
@@ -199,7 +199,7 @@ def test_names_that_grow_stale_are_listed_unless_nobody_may() -> None:
         assert bool(asked) is not refused
 
 
-def test_that_it_was_counted_is_remembered_over_a_restart() -> None:
+def test_a_numbering_is_remembered_over_a_restart() -> None:
     reader, after = Reader(), Reader()
     reader.read(*READ)
     reader.counted()
@@ -214,7 +214,7 @@ def test_that_it_was_counted_is_remembered_over_a_restart() -> None:
     assert after.planner.please_list() == [PREFIX]
 
 
-def test_a_list_that_was_refused_while_the_order_was_told_is_not_asked_for_again() -> None:
+def test_a_list_that_was_refused_during_a_hint_is_not_asked_for_again() -> None:
     reader = Reader(1_000_000, believed_s=60.0)
     refs = [ObjectRef("b", key) for key in KEYS]
     reader.planner.told("a", refs, reader.now)
@@ -243,7 +243,7 @@ def test_a_refused_list_is_tried_again_after_an_hour() -> None:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_list_that_was_refused_is_tried_again_where_nothing_counts(told: bool) -> None:
+def test_a_refused_list_is_tried_again_if_no_names_are_numbered(told: bool) -> None:
     reader = Reader(1_000_000, believed_s=60.0)
     names = [f"s/{number:06d}-{number % 7}.bin" for number in range(100)]
     if told:
@@ -260,7 +260,7 @@ def test_a_list_that_was_refused_is_tried_again_where_nothing_counts(told: bool)
     assert reader.planner.please_list() == [PREFIX]
 
 
-def test_holes_are_asked_for_once_and_a_few_of_them_change_nothing() -> None:
+def test_missing_objects_are_asked_for_once_and_a_few_of_them_change_nothing() -> None:
     reader, holes = Reader(1_000_000), {KEYS[number] for number in (31, 77, 140, 222, 280)}
     order = [key for key in Random(3).sample(KEYS, COUNT) if key not in holes]
     reader.read(*order[:4])
@@ -277,7 +277,7 @@ def test_holes_are_asked_for_once_and_a_few_of_them_change_nothing() -> None:
     assert order[40] in reader.wanted()
 
 
-def test_what_was_counted_stays_until_the_list_in_its_place_is_whole() -> None:
+def test_numbered_names_stay_until_the_list_in_their_place_is_complete() -> None:
     reader = Reader()
     reader.read(*READ)
     reader.counted()
@@ -302,7 +302,7 @@ def test_what_was_counted_stays_until_the_list_in_its_place_is_whole() -> None:
     assert not dataset.discovery.is_numbered
 
 
-def test_a_list_of_stale_names_that_breaks_off_while_another_one_waits_leaves_what_was_counted() -> None:
+def test_a_failed_list_leaves_the_numbered_names() -> None:
     reader = Reader(believed_s=60.0)
     reader.read(*READ)
     reader.counted()
@@ -321,7 +321,7 @@ def test_a_list_of_stale_names_that_breaks_off_while_another_one_waits_leaves_wh
 @pytest.mark.parametrize("what", [
     "of another bucket", "of other names", "of these and others", "of these and others, which fails", "a count",
 ])  # fmt: skip
-def test_only_its_own_list_takes_the_place_of_what_was_counted(what: str) -> None:
+def test_only_the_list_of_a_datasets_own_prefix_replaces_its_numbered_names(what: str) -> None:
     reader = Reader()
     reader.read(*READ)
     [(_, numbering)] = reader.planner.please_count()
@@ -346,7 +346,7 @@ def test_only_its_own_list_takes_the_place_of_what_was_counted(what: str) -> Non
     assert [dataset.names.keys[key] for key in dataset.names.listed] == KEYS[:101]
 
 
-def test_what_a_list_of_other_names_shows_besides_is_known_when_it_ends() -> None:
+def test_names_that_the_list_of_another_prefix_shows_are_known_when_it_ends() -> None:
     reader = Reader(1_000_000)
     reader.read(*READ)
     for first, stop in ((0, 200), (200, COUNT)):
@@ -356,7 +356,7 @@ def test_what_a_list_of_other_names_shows_besides_is_known_when_it_ends() -> Non
     assert reader.wanted() == set(KEYS) - set(READ)
 
 
-def test_one_list_tells_all_sets_of_its_prefix_and_is_asked_for_once() -> None:
+def test_one_list_serves_all_datasets_under_its_prefix() -> None:
     reader = Reader(1_000_000)
     labels = [key.replace(".bin", ".json") for key in KEYS]
     reader.read(*KEYS[:4], *labels[:4])
@@ -372,7 +372,7 @@ def test_one_list_tells_all_sets_of_its_prefix_and_is_asked_for_once() -> None:
 
 
 @pytest.mark.parametrize("what", ["given up", "forgotten", "too many"])
-def test_of_names_of_which_nobody_wants_to_know_no_more_are_told(what: str) -> None:
+def test_an_answer_that_is_not_needed_any_more_is_stopped(what: str) -> None:
     reader = Reader(keys_max=2000)
     reader.read(*READ)
     [(_, numbering)] = reader.planner.please_count()
@@ -394,7 +394,7 @@ def test_of_names_of_which_nobody_wants_to_know_no_more_are_told(what: str) -> N
     assert len(dataset.names.listed) == before
 
 
-def test_where_set_after_set_does_not_count_the_others_are_listed_at_once() -> None:
+def test_after_several_failed_numberings_the_others_are_listed_at_once() -> None:
     reader, counts = Reader(), 0
     for folder in ("cat", "dog", "emu", "fox", "gnu", "hen"):
         reader.read(*(f"{folder}/{number:06d}.bin" for number in (200, 17, 130)))
@@ -406,7 +406,7 @@ def test_where_set_after_set_does_not_count_the_others_are_listed_at_once() -> N
 
 
 @pytest.mark.parametrize("names", [127, 128])
-def test_where_set_after_set_is_small_the_others_are_listed_at_once(names: int) -> None:
+def test_after_several_small_numberings_the_others_are_listed_at_once(names: int) -> None:
     reader, counts = Reader(), 0
     for folder in ("cat", "dog", "emu", "fox", "gnu", "hen"):
         reader.read(*(f"{folder}/{number:06d}.bin" for number in (2, 17, 13)))
@@ -421,7 +421,7 @@ def test_where_set_after_set_is_small_the_others_are_listed_at_once(names: int) 
 
 @pytest.mark.parametrize("listing", [True, False])
 @pytest.mark.parametrize("size", [1000, 1_000_000])
-def test_in_the_simulator_a_first_epoch_is_known_with_a_list_and_without(listing: bool, size: int) -> None:
+def test_the_first_epoch_is_predicted_with_a_list_and_without(listing: bool, size: int) -> None:
     shards = Shards(100, size, "s")
     job = JobSpec("job", shards, order_of("fresh", list(range(100)), 2, 1), epochs=1, reader_bytes_s=5.0 * size)
     machine = Machine(200 * size, 40.0 * size, latency_s=0.01, block_bytes=size, listing=listing)

@@ -1,4 +1,4 @@
-"""What a job tells: plans and stalls parse to what was meant, or are refused in S3's words; nothing else happens."""
+"""Messages of jobs: hints and stall reports are parsed as written, or refused with an S3 error."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ anything: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.lists(keys), st.integers(0, 10**9), st.none() | st.integers(0, 10**9))
-def test_a_plan_says_what_was_meant(names: list[str], start: int, more: int | None) -> None:
+def test_a_hint_is_parsed_as_written(names: list[str], start: int, more: int | None) -> None:
     total = None if more is None else start + len(names) + more
     body = {"reads": [f"s3://bkt/{name}" for name in names], "start": start, "total": total}
     assert parse_plan(json.dumps(body).encode()) == Plan(tuple(ObjectRef("bkt", name) for name in names), start, total)
 
 
 @given(st.binary(max_size=60) | anything.map(lambda value: json.dumps(value).encode()))
-def test_whatever_comes_is_understood_or_refused(body: bytes) -> None:
+def test_any_body_is_parsed_or_refused(body: bytes) -> None:
     for parse in (parse_plan, parse_stall):
         with contextlib.suppress(InvalidArgument):
             parse(body)
@@ -57,8 +57,8 @@ def test_stalls_are_added() -> None:
     assert parse_stall(b"{}") == Stall(0, 0.0, 0.0, 0)
 
 
-def test_what_is_remembered_of_a_plan_counts_as_its_text_does() -> None:
-    """It grows with each part that is told under the name."""
+def test_a_hint_is_counted_by_its_size_in_memory_too() -> None:
+    """A hint grows with each part that is sent under its name."""
     notes, planner, telling = ControlObjects(10, 4950), Planner(1 << 20, 1 << 10), Hint()
     notes.put("", "short", ControlObject(bytes(100), 0.0))
     for part in range(3):

@@ -1,4 +1,4 @@
-"""Names that count: which there are is found by a few questions."""
+"""Numbered names: a few HEADs tell which of them exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.core.ahead.numbered_names import NumberedNames, NumberedRange, num
 def probed(
     numbering: NumberedNames, there: Set[int] | range, width: int | None = None
 ) -> tuple[NumberedRange | None, list[list[str]]]:
-    """What is found where there are these numbers, and what was asked for it, round by round."""
+    """The range that is found if the numbers in `there` exist, and the names asked for, round by round."""
     true = replace(numbering, width=numbering.width if width is None else width)
 
     def is_there(name: str) -> bool:
@@ -43,7 +43,7 @@ def probed(
     (["v2/x-998", "v2/x-1002"], "v2/x-", 1, "", (998, 1002)),
     (["x-098.gz", "x-1002.gz"], "x-", 3, ".gz", (98, 1002)),
 ])  # fmt: skip
-def test_names_that_differ_in_one_number_count(
+def test_names_that_differ_in_one_number_are_numbered(
     keys: list[str], head: str, width: int, tail: str, seen: tuple[int, ...]
 ) -> None:
     numbering = numbering_of(keys)
@@ -67,7 +67,7 @@ def test_names_that_differ_in_one_number_count(
     ["x-1" + 15 * "0", "x-2" + 15 * "0"],
     ["x-٠١.tar", "x-٠٢.tar"],
 ])  # fmt: skip
-def test_others_do_not(keys: list[str]) -> None:
+def test_other_names_are_not_numbered(keys: list[str]) -> None:
     assert numbering_of(keys) is None
 
 
@@ -84,7 +84,7 @@ def test_the_whole_range_is_found_with_few_questions(first: int, count: int, wid
     assert len(rounds) <= 4 + log2(count) / 2 + log2(first + count) / 2
     asked = [name for one in rounds for name in one]
     assert len(asked) <= 3 * len(rounds) + 32
-    assert not set(asked) & set(map(numbering.name, seen)), "that those are there is known"
+    assert not set(asked) & set(map(numbering.name, seen)), "these are known to exist"
     few = range(first, first + min(count, 3000))
     assert list(NumberedRange(numbering, few).names()) == sorted(map(numbering.name, few)), "as a LIST has them"
 
@@ -99,7 +99,7 @@ def test_names_with_many_gaps_are_not_taken_for_a_range(gaps: float) -> None:
     assert taken <= 3, "16 samples miss a quarter of gaps once in a hundred times"
 
 
-def test_where_all_is_known_already_or_too_much_there_nothing_is_found() -> None:
+def test_nothing_is_found_if_all_names_are_known_or_too_many_exist() -> None:
     assert probed(NumberedNames("x", 6, "", (4, 5, 6)), range(4, 7))[0] is None
     endless, rounds = probed(NumberedNames("x", 6, "", (4, 5, 6)), range(10**15))
     assert endless is None
@@ -110,7 +110,7 @@ def test_where_all_is_known_already_or_too_much_there_nothing_is_found() -> None
 
 @pytest.mark.parametrize("first", [0, 1, 100])
 @pytest.mark.parametrize("width", [1, 4])
-def test_zeros_before_numbers_are_found_though_none_was_seen(first: int, width: int) -> None:
+def test_padding_is_found_though_none_was_seen(first: int, width: int) -> None:
     numbering = numbering_of(["x-1300.bin", "x-2010.bin", "x-1005.bin"])
     assert numbering is not None
     found, _ = probed(numbering, range(first, 2500), width)

@@ -1,4 +1,4 @@
-"""Readers told by what they ask for: whole objects, parallel ranges, small random ones."""
+"""Readers are recognised by their requests: whole objects, parallel ranges, small random ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ask(
     return asked.opened, reader.shape
 
 
-def test_one_get_of_all_is_a_whole_read_and_the_same_again_another_pass() -> None:
+def test_one_get_of_the_object_is_a_whole_read_and_a_second_one_opens_it_again() -> None:
     streams = Readers()
     assert ask(streams, 0, SIZE) == (True, Shape.WHOLE)
     assert ask(streams, 0, SIZE, 1.0) == (True, Shape.WHOLE)
@@ -35,7 +35,7 @@ def test_parallel_ranges_out_of_order_are_one_reader_that_goes_forward() -> None
     assert opened[-1][1] is Shape.FORWARD
 
 
-def test_the_same_ranges_again_begin_a_new_pass_only_after_the_whole() -> None:
+def test_the_same_ranges_open_an_object_again_only_after_all_of_it() -> None:
     streams = Readers()
     half = [ask(streams, i * 10 * MIB, (i + 1) * 10 * MIB)[0] for i in range(5)]
     assert half == [True, False, False, False, False]

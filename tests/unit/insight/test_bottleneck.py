@@ -1,4 +1,4 @@
-"""What is the slow part, in words."""
+"""The diagnosis of the bottleneck, in words."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reads(*, stall: float, disk: float, time_s: float = 100.0) -> Sums:
         (Sums(), None, "unknown", "too early to say"),
     ],
 )
-def test_the_verdict_names_the_slow_part(sums: Sums, larger: LargerCache | None, slow: str, words: str) -> None:
+def test_the_bottleneck_is_named(sums: Sums, larger: LargerCache | None, slow: str, words: str) -> None:
     verdict = bottleneck_of(sums, larger)
     assert verdict.slow == slow
     assert verdict.text.startswith(words)
@@ -56,5 +56,5 @@ def test_more_cache_is_advised_where_it_would_save_gets() -> None:
 
 
 @pytest.mark.parametrize("ratios", [None, {1.0: 1.0, 2.0: 1.0}, {1.0: 0.5, 2.0: 0.5, 4.0: 0.54}])
-def test_no_advice_where_it_would_not(ratios: dict[float, float] | None) -> None:
+def test_no_larger_cache_is_advised_where_it_saves_nothing(ratios: dict[float, float] | None) -> None:
     assert larger_cache(ratios, GB, 0) is None

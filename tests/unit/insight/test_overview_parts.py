@@ -1,4 +1,4 @@
-"""The map of a dataset, the time line, and the last troubles: small however much there is."""
+"""The map of a dataset, the rates, and the recent errors are bounded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_object_has_a_letter_in_the_order_of_the_names() -> None:
     assert dataset.kept_bytes == 5 * BLOCK
 
 
-def test_what_is_kept_is_counted_out_again() -> None:
+def test_kept_bytes_are_subtracted_again() -> None:
     planner = a_planner(2)
     for index in (0, 1):
         planner.added(block(1, index), version(1))
@@ -57,7 +57,7 @@ def test_what_is_kept_is_counted_out_again() -> None:
     assert dataset.kept_bytes == 0
 
 
-def test_a_map_of_many_objects_is_as_short_as_one_of_some() -> None:
+def test_the_map_of_many_objects_is_bounded() -> None:
     planner = a_planner(20_000)
     for number in range(10_000):
         for index in (0, 1):
@@ -68,7 +68,7 @@ def test_a_map_of_many_objects_is_as_short_as_one_of_some() -> None:
     assert data_bytes(dataset) == 20_000 * SIZE
 
 
-def test_a_time_line_has_rates_of_the_last_two_minutes() -> None:
+def test_rates_cover_the_last_two_minutes() -> None:
     line = Rates()
     assert line.rates() == {}
     for second in range(200):
@@ -77,7 +77,7 @@ def test_a_time_line_has_rates_of_the_last_two_minutes() -> None:
     assert rates == {"disk": [10] * 120, "origin": [0] * 120}
 
 
-def test_the_same_trouble_again_is_counted() -> None:
+def test_an_error_that_occurs_again_is_counted() -> None:
     recent_errors = RecentErrors()
     for at in range(3):
         recent_errors.add("disk failed", "x" * 1000, "warning", float(at))
@@ -90,7 +90,7 @@ def test_the_same_trouble_again_is_counted() -> None:
     assert len(recent_errors.last()) == 50
 
 
-def test_warnings_of_the_log_are_kept_with_their_facts_and_nothing_less() -> None:
+def test_warnings_of_the_log_are_kept_with_their_fields_and_no_lower_levels() -> None:
     recent_errors, log = RecentErrors(), logging.getLogger("outrider.test")
     with keep_recent_errors(recent_errors):
         log.info("nothing")

@@ -1,4 +1,4 @@
-"""Who waited for whom, and what the bucket was spared."""
+"""Usage by dataset and reader, waiting times, and savings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_reads_are_summed_by_dataset_and_by_reader() -> None:
     assert by_reader == {("a", "train-{}.tar"): 10, ("b", "train-{}.tar"): 5, ("a", "val-{}.tar"): 7}
 
 
-def test_what_was_long_ago_does_not_count_for_now() -> None:
+def test_old_requests_do_not_count_as_recent() -> None:
     usage = Usage()
     usage.tick(100.0)
     usage.served("a", TRAIN, sums(10, disk=1000, wait_s=10.0))
@@ -73,14 +73,14 @@ def test_the_reader_that_was_silent_for_longest_is_forgotten_first_and_no_sum_is
     assert OTHERS in usage.datasets()
 
 
-def test_a_hit_is_told_once_however_often_it_is_asked_for() -> None:
+def test_a_hit_is_reported_once() -> None:
     recorder = HitTally()
     recorder.requests, recorder.sent_bytes, recorder.wait_s = 3, 30, 0.5
     assert recorder.take_unreported() == Sums(3, 3, 30, 0, 0, 0.5, 0.0)
     assert recorder.take_unreported() == Sums()
 
 
-def test_money_is_what_the_bucket_was_not_asked_for() -> None:
+def test_savings_are_the_requests_that_the_bucket_did_not_get() -> None:
     account = DatasetAccount(wanted=5000, wanted_bytes=8 * 10**9, asked=1000, came_bytes=3 * 10**9)
     saved = Saved.of(account, Prices(per_gb=0.09, per_1000_gets=0.0004))
     assert (saved.gets, saved.egress_bytes) == (4000, 5 * 10**9)
@@ -91,7 +91,7 @@ def test_money_is_what_the_bucket_was_not_asked_for() -> None:
     assert (wasteful.request_dollars, wasteful.egress_dollars) == (-8.0, -8.0)
 
 
-def test_what_is_passed_on_is_wanted_and_none_of_the_caches_reads() -> None:
+def test_a_read_answered_by_the_bucket_is_wanted_but_no_read_of_the_cache() -> None:
     usage = Usage(datasets_max=1)
     usage.served("ann", ("b", "x-{}.tar"), sums(2, disk=10))
     usage.passed_on(("b", "x-{}.tar"), 5)
@@ -125,7 +125,7 @@ def test_large_datasets_have_labels_of_their_own_and_the_rest_is_other() -> None
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 200), st.booleans()), max_size=60))
-def test_no_byte_is_told_twice_or_lost_however_datasets_come_and_go(reads: list[tuple[int, int, bool]]) -> None:
+def test_no_byte_is_counted_twice_or_lost_as_datasets_come_and_go(reads: list[tuple[int, int, bool]]) -> None:
     usage, registry = Usage(datasets_max=2), CollectorRegistry()
     metrics = UsageMetrics(usage, registry, from_bytes=100)
     last: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Lists of names: what a person writes is what is meant, or is refused with the line."""
+"""Object lists are parsed as written, or refused with the number of the line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def urls_of(told: ObjectList) -> list[str]:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["b-1", "other.bucket"]), KEYS), min_size=1))
-def test_what_is_listed_is_meant_each_once_and_in_its_order(names: list[tuple[str, str]]) -> None:
+def test_a_list_is_parsed_in_its_order_and_each_name_once(names: list[tuple[str, str]]) -> None:
     told = parse_list("\n".join(f"  s3://{bucket}/{key}\r" for bucket, key in names).encode())
     refs = [ObjectRef(*name) for name in dict.fromkeys(names)]
     assert told.refs == tuple(ref for ref in refs if not ref.key.endswith("/"))
@@ -47,7 +47,7 @@ def test_a_template_stands_for_what_the_sdk_makes_of_it(parts: list[str]) -> Non
     assert urls_of(parse_list(template.encode(), objects_max=10**7)) == list(dict.fromkeys(expand(template)))
 
 
-def test_a_bucket_and_a_prefix_are_all_that_begins_so() -> None:
+def test_a_bucket_and_a_prefix_stand_for_all_keys_under_them() -> None:
     told = parse_list("﻿s3://one\ns3://two/\n\n  # no\ns3://three/a b/{x,y}/\n".encode())
     assert told.prefixes == (
         ObjectRef("one", ""), ObjectRef("two", ""), ObjectRef("three", "a b/x/"), ObjectRef("three", "a b/y/"),
@@ -55,7 +55,7 @@ def test_a_bucket_and_a_prefix_are_all_that_begins_so() -> None:
     assert told.refs == ()
 
 
-def test_no_more_is_expanded_than_may_be() -> None:
+def test_the_expansion_of_templates_is_bounded() -> None:
     assert len(parse_list(b"s3://bkt/{000..999}", objects_max=1000).refs) == 1000
     for body in (b"s3://bkt/{000..999}\ns3://bkt/k", b"s3://bkt/{0..999999999999999999}", b"s3://bkt/" + b"{a,b}" * 60):
         with pytest.raises(InvalidArgument, match="more than 1000 objects"):

@@ -1,4 +1,4 @@
-"""How far a warm-up is, and the bandwidth that it may take."""
+"""The progress of a warm-up, and the token bucket of its bandwidth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, Stat
 from outrider.core.origin.token_bucket import TokenBucket
 
 
-def test_the_rest_takes_as_long_as_the_rate_of_late_says() -> None:
+def test_the_eta_follows_the_recent_rate() -> None:
     progress = Progress(0.0, wanted_objects=4, wanted_bytes=300, unsized=1)
     assert progress.eta_s(1.0) is None, "nothing came yet"
     for second in range(1, 31):
@@ -23,7 +23,7 @@ def test_the_rest_takes_as_long_as_the_rate_of_late_says() -> None:
     assert (progress.state, progress.eta_s(60.0)) == (State.DONE, None)
 
 
-def test_failures_are_told_by_name_up_to_a_limit_and_counted_beyond() -> None:
+def test_failures_are_kept_by_name_up_to_a_limit_and_counted_beyond() -> None:
     progress = Progress(0.0)
     for number in range(FAILURES_TOLD_MAX + 5):
         progress.fail(f"s3://bkt/{number}", "gone")
@@ -37,12 +37,12 @@ def test_failures_are_told_by_name_up_to_a_limit_and_counted_beyond() -> None:
 @given(
     st.floats(1, 1e9), st.lists(st.tuples(st.floats(0, 3), st.floats(1, 1e6)), max_size=60),
 )  # fmt: skip
-def test_no_more_is_spent_than_the_rate_gives(rate: float, wishes: list[tuple[float, float]]) -> None:
+def test_a_token_bucket_spends_no_more_than_its_rate(rate: float, wishes: list[tuple[float, float]]) -> None:
     allowance, now, spent = TokenBucket(rate, 0.0), 0.0, 0.0
     for pause_s, count in wishes:
         now += pause_s
         if allowance.may_spend(now):
-            # Before the last one, which may be larger than what is left, all had their time.
+            # All but the last spending were covered; the last one may exceed what is left.
             assert spent <= rate * now * (1 + 1e-9) + 1
             allowance.spend(count)
             spent += count
@@ -50,7 +50,7 @@ def test_no_more_is_spent_than_the_rate_gives(rate: float, wishes: list[tuple[fl
             assert allowance.may_spend(now + allowance.wait_s(now) * 1.001 + 1e-6)
 
 
-def test_without_a_rate_all_may_go() -> None:
+def test_a_token_bucket_without_a_rate_has_no_limit() -> None:
     allowance = TokenBucket(0, 0.0)
     allowance.spend(1e12)
     assert (allowance.may_spend(0.0), allowance.wait_s(0.0)) == (True, 0.0)

@@ -1,4 +1,4 @@
-"""The simulator's own parts: OPT, the ghost cache, logs, and the command."""
+"""The simulator's own parts: Belady's algorithm, the miss-ratio curve, logs, and the command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIMULATE = with_commands(["simulate"])
 
 
 def most_hits(reads: tuple[int, ...], capacity: int, cached: frozenset[int] = frozenset()) -> int:
-    """By trying all there is; a read object may pass by without being kept."""
+    """By trying all choices; an object that was read need not be admitted."""
     if not reads:
         return 0
     first, rest = reads[0], reads[1:]
@@ -36,11 +36,11 @@ def most_hits(reads: tuple[int, ...], capacity: int, cached: frozenset[int] = fr
 
 
 @given(st.lists(st.integers(0, 4), max_size=8), st.integers(1, 3))
-def test_opt_is_the_best_of_all_choices(reads: list[int], capacity: int) -> None:
+def test_no_choice_of_victims_hits_more_often_than_belady(reads: list[int], capacity: int) -> None:
     assert sum(optimal_hits(reads, capacity)) == most_hits(tuple(reads), capacity)
 
 
-def test_the_ghost_tells_what_lru_would_do_at_other_sizes() -> None:
+def test_the_miss_ratio_curve_is_that_of_lru_at_other_sizes() -> None:
     chance, count = Random(1), 40_000
     refs = [ObjectRef("b", str(i)) for i in range(count)]
     miss_ratio = MissRatioCurve(count // 4, sampled_max=2000)
@@ -53,7 +53,7 @@ def test_the_ghost_tells_what_lru_would_do_at_other_sizes() -> None:
         assert told[factor] == pytest.approx(truth, abs=0.04)
 
 
-def test_the_ghost_samples_the_fewer_names_the_more_there_are() -> None:
+def test_the_miss_ratio_curve_samples_a_smaller_part_of_more_names() -> None:
     refs = [ObjectRef("b", str(i)) for i in range(20_000)]
     miss_ratio = MissRatioCurve(10**9, sampled_max=500)
     tracemalloc.start()
@@ -63,11 +63,11 @@ def test_the_ghost_samples_the_fewer_names_the_more_there_are() -> None:
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # Four caches of 500 numbers; of all names they would be some ten million bytes.
+    # Four caches of 500 numbers. Caches of all names would take some ten million bytes.
     assert taken < 1e6, taken
 
 
-def test_the_ghost_knows_that_epochs_are_worth_more_than_lru_makes_of_them() -> None:
+def test_the_estimate_for_epochs_is_better_than_lru() -> None:
     miss_ratio = MissRatioCurve(25)
     for _ in range(3):
         for i in range(100):
@@ -85,7 +85,7 @@ def line(**said: object) -> str:
                        "bucket": "b", "key": "k", "client": "-", **said})  # fmt: skip
 
 
-def test_a_log_tells_its_reads_and_nothing_else() -> None:
+def test_only_answered_reads_are_taken_from_a_log() -> None:
     lines = [
         line(),
         line(time="2026-01-01T00:00:12.000Z", key="r", status=206, range="bytes=50-149"),
@@ -123,7 +123,7 @@ def test_a_log_is_simulated(tmp_path: Path) -> None:
     assert last["epoch"] == 1.0
 
 
-def test_the_table_is_for_people_and_seeds_repeat_it() -> None:
+def test_the_table_is_readable_and_the_same_for_the_same_seed() -> None:
     runs = [CliRunner().invoke(SIMULATE, ["simulate", *SMALL, "--order", "fresh"]).output for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0].split()[:4] == ["cache", "policy", "job", "epoch"]

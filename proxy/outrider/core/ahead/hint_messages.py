@@ -90,15 +90,15 @@ def parse_stall(body: bytes) -> Stall:
     )  # fmt: skip
 
 
-def _fields(body: bytes, what: str, known: set[str]) -> dict[str, Any]:
+def _fields(body: bytes, message: str, known: set[str]) -> dict[str, Any]:
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{what} is a JSON object; this does not parse: {error}") from error
+        raise InvalidArgument(f"{message} is a JSON object; this does not parse: {error}") from error
     if not isinstance(fields, dict):
-        raise InvalidArgument(f"{what} is a JSON object.")
+        raise InvalidArgument(f"{message} is a JSON object.")
     if unknown := sorted(fields.keys() - known):
-        raise InvalidArgument(f"{what} has no field {unknown[0]!r}; it may have: {', '.join(sorted(known))}.")
+        raise InvalidArgument(f"{message} has no field {unknown[0]!r}; it may have: {', '.join(sorted(known))}.")
     return fields
 
 

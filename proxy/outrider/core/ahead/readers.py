@@ -109,16 +109,16 @@ class Readers:
 
     def asked(self, client: str, item: Hashable, size: int, extent: Extent, now: float) -> RequestMeaning:
         """A request of `client` for `extent` of the object `item`."""
-        who = client, item
-        reader = self._readers.get(who)
+        pair = client, item
+        reader = self._readers.get(pair)
         if reader is None or _begins_anew(reader, size, extent, now):
-            self._readers[who] = _begun_with(extent, size, now)
+            self._readers[pair] = _begun_with(extent, size, now)
             if reader is not None:
-                self._readers.move_to_end(who)
+                self._readers.move_to_end(pair)
             elif len(self._readers) > READERS_MAX:
                 self._readers.popitem(last=False)
             return _BEGUN
-        self._readers.move_to_end(who)
+        self._readers.move_to_end(pair)
         _advance(reader, extent, now)
         return RequestMeaning(opened=False, ahead=_ahead(reader))
 

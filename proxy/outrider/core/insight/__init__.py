@@ -1,10 +1,10 @@
-"""What the proxy tells people of its work: pure sums and estimates, shown by `engine.status` and on the dashboard.
+"""Shows people how the proxy works: pure sums and estimates, for `engine.status` and the dashboard.
 
 1. `usage` adds up each request under its dataset and its reader: bytes by source, and how long the reader waited for
    the proxy or the proxy for the reader. `usage.Saved` compares the requests of clients with those to the bucket.
 2. `miss_ratio` estimates the hits of a smaller or larger cache: it simulates small LRU caches on a sample of the names.
-3. `bottleneck` says in words what is slow: the readers, the bucket, the size of the cache, or this machine. It uses the
-   waiting times of `usage` and the curve of `miss_ratio`.
+3. `bottleneck` names the slow part in words: the readers, the bucket, the size of the cache, or this machine. It uses
+   the waiting times of `usage` and the curve of `miss_ratio`.
 4. `dataset_map` draws a dataset as a strip of letters, one per object: cached, on its way, read, absent.
 5. `rates` turns growing totals into rates per second; `recent_errors` keeps the last errors, each counted;
    `trace_attributes` names the object of a request in OpenTelemetry's terms.

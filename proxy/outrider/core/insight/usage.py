@@ -22,7 +22,7 @@ DATASETS_MAX = 256
 READERS_MAX = 256
 # A connection without a request for longer than this is spare in a pool, or its job pauses: the rest does not count.
 AWAY_S_MAX = 60.0
-# After so many seconds, a request counts half in what is shown as recent.
+# After so many seconds, a request counts half in the recent sums.
 _HALF_LIFE_S = 20.0
 
 

@@ -26,7 +26,7 @@ class BackgroundFill:
     """Called on the engine's thread. Every fill begun here waits behind all demand.
 
     A block that is here, or on its way, is not fetched again. `allowance` is the token bucket of the bytes that all
-    background fills together take from the origin; whoever begins fills spends them.
+    background fills together take from the origin; the callers of `fill` spend them.
     """
 
     def __init__(

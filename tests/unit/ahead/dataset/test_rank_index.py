@@ -1,4 +1,4 @@
-"""Keys by rank, beside a list that is sorted anew each time."""
+"""The rank index, compared with a list that is sorted anew each time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outrider.core.ahead.dataset import rank_index
 from outrider.core.ahead.dataset.rank_index import RankIndex
 
-# Many are equal: of what is to be read once in an epoch, each is as likely the next.
+# Many are equal: in an epoch of unknown order, all unread objects have the same rank.
 RANKS = st.sampled_from([-1.0, 0.0, 0.5, 0.5 + 2**-53, 1.0, 1e300]) | st.floats(0, 3)
 
 
@@ -25,7 +25,7 @@ def farthest_first(rank_of: dict[int, float]) -> list[int]:
 
 
 @given(changes=st.lists(st.tuples(st.integers(0, 30), st.none() | RANKS), max_size=200))
-def test_they_stand_as_if_sorted_anew(changes: list[tuple[int, float | None]]) -> None:
+def test_indexes_stand_as_if_sorted_anew(changes: list[tuple[int, float | None]]) -> None:
     ranked, rank_of = RankIndex(), dict[int, float]()
     for key, rank in changes:
         if key in rank_of:
@@ -37,7 +37,7 @@ def test_they_stand_as_if_sorted_anew(changes: list[tuple[int, float | None]]) -
 
 
 @given(toggled=st.lists(st.tuples(st.integers(0, 12), st.sampled_from([1.0, 2.0])), max_size=100))
-def test_equals_stand_by_their_keys_whatever_comes_and_goes(toggled: list[tuple[int, float]]) -> None:
+def test_equal_ranks_stand_by_their_indexes_whatever_comes_and_goes(toggled: list[tuple[int, float]]) -> None:
     ranked, rank_of = RankIndex(), dict[int, float]()
     for key, rank in toggled:
         if key in rank_of:
@@ -48,7 +48,7 @@ def test_equals_stand_by_their_keys_whatever_comes_and_goes(toggled: list[tuple[
         assert list(reversed(ranked)) == farthest_first(rank_of)
 
 
-def test_thousands_of_keys_move_up_with_each_read() -> None:
+def test_thousands_of_indexes_move_up_with_each_read() -> None:
     chance, ranked = Random(7), RankIndex()
     rank_of = {key: round(chance.random(), 2) for key in range(3000)}
     for key, rank in rank_of.items():
@@ -62,7 +62,7 @@ def test_thousands_of_keys_move_up_with_each_read() -> None:
 
 
 @given(rank_of=st.dictionaries(st.integers(0, 60), RANKS, max_size=60), stays=st.sets(st.integers(0, 60)))
-def test_what_was_yielded_may_go(rank_of: dict[int, float], stays: set[int]) -> None:
+def test_an_index_that_was_yielded_may_be_discarded(rank_of: dict[int, float], stays: set[int]) -> None:
     ranked = RankIndex()
     for key, rank in rank_of.items():
         ranked.add(key, rank)
@@ -75,7 +75,7 @@ def test_what_was_yielded_may_go(rank_of: dict[int, float], stays: set[int]) -> 
     assert list(reversed(ranked)) == [key for key in seen if key in stays]
 
 
-def test_a_key_may_be_as_large_as_a_number_of_an_array() -> None:
+def test_an_index_may_be_as_large_as_a_number_of_an_array() -> None:
     ranked = RankIndex()
     for key in (2**63 - 1, 0):
         ranked.add(key, 1.0)

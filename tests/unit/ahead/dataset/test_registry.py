@@ -1,4 +1,4 @@
-"""What is remembered of datasets has bounds: in names, in datasets, and over a restart."""
+"""The registry of datasets is bounded: in names, in datasets, and over a restart."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def names_of(planner: Planner) -> set[str]:
     return {key for dataset in planner.registry.datasets() for key in dataset.names.keys}
 
 
-def test_one_name_in_two_buckets_is_of_two_sets() -> None:
+def test_one_key_in_two_buckets_belongs_to_two_datasets() -> None:
     registry = Planner(MIB, MIB).registry
     items = [registry.item(ObjectRef(bucket, "train/000000")) for bucket in ("b", "other", "b")]
     assert items[0] == items[2] != items[1]
     assert [dataset.bucket for dataset, _ in items] == ["b", "other", "b"]
 
 
-def test_a_set_that_was_forgotten_while_it_was_the_last_to_be_asked_for_begins_anew() -> None:
+def test_a_dataset_that_was_forgotten_is_not_found_as_the_last_one_asked_for() -> None:
     planner = Planner(MIB, MIB, keys_max=10)
     for number in range(10):
         old, _ = planner.registry.item(ObjectRef("b", f"train/{number:06d}"))
@@ -63,7 +63,7 @@ def test_the_dataset_that_was_silent_for_longest_is_forgotten_first() -> None:
     assert len(planner.registry) == 501
 
 
-def test_what_is_kept_is_never_forgotten_even_where_that_is_all_there_may_be() -> None:
+def test_names_of_cached_objects_are_never_forgotten_even_beyond_the_bound() -> None:
     planner = Planner(100 * MIB, MIB, keys_max=10)
     blocks = []
     for number in range(20):
@@ -74,7 +74,7 @@ def test_what_is_kept_is_never_forgotten_even_where_that_is_all_there_may_be() -
     assert set(planner.victims()) == set(blocks)
 
 
-def test_more_datasets_than_may_be_are_not_remembered() -> None:
+def test_the_number_of_datasets_is_bounded() -> None:
     planner = Planner(MIB, MIB)
     for number in range(DATASETS_MAX + 20):
         asked(planner, f"only.{_word(number)}", float(number))
@@ -83,7 +83,7 @@ def test_more_datasets_than_may_be_are_not_remembered() -> None:
     assert {f"only.{_word(number)}" for number in range(DATASETS_MAX // 2, DATASETS_MAX + 20)} <= names_of(planner)
 
 
-def test_sets_of_which_all_hold_something_are_not_looked_at_for_each_that_comes() -> None:
+def test_a_new_dataset_does_not_look_at_all_others_where_all_hold_cached_objects() -> None:
     planner = Planner(10**6 * MIB, MIB)
     for number in range(DATASETS_MAX):
         cached(planner, f"only.{_word(number)}", 0.001 * number)
@@ -92,8 +92,8 @@ def test_sets_of_which_all_hold_something_are_not_looked_at_for_each_that_comes(
     assert len(planner.registry.datasets()) == DATASETS_MAX + 2
 
 
-def test_a_list_of_many_sets_does_not_displace_what_is_read() -> None:
-    """What it names is read as it comes."""
+def test_a_list_of_many_datasets_does_not_displace_a_dataset_that_is_read() -> None:
+    """Objects of the datasets without room are known only by their reads."""
     planner = Planner(MIB, MIB)
     asked(planner, "train/000000", 0.0)
     planner.listed("b", [(f"only.{_word(number)}", 1) for number in range(DATASETS_MAX + 500)], 1.0)
@@ -107,7 +107,7 @@ def test_a_list_of_too_many_names_leaves_no_empty_dataset_behind() -> None:
     assert (len(registry), len(registry.datasets())) == (0, 0)
 
 
-def test_what_an_earlier_run_remembered_has_the_bounds_of_this_one() -> None:
+def test_the_state_of_an_earlier_run_is_cut_to_the_bounds_of_this_one() -> None:
     large, small = Planner(MIB, MIB), Planner(MIB, MIB, keys_max=1000)
     for folder, count in (("fits", 900), ("huge", 2000), ("one-more", 101)):
         large.listed("b", [(f"{folder}/{number:06d}", 1) for number in range(count)], 0.0)
@@ -138,14 +138,14 @@ def cached(planner: Planner, key: str, now: float) -> BlockKey:
 
 
 @pytest.mark.parametrize("sets", [5, 60])
-def test_of_many_sets_the_farthest_is_found_as_of_few(sets: int) -> None:
+def test_the_farthest_object_of_many_datasets_is_found_as_of_few(sets: int) -> None:
     planner, random = Planner(10**6 * MIB, MIB), Random(sets)
     keys = [f"{_word(number)}/{index}" for number in range(sets) for index in range(4)]
     now = 0.0
     for key in random.sample(keys, len(keys)):
         now += 1.0
         cached(planner, key, now)
-    # Each folder is a set that was read once, in an order of its own; some keys of some of them now for a second time.
+    # Each folder is a dataset that was read once, in an order of its own. Some objects are read for a second time now.
     for key in random.sample(keys, sets):
         now += 1.0
         asked(planner, key, now)
@@ -159,7 +159,7 @@ def test_of_many_sets_the_farthest_is_found_as_of_few(sets: int) -> None:
     assert newest.version_id in {one.version_id for _, one in planner.registry.farthest(now)}
 
 
-def test_of_many_sets_few_are_looked_at_for_each_eviction() -> None:
+def test_an_eviction_looks_at_few_of_many_datasets() -> None:
     def work(sets: int) -> int:
         planner = Planner(10**6 * MIB, MIB)
         for number in range(sets):
@@ -171,7 +171,7 @@ def test_of_many_sets_few_are_looked_at_for_each_eviction() -> None:
     assert work(300) <= 5 * work(1)
 
 
-def test_a_set_that_comes_or_goes_has_not_all_the_others_looked_at_anew() -> None:
+def test_a_dataset_that_comes_or_goes_does_not_cause_a_look_at_all_others() -> None:
     planner = Planner(10**6 * MIB, MIB)
     for number in range(300):
         cached(planner, f"{_word(number)}/0", 0.0)
@@ -182,7 +182,7 @@ def test_a_set_that_comes_or_goes_has_not_all_the_others_looked_at_anew() -> Non
 
 
 def of_folders(count: int) -> Planner:
-    """Each with four objects of which one was read just now, and is here."""
+    """Folders of four objects each, of which one was read just now and is cached."""
     planner = Planner(10**6 * MIB, MIB)
     names = [f"{_word(number)}/{index}" for number in range(count) for index in range(4)]
     planner.listed("b", [(name, MIB) for name in names], 0.0)
@@ -191,7 +191,7 @@ def of_folders(count: int) -> Planner:
     return planner
 
 
-def test_of_many_sets_a_thought_looks_at_few() -> None:
+def test_the_search_for_candidates_looks_at_few_of_many_datasets() -> None:
     def work(count: int) -> int:
         planner = of_folders(count)
         planner.wants(1.0, 0, 16)
@@ -201,7 +201,7 @@ def test_of_many_sets_a_thought_looks_at_few() -> None:
 
 
 def large_set(count: int) -> Planner:
-    """Of so many, all are here but for the last; which will be read next, nobody knows."""
+    """A dataset of which all objects but the last are cached. The order of its reads is not known."""
     planner = Planner(10**6 * MIB, MIB)
     names = [f"train/{number:06d}" for number in range(count)]
     planner.listed("b", [(name, MIB) for name in names], 0.0)
@@ -213,7 +213,7 @@ def large_set(count: int) -> Planner:
     return planner
 
 
-def test_a_thought_passes_by_a_bounded_number_of_what_is_here() -> None:
+def test_the_search_for_candidates_passes_over_a_bounded_number_of_cached_objects() -> None:
     def work(count: int) -> int:
         planner = large_set(count)
         return calls_of(lambda: planner.wants(0.01, 10**6 * MIB, 16))
@@ -221,7 +221,7 @@ def test_a_thought_passes_by_a_bounded_number_of_what_is_here() -> None:
     assert work(20_000) < 1.1 * work(5000)
 
 
-def test_what_a_thought_has_not_come_to_is_found_in_steps() -> None:
+def test_candidates_beyond_that_bound_are_found_in_steps() -> None:
     planner, steps = large_set(5000), 0
     assert planner.wants(0.01, 10**6 * MIB, 16) == []
     while planner.ponder():
@@ -230,14 +230,14 @@ def test_what_a_thought_has_not_come_to_is_found_in_steps() -> None:
     assert [want.ref.key for want in planner.wants(0.02, 10**6 * MIB, 16)] == ["train/004999"]
 
 
-def test_what_the_next_thoughts_came_to_is_not_looked_at_again() -> None:
+def test_a_later_search_goes_on_where_the_last_one_ended() -> None:
     planner = large_set(5000)
     found = [len(planner.wants(0.01, 10**6 * MIB, 16)) for _ in range(5)]
     assert found == [0, 0, 0, 0, 1]
     assert not planner.ponder()
 
 
-def test_a_set_that_is_forgotten_meanwhile_is_not_looked_at() -> None:
+def test_a_dataset_that_was_forgotten_between_two_steps_is_not_searched() -> None:
     planner = large_set(5000)
     planner.wants(0.01, 10**6 * MIB, 16)
     for dataset in list(planner.registry.datasets()):
@@ -246,7 +246,7 @@ def test_a_set_that_is_forgotten_meanwhile_is_not_looked_at() -> None:
     assert not planner.ponder()
 
 
-def test_where_one_has_no_room_the_others_that_are_due_later_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_one_candidate_has_no_room_those_due_later_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, searched = of_folders(16), 0
     search = planner._candidates._farthest
 
@@ -260,7 +260,7 @@ def test_where_one_has_no_room_the_others_that_are_due_later_have_none(monkeypat
     assert searched == 1
 
 
-def test_what_is_read_of_many_sets_is_fetched_of_each() -> None:
+def test_every_one_of_many_datasets_is_prefetched() -> None:
     planner = of_folders(100)
     wanted = []
     for _ in range(100):
@@ -270,7 +270,7 @@ def test_what_is_read_of_many_sets_is_fetched_of_each() -> None:
     assert sorted(wanted) == sorted(f"{_word(number)}/{index}" for number in range(100) for index in (1, 2, 3))
 
 
-def test_what_was_read_last_of_many_sets_is_thought_of_each_time() -> None:
+def test_the_dataset_read_last_is_considered_each_time() -> None:
     planner = of_folders(300)
     asked(planner, f"{_word(7)}/1", 0.5)
     for _ in range(3):
@@ -279,7 +279,7 @@ def test_what_was_read_last_of_many_sets_is_thought_of_each_time() -> None:
     assert {f"{_word(7)}/2", f"{_word(7)}/3"} & wanted
 
 
-def test_a_set_of_more_names_than_are_remembered_is_not_listed_in_a_circle() -> None:
+def test_a_dataset_of_too_many_names_is_not_listed_again_and_again() -> None:
     names_max, count, page = 3000, 3800, 100
     planner = Planner(10_000, 10, keys_max=names_max)
     keys = [f"d/{number:06d}.jpg" for number in range(count)]
@@ -297,7 +297,7 @@ def test_a_set_of_more_names_than_are_remembered_is_not_listed_in_a_circle() -> 
     assert lists == 1
 
 
-def test_where_all_names_are_of_what_is_kept_none_are_numbered_anew_for_each_other(
+def test_a_dataset_of_cached_objects_alone_is_not_shrunk_for_each_new_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shrunk, shrink = [], Dataset.shrink

@@ -1,4 +1,4 @@
-"""Names that have nothing in common with any other are one dataset all the same, and are read ahead as any are."""
+"""Names that have nothing in common with each other are merged into one dataset, and are prefetched as any other."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NAMES: dict[str, Callable[[int], str]] = {
     ("s/train-5-of-8.tfrecord", "s/train-{}-of-{}.tfrecord"), ("v2/part_3_of_12", "v2/part_{}_of_{}"),
     ("train2-000123.tar", "train2-{}.tar"), ("bag-2-offcut-7.tar", "bag-2-offcut-{}.tar"),
 ])  # fmt: skip
-def test_which_numbers_count(key: str, template: str) -> None:
+def test_the_numbers_that_vary_within_a_dataset(key: str, template: str) -> None:
     assert template_of(key) == template
 
 
@@ -63,14 +63,14 @@ def test_names_with_nothing_in_common_but_their_folder_are_one_dataset(name: str
         templates.of("b", key(number))
     assert len({templates.of("b", key(number)) for number in range(1000)}) <= 10
     folder, slash, last = key(0).rpartition("/")
-    # Those of which two happened to be alike before that was clear stay by themselves.
+    # Templates that two names shared before the merger stay datasets of their own.
     (most, count), *_ = Counter(templates.of("b", key(number)) for number in range(1000)).most_common()
     assert most == f"{folder}{slash}*.{last.rpartition('.')[2]}"
     assert count > 950
 
 
 @pytest.mark.parametrize(("kind", "name"), [("photo.jpg", "*.jpg"), ("labels/mask-{}.png", "labels/mask-{}.png")])
-def test_a_folder_for_each_sample_is_no_dataset_for_each(kind: str, name: str) -> None:
+def test_folders_of_one_sample_each_are_one_dataset(kind: str, name: str) -> None:
     templates = Templates()
     keys = [f"{digest(number).hex()[:7]}x/{kind.format(number)}" for number in range(3000)]
     for key in keys:
@@ -80,7 +80,7 @@ def test_a_folder_for_each_sample_is_no_dataset_for_each(kind: str, name: str) -
     assert count > 2500
 
 
-def test_a_folder_for_each_class_is_a_dataset_for_each() -> None:
+def test_folders_of_one_class_each_are_datasets_of_their_own() -> None:
     templates, classes = (
         Templates(),
         ["abcdefghij"[n // 100] + "abcdefghij"[n // 10 % 10] + "klmnopqrst"[n % 10] for n in range(1000)],
@@ -91,7 +91,7 @@ def test_a_folder_for_each_class_is_a_dataset_for_each() -> None:
     assert templates.mergers == 0
 
 
-def test_of_more_classes_than_datasets_may_be_the_last_are_one_dataset() -> None:
+def test_classes_beyond_the_bound_of_datasets_are_one_dataset() -> None:
     templates = Templates()
     keys = [
         f"train/{'abcdefghij'[n % 10]}{digest(n).hex()}x/{number:05d}.jpg" for n in range(10_000) for number in range(3)
@@ -101,7 +101,7 @@ def test_of_more_classes_than_datasets_may_be_the_last_are_one_dataset() -> None
     assert "train/*/{}.jpg" in names
 
 
-def test_datasets_beside_odd_names_stay_what_they_are() -> None:
+def test_datasets_beside_single_names_are_not_merged() -> None:
     templates = Templates()
     shards = [f"data/{kind}-{number:06d}.tar" for kind in ("train", "val", "v2x") for number in range(3)]
     odd = [f"data/{digest(number).hex()[:8]}.tar" for number in range(500)]
@@ -112,7 +112,7 @@ def test_datasets_beside_odd_names_stay_what_they_are() -> None:
     assert templates.of("other", odd[-1]) == template_of(odd[-1])
 
 
-def test_folders_beside_some_of_odd_names_are_taken_for_the_same() -> None:
+def test_folders_beside_some_merged_folders_are_merged_too() -> None:
     templates = Templates()
     for number in range(4 * (ODD_NAMES_MAX + 10)):
         templates.of("b", f"train/{'abcd'[number % 4]}/{clip(number)}")
@@ -120,8 +120,8 @@ def test_folders_beside_some_of_odd_names_are_taken_for_the_same() -> None:
     assert templates.of("b", f"val/never met/{clip(5000)}") != "val/never met/*.mp4"
 
 
-def test_of_many_folders_of_odd_names_each_is_found_however_they_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the names is a place of its own, too, for a while: these must not push out the folders."""
+def test_many_folders_of_single_names_are_merged_in_any_order_of_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a while, each single name is a place of its own, too. These must not displace the folders."""
     monkeypatch.setattr(templates_module, "_PLACES_MAX", 200)
     templates = Templates()
     keys = [f"train/{'abcdefghij'[folder] * 3}/{clip(100 * folder + n)}" for folder in range(10) for n in range(100)]
@@ -130,8 +130,8 @@ def test_of_many_folders_of_odd_names_each_is_found_however_they_are_mixed(monke
     assert len({templates.of("b", key) for key in keys}) <= 15
 
 
-def test_each_further_folder_of_odd_names_is_no_merger_more() -> None:
-    """Whoever knows of sets looks at all of them after each."""
+def test_further_folders_of_single_names_cause_no_merger() -> None:
+    """The registry looks at all of its datasets after each merger."""
     templates = Templates()
     for number in range(4 * (ODD_NAMES_MAX + 10)):
         templates.of("b", f"train/{'abcd'[number % 4]}/{clip(number)}")
@@ -142,7 +142,7 @@ def test_each_further_folder_of_odd_names_is_no_merger_more() -> None:
     assert templates.mergers == before
 
 
-def test_as_many_folders_of_odd_names_as_there_are_do_not_undo_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_folders_do_not_undo_each_other_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates_module, "_PLACES_MAX", 100)
     templates, folders = Templates(), [f"v/{'abcdefghij'[n // 10]}{'klmnopqrst'[n % 10]}" for n in range(100)] * 3
     for index, folder in enumerate(folders):
@@ -151,7 +151,7 @@ def test_as_many_folders_of_odd_names_as_there_are_do_not_undo_each_other(monkey
     assert {templates.of("b", f"{folder}/{clip(10**6)}") for folder in folders} == {f"{one}/*.mp4" for one in folders}
 
 
-def test_what_is_asked_in_vain_is_no_reason_to_believe_in_sets() -> None:
+def test_keys_that_may_not_exist_cause_no_merger() -> None:
     templates = Templates()
     for number in range(1000):
         assert templates.so_far("b", f"clips/{clip(number)}") == template_of(f"clips/{clip(number)}")
@@ -162,7 +162,7 @@ def test_what_is_asked_in_vain_is_no_reason_to_believe_in_sets() -> None:
     assert templates.so_far("b", f"clips/{clip(7000)}") == "clips/*.mp4"
 
 
-def test_one_name_that_is_read_again_and_again_is_no_other_name() -> None:
+def test_a_key_that_is_read_again_and_again_counts_once() -> None:
     templates = Templates()
     for number in range(100):
         templates.of("b", f"models/layer{number % 5}a.bin")
@@ -170,7 +170,7 @@ def test_one_name_that_is_read_again_and_again_is_no_other_name() -> None:
 
 
 @given(st.lists(st.text("ab1/.-", max_size=8), max_size=60), st.integers(0, 2**32))
-def test_a_key_is_always_told_under_what_it_begins_with(keys: list[str], seed: int) -> None:
+def test_a_key_begins_with_the_prefix_of_its_dataset(keys: list[str], seed: int) -> None:
     templates = Templates()
     for key in keys:
         name = templates.of("b", key)
@@ -179,7 +179,7 @@ def test_a_key_is_always_told_under_what_it_begins_with(keys: list[str], seed: i
     assert {templates.of("b", key) for key in keys} == {templates.of("b", key) for key in keys}
 
 
-def test_what_is_remembered_of_names_is_bounded() -> None:
+def test_the_places_that_are_remembered_are_bounded() -> None:
     templates = Templates()
     for number in range(3 * PLACES_MAX):
         templates.of("b", f"{digest(number).hex()[:8]}x/{digest(number).hex()[:7]}.{number % 977}x")
@@ -196,7 +196,7 @@ def test_the_keys_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatc
             assert held == templates._single_keys <= 1000
 
 
-def test_what_is_a_set_of_its_own_beside_odd_names_is_remembered_longest() -> None:
+def test_a_dataset_of_its_own_beside_single_names_is_remembered_longest() -> None:
     templates = Templates()
     for number in range(2):
         templates.of("b", f"data/train-{number:05d}.tar")
@@ -208,7 +208,7 @@ def test_what_is_a_set_of_its_own_beside_odd_names_is_remembered_longest() -> No
     assert templates.of("b", "data/train-00007.tar") == "data/train-{}.tar"
 
 
-def test_more_places_of_odd_names_than_are_remembered_are_forgotten_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_places_beyond_the_bound_are_forgotten_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates_module, "_PLACES_MAX", 100)
     templates = Templates()
     for place in range(101):
@@ -218,7 +218,7 @@ def test_more_places_of_odd_names_than_are_remembered_are_forgotten_one_by_one(m
     assert merged == [False, *[True] * 100]
 
 
-# -- and what follows of it -------------------------------------------------------------------------------------------
+# -- merged datasets in the planner -----------------------------------------------------------------------------------
 
 
 def read(planner: Planner, key: str, now: float) -> None:
@@ -227,7 +227,7 @@ def read(planner: Planner, key: str, now: float) -> None:
     planner.sent("a", ref, now)
 
 
-def test_they_are_listed_once_that_is_clear() -> None:
+def test_a_merged_dataset_is_listed_after_the_merger() -> None:
     planner = Planner(1000 * MIB, MIB)
     for number in range(ODD_NAMES_MAX):
         read(planner, f"clips/{clip(number)}", 0.1 * number)
@@ -243,7 +243,7 @@ def test_they_are_listed_once_that_is_clear() -> None:
     assert wanted <= unread
 
 
-def test_what_is_kept_of_each_is_kept_of_all() -> None:
+def test_cached_objects_move_into_the_merged_dataset() -> None:
     planner, blocks = Planner(1000 * MIB, MIB), []
     for number in range(100):
         key = f"clips/{clip(number)}"
@@ -258,7 +258,7 @@ def test_what_is_kept_of_each_is_kept_of_all() -> None:
     assert (dataset.kept_bytes, dataset.cached, list(planner.victims())) == (0, {}, [])
 
 
-def test_a_list_that_tells_of_them_tells_of_one_dataset() -> None:
+def test_a_list_of_single_names_shows_one_dataset() -> None:
     planner = Planner(1000 * MIB, MIB)
     planner.listed("b", [(f"clips/{clip(number)}", MIB) for number in range(ODD_NAMES_MAX + 10)], 0.0)
     (dataset,) = planner.registry.datasets()
@@ -271,7 +271,7 @@ def become_one(planner: Planner, now: float) -> None:
     assert len(planner.registry.datasets()) == 1
 
 
-def test_what_is_on_its_way_of_each_is_not_fetched_once_more() -> None:
+def test_outstanding_objects_move_into_the_merged_dataset() -> None:
     planner = Planner(1000 * MIB, MIB)
     told = [ObjectRef("b", f"clips/{clip(number)}") for number in range(8)]
     planner.told("a", told, 0.0)
@@ -287,7 +287,7 @@ def test_what_is_on_its_way_of_each_is_not_fetched_once_more() -> None:
     assert planner.blocks_coming == 0
 
 
-def test_a_reader_amid_one_of_them_stays_its_reader() -> None:
+def test_a_reader_amid_an_object_stays_its_reader_after_a_merger() -> None:
     opened: list[ObjectRef] = []
     planner = Planner(1000 * MIB, MIB, opened=lambda ref, size: opened.append(ref))
     ref, version_id = ObjectRef("b", f"clips/{clip(1)}"), b"v" * 16
@@ -305,8 +305,8 @@ def test_a_reader_amid_one_of_them_stays_its_reader() -> None:
     assert [cached.reading for cached in dataset.cached.values()] == [False]
 
 
-def test_a_plan_that_is_told_in_pieces_is_one_plan() -> None:
-    """Eight workers tell what they read, each some names in a folder, or some folders."""
+def test_a_hint_in_pieces_is_merged_as_one_hint() -> None:
+    """Eight workers send a hint each, of some names in a folder, or of some folders."""
     for keys in (
         [f"clips/{clip(number)}" for number in range(160)],
         [f"users/{digest(number).hex()[:9]}x/avatar.jpg" for number in range(1600)],
@@ -320,7 +320,7 @@ def test_a_plan_that_is_told_in_pieces_is_one_plan() -> None:
         assert sum(planner.withdraw(one, (), 0.1) for one in hints) == len(keys)
 
 
-def test_a_plan_of_many_sets_that_become_few_is_told_of_the_few() -> None:
+def test_a_hint_of_many_datasets_that_are_merged_is_kept_for_the_merged_ones() -> None:
     planner = Planner(10**6 * MIB, MIB)
     odd = [f"clips/{clip(number)}" for number in range(40)]
     folders = [f"frames/{digest(number).hex()[:9]}x/img_00001.jpg" for number in range(5000)]
@@ -330,8 +330,8 @@ def test_a_plan_of_many_sets_that_become_few_is_told_of_the_few() -> None:
 
 
 @pytest.mark.parametrize("at", range(20))
-def test_sets_that_become_one_while_a_plan_is_told_are_told_as_one(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each of the times that a name is asked for meanwhile."""
+def test_a_merger_in_the_midst_of_a_hint_applies_to_all_of_it(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each of the calls of `Templates.of` during a hint."""
     planner = Planner(10**6 * MIB, MIB)
     refs, asked, of = [ObjectRef("b", f"clips/{clip(number)}") for number in range(5)], count(), Templates.of
 
@@ -347,8 +347,8 @@ def test_sets_that_become_one_while_a_plan_is_told_are_told_as_one(at: int, monk
     assert len(planner.registry) == 5
 
 
-def test_a_dataset_in_use_stays_one_whatever_comes_beside_it() -> None:
-    """Odd names beside it, and then as many folders as what is known of the odd ones is forgotten for."""
+def test_a_dataset_in_use_is_not_merged_whatever_comes_beside_it() -> None:
+    """Single names come beside it, and then so many folders that the single names are forgotten."""
     planner, now = Planner(10**6 * MIB, MIB), 0.0
     train = [f"data/train-{number:05d}.tar" for number in range(100)]
     for key in [*train, *(f"data/{digest(number).hex()[:8]}x.tar" for number in range(40)), *train, *train[:50]]:
@@ -366,7 +366,7 @@ def test_a_dataset_in_use_stays_one_whatever_comes_beside_it() -> None:
     assert len(next(one for one in planner.registry.datasets() if "train" in one.template).names.keys) == len(train)
 
 
-def test_a_dataset_of_several_names_never_becomes_part_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_of_several_names_is_never_merged_into_another(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = Planner(10**6 * MIB, MIB)
     for number in range(2):
         read(planner, f"data/train-{number:05d}.tar", 0.1 * number)
@@ -376,7 +376,7 @@ def test_a_dataset_of_several_names_never_becomes_part_of_another(monkeypatch: p
     assert (dataset.template, len(dataset.names.keys)) == ("data/train-{}.tar", 3)
 
 
-def test_what_was_handed_out_as_another_dataset_s_comes_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_handed_out_before_a_merger_lands_as_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for how in ("added", "dropped"):
         planner = Planner(1000 * MIB, MIB)
         refs = [ObjectRef("b", f"clips/{clip(number)}") for number in range(40)]
@@ -393,7 +393,7 @@ def test_what_was_handed_out_as_another_dataset_s_comes_as_that(monkeypatch: pyt
         assert planner.blocks_coming == 0
 
 
-def test_they_become_one_also_where_there_are_as_many_datasets_as_may_be() -> None:
+def test_single_names_are_merged_at_the_bound_of_datasets_too() -> None:
     planner = Planner(1000 * MIB, MIB)
     for number in range(ODD_NAMES_MAX):
         read(planner, f"clips/{clip(number)}", 0.001 * number)
@@ -406,7 +406,7 @@ def test_they_become_one_also_where_there_are_as_many_datasets_as_may_be() -> No
     assert len(planner.registry) == sum(len(one.names.keys) for one in planner.registry.datasets())
 
 
-def test_that_they_are_one_outlives_a_restart() -> None:
+def test_a_merger_outlives_a_restart() -> None:
     planner = Planner(1000 * MIB, MIB)
     order = Random(1).sample(range(200), 200)
     for epoch in range(2):
@@ -429,12 +429,12 @@ class OddShards(Shards):
 
 @cache
 def _odd_names(folder: str, count: int) -> list[str]:
-    """As a job has them of a LIST: in their order."""
+    """In the order in which a job has them from a LIST."""
     return sorted(f"{folder}/{digest(index).hex()[:8]}.tar" for index in range(count))
 
 
 @pytest.mark.parametrize("kind", ["repeated", "fresh"])
-def test_they_are_ridden_ahead_of_as_numbered_names_are(kind: OrderKind) -> None:
+def test_single_names_are_prefetched_as_well_as_numbered_names(kind: OrderKind) -> None:
     def epochs(shards: Shards) -> list[EpochResult]:
         spec = JobSpec("train", shards, order_of(kind, list(range(shards.count)), 4, 1), 3, 50.0 * MIB, "10.0.0.1")
         return Simulation(Machine(shards.count * shards.size // 4, 1.3 * 4 * 50.0 * MIB), "epoch", [spec]).run()

@@ -1,4 +1,4 @@
-"""What is known of each dataset: its names, its jobs, its cached objects, and when these are read next.
+"""The state of each dataset: its names, its jobs, its cached objects, and when these are read next.
 
 1. A *dataset* is the set of objects whose keys have one template: `train-000123.tar` belongs to `train-{}.tar`
    (`templates`). Names with nothing in common but their folder, or folders with nothing in common but the folder above,

@@ -45,8 +45,8 @@ class CachedObject:
 
 
 class Dataset:
-    """Objects go by their `index` in `names`. `next_use` owns what is cached, `job_table` the jobs; this class tells
-    both of each event, in the order in which they depend on each other."""
+    """Objects go by their `index` in `names`. `next_use` owns the cached objects, `job_table` the jobs. This class
+    tells both of each event, in the order in which they depend on each other."""
 
     def __init__(self, bucket: str, template: str) -> None:
         self.bucket = bucket
@@ -169,7 +169,7 @@ class Dataset:
         self.next_use.rerank_all(now)
 
     def rerank_in_steps(self) -> Generator[None, None, None]:
-        """More is known of what an epoch reads next; see `NextUse.rerank_in_steps`."""
+        """More is known of the next reads of an epoch; see `NextUse.rerank_in_steps`."""
         self.job_table.forget_epochs()
         yield from self.next_use.rerank_in_steps(lambda: self.active_at)
 
@@ -177,7 +177,7 @@ class Dataset:
         """See `JobTable.remembered`."""
         return self.job_table.remembered()
 
-    # -- what is here -------------------------------------------------------------------------------------------
+    # -- cached objects -----------------------------------------------------------------------------------------
 
     def came_at(self, index: int) -> float:
         """See `CachedObject`; later than any time if the object is not here."""

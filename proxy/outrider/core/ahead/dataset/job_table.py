@@ -28,7 +28,7 @@ class JobTable:
     """Bounded. `jobs` is keyed by client.
 
     Invariant: `epochs` is computed at its first use after `forget_epochs`, and stays the same list until then. `opened`
-    and the end of a job forget it; whoever changes what a job expects by other means must do so too.
+    and the end of a job forget it; a caller that changes the expectations of a job by other means must do so too.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class JobTable:
         self.learned: list[LearnedOrder] = []
         # None: the dataset has one client.
         self.shared_epoch: SharedEpoch | None = None
-        # What `epochs` returns; None: it is computed at its next call.
+        # The result of `epochs`; None: its next call computes it.
         self.computed: list[Epoch] | None = None
         # Whether `computed` are the epochs of all clients together.
         self._is_shared = False
@@ -58,7 +58,7 @@ class JobTable:
             own = self._own_epochs()
             shared = self.shared_epoch.epochs if self.shared_epoch is not None else []
             # A known order of one client predicts more than the rest of the shared epoch does. An epoch that is not
-            # trusted is no such order: among many clients there is always one whose first reads suggest one.
+            # trusted is no such order: among many clients, the first reads of some suggest an order by chance.
             self._is_shared = bool(shared) and not any(epoch.trusted and epoch.order_known for epoch in own)
             self.is_by_chance = not self._is_shared and any(job.free for job in self.jobs.values())
             self.computed = shared if self._is_shared else own

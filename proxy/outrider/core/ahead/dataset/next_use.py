@@ -1,4 +1,4 @@
-"""Ranks the cached objects of one dataset by their expected next read, so that eviction finds what is needed last."""
+"""Ranks the cached objects of one dataset by their expected next read, so that eviction finds the one needed last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from outrider.core.ahead.order.epoch import Epoch
 _FADE = 4.0
 # Silence within one second is usual and tells nothing; neither does silence within twice the longest pause seen.
 _SILENCE_S, _PAUSES = 1.0, 2.0
-# Objects ranked anew with each read. With one, a run whose ranks draw anew and pad hit .46 of a set of 200 for .48.
+# Objects ranked anew with each read. With one, a run of distributed ranks that draw a new order in each epoch, and pad
+# it, had a hit ratio of .46 on a dataset of 200 objects, in place of .48.
 _RERANKED = 2
 # Objects ranked anew in one step of `rerank_in_steps`, before other work has its turn.
 _RERANKED_A_STEP = 8
@@ -167,7 +168,7 @@ class NextUse(Generic[T]):
                 soonest = parts
         return self._clock + soonest
 
-    # -- what is needed last ------------------------------------------------------------------------------------
+    # -- the next reads -----------------------------------------------------------------------------------------
 
     def seconds_until(self, cached: T, now: float) -> float:
         """Expected seconds until the next read. Where no epoch predicts it, as many as since the last use."""

@@ -219,13 +219,13 @@ class DatasetRegistry:
         known = (dataset.bucket, dataset.template) in self._datasets
         return self._keys + new_keys <= self._keys_max and (known or len(self._datasets) < _DATASETS_MAX)
 
-    # -- what is needed last ------------------------------------------------------------------------------------
+    # -- the next reads -----------------------------------------------------------------------------------------
 
     def farthest(self, now: float) -> Iterator[tuple[float, CachedObject]]:
         """See `NextUse.farthest`, over all datasets.
 
         Among many datasets, such as a folder for each class, only those are searched whose farthest object is about as
-        far as what was found so far.
+        far as the objects found so far.
         """
         datasets = [dataset for dataset in self._datasets.values() if dataset.next_use.recent]
         if len(datasets) == 1:

@@ -1,4 +1,4 @@
-"""Which objects form a dataset: those whose keys have the same template, and related templates that were merged."""
+"""Groups objects into datasets: keys of one template form one, and related templates are merged."""
 
 from __future__ import annotations
 
