@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BLOCK = 64 * 1024
 SIZES = [3 * BLOCK + 7, 1, BLOCK, 2 * BLOCK]
 KEYS = [f"set/shard-{number:03}.tar" for number in range(len(SIZES))]
-BUCKET = "commands"
+BUCKET = "maintenance"
 ALL = f"s3://{BUCKET}/set/"
 TEMPLATE = f"s3://{BUCKET}/set/shard-{{000..003}}.tar"
 
