@@ -1,4 +1,4 @@
-"""The world of the tests of trust that look towards the origin."""
+"""Fixtures of the trust tests that put faults between the proxy and the origin."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 
-# So short a timeout makes a stall cost little.
+# The timeout is this short so that a stall costs little time.
 KINDS: dict[str, dict[str, Any]] = {
     "off": {"prefetch": "off"},
     "epoch": {"prefetch": "epoch"},
-    # Nothing is kept, so that all bytes go past the cache.
+    # No block is cached, so that all bytes pass by the cache.
     "relay": {"prefetch": "off", "policy": "none", "cache_size": "4KiB"},
     "impatient, off": {"prefetch": "off", "origin_timeout_s": "0.7"},
     "impatient, epoch": {"prefetch": "epoch", "origin_timeout_s": "0.7"},
@@ -48,7 +48,7 @@ def running_world(bucket: Bucket) -> Iterator[World]:
 
 @pytest.fixture
 def world(running_world: World, request: pytest.FixtureRequest) -> Iterator[World]:
-    """Calm at first; chance depends on nothing but the test's name."""
+    """The weather is calm at first. All chance is seeded with the test's name alone."""
     running_world.rng = random.Random(request.node.name)
     running_world.simulator.weather.faults = []
     yield running_world

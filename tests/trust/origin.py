@@ -1,4 +1,4 @@
-"""What a client sees of a bucket in bad weather: the right bytes or a visible failure, and nothing in between."""
+"""A bucket with injected faults, and its reader: each read ends with the right bytes or with a visible failure."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ NAME = "faults"
 BLOCK = 64 * 1024
 RIGHT, BROKEN = "the right bytes", "a broken connection"
 MODES = ("whole", "ranged", "mixed")
-# More than any timeout of the proxy's: a client that waits for so long was let down.
+# Longer than any timeout of the proxy: a client that waits for so long has been left without an answer.
 CLIENT_TIMEOUT_S = 120.0
 _numbers = count()
 
 
 class WrongBytesError(AssertionError):
-    """The client was lied to: what this suite looks for."""
+    """A client got wrong bytes. The tests of this folder look for exactly this."""
 
 
 def content(rng: random.Random, size: int) -> bytes:
-    """No two runs of it are alike, so that a shift or a mixture of versions shows."""
+    """No two runs of these bytes are alike, so that a shift or a mixture of versions shows."""
     return rng.randbytes(size)
 
 
 def sizes(rng: random.Random) -> int:
-    """Small and of several blocks, on the edges of blocks and anywhere."""
+    """Some objects are small and some have several blocks; sizes lie at the edges of blocks and anywhere."""
     edge = rng.choice((1, 2, 3, 5, 9)) * BLOCK
     return rng.choice((rng.randrange(1, BLOCK), edge - 1, edge, edge + 1, edge + rng.randrange(2, BLOCK)))
 
 
 def place(rng: random.Random, size: int) -> int:
-    """Where something goes wrong in an answer: at an edge of a block, or anywhere."""
+    """The offset in an answer at which a fault strikes: an edge of a block, or anywhere."""
     at = rng.choice((0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, rng.randrange(size), rng.randrange(size)))
     return min(at, size - 1)
 
@@ -53,10 +53,10 @@ def some_extent(rng: random.Random, size: int) -> tuple[int, int]:
 
 
 def read(proxy: Proxy, key: str, versions: list[bytes], extent: tuple[int, int] | None = None) -> str:
-    """What one GET saw: RIGHT, BROKEN, or the error in its code.
+    """The outcome of one GET: RIGHT, BROKEN, or the code of the S3 error.
 
     Raises:
-        WrongBytesError: a body that is none of `versions`, in whole or as far as it came.
+        WrongBytesError: the body, or the part of it that came, belongs to none of `versions`.
     """
     headers = {} if extent is None else {"range": f"bytes={extent[0]}-{extent[1] - 1}"}
     body, broken = bytearray(), False
@@ -75,11 +75,11 @@ def read(proxy: Proxy, key: str, versions: list[bytes], extent: tuple[int, int] 
             except (http.client.HTTPException, ConnectionError):
                 broken = True
         if not broken:
-            # Nothing of this answer may be left on the line before the next one.
+            # No byte of this answer may be left on the connection before the next answer.
             connection.request("HEAD", "/_outrider/status.json")
             assert connection.getresponse().status == 200
     if response.status in (200, 206):
-        # Only now: an overwriting may have added one meanwhile.
+        # The versions are looked at only now: an overwrite may have added one during the read.
         wanted = [data if extent is None else data[slice(*extent)] for data in versions]
         if not (any(one.startswith(body) for one in wanted) if broken else bytes(body) in wanted):
             raise WrongBytesError(f"{key}, {extent}: {len(body)} bytes, broken: {broken}")
@@ -94,7 +94,7 @@ def _code_of(body: bytes) -> str:
 
 
 class Proxies(dict[str, "Proxy"]):
-    """By kind; each is started when it is first asked for."""
+    """The proxies by kind. Each is started when a test first uses it."""
 
     def __init__(self, start: Callable[[str], Proxy]) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Proxies(dict[str, "Proxy"]):
 
 @dataclass
 class World:
-    """A bucket, its weather, and the proxies before it."""
+    """A bucket, the faults of its weather, and the proxies in front of it."""
 
     direct: Any
     simulator: Simulator
@@ -116,7 +116,7 @@ class World:
     rng: random.Random = field(default_factory=lambda: random.Random(1))
 
     def put(self, size: int | None = None) -> Trial:
-        """A new object, unknown to all proxies."""
+        """A new object that no proxy knows."""
         data = content(self.rng, sizes(self.rng) if size is None else size)
         trial = Trial(self, f"shards/trial-{next(_numbers):05d}.tar", [data])
         self.direct.put_object(Bucket=NAME, Key=trial.key, Body=data)
@@ -124,7 +124,7 @@ class World:
 
     @contextmanager
     def weather(self, *faults: Fault) -> Iterator[None]:
-        """What is still to come of them is over afterwards."""
+        """Faults that have not struck by the end of the block are removed."""
         self.simulator.weather.faults = [*faults]
         try:
             yield
@@ -139,7 +139,7 @@ class World:
 
 @dataclass
 class Trial:
-    """One object and all that it ever was."""
+    """One object, with all the versions that it has had."""
 
     world: World
     key: str
@@ -158,7 +158,7 @@ class Trial:
         self.world.direct.delete_object(Bucket=NAME, Key=self.key)
 
     def warm(self, proxy: Proxy) -> None:
-        """Bring some of its blocks in, in calm weather."""
+        """Fill some blocks of the object, in calm weather."""
         for _ in range(2):
             assert read(proxy, self.key, self.versions, some_extent(self.world.rng, len(self.data))) == RIGHT
         proxy.settle()
@@ -167,8 +167,9 @@ class Trial:
         return read(proxy, self.key, self.versions, extent)
 
     def recovers(self, proxy: Proxy, saw: str) -> None:
-        """What broke is whole with the client's next try, and then it is the newest version. What was whole may have
-        been the older one, which is believed in until its time is up or a block of it is missing."""
+        """After a broken read the client's next read is whole and of the newest version. After a whole read the next
+        may also be of the older version: a version is believed until its freshness ends or until one of its blocks is
+        missing."""
         if saw == RIGHT:
             saw = self.read(proxy)
         if saw == BROKEN:
@@ -178,7 +179,7 @@ class Trial:
         proxy.settle()
 
     def seen(self, fault: str, proxy: Proxy, mode: str) -> str:
-        """What a reader in bad weather saw, written down."""
+        """The outcome of a read in bad weather, recorded as a trial."""
         extent = some_extent(self.world.rng, len(self.data)) if mode == "ranged" else None
         try:
             saw = self.read(proxy, extent)

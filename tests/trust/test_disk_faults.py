@@ -1,7 +1,7 @@
-"""A disk that is full, read-only, slow, gone or broken: clients get the right bytes, and it is used when it is well.
+"""A disk that is full, read-only, slow, removed or failing: clients get the right bytes, and a healed disk is used.
 
-Most ills are put on at the port (`tests.support.sickdisk`); a small tmpfs is really full and really unmounted, where
-mounting is allowed.
+`tests.support.sickdisk` injects most of the faults at the port. A small tmpfs is really full and really unmounted,
+where mounting is allowed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def shelf(bucket: Bucket) -> Shelf:
 
 @pytest.fixture(autouse=True)
 def asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failure the disk is left alone for a while: tests/contract/test_block_store.py shows that."""
+    """The pause after a disk failure is zero here. tests/contract/test_block_store.py tests the pause itself."""
     monkeypatch.setattr(disk_threads, "_FAILURE_PAUSE_S", 0.0)
     monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", 0.0)
 
@@ -65,7 +65,7 @@ def proxy_of(bucket: Bucket, **settings: Any) -> Proxy:
 
 
 def read(proxy: Proxy, shelf: Shelf, chance: random.Random, count: int = 12) -> set[str]:
-    """What clients saw who read here and there, several at once."""
+    """The outcomes of reads at random places, several of them at once."""
     seen: set[str] = set()
 
     def reads(seed: float) -> None:
@@ -83,7 +83,7 @@ def read(proxy: Proxy, shelf: Shelf, chance: random.Random, count: int = 12) -> 
 
 
 def recovered(proxy: Proxy, shelf: Shelf) -> None:
-    """Without a restart all of the shelf comes in again, and is served from there."""
+    """Without a restart the whole shelf is filled again and served from the disk."""
     for _ in range(2):
         assert shelf.read_all(proxy.address) == RIGHT
         proxy.settle()
@@ -102,7 +102,7 @@ def test_reads_go_on_while_the_disk_is_ill_and_it_is_used_again_when_it_is_well(
     chance = random.Random(ill)
     with proxy_of(bucket) as proxy, SickDisk(proxy.cache_dir) as sick:
         for _ in range(rounds(1)):
-            # Some of it is here, some is not.
+            # Some blocks are cached, some are not.
             for key in ("0", "1", "2"):
                 with RawConnection(proxy.address) as connection:
                     assert shelf.read(connection, key) == RIGHT
@@ -116,14 +116,14 @@ def test_reads_go_on_while_the_disk_is_ill_and_it_is_used_again_when_it_is_well(
             sick.failed = 0
             sick.heal()
             recovered(proxy, shelf)
-            # As at the beginning: nothing is here.
+            # As at the beginning, no block is cached.
             proxy.stop()
             shutil.rmtree(proxy.cache_dir)
             proxy.start()
 
 
 @pytest.mark.parametrize("doors", ["one loop", "workers"])
-def test_errors_now_and_then_at_any_place_are_no_business_of_clients(
+def test_clients_do_not_notice_disk_errors_that_strike_now_and_then(
     doors: str, bucket: Bucket, shelf: Shelf, trials: Trials
 ) -> None:
     chance = random.Random(doors)
@@ -145,24 +145,25 @@ def test_errors_now_and_then_at_any_place_are_no_business_of_clients(
 
 @pytest.fixture(params=["one loop", "workers", "tls"])
 def doors(request: pytest.FixtureRequest, certificate: Certificate) -> dict[str, Any]:
-    """Ways of a body to its client: sent by the engine's loop, by a worker's, or read and sent through TLS."""
+    """The ways a body is sent: by the engine's loop, by a worker's loop, or read into memory and sent through TLS."""
     if request.param == "tls":
         return {"tls_cert": certificate.chain, "tls_key": certificate.key}
     return {"workers": 3} if request.param == "workers" else {}
 
 
-def test_what_the_disk_does_not_give_in_the_middle_of_a_hit_comes_from_the_origin(
+def test_bytes_that_the_disk_fails_to_give_in_mid_hit_come_from_the_origin(
     doors: dict[str, Any], bucket: Bucket, certificate: Certificate, trials: Trials
 ) -> None:
     chance = random.Random(10)
-    # A block that no socket takes at once, so that the disk fails while a reply is under way.
+    # The object is one block that no socket takes at once, so that the disk fails while a reply is under way.
     shelf = Shelf.make(bucket, "disk-large", 1, 12 * 1024 * KIB)
     data = shelf.objects["0"]
     with proxy_of(bucket, block_size="4MiB", **doors) as proxy, SickDisk(proxy.cache_dir) as sick:
         verify = str(certificate.authority) if "tls_cert" in doors else True
 
         def read_from(start: int) -> tuple[str, bytes]:
-            # On a connection of its own: with workers one of them has it, as the first idles at the engine.
+            # Each read has a connection of its own. With workers, one of them gets it, because the first connection
+            # idles at the engine.
             with closing(s3_client(proxy.endpoint, verify=verify)) as client:
                 answer = client.get_object(Bucket=shelf.name, Key="0", Range=f"bytes={start}-")
                 body = answer["Body"].read()
@@ -186,9 +187,7 @@ def test_what_the_disk_does_not_give_in_the_middle_of_a_hit_comes_from_the_origi
                 trials.record("disk", "errors in the middle of a hit", RIGHT)
 
 
-def test_what_the_disk_does_not_give_of_a_version_that_is_no_more_cuts_the_reply(
-    bucket: Bucket, trials: Trials
-) -> None:
+def test_a_disk_error_in_mid_hit_cuts_the_reply_when_the_version_is_gone(bucket: Bucket, trials: Trials) -> None:
     shelf = Shelf.make(bucket, "disk-moved", 1)
     with proxy_of(bucket) as proxy, SickDisk(proxy.cache_dir) as sick:
         assert shelf.read_all(proxy.address) == RIGHT
@@ -206,8 +205,8 @@ def test_what_the_disk_does_not_give_of_a_version_that_is_no_more_cuts_the_reply
 def test_a_flight_whose_file_cannot_be_read_is_relayed_and_not_followed_over_a_gap(
     times: int | None, bucket: Bucket, simulator: Simulator, shelf: Shelf, trials: Trials
 ) -> None:
-    # A piece of a flight falls short; with `times` 1 the disk is well when the next one comes. It is read by who comes
-    # second, once it is on disk: the first reader has all from memory.
+    # The disk gives less than a piece of a flight. With `times` 1 it is well again at the next piece. The second reader
+    # reads the flight from the disk; the first reader has all bytes from memory.
     async def on_disk() -> None:
         flight = min(proxy.outrider.flights._flights.items(), key=lambda item: item[0].index)[1]
         while flight.partial.reach(0) < 30_000:
@@ -267,13 +266,13 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
         other = Shelf.make(bucket, "disk-other", 3)
         assert other.read_all(proxy.address) == RIGHT
         proxy.settle()
-        # Opened by nobody yet, and one is bad.
+        # No block file is open yet, and one is bad.
         proxy.restart()
         os.truncate(block_files(proxy.cache_dir)[0], PAGE_BYTES + 100)
         with SickDisk(proxy.cache_dir) as sick:
             sick.hold(*acts)
             with monkeypatch.context() as hasty:
-                # Far below a client's patience.
+                # Far below the time that a client waits.
                 hasty.setattr(disk_threads, "PATIENCE_S", 0.05)
                 hasty.setattr(sender, "_READ_PATIENCE_S", 0.05)
                 assert shelf.read_all(proxy.address) == RIGHT
@@ -284,7 +283,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
             recovered(proxy, shelf)
 
 
-async def test_while_the_disk_does_not_answer_others_do_not_wait_to_find_out(
+async def test_while_the_disk_does_not_answer_later_reads_do_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_threads, "_FAILURE_PAUSE_S", 5.0)
@@ -295,7 +294,7 @@ async def test_while_the_disk_does_not_answer_others_do_not_wait_to_find_out(
         monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.05)
         assert await store.read(meta_of(0)) is None
         monkeypatch.setattr(disk_threads, "PATIENCE_S", 60.0)
-        # The disk would be waited for as long.
+        # Without the pause the second read would wait for the disk as long as the first did.
         async with asyncio.timeout(60):
             assert await store.read(meta_of(1)) is None
         sick.release()
@@ -304,7 +303,7 @@ async def test_while_the_disk_does_not_answer_others_do_not_wait_to_find_out(
     store.close()
 
 
-def test_fills_that_a_dead_disk_holds_give_their_turn_to_others(
+def test_fills_that_a_dead_disk_holds_give_up_their_slots(
     bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with proxy_of(bucket, fills=1) as proxy, SickDisk(proxy.cache_dir) as sick:
@@ -334,13 +333,13 @@ def test_a_directory_that_is_removed_and_comes_back(bucket: Bucket, shelf: Shelf
             proxy.settle()
             trials.record("disk", "gone: the directory was removed", RIGHT, times=36)
             proxy.cache_dir.mkdir()
-            # What was open is served on; to come back, it has to go first.
+            # The restart closes the open files, which are served on although the directory is gone.
             proxy.restart()
             recovered(proxy, shelf)
 
 
 def lock_is_free(directory: Path) -> bool:
-    """To another process, and so to a descriptor of our own."""
+    """Another process could take the lock; a second descriptor of this process shows the same."""
     fd = os.open(directory / "outrider-cache", os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -367,16 +366,18 @@ def test_a_directory_that_was_made_again_is_locked_again(bucket: Bucket, shelf: 
             trials.record("disk", "gone, and made again: the lock", "the right bytes", times=2)
 
 
-def test_a_directory_that_another_process_made_again_is_his(bucket: Bucket, shelf: Shelf, trials: Trials) -> None:
+def test_a_directory_that_another_process_made_again_belongs_to_that_process(
+    bucket: Bucket, shelf: Shelf, trials: Trials
+) -> None:
     with proxy_of(bucket, cache_size=str(8 * (BLOCK_BYTES + PAGE_BYTES))) as proxy:
         assert shelf.read_all(proxy.address) == RIGHT
         proxy.settle()
         names = [path.relative_to(proxy.cache_dir) for path in block_files(proxy.cache_dir)]
         shutil.rmtree(proxy.cache_dir)
         with closing(BlockDir.open(proxy.cache_dir)):
-            # By chance he has blocks of the same names.
+            # By chance the other process has blocks of the same names.
             for name in names:
-                # Two of them may lie in one directory.
+                # Two of the files may lie in one directory.
                 (proxy.cache_dir / name).parent.mkdir(parents=True, exist_ok=True)
                 (proxy.cache_dir / name).write_bytes(b"his")
             assert read(proxy, shelf, random.Random(7)) == {RIGHT}
@@ -389,7 +390,7 @@ def test_a_directory_that_another_process_made_again_is_his(bucket: Bucket, shel
 
 
 class Mounted:
-    """A tmpfs of a few MiB at `path`."""
+    """A tmpfs of 2 MiB at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -400,7 +401,7 @@ class Mounted:
         return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
     def unmount(self) -> None:
-        # Lazily: as where a network's disk goes, what is open stays open.
+        # The unmount is lazy: as with a network disk that goes away, open files stay open.
         subprocess.run(["umount", "-l", str(self.path)], capture_output=True, check=False)
 
 
@@ -417,8 +418,8 @@ def mounted(tmp_path: Path) -> Iterator[Mounted]:
 def test_a_file_system_that_is_really_full(
     known_s: float, mounted: Mounted, bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Before a fill somebody looks at the free space, or did so a moment ago. 2 MiB hold the shelf's 1.33; the budget
-    # believes in far more.
+    # The free space is measured before a fill, or it was measured a moment ago and is believed. The tmpfs has 2 MiB, of
+    # which the shelf needs 1.33; the budget allows far more.
     monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", known_s)
     hog = mounted.path / "hog"
     with proxy_of(bucket, cache_dir=str(mounted.path / "cache")) as proxy:
@@ -431,7 +432,7 @@ def test_a_file_system_that_is_really_full(
             assert read(proxy, shelf, random.Random(4)) == {RIGHT}
             proxy.settle()
             trials.record("disk", "full: a real file system", RIGHT, times=36)
-            assert len(proxy.outrider.store) <= cached < BLOCKS, "there was room"
+            assert len(proxy.outrider.store) <= cached < BLOCKS, "the file system was not full"
             assert (proxy.metric("outrider_store_errors_total") > 0) is (known_s > 0)
             hog.unlink()
             recovered(proxy, shelf)
@@ -485,7 +486,7 @@ def test_a_snapshot_that_cannot_be_read_is_replaced_by_a_scan(
 
 
 class ByHand(ThreadPoolExecutor):
-    """Threads whose work ends when the test says so, in any order."""
+    """An executor whose jobs end when the test says so, in any order."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -520,7 +521,7 @@ async def test_the_budget_holds_whatever_the_order_in_which_room_is_made_and_tak
             if threads.waiting and chance.random() < 0.4:
                 threads.waiting.pop(chance.randrange(len(threads.waiting)))()
             else:
-                # Free space is looked at again, now and then.
+                # The free space is measured again from time to time.
                 store.clock.advance(chance.choice([0.0, 0.6, 1.1]))
                 await asyncio.sleep(0)
         store.keep_budget()

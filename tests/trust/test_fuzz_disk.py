@@ -1,4 +1,4 @@
-"""Whatever stands in the cache directory under a right checksum: it is read, or refused in one known way."""
+"""Fuzz tests of all files in the cache directory, with right checksums: each is read, or refused with its one error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ META: dict[str, Any] = {
 
 
 def sealed_header(meta: bytes) -> bytes:
-    """A block file's header around any meta, its checksum right: what no rot makes, but a bug of ours could."""
+    """A block file's header around any `meta`, with a right checksum. Rot cannot make such a header; a bug of ours
+    could."""
     fixed = block_file._FIXED
     length = -(-(fixed.size + len(meta)) // PAGE_BYTES) * PAGE_BYTES
     unsealed = fixed.pack(b"OUTRIDER", block_file.FORMAT, length, len(meta), b"c" * 16, bytes(8))
@@ -230,5 +231,5 @@ def test_learned_orders_with_one_odd_field_are_none(change: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("raw", [b"[" * 50_000, b'{"format":' * 9000])
 def test_learned_orders_of_any_depth_are_none(raw: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):  # too deep to read for one Python, and not JSON for another
+    with pytest.raises(ValueError, match=r"."):  # one Python finds it too deep, another finds that it is no JSON
         learned_state.unpacked(zlib.compress(raw))

@@ -1,4 +1,4 @@
-"""All connections to the bucket in use, by readers who take nothing: who waits for one is told in time."""
+"""All connections to the origin in use by slow readers: other requests get a 503 SlowDown in time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 NAME = "busy"
-# More than all buffers between the bucket and a client that takes nothing.
+# Larger than all buffers between the bucket and a client that reads nothing.
 LARGE = ramp(64 * MIB)
 
 
@@ -50,20 +50,20 @@ def test_while_slow_readers_have_all_connections_others_are_asked_to_slow_down(b
         ("GET", f"/{NAME}?list-type=2", b""),
         ("DELETE", f"/{NAME}/small", b""),
     ]
-    # Nothing is kept: what is read goes past the cache, as fast as its reader takes it.
+    # No block is cached: a body passes by the cache, as fast as its reader takes it.
     with Proxy(
         bucket, policy="none", cache_size="4KiB", origin_connections=1, origin_timeout_s="1"
     ) as proxy, ThreadPoolExecutor(len(asked)) as clients:  # fmt: skip
         with RawConnection(proxy.address) as slow:
             slow.send(request("GET", f"/{NAME}/large"))
             head = slow.read_head()
-            # Past its first block, which a connection of its own brought.
+            # The read begins after the first block, which a connection of its own brought.
             assert head.read(12 * MIB) == LARGE[: 12 * MIB]
 
             def turned_away(one: tuple[str, str, bytes]) -> None:
                 method, target, body = one
                 length = [("content-length", str(len(body)))] if method == "PUT" else []
-                # Less than its patience with a connection that never comes free.
+                # Less than the time that the proxy waits for a connection that never becomes free.
                 with RawConnection(proxy.address, 30.0) as connection:
                     answer = connection.ask(method, target, length, body)
                 assert (answer.status, answer.headers.get("retry-after")) == (503, "1"), (one, answer)
@@ -71,14 +71,14 @@ def test_while_slow_readers_have_all_connections_others_are_asked_to_slow_down(b
 
             list(clients.map(turned_away, asked))
             trials.record("load", "all connections to the bucket in use", "503 SlowDown", times=len(asked))
-            assert head.read() == LARGE[12 * MIB :], "who had one keeps it"
+            assert head.read() == LARGE[12 * MIB :], "a reader that has a connection keeps it"
             proxy.settle()
             assert slow.ask("HEAD", f"/{NAME}/small").status == 200
         assert ask(proxy.address, "GET", f"/{NAME}/written").code == "NoSuchKey"
         assert ask(proxy.address, "GET", f"/{NAME}/small").body == LARGE[:1000]
 
 
-async def test_a_connection_is_free_when_the_reply_was_read_not_when_its_reader_is_done(bucket: Bucket) -> None:
+async def test_a_connection_is_free_once_the_reply_was_read_even_before_its_reader_ends(bucket: Bucket) -> None:
     origin = HttpOrigin(bucket.endpoint, REGION, Keys(bucket), Metrics(), time.time, connections=1, read_timeout_s=1)
     await origin.open()
     small, large = (OriginRequest("GET", NAME, key) for key in ("small", "large"))
@@ -96,7 +96,8 @@ async def test_a_connection_is_free_when_the_reply_was_read_not_when_its_reader_
             async with held.send(large):
                 await waiting.wait()
 
-        # Who gives up waiting, or is cancelled with the connection in hand, leaves it to others.
+        # A request that gives up its wait, or is cancelled with the connection in hand, leaves the connection to
+        # others.
         holder = asyncio.create_task(leave(origin))
         while not origin._free.locked():
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Answers of the bucket that break off, come late, or say what is not so: the client's bytes are right all the same."""
+"""Faults of the origin in mid-answer: broken, late, wrong or contradictory answers. Clients get the right bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-# One less than the proxy's tries: whichever of its questions they all hit, one is left.
+# One less than the proxy's attempts: even if all faults strike the same request, one attempt is left.
 BUDGET = 4
 
 
@@ -68,7 +68,8 @@ def test_below_the_retry_budget_the_client_notices_nothing(world: World, fault: 
 
 
 def shrunk(rng: random.Random, trial: Trial) -> Fault:
-    """Once, and not down to what that one answer brings: then nothing would contradict it."""
+    """The fault strikes once. It never shrinks the object to the length that this one answer brings: no other answer
+    would contradict that length."""
     by = rng.randrange(1, max(2, len(trial.data) - BLOCK))
     return Fault(FaultKind.OTHER_TOTAL, path_contains=trial.key, by_bytes=-by)
 
@@ -91,7 +92,7 @@ def test_an_answer_that_contradicts_another_is_cut_and_not_believed_again(
         if mode == "mixed":
             trial.warm(proxy)
         made = LIES[fault](world.rng, trial)
-        # Not always the first question: whose answer is then contradicted.
+        # The fault does not always strike the first request, and so the contradicted answer varies.
         made.probability = world.rng.choice((1.0, 0.5))
         with world.weather(made):
             saw = trial.seen(fault, proxy, mode)

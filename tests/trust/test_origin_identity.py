@@ -1,4 +1,4 @@
-"""Who the proxy is to the bucket, and what time it is there: credentials that expire, a clock that is off."""
+"""The proxy's credentials for the origin, and its clock: credentials that expire, and a clock that is off."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 NAMED_FIRST = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 
 
-class Office:
-    """What hands out credentials, as a `credential_process` of the AWS config file, and which the bucket refuses."""
+class CredentialProcess:
+    """A `credential_process` of the AWS config file, and the list of the credentials that the bucket refuses as
+    expired."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in NAMED_FIRST:
             monkeypatch.delenv(name, raising=False)
-        self._pass, self._walks = directory / "pass.json", directory / "walks"
+        self._credentials, self._calls = directory / "credentials.json", directory / "calls"
         script = directory / "issue.sh"
-        script.write_text(f"echo >> {self._walks}; cat {self._pass}\n")
+        script.write_text(f"echo >> {self._calls}; cat {self._credentials}\n")
         config = directory / "config"
         config.write_text(f"[default]\ncredential_process = sh {script}\n")
         self.environment = {
@@ -44,13 +45,13 @@ class Office:
         self.begin()
 
     @property
-    def walks(self) -> int:
-        return len(self._walks.read_text().splitlines())
+    def calls(self) -> int:
+        return len(self._calls.read_text().splitlines())
 
     def issue(self, identity: Identity) -> None:
         in_an_hour = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
         issued = {"Version": 1, "AccessKeyId": identity.access_key, "SecretAccessKey": identity.secret_key}
-        self._pass.write_text(json.dumps({**issued, "Expiration": in_an_hour}))
+        self._credentials.write_text(json.dumps({**issued, "Expiration": in_an_hour}))
 
     def begin(self) -> None:
         self._expired.clear()
@@ -59,8 +60,8 @@ class Office:
     def expire(self) -> None:
         self._expired.add(READER.access_key)
 
-    def turn(self) -> None:
-        """At once the old ones are no good and there are others."""
+    def rotate(self) -> None:
+        """At the same moment the old credentials expire and new ones are issued."""
         self.issue(ADMIN)
         self.expire()
 
@@ -72,48 +73,48 @@ class Office:
 
 
 @pytest.fixture
-def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Office:
-    return Office(tmp_path, monkeypatch)
+def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CredentialProcess:
+    return CredentialProcess(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def proxy(world: World, bucket: Bucket, office: Office) -> Iterator[Proxy]:
-    with Proxy(bucket, world.simulator.endpoint, environment=office.environment, block_size=str(BLOCK)) as running:
+def proxy(world: World, bucket: Bucket, issuer: CredentialProcess) -> Iterator[Proxy]:
+    with Proxy(bucket, world.simulator.endpoint, environment=issuer.environment, block_size=str(BLOCK)) as running:
         yield running
 
 
 def test_credentials_that_expire_in_mid_read_are_renewed_unnoticed(
-    world: World, bucket: Bucket, office: Office
+    world: World, bucket: Bucket, issuer: CredentialProcess
 ) -> None:
     for prefetch in ("off", "epoch") * rounds(2):
-        office.begin()
+        issuer.begin()
         trial = world.put(9 * BLOCK)
         origin = world.simulator.endpoint
-        with Proxy(bucket, origin, environment=office.environment, block_size=str(BLOCK), prefetch=prefetch) as proxy:
+        with Proxy(bucket, origin, environment=issuer.environment, block_size=str(BLOCK), prefetch=prefetch) as proxy:
             at = world.rng.randrange(BLOCK)
-            turn = Fault(FaultKind.ACT, path_contains=trial.key, after_bytes=at, act=office.turn)
-            with world.weather(office.refusal(), turn):
+            rotate = Fault(FaultKind.ACT, path_contains=trial.key, after_bytes=at, act=issuer.rotate)
+            with world.weather(issuer.refusal(), rotate):
                 assert trial.seen("credentials expired in mid-read, renewed", proxy, "whole") == RIGHT
                 proxy.settle()
 
 
-def test_what_is_refused_once_is_asked_again_by_whatever_way_it_came(
-    world: World, proxy: Proxy, office: Office
+def test_a_request_that_expired_credentials_refused_is_repeated_also_when_it_is_a_head(
+    world: World, proxy: Proxy, issuer: CredentialProcess
 ) -> None:
     trial = world.put(2 * BLOCK)
-    office.turn()
-    with world.weather(office.refusal()):
-        # A HEAD is refused without a word.
+    issuer.rotate()
+    with world.weather(issuer.refusal()):
+        # The refusal of a HEAD has no body, and so no error code.
         assert ask(proxy.address, "HEAD", f"/{NAME}/{trial.key}").status == 200
     world.trials.record("origin", "credentials expired, renewed by a HEAD", RIGHT)
 
 
-def test_an_upload_that_meets_expired_credentials_is_the_clients_to_repeat(
-    world: World, proxy: Proxy, office: Office
+def test_an_upload_that_meets_expired_credentials_is_left_to_the_client_to_repeat(
+    world: World, proxy: Proxy, issuer: CredentialProcess
 ) -> None:
     target, body = f"/{NAME}/renewed", world.rng.randbytes(3 * BLOCK)
-    office.turn()
-    with world.weather(office.refusal()):
+    issuer.rotate()
+    with world.weather(issuer.refusal()):
         first = ask(proxy.address, "PUT", target, [("content-length", str(len(body)))], body)
         assert (first.status, first.code) == (503, "ServiceUnavailable")
         assert ask(proxy.address, "PUT", target, [("content-length", str(len(body)))], body).status == 200
@@ -121,36 +122,36 @@ def test_an_upload_that_meets_expired_credentials_is_the_clients_to_repeat(
     world.trials.record("writes", "credentials expired", "503 ServiceUnavailable, then 200")
 
 
-def test_a_write_without_a_body_is_asked_again_since_a_refusal_says_that_nothing_was_done(
-    world: World, proxy: Proxy, office: Office
+def test_a_write_without_a_body_is_repeated_since_a_refusal_says_that_nothing_was_done(
+    world: World, proxy: Proxy, issuer: CredentialProcess
 ) -> None:
     trial = world.put(10)
-    office.turn()
+    issuer.rotate()
     world.simulator.reset()
-    with world.weather(office.refusal()):
+    with world.weather(issuer.refusal()):
         assert ask(proxy.address, "DELETE", f"/{NAME}/{trial.key}").status == 204
     assert world.simulator.counts().by_method["DELETE"] == 2
     world.trials.record("writes", "credentials expired, no body", "204")
 
 
-def test_credentials_that_stay_expired_are_told_and_the_chain_is_not_stormed(
-    world: World, proxy: Proxy, office: Office, monkeypatch: pytest.MonkeyPatch
+def test_credentials_that_stay_expired_are_reported_and_the_chain_is_not_called_in_a_storm(
+    world: World, proxy: Proxy, issuer: CredentialProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else how often it may be walked depends on how long these take.
+    # Without this long pause the number of calls of the chain would depend on how long the reads take.
     monkeypatch.setattr(adapters_credentials, "_RENEW_AGAIN_S", 3600.0)
     trial = world.put(2 * BLOCK)
-    office.expire()
-    with world.weather(office.refusal()):
-        before = office.walks
+    issuer.expire()
+    with world.weather(issuer.refusal()):
+        before = issuer.calls
         for _ in range(rounds(5)):
             assert trial.seen("credentials expired, none new", proxy, "whole") == "400 ExpiredToken"
-        assert office.walks - before <= 1
-    # Whoever is there again is asked, once the chain may be walked again: here, the old ones are good after all.
+        assert issuer.calls - before <= 1
+    # Once the chain may be called again, the proxy sends requests again; here the old credentials turn out to be good.
     assert trial.read(proxy) == RIGHT
 
 
-class Watch:
-    """A clock that can be put wrong."""
+class WrongClock:
+    """A clock that can be set wrong."""
 
     def __init__(self, off_s: float = 0.0) -> None:
         self.off_s = off_s
@@ -163,8 +164,8 @@ OFF_S = [3 * 3600, -40 * 60, 400 * 86400]
 
 
 @pytest.mark.parametrize("off_s", OFF_S)
-def test_a_clock_that_goes_wrong_is_noticed_and_made_up_for(world: World, bucket: Bucket, off_s: float) -> None:
-    watch = Watch()
+def test_a_clock_that_goes_wrong_is_noticed_and_corrected(world: World, bucket: Bucket, off_s: float) -> None:
+    watch = WrongClock()
     with Proxy(bucket, world.simulator.endpoint, wall_clock=watch, block_size=str(BLOCK)) as proxy:
         for watch.off_s in (off_s, 0.0, -off_s):
             for _ in range(rounds(1)):
@@ -174,23 +175,23 @@ def test_a_clock_that_goes_wrong_is_noticed_and_made_up_for(world: World, bucket
 
 @pytest.mark.parametrize("off_s", OFF_S)
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("DELETE", 204)])
-def test_what_a_wrong_clock_had_refused_is_asked_again(
+def test_a_request_that_was_refused_for_a_wrong_clock_is_repeated(
     world: World, bucket: Bucket, method: str, status: int, off_s: float
 ) -> None:
-    """A HEAD is refused without a word; the refusal of a DELETE says that nothing was done."""
+    """The refusal of a HEAD has no body. The refusal of a DELETE says that nothing was done."""
     trial = world.put(10)
-    with Proxy(bucket, world.simulator.endpoint, wall_clock=Watch(off_s)) as proxy:
+    with Proxy(bucket, world.simulator.endpoint, wall_clock=WrongClock(off_s)) as proxy:
         world.simulator.reset()
         assert ask(proxy.address, method, f"/{NAME}/{trial.key}").status == status
     assert world.simulator.counts().by_method[method] == 2
 
 
 @pytest.mark.parametrize("off_s", OFF_S)
-def test_an_upload_that_a_wrong_clock_had_refused_is_the_clients_to_repeat(
+def test_an_upload_that_was_refused_for_a_wrong_clock_is_left_to_the_client_to_repeat(
     world: World, bucket: Bucket, off_s: float
 ) -> None:
     head = [("content-length", "4")]
-    with Proxy(bucket, world.simulator.endpoint, wall_clock=Watch(off_s)) as proxy:
+    with Proxy(bucket, world.simulator.endpoint, wall_clock=WrongClock(off_s)) as proxy:
         answers = [ask(proxy.address, "PUT", f"/{NAME}/clock", head, b"body").status for _ in range(2)]
     assert answers == [503, 200]
     world.trials.record("writes", "clock off", "503 ServiceUnavailable, then 200")

@@ -1,4 +1,4 @@
-"""Bits that flip in block files: when they are found, and what each mode of `--verify` promises until then."""
+"""Bits that flip in block files: the moment when each is found, and the guarantee of each mode of `--verify`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shelf(bucket: Bucket) -> Shelf:
 
 
 def proxy_of(bucket: Bucket, **settings: str) -> Proxy:
-    """Without a scrubber, unless the test gives it a pace."""
+    """A proxy without a scrubber, unless the test sets its pace."""
     given: dict[str, Any] = {"scrub_bandwidth": "0", **settings}
     return Proxy(bucket, block_size=str(BLOCK_BYTES), freshness="immutable", **given)
 
@@ -49,7 +49,7 @@ def fill(proxy: Proxy, shelf: Shelf) -> None:
 
 
 def rot(proxy: Proxy, chance: random.Random) -> int:
-    """Flip a bit in some files; in how many."""
+    """Flip a bit in some of the block files, and return in how many."""
     files = chance.sample(block_files(proxy.cache_dir), chance.randint(1, 6))
     for file in files:
         flip_a_bit(file, chance)
@@ -62,7 +62,7 @@ def found(proxy: Proxy) -> float:
 
 @pytest.mark.parametrize("clean", [True, False], ids=["snapshot", "scan"])
 @pytest.mark.parametrize("verify", ["first", "always"])
-def test_what_rotted_while_stopped_is_never_served(
+def test_blocks_that_rot_while_the_proxy_is_stopped_are_never_served(
     verify: str, clean: bool, bucket: Bucket, shelf: Shelf, trials: Trials
 ) -> None:
     chance = random.Random(f"{verify} {clean}")
@@ -74,13 +74,13 @@ def test_what_rotted_while_stopped_is_never_served(
             if not clean:
                 (proxy.cache_dir / "index").unlink()
             proxy.start()
-            # A scan has dropped those with a bad header by now; what it found is no miss that it counts.
+            # The scan has dropped blocks with a bad header by now, and does not count them as misses.
             fill(proxy, shelf)
             assert clean is False or found(proxy) == flipped
             trials.record("rot", f"bits flipped while stopped, verify={verify}", RIGHT, times=flipped)
 
 
-def test_what_rots_while_running_is_never_served_with_verify_always(
+def test_blocks_that_rot_while_it_runs_are_never_served_with_verify_always(
     bucket: Bucket, shelf: Shelf, trials: Trials
 ) -> None:
     chance = random.Random(7)
@@ -95,7 +95,7 @@ def test_what_rots_while_running_is_never_served_with_verify_always(
 
 
 def scrubbed(proxy: Proxy) -> None:
-    """Wait for a whole round that begins after now."""
+    """Wait for a whole round of the scrubber that begins from now on."""
 
     async def rounds_over() -> None:
         metrics = proxy.outrider.metrics
@@ -107,7 +107,7 @@ def scrubbed(proxy: Proxy) -> None:
     proxy.on_loop(rounds_over)
 
 
-def test_what_rots_while_running_is_gone_after_the_scrubbers_next_round(
+def test_blocks_that_rot_while_it_runs_are_gone_after_the_scrubbers_next_round(
     bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(8)
@@ -125,7 +125,7 @@ def test_what_rots_while_running_is_gone_after_the_scrubbers_next_round(
         assert proxy.metric("outrider_scrubbed_blocks_total") >= BLOCKS
 
 
-def test_a_bad_block_in_the_middle_of_a_hit_is_brought_anew(bucket: Bucket, shelf: Shelf, trials: Trials) -> None:
+def test_a_bad_block_in_the_middle_of_a_hit_is_filled_again(bucket: Bucket, shelf: Shelf, trials: Trials) -> None:
     chance = random.Random(9)
     with proxy_of(bucket) as proxy:
         for _ in range(rounds(2)):
@@ -139,7 +139,7 @@ def test_a_bad_block_in_the_middle_of_a_hit_is_brought_anew(bucket: Bucket, shel
             trials.record("rot", "a bad block in the middle of a hit", RIGHT)
 
 
-def test_a_bad_block_of_a_version_that_is_no_more_cuts_the_reply(bucket: Bucket, trials: Trials) -> None:
+def test_a_bad_block_cuts_the_reply_when_the_version_is_gone(bucket: Bucket, trials: Trials) -> None:
     shelf = Shelf.make(bucket, "rot-moved", 1)
     with proxy_of(bucket) as proxy:
         assert shelf.read_all(proxy.address) == RIGHT
@@ -149,7 +149,8 @@ def test_a_bad_block_of_a_version_that_is_no_more_cuts_the_reply(bucket: Bucket,
             if meta.index == 2:
                 os.truncate(file, PAGE_BYTES + 1000)
         Shelf.make(bucket, "rot-moved", 1, 200 * KIB)
-        # The head promised the old version: the rest of it is nowhere, and the new one's bytes are not its.
+        # The reply's head promised the old version. The rest of that version is nowhere, and no byte of the new one
+        # belongs to it.
         assert shelf.read_all(proxy.address) == BROKEN
         trials.record("rot", "a bad block in the middle of a hit, and the object was overwritten", BROKEN)
 
@@ -172,14 +173,14 @@ async def test_the_scrubber_reads_no_faster_than_it_may_and_all_blocks_in_each_r
     began = disk.clock()
     with pytest.raises(asyncio.CancelledError):
         await Recovery(disk.store, Believed(), sleep).scrub(ScrubPace(FILE, round_s=30.0))
-    # At first a block a second; then all blocks once in 30 seconds.
+    # The pace is a block a second at first, and then all blocks once in 30 seconds.
     assert [(at - began, count) for at, count in walked[:10]] == [(1.0 * n, n) for n in range(1, 11)]
     assert [round(at - began) for at, _ in walked[10:40:10]] == [13, 43, 73]
     assert disk.metrics.value("outrider_scrub_rounds_total") == 3
     disk.close()
 
 
-async def test_the_scrubber_finds_what_rots_after_its_first_use(tmp_path: Path) -> None:
+async def test_the_scrubber_finds_blocks_that_rot_after_their_first_use(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "cache")
     await disk.write(meta_of(0), meta_of(1))
     flip(disk.path(meta_of(1)), PAGE_BYTES + 5)
@@ -260,7 +261,7 @@ async def test_the_scrubber_leaves_memory_to_the_readers(tmp_path: Path) -> None
     assert not in_memory()
     disk = await restarted(disk, clean=True)
     assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
-    assert in_memory(), "what a reader wanted stays"
+    assert in_memory(), "the page cache keeps what a reader read"
     await disk.store.verify(meta_of(0).key)
-    assert in_memory(), "also when the scrubber passes by"
+    assert in_memory(), "the scrubber left it in the page cache"
     disk.close()

@@ -1,4 +1,4 @@
-"""Our own look at a request's framing, without aiohttp's before it: each of the two would do, and neither is alone."""
+"""The proxy's own check of a request's framing, without aiohttp's check before it: each of the two suffices alone."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ CASES: list[tuple[Headers, HttpVersion]] = [
 
 
 @pytest.mark.parametrize(("headers", "version"), CASES)
-def test_what_can_be_read_in_two_ways_is_refused(headers: Headers, version: HttpVersion) -> None:
+def test_a_framing_that_can_be_read_in_two_ways_is_refused(headers: Headers, version: HttpVersion) -> None:
     with pytest.raises(BadRequest):
         well_framed(headers, version)
 
 
-def test_what_can_be_read_in_one_way_is_not() -> None:
+def test_a_framing_that_can_be_read_in_one_way_is_accepted() -> None:
     for headers in ((HOST,), (HOST, ("content-length", "3")), (HOST, ("transfer-encoding", "Chunked")),
                     (HOST, ("connection", "keep-alive, Upgrade"))):  # fmt: skip
         well_framed(headers, HttpVersion11)
     well_framed((), HttpVersion10)
 
 
-def test_what_connection_names_is_for_this_connection_alone() -> None:
+def test_headers_that_connection_names_are_for_this_connection_alone() -> None:
     headers: Headers = (HOST, ("connection", "Keep-Alive, X-Hop"), ("x-hop", "1"), ("x-other", "2"))
     assert well_framed(headers, HttpVersion11) == (HOST, ("connection", "Keep-Alive, X-Hop"), ("x-other", "2"))
