@@ -1,4 +1,5 @@
-"""SIGKILL at any moment, and power loss: what a start finds in the cache directory, and what clients get of it."""
+"""SIGKILL at any moment, and power loss: the next start repairs the cache directory, and clients get the right
+bytes."""
 
 from __future__ import annotations
 
@@ -39,10 +40,10 @@ if TYPE_CHECKING:
     from tests.support.trials import Trials
 
 BLOCK_BYTES = 64 * KIB
-# 24 blocks of the shelf's 96: most reads evict.
+# The cache holds 24 of the shelf's 96 blocks, and so most reads evict.
 BUDGET_BYTES = 24 * (BLOCK_BYTES + PAGE_BYTES)
 READERS = 3
-# As many reads as bring each moment that a running proxy can die at.
+# So many reads bring every operation at which a running proxy can be killed.
 READS = 20
 
 
@@ -52,13 +53,14 @@ def shelf(bucket: Bucket) -> Shelf:
 
 
 def on_disk(root: Path) -> int:
-    """All that the store keeps there, in full pages."""
+    """The bytes of all files that the store keeps there, in full pages."""
     sizes = [path.stat().st_size for part in ("v2", "tmp") for path in (root / part).rglob("*") if path.is_file()]
     return sum(-(-size // PAGE_BYTES) * PAGE_BYTES for size in sizes)
 
 
 class Mortal(ServedProxy):
-    """`outrider serve` with a small cache, which is killed at a moment of its own (`tests.support.doomed`)."""
+    """`outrider serve` with a small cache. It kills itself at the operation that `DOOM` names
+    (`tests.support.doomed`)."""
 
     def __init__(self, bucket: Bucket, directory: Path) -> None:
         super().__init__(
@@ -69,7 +71,7 @@ class Mortal(ServedProxy):
         self.environment["PYTHONPATH"] += ":."
 
     def start_to_die(self, doom: str) -> bool:
-        """False: it died before it served."""
+        """False if the proxy died before it served."""
         self.environment["DOOM"] = doom
         try:
             self.start()
@@ -86,7 +88,8 @@ class Mortal(ServedProxy):
         return not self._child.running
 
     def outlives_an_examination(self) -> bool:
-        """False: it died before the first read. The scrubber reads files of its own accord from the start on."""
+        """False if the proxy died before the first read. The scrubber reads files from the start on, without any
+        read."""
         try:
             self.examine()
         except (OSError, http.client.HTTPException):
@@ -95,14 +98,15 @@ class Mortal(ServedProxy):
         return True
 
     def examine(self) -> None:
-        """After a start and before the first read: what the index knows is what is there, and that keeps the budget."""
+        """After a start and before the first read, the index knows exactly the files on disk, and they keep the
+        budget."""
         assert list((self.cache_dir / "tmp").iterdir()) == []
         assert not list(self.cache_dir.glob("*.part"))
         assert on_disk(self.cache_dir) == self.status()["bytes"] <= BUDGET_BYTES
 
 
 def load(proxy: Mortal, shelf: Shelf, seed: int) -> list[str]:
-    """What readers saw, until they had enough or the proxy died."""
+    """The outcomes of the reads, until all were made or the proxy died."""
     seen: list[str] = []
     wrong: list[WrongBytes] = []
 
@@ -135,7 +139,8 @@ def told(seen: list[str]) -> str:
     return "right bytes until a broken connection" if BROKEN in seen else RIGHT
 
 
-# Where death comes, and up to which one of these operations: some of a start, of fills, of evictions, of the stop.
+# The operations at which the proxy is killed, each with the highest count to wait for: operations of a start, of fills,
+# of evictions, and of the stop.
 MOMENTS = [
     ("a fill", "open tmp", 25), ("a fill", "write tmp", 40), ("a fill", "rename v2", 25),
     ("an eviction", "remove v2", 20), ("a start", "scandir v2", 12), ("a start", "open v2", 12),
@@ -148,7 +153,7 @@ def test_killed_at_any_moment_it_starts_again_with_right_bytes_and_within_its_bu
     bucket: Bucket, shelf: Shelf, trials: Trials, tmp_path: Path
 ) -> None:
     chance = random.Random(6)
-    # Each of them now and then, and in no order.
+    # Each operation comes up from time to time, in no fixed order.
     moments = [MOMENTS[i % len(MOMENTS)] for i in range(rounds(len(MOMENTS)))]
     chance.shuffle(moments)
     proxy = Mortal(bucket, tmp_path)
@@ -165,7 +170,7 @@ def test_killed_at_any_moment_it_starts_again_with_right_bytes_and_within_its_bu
                 assert status in (0, -signal.SIGKILL), proxy.log.read_text()[-4000:]
                 assert on_disk(proxy.cache_dir) <= BUDGET_BYTES
                 if status == 0:
-                    continue  # its moment did not come: an orderly stop between two kills
+                    continue  # the operation did not come up: an orderly stop between two kills
             trials.record("crash", f"SIGKILL in {fault}", told(seen))
     with proxy:
         proxy.examine()
@@ -178,7 +183,7 @@ def test_killed_at_any_moment_it_starts_again_with_right_bytes_and_within_its_bu
 
 
 def served_right(proxy: Proxy, shelf: Shelf) -> None:
-    """All reads are right, and the store knows what it keeps."""
+    """All reads give the right bytes, and the store's count of its bytes is that of the disk."""
     assert shelf.read_all(proxy.address) == RIGHT
     proxy.settle()
     assert on_disk(proxy.cache_dir) == proxy.outrider.store.used_bytes <= BUDGET_BYTES
@@ -186,7 +191,7 @@ def served_right(proxy: Proxy, shelf: Shelf) -> None:
 
 @pytest.fixture
 def roomy(bucket: Bucket) -> Iterator[Proxy]:
-    """All of the small shelf fits in."""
+    """A cache that holds all of the small shelf."""
     with Proxy(
         bucket, cache_size=str(BUDGET_BYTES), block_size=str(BLOCK_BYTES), freshness="immutable", scrub_bandwidth="0"
     ) as proxy:
@@ -199,7 +204,7 @@ def small_shelf(bucket: Bucket) -> Shelf:
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["snapshot", "scan"])
-def test_what_power_loss_did_to_files_is_found_and_never_served(
+def test_files_that_power_loss_damaged_are_found_and_never_served(
     clean: bool, roomy: Proxy, small_shelf: Shelf, trials: Trials
 ) -> None:
     chance = random.Random(clean)
@@ -214,15 +219,18 @@ def test_what_power_loss_did_to_files_is_found_and_never_served(
                 (roomy.cache_dir / "index").unlink()
             roomy.start()
             if not clean:
-                assert on_disk(roomy.cache_dir) == roomy.outrider.store.used_bytes, "the scan left what it knows"
+                assert on_disk(roomy.cache_dir) == roomy.outrider.store.used_bytes, (
+                    "the scan left a file that the index does not know"
+                )
             served_right(roomy, small_shelf)
-            # Without its two other blocks: the others were still hits.
+            # The object's two other blocks were still hits.
             assert roomy.metric("outrider_served_bytes_total", source="disk") > 0
             trials.record("crash", f"power loss: {fault}", RIGHT, times=len(files))
 
 
 def stale_snapshot(proxy: Proxy, _: bytes) -> None:
-    """It is of the last stop, but the directory has moved on: blocks went, and others lie under their names."""
+    """A snapshot of the last stop, in a directory that has changed since: blocks went, and other blocks have their
+    names."""
     files = block_files(proxy.cache_dir)
     for file in files[::3]:
         file.unlink()
@@ -240,7 +248,7 @@ def cut_snapshot(proxy: Proxy, chance: bytes) -> None:
 
 
 def flipped_snapshot(proxy: Proxy, chance: bytes) -> None:
-    """It reads well, and tells of another block than the one that is there."""
+    """The snapshot can be read, but one entry names another block than the file that is there."""
     index = proxy.cache_dir / "index"
     lines = index.read_bytes().splitlines(keepends=True)
     blocks = [number for number, line in enumerate(lines) if line.startswith(b"[") and len(line) < 12]
@@ -252,7 +260,7 @@ def flipped_snapshot(proxy: Proxy, chance: bytes) -> None:
 
 
 @pytest.mark.parametrize("spoil", [stale_snapshot, garbage, cut_snapshot, flipped_snapshot])
-def test_a_snapshot_that_is_not_true_makes_no_wrong_byte_and_no_orphan(
+def test_a_snapshot_that_does_not_fit_the_directory_makes_no_wrong_byte_and_no_orphan(
     spoil: Callable[[Proxy, bytes], None], roomy: Proxy, small_shelf: Shelf, trials: Trials
 ) -> None:
     chance = random.Random(spoil.__name__)
@@ -264,7 +272,7 @@ def test_a_snapshot_that_is_not_true_makes_no_wrong_byte_and_no_orphan(
         roomy.start()
         if spoil is not stale_snapshot:
             assert {block_io.file_name(block) for block in roomy.outrider.store.present()} == there, (
-                "the scan found all"
+                "the scan missed a block"
             )
         served_right(roomy, small_shelf)
         trials.record("crash", f"power loss: {spoil.__name__.replace('_', ' ')}", RIGHT)
@@ -273,7 +281,7 @@ def test_a_snapshot_that_is_not_true_makes_no_wrong_byte_and_no_orphan(
 def test_a_snapshot_is_gone_for_good_before_it_is_believed(
     roomy: Proxy, small_shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Were it back after a power loss, blocks that came later would be on the disk and in no budget.
+    # If the snapshot came back after a power loss, blocks written later would be on the disk and in no budget.
     index = roomy.cache_dir / "index"
     served_right(roomy, small_shelf)
     roomy.stop()
@@ -287,7 +295,7 @@ def test_a_snapshot_is_gone_for_good_before_it_is_believed(
     adopt = DiskBlockStore.adopt
 
     def adopted(self: DiskBlockStore, *args: Any) -> bool:
-        assert synced == [(str(roomy.cache_dir), False)], "before the first block"
+        assert synced == [(str(roomy.cache_dir), False)], "a block was adopted before the removal was synced"
         return adopt(self, *args)
 
     monkeypatch.setattr(os, "fsync", seen)
@@ -300,7 +308,7 @@ def test_a_snapshot_is_gone_for_good_before_it_is_believed(
 
 
 def of_format(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a block file of that format: sealed well, and with a payload that means something else there."""
+    """Make a block file of that format: it has right checksums, and its payload means something else there."""
     raw = path.read_bytes()
     meta, _ = block_file.decode_header(raw[:PAGE_BYTES])
     payload = bytes(byte ^ 0xFF for byte in raw[PAGE_BYTES:])
@@ -335,11 +343,11 @@ def test_a_snapshot_of_another_format_is_not_believed(
     roomy.stop()
     index = roomy.cache_dir / "index"
     head, *lines = index.read_bytes().splitlines(keepends=True)
-    # Well sealed, and what stands in it is not what is there: in that format it means something else.
+    # The snapshot has a right checksum, and its contents are not true: in that format they mean something else.
     body = head.replace(b": 1" if b": 1" in head else b":1", b":%d" % version) + b"".join(lines[: len(lines) // 2])
     index.write_bytes(body + b'{"xxh3":"%s"}\n' % xxhash.xxh3_64(body).hexdigest().encode())
     roomy.start()
-    assert len(roomy.outrider.store) == 20, "the scan found all"
+    assert len(roomy.outrider.store) == 20, "the scan missed a block"
     served_right(roomy, small_shelf)
     trials.record("crash", f"a snapshot of {'an older' if version == 0 else 'a newer'} format", RIGHT)
 
@@ -365,7 +373,7 @@ def test_learned_orders_of_another_format_are_not_believed(
 
 
 class Gate:
-    """A disk that does not answer before it is opened; what it was asked until then."""
+    """A disk that does not answer until the gate is opened, and the list of calls until then."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -390,7 +398,7 @@ def stopped(roomy: Proxy, small_shelf: Shelf) -> Proxy:
 
 @asynccontextmanager
 async def started(stopped: Proxy) -> AsyncIterator[Outrider]:
-    """As `Proxy.start`, but it does not wait for the index."""
+    """Start as `Proxy.start` does, without waiting for the index."""
     with patch.dict(os.environ, stopped.environment):
         settings = outrider_settings.load(stopped.settings, environ={})
         async with running(settings) as outrider:
@@ -417,10 +425,10 @@ async def test_ready_does_not_wait_for_the_scan(
         async with asyncio.timeout(60), started(stopped) as outrider:
             assert outrider.ready
             assert not outrider.indexed.is_set()
-            assert (gate.asked, opened) == ([blocks], []), "it has begun, and no file was read"
+            assert (gate.asked, opened) == ([blocks], []), "the scan has begun, and no file was read"
             host, _, port = outrider.listen.rpartition(":")
             assert await asyncio.to_thread(small_shelf.read_all, (host, int(port))) == RIGHT
-            assert len(outrider.store) == 0, "nothing is admitted before it is known what is there"
+            assert len(outrider.store) == 0, "no block is admitted before the directory has been scanned"
             gate.open.set()
             await outrider.indexed.wait()
             assert len(outrider.store) == 20
@@ -436,7 +444,7 @@ async def test_ready_waits_a_moment_for_a_short_snapshot_and_not_at_all_for_a_lo
     gate = Gate()
     monkeypatch.setattr(os, "unlink", gate.before(os.unlink, str(stopped.cache_dir / "index")))
     if length == "long":
-        # Were it waited for, then without end.
+        # If the start waited for this snapshot at all, it would wait without end.
         monkeypatch.setattr(app, "_INDEX_WAIT_BYTES_MAX", 1)
         monkeypatch.setattr(app, "_INDEX_WAIT_S", None)
     try:
@@ -449,7 +457,7 @@ async def test_ready_waits_a_moment_for_a_short_snapshot_and_not_at_all_for_a_lo
         gate.open.set()
 
 
-async def test_after_a_clean_stop_the_first_read_finds_what_is_there(
+async def test_after_a_clean_stop_the_index_is_complete_before_the_first_read(
     stopped: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "_INDEX_WAIT_S", None)

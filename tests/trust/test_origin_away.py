@@ -1,4 +1,4 @@
-"""A bucket that is not there: killed, unknown to DNS, in a storm of refusals, and then back again."""
+"""An origin that cannot be reached: killed, without a DNS name, or in a storm of 5xx replies, and then back again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 DOWN = "503 ServiceUnavailable"
-# What a client may see of an origin that is gone for longer than the proxy is patient; S3's own words are passed on.
+# The outcomes that a client may see once the origin is away for longer than the proxy retries. Error codes of S3 itself
+# are passed on.
 VISIBLE = {RIGHT, BROKEN, DOWN, "503 SlowDown", "500 InternalError"}
 
 
@@ -62,7 +63,7 @@ def test_an_origin_that_is_killed_in_mid_body_and_stays_away(world: World) -> No
 
 @pytest.fixture
 def small(world: World, bucket: Bucket, request: pytest.FixtureRequest) -> Iterator[Proxy]:
-    """A cache of a third of the epoch, so that there are misses to the end."""
+    """A cache of a third of the epoch, so that reads miss until the end."""
     origin = world.simulator.endpoint
     with Proxy(
         bucket, origin, block_size=str(BLOCK), cache_size=str(12 * BLOCK), prefetch=request.param, origin_timeout_s="1"
@@ -71,7 +72,7 @@ def small(world: World, bucket: Bucket, request: pytest.FixtureRequest) -> Itera
 
 
 def epochs(proxy: Proxy, dataset: list[Trial], fault: str) -> set[str]:
-    """What the readers of two epochs saw, the shards dealt to three of them."""
+    """The outcomes of the readers of two epochs. The shards are dealt to three readers."""
 
     def reader(number: int) -> set[str]:
         return {trial.seen(fault, proxy, "whole") for trial in dataset[number::3]}
@@ -105,11 +106,11 @@ def test_epochs_in_a_storm(world: World, small: Proxy, fault: str) -> None:
         with world.weather(*STORMS[fault]):
             assert epochs(small, dataset, fault) <= VISIBLE
         small.settle()
-        assert {trial.read(small) for trial in dataset} == {RIGHT}, "it is over"
+        assert {trial.read(small) for trial in dataset} == {RIGHT}, "the storm is over"
 
 
 class Names(AbstractResolver):
-    """DNS as it is told to be: `failing` so many times; None: for as long as it is that."""
+    """A DNS resolver that fails `failing` times; None means until the test says otherwise."""
 
     def __init__(self) -> None:
         self.failing: int | None = 0
@@ -142,7 +143,7 @@ def test_an_origin_whose_name_is_gone(world: World, bucket: Bucket) -> None:
             names.failing = 0
             assert trial.read(proxy) == RIGHT
             proxy.settle()
-            # What is here needs no name; what is not still knows the address.
+            # Cached objects need no name. The origin's address is still known for the others.
             names.failing = None
             other = world.put(3 * BLOCK)
             with world.weather(Fault(FaultKind.RESET, 2, path_contains=other.key, after_bytes=BLOCK)):

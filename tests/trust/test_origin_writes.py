@@ -1,4 +1,4 @@
-"""Writes in bad weather: nothing acknowledged that the bucket did not acknowledge, nothing done twice, nothing half."""
+"""Writes through faults of the origin: each is sent once, acknowledged only by the origin, and never half stored."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _numbers = count()
 
 @pytest.fixture(scope="module")
 def lasting(bucket: Bucket, running_world: World) -> Iterator[Proxy]:
-    """A proxy that asks of itself for nothing that it believes in: what it asks for, a write made doubtful."""
+    """A proxy that revalidates nothing by itself: it sends a request to the bucket only after a write invalidated a
+    name."""
     with Proxy(bucket, running_world.simulator.endpoint, freshness="immutable", block_size=str(BLOCK)) as proxy:
         yield proxy
 
 
 @dataclass
 class Write:
-    """A write of `key` as it is sent; `body` is its body, framed."""
+    """A write of `key` as it is sent. `body` is its body, framed."""
 
     key: str
     method: str
@@ -153,12 +154,12 @@ def stored(world: World, key: str) -> bytes | None:
 
 
 def sent(world: World) -> int:
-    """How many writes reached the bucket's door."""
+    """The number of writes that reached the bucket."""
     return sum(request.method not in ("GET", "HEAD") for request in world.simulator.log())
 
 
 def outcome(proxy: Proxy, write: Write) -> str:
-    """The status that the client was told; or that its connection broke."""
+    """The status that the client got, or BROKEN."""
     with RawConnection(proxy.address) as connection:
         connection.send(write.raw)
         try:
@@ -168,15 +169,17 @@ def outcome(proxy: Proxy, write: Write) -> str:
 
 
 def as_the_bucket_has_it(world: World, proxy: Proxy, key: str) -> None:
-    """The next read asks the bucket, whatever was believed, and brings what it has."""
+    """The next read goes to the bucket, although the proxy knew a version, and returns the bucket's current object."""
     for _ in range(LATE_READS_MAX):
         world.simulator.reset()
         answer = ask(proxy.address, "GET", f"/{NAME}/{key}")
-        assert any(key in one.path for one in world.simulator.log()), "believed what a write made doubtful"
+        assert any(key in one.path for one in world.simulator.log()), (
+            "the proxy believed a version that a write made doubtful"
+        )
         now = stored(world, key)
         if (answer.status, answer.body if now is not None else None) == (200 if now is not None else 404, now):
             return
-        # A write whose connection broke may be carried out between the two, but that has an end.
+        # A write whose connection broke may be carried out between the two reads, but not for ever.
     raise AssertionError("the bucket has something else")
 
 
@@ -192,10 +195,10 @@ def test_a_write_that_fails_is_sent_once_and_makes_its_name_doubtful(
         world.simulator.reset()
         with world.weather(Fault(times=None, method=write.method, **FAULTS[fault])):
             saw = outcome(lasting, write)
-        assert sent(world) == 1, "a write is never sent twice"
+        assert sent(world) == 1, "the write was sent twice"
         has_body = kind in ("CreateMultipartUpload", "CompleteMultipartUpload", "copy", "DeleteObjects")
         if fault == "answer cut in mid-body":
-            # One without a body cannot be cut.
+            # A reply without a body cannot be cut.
             assert saw == BROKEN if has_body else saw.startswith("2")
         else:
             assert saw in ("503", "500")
@@ -225,7 +228,7 @@ def test_an_upload_that_breaks_at_any_byte_on_its_way_to_the_bucket_is_an_error_
         assert ask(lasting.address, "GET", f"/{NAME}/{write.key}").body == OLD
         lasting.settle()
         world.simulator.reset()
-        # Not after the last byte: then it is whole, and only its answer is lost.
+        # No fault strikes after the last byte: the upload is whole there, and only its answer would be lost.
         at = world.rng.choice((0, 1, len(write.data) - 1, world.rng.randrange(len(write.data))))
         at = min(at, len(write.data) - 1)
         with world.weather(Fault(FaultKind.CUT_UPLOAD, method=write.method, after_bytes=at)):
@@ -244,7 +247,7 @@ def test_an_upload_whose_client_leaves_at_any_byte_leaves_nothing(world: World, 
         raw = write.raw
         head = len(raw) - len(write.body)
         at = world.rng.choice((head, head + 1, len(raw) - 1, len(raw) - 2, world.rng.randrange(len(raw))))
-        at = min(at, len(raw) - 1)  # of a body of one byte
+        at = min(at, len(raw) - 1)  # the body may have a single byte
         with RawConnection(lasting.address) as connection:
             connection.send(raw[:at])
         lasting.settle()
@@ -257,8 +260,8 @@ def test_an_upload_whose_client_leaves_at_any_byte_leaves_nothing(world: World, 
 
 
 @pytest.mark.parametrize("kind", WRITES)
-def test_in_fair_weather_each_is_done_and_told(world: World, lasting: Proxy, kind: str) -> None:
-    """That the others prove something: these writes are good ones."""
+def test_without_a_fault_each_write_is_done_and_acknowledged(world: World, lasting: Proxy, kind: str) -> None:
+    """The control for the other tests: these writes are valid, and without a fault they succeed."""
     write = WRITES[kind](world)
     world.simulator.reset()
     assert outcome(lasting, write).startswith("2")

@@ -1,5 +1,6 @@
-"""A kernel that has forgotten much of the cache: whatever the disk has to be asked for, the bytes are the right ones,
-each client has its answers in its order, and nothing is left of those who leave meanwhile.
+"""Blocks that left the kernel's page cache: all bytes are right, and each client gets its replies in order.
+
+No lease is left of clients that hang up meanwhile.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def objects(bucket: Bucket) -> None:
 
 
 def forgets(chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some looks find that the disk has to be asked; a read that may wait for it gets its bytes."""
+    """Some reads without waiting fail, as if the disk had to be read. A read that may wait gets its bytes."""
     preadv, open_known = os.preadv, pagecache.open_known
 
     def cold(fd: int, memory: Any, offset: int, flags: int = 0) -> int:
@@ -52,7 +53,7 @@ def forgets(chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-async def test_the_bytes_are_right_whatever_the_disk_has_to_be_asked_for(
+async def test_the_bytes_are_right_whichever_reads_have_to_wait_for_the_disk(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, trials: Trials, workers: int
 ) -> None:
     chance = random.Random(workers)
@@ -72,7 +73,7 @@ async def test_the_bytes_are_right_whatever_the_disk_has_to_be_asked_for(
             lost=asked - sum(good for good, _ in right),
         )  # fmt: skip
         assert all(good == count for good, count in right)
-        assert proxy.metric("outrider_origin_requests_total") == fills, "nothing was missing"
+        assert proxy.metric("outrider_origin_requests_total") == fills, "a block was filled twice"
         assert proxy.metric("outrider_bad_blocks_total") == 0
         assert leases(proxy) == 0
 
@@ -93,7 +94,7 @@ def leases(proxy: Proxy) -> int:
 
 
 async def reads(address: tuple[str, int], chance: random.Random) -> tuple[int, int]:
-    """How many answers were right, and how many there were."""
+    """The number of right answers, and the number of all."""
     client, right, count = await Client.connect(address), 0, 0
     for _ in range(rounds(60)):
         wanted = [_one(chance) for _ in range(chance.choice([1, 1, 1, 2, 3]))]
@@ -113,7 +114,7 @@ async def reads(address: tuple[str, int], chance: random.Random) -> tuple[int, i
 
 
 def _one(chance: random.Random) -> tuple[str, bytes, tuple[str, ...]]:
-    """A key, what is to come of it, and the header that asks for that."""
+    """A key, the bytes that the reply must have, and the header that asks for them."""
     key = chance.choice(list(OBJECTS))
     body = OBJECTS[key]
     if not body or chance.random() < 0.6:

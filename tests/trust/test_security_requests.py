@@ -1,4 +1,4 @@
-"""What leaves the proxy under its own signature: nothing that a client slipped in, and to nobody but the origin."""
+"""Requests that the proxy signs for the origin: a client slips no header, line or second request into them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ SMUGGLED = {
 }
 
 
-# Read in one way alone: as a body that nobody wanted.
+# These cases are read in one way alone, as a body that the request did not need.
 UNDERSTOOD = {"a body with a GET", "a body with an Upgrade"}
 
 
@@ -111,8 +111,8 @@ def assert_refused(case: str, answers: list[Answer]) -> None:
     for answer in answers:
         assert_correct(answer)
     if case not in UNDERSTOOD:
-        # None, where the end of the connection overtook the answer. Two, where a body was refused that was all there:
-        # the connection goes on, and what comes next on it is nonsense.
+        # There is no answer if the end of the connection overtook it. There are two if the refused body had come whole:
+        # the connection goes on, and the bytes that follow on it are no request.
         allowed = ([400], [], [400, 400]) if case == "a refused body" else ([400], [])
         assert [answer.status for answer in answers] in allowed, (case, answers)
 
@@ -127,8 +127,11 @@ def test_no_second_request_hides_in_a_first(proxy: Proxy, recorder: Recorder, ca
         trials.record("security", "a request hidden in another", "refused, or read as a body")
 
 
-def test_nor_does_it_with_the_parser_of_pure_python(bucket: Bucket, recorder: Recorder, tmp_path: Path) -> None:
-    """aiohttp has two, and the other is there where no wheel fits: what the one forgives, the other may not."""
+def test_no_second_request_hides_in_a_first_with_the_parser_of_pure_python(
+    bucket: Bucket, recorder: Recorder, tmp_path: Path
+) -> None:
+    """aiohttp has two parsers. The one in pure Python is used where no wheel fits, and each must refuse these
+    requests."""
     recorder.received.clear()
     served = ServedProxy(bucket, tmp_path, origin=recorder.endpoint)
     served.environment |= {"AIOHTTP_NO_EXTENSIONS": "1", "OUTRIDER_CLIENT_TIMEOUT_S": "0.5"}
@@ -149,7 +152,7 @@ def test_chunk_extensions_mean_nothing(proxy: Proxy, recorder: Recorder) -> None
 
 
 def test_an_upgrade_ends_the_connection_and_nothing_of_the_rest_is_read(proxy: Proxy, recorder: Recorder) -> None:
-    """Half of what came behind it was lost by the parser: the other half would pass for a request."""
+    """The parser has lost half of the bytes that came behind the upgrade. The other half would pass for a request."""
     first = f"GET /{NAME}/k?acl HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
     lost = f"PUT /{NAME}/k HTTP/1.1\r\nhost: x\r\ncontent-length: {len(INNER)}\r\n\r\n"
     answers = answers_to(proxy.address, (first + lost).encode(), INNER.encode())
@@ -187,10 +190,10 @@ SLIPPED_IN = [
 ]
 
 
-def test_what_an_origin_would_believe_of_a_proxy_does_not_go_up(
+def test_headers_that_an_origin_believes_of_a_proxy_do_not_go_up(
     proxy: Proxy, recorder: Recorder, trials: Trials
 ) -> None:
-    """The origin trusts our signature, and so whatever stands beside it."""
+    """The origin trusts the proxy's signature, and with it every header of the signed request."""
     named = ("connection", "close, http2-settings, x-hop")
     for method, target in (
         ("PUT", f"/{NAME}/k"),
@@ -223,10 +226,11 @@ def test_a_header_of_s3_cannot_be_made_one_of_the_connection(proxy: Proxy, recor
 
 
 @pytest.mark.parametrize("name", ["x_amz_copy_source", "x-amz-copy_source", "x_amz_acl"])
-def test_an_underscore_buys_nothing_that_a_grant_forbids(
+def test_a_header_with_an_underscore_gets_past_no_grant(
     strict: Proxy, recorder: Recorder, name: str, trials: Trials
 ) -> None:
-    """Ceph's gateway and whatever else is built like CGI read `_` as `-`: signed or not, it must not get there."""
+    """Ceph's gateway, and any server built like CGI, reads `_` as `-`. Such a header must not get there, signed or
+    not."""
     target = f"/{NAME}/team/mine"
     for data in (
         wire(strict, TEAM, "PUT", target, [(name, "/secret/key")], b"x"),
@@ -239,7 +243,7 @@ def test_an_underscore_buys_nothing_that_a_grant_forbids(
 
 
 def test_two_copy_sources_are_refused(proxy: Proxy, recorder: Recorder) -> None:
-    """A grant would be asked for each, and an origin given both in one line."""
+    """A grant would be checked for each of them, and the origin would get both in one line."""
     for name in ("x-amz-copy-source", "x-amz-rename-source"):
         headers = [(name, f"{NAME}/team/a"), (name, f"{NAME}/other/a"), ("content-length", "0")]
         assert ask(proxy.address, "PUT", f"/{NAME}/team/copy", headers).code == "BadRequest"
@@ -324,7 +328,7 @@ def test_no_target_and_no_host_leads_anywhere_else(proxy: Proxy, recorder: Recor
 def test_a_redirect_of_the_origin_is_passed_on_and_not_followed(
     proxy: Proxy, recorder: Recorder, status: int, trials: Trials
 ) -> None:
-    """It would carry our signature, and the answer would be kept as the object's."""
+    """A followed redirect would carry the proxy's signature, and the answer would be cached as the object."""
     with Recorder() as other:
         said = f"HTTP/1.1 {status} Elsewhere\r\nlocation: {other.endpoint}/x\r\n"
         said += "x-amz-bucket-region: 127.0.0.1/x\r\ncontent-length: 0\r\n\r\n"
@@ -346,7 +350,7 @@ def test_a_redirect_of_the_origin_is_passed_on_and_not_followed(
 @pytest.mark.parametrize(
     "region", ["evil.example", "a/../..", "x@evil", "127.0.0.1", "us-east-1.evil.example", "a" * 40, "%2e", "u s", "EU"]
 )
-def test_a_region_that_is_no_word_leads_nowhere(proxy: Proxy, recorder: Recorder, region: str) -> None:
+def test_a_region_hint_that_is_no_name_is_ignored(proxy: Proxy, recorder: Recorder, region: str) -> None:
     said = f"HTTP/1.1 301 Moved\r\nx-amz-bucket-region: {region}\r\ncontent-length: 0\r\n\r\n"
     recorder.answer = lambda _: said.encode()
     recorder.received.clear()
@@ -361,8 +365,8 @@ PREFLIGHT = [
 ]
 
 
-def test_a_preflight_is_a_question_and_no_more(strict: Proxy, recorder: Recorder) -> None:
-    """It needs no key, and goes up under ours: so nothing else may ride on it."""
+def test_a_preflight_carries_nothing_but_its_question(strict: Proxy, recorder: Recorder) -> None:
+    """A preflight needs no client key and is signed with the proxy's key, and so it must carry nothing else."""
     extra = [
         ("x-amz-copy-source", "/secret/key"),
         ("x-http-method-override", "GET"),
@@ -404,7 +408,9 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_path_out_of_all_buckets_goes_nowhere(proxy: Proxy, recorder: Recorder, path: str, trials: Trials) -> None:
+def test_a_path_that_leads_out_of_all_buckets_is_refused(
+    proxy: Proxy, recorder: Recorder, path: str, trials: Trials
+) -> None:
     for method in ("GET", "PUT", "DELETE", "POST"):
         answer = ask(proxy.address, method, path, [("content-length", "0")])
         assert (answer.status, answer.code) == (400, "InvalidBucketName")

@@ -1,5 +1,8 @@
-"""Signed requests as a thief has them: caught on the wire, and used for something else. The S3 API's own examples of
-signatures are in `tests/support/signed.py` with their source, and checked in `tests/unit/auth/test_sigv4.py`."""
+"""Stolen signed requests: a signature caught on the wire is good for its own request alone, in all forms of signing.
+
+The S3 API's own examples of signatures are in `tests/support/signed.py` with their source, and checked in
+`tests/unit/auth/test_sigv4.py`.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +146,8 @@ def test_a_presigned_url_is_good_for_its_own_request_alone(proxy: Proxy, version
 
 
 def test_a_url_that_signs_a_header_cannot_lose_it(proxy: Proxy, bucket: Bucket) -> None:
-    """`Connection: x-amz-acl` names a header for this hop alone: a proxy that obeys would undo what was signed."""
+    """`Connection: x-amz-acl` names a header for this hop alone. A proxy that dropped the header would undo what the
+    client signed."""
     head = wire(proxy, TEAM, "PUT", f"/{NAME}/team/kept", [("x-amz-meta-owner", "team")], b"x").decode()
     assert asked(proxy, head.encode()).status == 200
     answer = asked(proxy, head.replace("\r\n\r\n", "\r\nconnection: close, X-Amz-Meta-Owner\r\n\r\n", 1).encode())
@@ -164,8 +168,8 @@ BODIES: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("case", BODIES)
-def test_a_body_is_the_one_that_was_signed(proxy: Proxy, bucket: Bucket, case: str, trials: Trials) -> None:
-    """A head alone, sent again without its body, must not make an empty object of the one that is there."""
+def test_a_body_that_was_not_signed_is_refused(proxy: Proxy, bucket: Bucket, case: str, trials: Trials) -> None:
+    """A head that is sent again without its body must not replace the object by an empty one."""
     direct = bucket.client()
     direct.put_object(Bucket=NAME, Key="team/body", Body=b"precious")
     payload, body = BODIES[case]
@@ -192,7 +196,7 @@ def test_a_body_is_the_one_that_was_signed(proxy: Proxy, bucket: Bucket, case: s
         "another key's chunks",
     ],
 )
-def test_chunks_are_those_of_this_request(proxy: Proxy, bucket: Bucket, how: str, trials: Trials) -> None:
+def test_signed_chunks_of_another_request_are_refused(proxy: Proxy, bucket: Bucket, how: str, trials: Trials) -> None:
     target = f"/{NAME}/team/chunks"
     upload = Chunked(BODY, SIGNED_TRAILER, ("x-amz-checksum-crc32", checksum("crc32", BODY)), chunk_bytes=64)
     head = signed_head("PUT", proxy.endpoint, target, TEAM, upload.headers(), upload.form)
@@ -226,7 +230,7 @@ def test_chunks_are_those_of_this_request(proxy: Proxy, bucket: Bucket, how: str
     direct.close()
 
 
-def test_who_has_a_key_and_no_grant_has_nothing(proxy: Proxy) -> None:
+def test_a_client_with_a_key_and_no_grant_may_read_nothing(proxy: Proxy) -> None:
     for target in (GOOD, f"/{NAME}", "/", f"/{NAME}?location", f"/{NAME}/", f"/{NAME}/nothing"):
         assert asked(proxy, wire(proxy, NOBODY, "GET", target)).code == "AccessDenied", target
 
@@ -234,7 +238,7 @@ def test_who_has_a_key_and_no_grant_has_nothing(proxy: Proxy) -> None:
 # -- constant time ----------------------------------------------------------------------------------------------------
 
 _SECRET_WORDS = re.compile(r"signature|expected|claimed|digest|token|secret|\bmac\b|signing_key")
-# What these compare is public: names, forms and the caller's own hash.
+# This function compares only public values: names, forms and the hash that the caller states.
 _PUBLIC = {"_check_coverage"}
 
 
@@ -272,13 +276,13 @@ KEYED = [
 ]
 
 
-def test_what_is_secret_is_compared_in_constant_time() -> None:
+def test_secrets_are_compared_in_constant_time() -> None:
     home = Path(outrider.__file__).parent
     compared: dict[str, Any] = {name: (home / name).read_text() for name in KEYED}
     assert {name: found for name, text in compared.items() if (found := _suspects(text))} == {}
     for name in KEYED[:-1]:
         assert "hmac.compare_digest(" in compared[name], name
-    # Nobody else makes or compares what is keyed.
+    # No other module makes or compares a keyed hash.
     others = {str(path.relative_to(home)) for path in home.rglob("*.py") if re.search(r"\bhmac\b", path.read_text())}
     assert others <= set(KEYED)
 
@@ -288,8 +292,8 @@ def test_the_search_for_comparisons_finds_one() -> None:
     assert not _suspects("def check(a, b):\n    return a == b or token == 'x'")
 
 
-def test_a_connection_that_was_refused_is_asked_again(proxy: Proxy) -> None:
-    """Who signed one request of a connection has not signed the next."""
+def test_each_request_of_a_connection_is_authenticated_by_itself(proxy: Proxy) -> None:
+    """A client that signed one request of a connection has not signed the next one."""
     with RawConnection(proxy.address) as connection:
         for keys, status in ((TEAM, 200), (OTHER, 403), (TEAM, 200), (NOBODY, 403)):
             connection.send(wire(proxy, keys, "GET", GOOD))

@@ -1,4 +1,4 @@
-"""What one client key may learn of another's: nothing; not by words, not by the time a refusal takes."""
+"""Isolation of tenants: a refusal tells a client nothing of another's objects, by its text or by the time it takes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def proxy(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def told(answer: Answer) -> tuple[int, dict[str, str], str]:
-    """All of a refusal but its number and time, and the name that was asked for."""
+    """All of a refusal except its request id, its date, and the name that was asked for."""
     headers = {name: value for name, value in answer.headers.items() if name not in ("date", "x-amz-request-id")}
     body = re.sub(r"<RequestId>[^<]*</RequestId>", "", answer.body.decode()).replace("team/here", "team/gone")
     return answer.status, headers, body
@@ -83,7 +83,7 @@ def request_of(proxy: Proxy, who: str, method: str, target: str, headers: dict[s
 
 @pytest.mark.parametrize("who", STRANGERS)
 @pytest.mark.parametrize("case", PAIRS)
-def test_a_refusal_says_the_same_of_what_is_here_and_of_what_is_not(
+def test_a_refusal_reads_the_same_for_a_cached_object_and_for_none(
     proxy: Proxy, case: str, who: str, trials: Trials
 ) -> None:
     method, here, gone, headers = PAIRS[case]
@@ -101,7 +101,7 @@ def steps(proxy: Proxy, connection: RawConnection, data: bytes) -> Counter[str]:
 
     def note(frame: Any, event: str, _: object) -> None:
         module = frame.f_globals.get("__name__", "")
-        # The server hears of the connection before or after the watch begins.
+        # The server notices the connection before or after the profiling begins.
         if event == "call" and module.startswith("outrider.") and ".connection_" not in frame.f_code.co_qualname:
             calls[f"{module}.{frame.f_code.co_qualname}"] += 1
 
@@ -120,7 +120,7 @@ def steps(proxy: Proxy, connection: RawConnection, data: bytes) -> Counter[str]:
         proxy.settle()
     finally:
         proxy.on_loop(lambda: watch(None))
-    # How often `settle` asks whether it is over is the machine's affair.
+    # The number of times that `settle` checks for the end depends on the machine.
     ours = {name: number for name, number in calls.items() if not name.endswith((".in_flight", ".idle"))}
     return Counter({name: number for name, number in ours.items() if name.startswith(_LOOKING)})
 
@@ -153,17 +153,17 @@ def test_each_module_that_is_watched_exists() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("who", STRANGERS)
-def test_a_refusal_takes_the_same_steps_for_what_is_here_and_for_what_is_not(
+def test_a_refusal_takes_the_same_steps_for_a_cached_object_and_for_none(
     proxy: Proxy, who: str, method: str, trials: Trials
 ) -> None:
-    """A time that differs can be measured over many tries; so no look is taken at what is here before the refusal."""
+    """A difference in time can be measured over many tries. The cache is therefore not looked at before the refusal."""
     taken = []
     for target in (HERE, GONE, HERE, GONE):
         with RawConnection(proxy.address) as connection:
             taken.append(steps(proxy, connection, request_of(proxy, who, method, target, {})))
-    here, gone = taken[2:]  # the first two fill tables of spellings and keys
+    here, gone = taken[2:]  # the first two fill the memos of spellings and keys
     assert here == gone
-    assert here, "nothing was seen"
+    assert here, "no step was recorded"
     assert not [name for name in here if name.startswith("outrider.engine.")], here
     trials.record("security", f"{who}: steps of a refusal, for what is cached and what is not", "equal", times=2)
 
@@ -181,7 +181,9 @@ def test_a_tenant_neither_sees_nor_touches_the_plans_of_another(proxy: Proxy, tr
     here, gone = (asked(proxy, wire(proxy, OTHER, "GET", f"/_outrider/plan/{name}")) for name in ("mine", "none"))
     assert here.status == gone.status == 404
     assert told(here)[2].replace("mine", "none") == told(gone)[2]
-    assert asked(proxy, wire(proxy, OTHER, "DELETE", "/_outrider/plan/mine")).status == 204, "there is none of his"
+    assert asked(proxy, wire(proxy, OTHER, "DELETE", "/_outrider/plan/mine")).status == 204, (
+        "OTHER has no such plan, and S3 answers so"
+    )
     assert asked(proxy, wire(proxy, OTHER, "PUT", "/_outrider/plan/mine", body=plan("other/a"))).status == 200
     assert b"mine" not in asked(proxy, wire(proxy, NOBODY, "GET", "/_outrider?list-type=2")).body
     listed = asked(proxy, wire(proxy, OTHER, "GET", "/_outrider?list-type=2")).body
@@ -200,7 +202,7 @@ def test_a_tenant_neither_sees_nor_touches_the_plans_of_another(proxy: Proxy, tr
         f"s3://{NAME}/other\\..\\..\\team/here",
     ],
 )
-def test_a_plan_fetches_nothing_that_its_teller_may_not_read(proxy: Proxy, url: str, trials: Trials) -> None:
+def test_a_plan_fetches_nothing_that_its_client_may_not_read(proxy: Proxy, url: str, trials: Trials) -> None:
     body = json.dumps({"reads": [f"s3://{NAME}/other/a", url]}).encode()
     assert asked(proxy, wire(proxy, OTHER, "PUT", "/_outrider/plan/stolen", body=body)).code == "AccessDenied"
     assert asked(proxy, wire(proxy, OTHER, "GET", "/_outrider/plan/stolen")).status == 404
@@ -233,7 +235,7 @@ def test_status_tells_a_tenant_no_names_and_no_addresses(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("who", STRANGERS)
-def test_what_tenants_ask_of_the_admin_port_is_not_there(proxy: Proxy, who: str) -> None:
+def test_the_admin_port_serves_no_objects(proxy: Proxy, who: str) -> None:
     host, _, port = proxy.outrider.admin.rpartition(":")
     for target in (HERE, "/_outrider/status.json", f"/{NAME}?list-type=2"):
         assert ask((host, int(port)), "GET", target).status == 404

@@ -1,5 +1,8 @@
-"""A long day in short: all kinds of requests, in all kinds of weather, on a cache that is too small; at its end the
-proxy holds what it held at its beginning, and nobody was told a wrong byte."""
+"""Soak test: all kinds of requests in all kinds of weather, on a cache that is too small.
+
+At the end the proxy holds no more memory, files, threads or tasks than at the beginning, and no client got a wrong
+byte.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,20 @@ MIB = 1024 * 1024
 NAME = "soak"
 SEED = 6
 CLIENTS = 12
-# In `make test`; an hour takes some 330 times as many: `make soak SOAK=330 TESTS=tests/trust/test_soak.py`.
+# This size is that of `make test`. An hour takes about 330 times as many: `make soak SOAK=330
+# TESTS=tests/trust/test_soak.py`.
 REQUESTS = 1200
 LOOKS = 20
-# 40 MiB of shards and a room for 24 MiB: something is evicted with almost each read.
+# The shards have 40 MiB and the cache 24 MiB: almost each read evicts something.
 SHARDS = {f"shard-{number:02}.tar": ramp(4 * MIB + number * 1001, start=number) for number in range(10)}
 CACHE_SIZE = "24MiB"
 BLOCKS = 24
 
-# What Python's allocator keeps of a busy second, and what is remembered of some hundred objects. A leak of one 64 KiB
-# buffer in a hundred requests would be 25 MiB in the short run, and 750 MiB in that of `make soak`.
+# The allowance is for the memory that Python's allocator keeps of a busy second, and for the state of some hundred
+# objects. A leak of one 64 KiB buffer in a hundred requests would be 25 MiB in the short run, and 750 MiB in that of
+# `make soak`.
 GROWTH_BYTES_MAX = 24 * MIB
-# Block files that stay open, and connections to the bucket that idle.
+# The allowance is for block files that stay open, and for idle connections to the bucket.
 DESCRIPTORS_MORE_MAX = BLOCKS + 64
 # Pools start a thread when they need it, 8 for the disk and 8 for sending.
 THREADS_MORE_MAX = 16
@@ -57,11 +62,11 @@ def weather() -> list[Fault]:
 
 
 class Wrong(AssertionError):
-    """A client was told what is not so."""
+    """A client got a wrong answer."""
 
 
 class Customer:
-    """One client with keys of its own, of which it knows what they hold: one of `known`, None for nothing."""
+    """One client with keys of its own. For each it knows the contents that the key may have; None is no object."""
 
     def __init__(self, address: tuple[str, int], number: int, trials: Trials) -> None:
         self._address = address
@@ -103,7 +108,7 @@ class Customer:
             self._connection = None
 
     async def _answer(self, client: Client, expected: list[bytes | None], *, head_only: bool = False) -> Head:
-        """One of `expected` (None: nothing there), or an error that the weather explains."""
+        """Check that the answer is one of `expected` (None: no object), or an error that the weather explains."""
         head = await client.head()
         if head.status in (500, 503) or (head.status == 404 and None in expected):
             if not head_only:
@@ -178,7 +183,7 @@ class Customer:
         key = self._chance.choice(list(self._known))
         size = self._chance.choice((1, 5000, 200_000, MIB + 1))
         data = ramp(size, start=self._chance.randrange(251))
-        # What was not acknowledged may still take place, and whenever it likes: that key says nothing any more.
+        # An unacknowledged write may still take place at any later time, and so this key proves nothing any more.
         del self._known[key]
         client.ask("PUT", f"/{NAME}/{key}", f"content-length: {size}")
         client.send(data)
@@ -229,7 +234,7 @@ async def test_a_mixed_day_in_bad_weather_leaves_nothing_behind(
     proxy.forked = False  # its memory is measured
     with proxy:
         customers = [Customer(proxy.address, number, trials) for number in range(CLIENTS)]
-        # The first look is after a warm-up.
+        # The first measurement is made after a warm-up.
         numbers = [REQUESTS // 2, *[rounds(REQUESTS) // LOOKS] * LOOKS]
         curve = [await _looked(proxy, customers, numbers[0])]
         curve += [await _looked(proxy, customers, number, curve[0].tasks) for number in numbers[1:]]
@@ -247,7 +252,7 @@ async def test_a_mixed_day_in_bad_weather_leaves_nothing_behind(
 
 
 async def _looked(proxy: ServedProxy, customers: list[Customer], requests: int, tasks_max: int | None = None) -> Vitals:
-    """So many requests, and what the proxy holds once it is idle: with no more tasks than `tasks_max`."""
+    """Make so many requests, and measure the idle proxy, once it has no more than `tasks_max` tasks."""
     async with asyncio.TaskGroup() as day:
         for customer in customers:
             day.create_task(customer.live(requests // len(customers)))
