@@ -130,7 +130,7 @@ class BodyRead:
         # The disk took no fill of this read: what is missing of it is relayed to its end.
         self._relaying = False
         # The block whose file failed under this read: the rest of it is relayed.
-        self._sick_index = -1
+        self._failed_index = -1
         # The last block came at the pace of a disk that lags: the blocks after it need not.
         self._lagged = False
 
@@ -148,8 +148,8 @@ class BodyRead:
                 fills = not self._relaying and not self._lagged and self._flights.admits()
                 if fills:
                     self._fill_ahead()
-                sick = key.index == self._sick_index
-                if not sick and (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
+                failed = key.index == self._failed_index
+                if not failed and (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
                     file_piece = _file_piece(lease, inside, "disk")
                     try:
                         yield file_piece
@@ -157,7 +157,7 @@ class BodyRead:
                         lease.release()
                     self._sent(file_piece, key)
                     continue
-                flight = None if sick else self._flights.get(key)
+                flight = None if failed else self._flights.get(key)
                 if flight is not None:
                     try:
                         async with aclosing(_follow(flight, inside)) as pieces:
@@ -169,9 +169,9 @@ class BodyRead:
                         self._lagged = self._flights.disk_lags
                         continue
                     except StoreUnavailable:
-                        # No room, or a sick disk.
+                        # No room, or a disk that fails.
                         self._relaying = True
-                elif fills and not sick and not self._store.has(key):
+                elif fills and not failed and not self._store.has(key):
                     # The block was found bad and deleted, or evicted, since the fills were planned: plan again.
                     continue
                 async with aclosing(self._relay()) as chunks:
@@ -192,7 +192,7 @@ class BodyRead:
         self._position += piece.sent
         if piece.fell_short:
             self._store.doubt(key)
-            self._sick_index = key.index
+            self._failed_index = key.index
 
     # -- read-ahead -------------------------------------------------------------------------------------------------
 
