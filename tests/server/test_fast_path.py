@@ -84,8 +84,10 @@ def objects(bucket: Bucket) -> None:
 
 
 class Watched:
-    """A proxy that has all objects, and what its fast path did with each request since `seen.clear()`: True: answered,
-    False: nothing, else begun."""
+    """A proxy that has all objects, with a record of the fast path's result for each request since `seen.clear()`.
+
+    True: it answered. False: it left the request to the slow path. Else "begun" or "cold".
+    """
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
@@ -106,7 +108,7 @@ class Watched:
         async def told() -> list[object]:
             return list(self._seen)
 
-        return list(self.proxy.on_loop(told))  # a reply is out before the loop has made a note of it
+        return list(self.proxy.on_loop(told))  # a reply is sent before the loop has recorded it
 
     def connect(self) -> RawConnection:
         """A connection whose server side waits for its first request."""
@@ -116,7 +118,8 @@ class Watched:
         return connection
 
     def wait(self, connection: RawConnection) -> None:
-        """Until the server waits for the connection's next request, or its rest: it does some steps after a reply."""
+        """Wait until the server expects the connection's next request or the rest of one: the server does some steps
+        after a reply."""
         own = connection.sock.getsockname()
 
         async def waiting() -> None:
@@ -137,7 +140,7 @@ class Watched:
     def next(
         self, connection: RawConnection, method: str, target: str, headers: Iterable[tuple[str, str]] = ()
     ) -> Answer:
-        """As `RawConnection.ask`, and the server is idle before it."""
+        """Like `RawConnection.ask`, with an idle server before it."""
         self.wait(connection)
         self._seen.clear()
         return connection.ask(method, target, headers)
@@ -149,7 +152,7 @@ def _warm(proxy: Proxy, keys: Keys) -> None:
         client.get_object(Bucket=NAME, Key=key)["Body"].read()
     client.get_object(Bucket=OTHER, Key="a")["Body"].read()
     proxy.settle()
-    for key in OBJECTS:  # a block is proved at its first use
+    for key in OBJECTS:  # a block's checksum is verified at its first use
         client.get_object(Bucket=NAME, Key=key)["Body"].read()
 
 
@@ -179,18 +182,18 @@ def watched_proxy(bucket: Bucket, origin: str | None = None, **settings: Any) ->
 
 
 def same(answer: Answer) -> tuple[int, dict[str, str], bytes]:
-    """All but what differs from one request to the next."""
+    """The answer without the parts that differ from one request to the next."""
     own = ("date", "x-amz-request-id")
     assert set(own) <= set(answer.headers)
     headers = {name: value for name, value in answer.headers.items() if name not in own}
     if answer.status >= 400 and answer.body:
-        return answer.status, headers, answer.code.encode()  # the words name the request
+        return answer.status, headers, answer.code.encode()  # the message holds the request id
     return answer.status, headers, answer.body
 
 
 # -- equivalence ---------------------------------------------------------------------------------------------------
 
-ETAG = "ETAG"  # stands for the object's own
+ETAG = "ETAG"  # a placeholder for the object's ETag
 FORMS: dict[str, tuple[str, str, Headers, object]] = {
     "whole": ("GET", "a", (), True),
     "head": ("HEAD", "a", (), True),
@@ -243,7 +246,7 @@ def _with_etag(watched: Watched, key: str, headers: Headers, keys: Keys | None) 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_both_ways_say_the_same_to_anybody(watched: Watched, form: str) -> None:
+def test_both_paths_answer_the_same_without_signatures(watched: Watched, form: str) -> None:
     method, target, headers, by = FORMS[form]
     if any(name == "if-match" for name, _ in headers):
         headers = _with_etag(watched, "folder/" if "folder" in target else "a", headers, None)
@@ -262,7 +265,7 @@ def signed(keys: Keys, method: str, target: str, headers: Headers = ()) -> Heade
 
 
 @pytest.mark.parametrize("form", [name for name in FORMS if name not in ("a nonsensical payload", "an empty query")])
-def test_both_ways_say_the_same_to_a_client_key(strict: Watched, form: str) -> None:
+def test_both_paths_answer_a_client_key_the_same(strict: Watched, form: str) -> None:
     method, target, headers, by = FORMS[form]
     if any(name == "if-match" for name, _ in headers):
         headers = _with_etag(strict, "folder/" if "folder" in target else "a", headers, READER)
@@ -274,7 +277,7 @@ def test_both_ways_say_the_same_to_a_client_key(strict: Watched, form: str) -> N
     assert seen == by
 
 
-def test_who_may_not_is_refused_by_the_slow_path(strict: Watched) -> None:
+def test_a_client_without_the_grant_is_refused_by_the_slow_path(strict: Watched) -> None:
     target = f"/{NAME}/a"
     good = dict(signed(READER, "GET", target))
     assert strict.ask("GET", target, tuple(good.items()))[1] is True
@@ -291,7 +294,7 @@ def test_who_may_not_is_refused_by_the_slow_path(strict: Watched) -> None:
         answer, seen = strict.ask("GET", asked, headers)
         assert (answer.status, answer.code, seen) == (403, code, False), name
     assert strict.ask("GET", f"/{NAME}/b", signed(NARROW, "GET", f"/{NAME}/b"))[1] is True
-    # The one who was let in on a head that is kept opens the door to nobody else.
+    # A client that was authorised on a cached head opens the door to no other client.
     assert strict.ask("GET", target, signed(NARROW, "GET", target))[0].status == 403
 
 
@@ -311,7 +314,7 @@ def test_a_presigned_url_is_a_hit_until_it_expires(strict: Watched, monkeypatch:
         assert (answer.status, answer.code, seen) == (403, "AccessDenied", False)
 
 
-def test_a_signature_in_the_query_is_nothing_to_a_loopback_proxy(watched: Watched) -> None:
+def test_a_loopback_proxy_ignores_a_signature_in_the_query(watched: Watched) -> None:
     query = "X-Amz-Algorithm=x&X-Amz-Credential=y&X-Amz-Signature=z"
     answer, seen = watched.ask("GET", f"/{NAME}/a?{query}")
     assert (answer.body, seen) == (OBJECTS["a"], True)
@@ -333,7 +336,7 @@ def test_a_bucket_in_the_host_is_part_of_the_name(bucket: Bucket) -> None:
             (f"{NAME}.s3.test", OBJECTS["a"]), (f"{OTHER}.s3.test", b"another's"),
             (f"{NAME}.S3.Test:9480", OBJECTS["a"]),
         ):  # fmt: skip
-            for _ in range(3):  # the second or third is a hit
+            for _ in range(3):  # the second or third request is a hit
                 assert body(host, "/a") == wanted
                 watched.proxy.settle()
             assert watched.seen == [True]
@@ -352,11 +355,12 @@ def test_a_request_that_comes_before_the_last_ones_task_has_ended_is_answered_at
         async def at_once() -> None:
             (protocol,) = (one for one in watched.proxy.outrider.server.connections if one.peername == own)
             answered = watched.proxy.metric("outrider_requests_total")
-            # The bucket's to answer: what is answered without a wait leaves no gap (Python 3.12 starts tasks eagerly).
+            # Only the bucket can answer this: a request answered without a wait would leave no gap (Python 3.12 starts
+            # tasks eagerly).
             protocol.data_received(request("GET", f"/{NAME}/a?acl"))
             while watched.proxy.metric("outrider_requests_total") == answered:
                 await asyncio.sleep(0)
-            assert protocol._waiter is None, "its task has not come round"
+            assert protocol._waiter is None, "the task of the last request has not ended yet"
             protocol.data_received(request("GET", f"/{NAME}/b"))
 
         watched.proxy.on_loop(at_once)
@@ -366,7 +370,7 @@ def test_a_request_that_comes_before_the_last_ones_task_has_ended_is_answered_at
     assert watched.seen == [False, True]
 
 
-def test_what_comes_in_pieces_before_the_last_ones_task_has_ended_keeps_its_order(watched: Watched) -> None:
+def test_pieces_of_a_request_that_come_before_the_last_ones_task_has_ended_keep_their_order(watched: Watched) -> None:
     with watched.connect() as connection:
         own = connection.sock.getsockname()
         watched.proxy.settle()
@@ -374,11 +378,12 @@ def test_what_comes_in_pieces_before_the_last_ones_task_has_ended_keeps_its_orde
         async def at_once() -> None:
             (protocol,) = (one for one in watched.proxy.outrider.server.connections if one.peername == own)
             answered = watched.proxy.metric("outrider_requests_total")
-            # The bucket's to answer: what is answered without a wait leaves no gap (Python 3.12 starts tasks eagerly).
+            # Only the bucket can answer this: a request answered without a wait would leave no gap (Python 3.12 starts
+            # tasks eagerly).
             protocol.data_received(request("GET", f"/{NAME}/a?acl"))
             while watched.proxy.metric("outrider_requests_total") == answered:
                 await asyncio.sleep(0)
-            assert protocol._waiter is None, "its task has not come round"
+            assert protocol._waiter is None, "the task of the last request has not ended yet"
             data = request("GET", f"/{NAME}/b")
             for piece in (data[:9], data[9:30], data[30:]):
                 protocol.data_received(piece)
@@ -389,8 +394,8 @@ def test_what_comes_in_pieces_before_the_last_ones_task_has_ended_keeps_its_orde
         assert body == OBJECTS["b"]
 
 
-def test_a_request_that_the_parser_has_begun_is_the_parsers_to_end(watched: Watched) -> None:
-    """Whoever splits a request over packets could otherwise have a header's value taken for a request."""
+def test_a_request_that_the_parser_has_begun_is_ended_by_the_parser(watched: Watched) -> None:
+    """Otherwise a client that splits a request over packets could have a header's value taken for a request."""
     inner = request("GET", f"/{NAME}/b")
     with watched.connect() as connection:
         first = request("GET", f"/{NAME}/a", [UNUSUAL])
@@ -429,7 +434,7 @@ def test_a_body_is_never_a_request(watched: Watched, bucket: Bucket) -> None:
         chunk = b"%x\r\n%s\r\n" % (len(hidden), hidden)
         connection.send(request("PUT", f"/{OTHER}/put", [("transfer-encoding", "chunked")]))
         connection.send(chunk)
-        connection.send(hidden)  # no chunk's size
+        connection.send(hidden)  # not a chunk's size
         assert connection.read_answer("PUT").status in (400, 411)
         assert connection.is_closed_by_peer()
 
@@ -512,7 +517,7 @@ def test_a_version_that_another_request_learnt_is_served_from_then_on(bucket: Bu
     direct.close()
 
 
-def test_what_the_catalog_had_no_room_for_is_not_believed_for_ever(bucket: Bucket) -> None:
+def test_a_version_that_the_version_cache_had_no_room_for_is_not_trusted_for_ever(bucket: Bucket) -> None:
     direct = bucket.client()
     with watched_proxy(bucket, catalog_entries="2") as watched, watched.connect() as connection:
         direct.put_object(Bucket=OTHER, Key="v", Body=b"old")
@@ -526,7 +531,7 @@ def test_what_the_catalog_had_no_room_for_is_not_believed_for_ever(bucket: Bucke
     direct.close()
 
 
-def test_always_is_never_for_the_lane(bucket: Bucket) -> None:
+def test_with_always_the_fast_path_answers_nothing(bucket: Bucket) -> None:
     for settings in ({"freshness": "always"}, {"verify": "always"}):
         with watched_proxy(bucket, **settings) as watched:
             for _ in range(2):
@@ -534,7 +539,7 @@ def test_always_is_never_for_the_lane(bucket: Bucket) -> None:
                 assert (answer.body, seen) == (OBJECTS["a"], False)
 
 
-def test_checksums_that_nobody_told_yet_are_asked_for(bucket: Bucket) -> None:
+def test_unknown_checksums_are_requested_from_the_origin(bucket: Bucket) -> None:
     asked = (("x-amz-checksum-mode", "ENABLED"),)
     with watched_proxy(bucket) as watched:
         assert watched.ask("GET", f"/{NAME}/a")[1] is True
@@ -544,7 +549,7 @@ def test_checksums_that_nobody_told_yet_are_asked_for(bucket: Bucket) -> None:
         assert (same(second), seen) == (same(first), True)
 
 
-def test_a_connection_that_only_hits_is_not_an_idle_one(watched: Watched) -> None:
+def test_a_connection_with_hits_alone_does_not_count_as_idle(watched: Watched) -> None:
     with watched.connect() as connection:
         own = connection.sock.getsockname()
         (protocol,) = (each for each in watched.proxy.outrider.server.connections if each.peername == own)
@@ -557,7 +562,7 @@ def test_a_connection_that_only_hits_is_not_an_idle_one(watched: Watched) -> Non
 # -- counted and told ------------------------------------------------------------------------------------------------
 
 
-def test_each_byte_is_counted_once_whoever_sent_it(watched: Watched) -> None:
+def test_each_byte_is_counted_once_whichever_path_sent_it(watched: Watched) -> None:
     proxy = watched.proxy
 
     def counts() -> tuple[float, float, float]:
@@ -607,7 +612,7 @@ def test_a_client_that_leaves_in_mid_body_leaves_nothing_behind(watched: Watched
     assert proxy.metric("outrider_requests_total") - requests == 5
 
 
-def test_what_a_block_file_lacks_comes_from_the_origin_and_can_probe_memory(
+def test_bytes_that_a_block_file_lacks_come_from_the_origin_and_are_counted(
     bucket: Bucket, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "outrider.access")
@@ -621,14 +626,14 @@ def test_what_a_block_file_lacks_comes_from_the_origin_and_can_probe_memory(
         assert watched.proxy.metric("outrider_served_bytes_total", source="disk") == disk_bytes + 100
         assert not [record for record in caplog.records if "cut" in vars(record)]
         assert watched.proxy.metric("outrider_store_errors_total", act="send") == 1
-        # It is looked at before it is used again.
+        # The block is verified before it is used again.
         assert watched.ask("GET", f"/{NAME}/a")[0].body == whole
         watched.proxy.settle()
         assert watched.proxy.metric("outrider_bad_blocks_total") == 1
-        assert file.stat().st_size == 4096 + len(whole), "brought anew"
+        assert file.stat().st_size == 4096 + len(whole), "the block was filled again"
 
 
-def test_a_hit_can_probe_memory_in_the_log_as_any_read_is(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_hit_is_logged_as_any_read_is(bucket: Bucket, tmp_path: Path) -> None:
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS)
     asked = [
@@ -646,14 +651,14 @@ def test_a_hit_can_probe_memory_in_the_log_as_any_read_is(bucket: Bucket, tmp_pa
     assert len(lines) == 3 * len(asked)
     for slow, fast in zip(lines[1::3], lines[2::3], strict=True):
         own = ("time", "seconds", "request")
-        assert [*fast] == [*slow], "the fields in their order"
+        assert [*fast] == [*slow], "the fields in the same order"
         assert {n: v for n, v in fast.items() if n not in own} == {n: v for n, v in slow.items() if n not in own}
         assert abs(len(fast["request"])) == len(slow["request"])
     assert [line["key"] for line in lines[::3]] == ['a b+%?é"\\\n', "b", "b", "a", "large"]
     assert lines[5]["client"] == 'nar"row'
 
 
-def test_a_client_that_is_gone_before_the_first_byte_can_probe_memory_in_the_log(
+def test_a_client_that_is_gone_before_the_first_byte_is_logged(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "outrider.access")
@@ -676,7 +681,7 @@ def test_a_client_that_is_gone_before_the_first_byte_can_probe_memory_in_the_log
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_begun_reply_ends_whole_when_the_proxy_can_probe_memory_to_stop(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_begun_reply_ends_whole_when_the_proxy_is_told_to_stop(bucket: Bucket, tmp_path: Path) -> None:
     with ServedProxy(bucket, tmp_path) as proxy:
         for _ in range(2):
             ask(proxy.address, "GET", f"/{NAME}/large")
@@ -707,7 +712,7 @@ def test_a_begun_reply_is_a_request_under_way_from_its_first_byte(watched: Watch
 
 
 class GatedReaders(ThreadPoolExecutor):
-    """Threads that wait for the test before they wait for the disk."""
+    """Reader threads that wait for the test before they wait for the disk."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -728,7 +733,7 @@ class GatedReaders(ThreadPoolExecutor):
 def page_cold(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, **settings: Any
 ) -> Iterator[tuple[Watched, GatedReaders]]:
-    """The pages of object `a`, and of it alone, are not in memory before the gate opens."""
+    """The pages of object `a`, and only its pages, are not in memory before the gate opens."""
     with watched_proxy(bucket, **settings) as watched:
         (file,) = (path for path in (watched.proxy.cache_dir / "v2").rglob("*") if path.is_file())
         for _ in range(2):
@@ -737,7 +742,8 @@ def page_cold(
         there, preadv, readers = os.stat(file).st_ino, os.preadv, GatedReaders()
 
         def cold(fd: int, *rest: Any) -> int:
-            # The kernel begins to read what it is asked about, so a real page would be there at the second look.
+            # The kernel begins to read the pages that it is asked about, so real pages would be in memory at the second
+            # look.
             if os.fstat(fd).st_ino == there and not readers.open.is_set():
                 raise BlockingIOError
             return preadv(fd, *rest)
@@ -760,14 +766,12 @@ def test_a_page_that_is_not_in_memory_holds_up_nobody_else(bucket: Bucket, monke
         assert watched.seen == [True]
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
-        assert watched.seen == [True, True], "answered by the watched, once the pages were there"
+        assert watched.seen == [True, True], "answered by the fast path, once the pages were in memory"
         assert watched.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
-        assert watched.seen == [True], "now it is in memory"
+        assert watched.seen == [True], "now the page is in memory"
 
 
-def test_the_wait_for_the_disk_can_probe_memory_as_the_request_s_own(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wait_for_the_disk_is_counted_as_the_requests_own(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, clock = [0.0], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
     with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
@@ -781,34 +785,34 @@ def test_the_wait_for_the_disk_can_probe_memory_as_the_request_s_own(
         assert watched.proxy.metric("outrider_first_byte_seconds_sum", op="get") - before > 1000.0
 
 
-def test_what_is_asked_while_the_disk_is_waited_for_is_answered_in_its_turn(
+def test_a_request_behind_one_that_waits_for_the_disk_is_answered_in_order(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
         waiting.send(request("GET", f"/{NAME}/b"))
-        watched.proxy.on_loop(scheduler)
+        watched.proxy.on_loop(some_loop_iterations)
         readers.open.set()
         assert [waiting.read_answer().body for _ in range(2)] == [OBJECTS["a"], OBJECTS["b"]]
         watched.proxy.settle()
-        assert watched.seen == ["cold"], "the slow path knows of order"
+        assert watched.seen == ["cold"], "the slow path keeps the order of requests"
         assert watched.next(waiting, "GET", f"/{NAME}/a").body == OBJECTS["a"]
 
 
-async def scheduler() -> None:
+async def some_loop_iterations() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-def test_a_disk_that_brings_nothing_is_waited_for_the_slow_path(
+def test_a_disk_that_brings_nothing_in_time_is_left_to_the_slow_path(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "PAGES_WAIT_S", 0.0)
     with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         while len(watched.seen) < 2:
-            watched.proxy.on_loop(scheduler)
+            watched.proxy.on_loop(some_loop_iterations)
         assert watched.seen == ["cold", False]
         assert watched.proxy.outrider.server.handler.in_flight == 1
         readers.open.set()
@@ -833,7 +837,7 @@ def test_a_request_that_waits_for_the_disk_is_under_way_to_a_stop(
         assert waiting.is_closed_by_peer()
 
 
-def test_a_stop_waits_for_what_waits_for_the_disk(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_waits_for_requests_that_wait_for_the_disk(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
@@ -842,7 +846,7 @@ def test_a_stop_waits_for_what_waits_for_the_disk(bucket: Bucket, monkeypatch: p
         async def drain() -> None:
             server.pre_shutdown()
             idle = asyncio.ensure_future(server.idle())
-            await scheduler()
+            await some_loop_iterations()
             assert not idle.done()
             readers.open.set()
             await idle
@@ -851,7 +855,9 @@ def test_a_stop_waits_for_what_waits_for_the_disk(bucket: Bucket, monkeypatch: p
         assert waiting.read_answer().body == OBJECTS["a"]
 
 
-def test_a_stop_waits_for_what_a_worker_hands_over_meanwhile(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_waits_for_requests_that_a_worker_hands_over_meanwhile(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server_module, "_LOOK_AGAIN_S", 0.0)
     with page_cold(bucket, monkeypatch) as (watched, readers), ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -867,7 +873,7 @@ def test_a_stop_waits_for_what_a_worker_hands_over_meanwhile(bucket: Bucket, mon
             while not readers.asked.is_set():
                 await asyncio.sleep(0)
                 assert not idle.done()
-            await scheduler()
+            await some_loop_iterations()
             assert not idle.done()
             readers.open.set()
             await idle
@@ -878,7 +884,7 @@ def test_a_stop_waits_for_what_a_worker_hands_over_meanwhile(bucket: Bucket, mon
         assert answer.read() == OBJECTS["a"]
 
 
-def test_a_request_that_waits_for_the_disk_is_no_idle_connection(
+def test_a_connection_that_waits_for_the_disk_does_not_count_as_idle(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with page_cold(bucket, monkeypatch, client_idle_s=0.4) as (watched, readers), watched.connect() as waiting:
@@ -889,12 +895,12 @@ def test_a_request_that_waits_for_the_disk_is_no_idle_connection(
             (one,) = watched.proxy.outrider.server.connections
             return one._next_keepalive_close_time - asyncio.get_running_loop().time()
 
-        assert watched.proxy.on_loop(closes_in_s) > 0.5, "the disk has a second"
+        assert watched.proxy.on_loop(closes_in_s) > 0.5, "the disk has one second"
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
 
 
-def test_the_disk_is_not_asked_for_whom_nobody_waits_any_more(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_is_not_read_for_a_client_that_has_left(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
@@ -903,7 +909,7 @@ def test_the_disk_is_not_asked_for_whom_nobody_waits_any_more(bucket: Bucket, mo
             leaving.send(request("GET", f"/{NAME}/a"))
             assert readers.asked.wait(60)
         while len(watched.proxy.outrider.server.connections) > 1:
-            watched.proxy.on_loop(scheduler)
+            watched.proxy.on_loop(some_loop_iterations)
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
         readers.shutdown()
@@ -918,7 +924,7 @@ def test_a_client_that_leaves_while_the_disk_is_waited_for_leaves_nothing_behind
             waiting.send(request("GET", f"/{NAME}/a"))
             assert readers.asked.wait(60)
         while watched.proxy.outrider.server.connections:
-            watched.proxy.on_loop(scheduler)
+            watched.proxy.on_loop(some_loop_iterations)
         readers.open.set()
         watched.proxy.settle()
         assert watched.seen == ["cold"]
@@ -926,7 +932,9 @@ def test_a_client_that_leaves_while_the_disk_is_waited_for_leaves_nothing_behind
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
-def test_a_worker_sends_what_waits_for_the_disk_to_the_engine(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_sends_requests_that_wait_for_the_disk_to_the_engine(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with page_cold(bucket, monkeypatch, workers=2) as (watched, readers), ExitStack() as stack:
         clients = [stack.enter_context(RawConnection(watched.proxy.address)) for _ in range(4)]
         for client in clients:
@@ -957,7 +965,7 @@ def test_a_connection_that_waits_for_the_disk_each_time_stays_with_the_engine(
         assert not lent
 
 
-def test_pages_that_come_late_are_nothing_to_the_next_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_come_late_do_not_affect_the_next_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
@@ -975,7 +983,7 @@ def test_pages_that_come_late_are_nothing_to_the_next_request(bucket: Bucket, mo
 
 
 @pytest.mark.parametrize("why", ["the kernel does not tell", "there is much of it"])
-def test_what_is_no_quicker_once_the_disk_was_asked_goes_the_slow_path_at_once(
+def test_a_request_that_a_page_wait_cannot_speed_up_takes_the_slow_path_at_once(
     why: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
@@ -1005,8 +1013,10 @@ def test_more_objects_than_files_stay_open_are_hits_all_the_same(bucket: Bucket)
 
 
 def calls_per_request(watched: Watched, target: str, headers: Headers) -> float:
-    """Python functions entered for a hit, from its packet on; what else has its turn on the loop meanwhile is none of
-    it: the busier the machine, the more that is."""
+    """The number of Python functions entered for a hit, from its packet on.
+
+    Other callbacks of the loop meanwhile do not count: the busier the machine, the more there are.
+    """
     calls: Counter[str] = Counter()
     entry, of_each = Connection.data_received.__code__, []
     begun: list[int] = []
@@ -1035,7 +1045,7 @@ def calls_per_request(watched: Watched, target: str, headers: Headers) -> float:
 
 
 def test_a_hit_takes_few_steps(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)  # a line for each request is what who wants it pays for
+    caplog.set_level(logging.WARNING)  # a log line for each request costs extra, for those who enable it
     with watched_proxy(bucket) as watched:
         assert calls_per_request(watched, f"/{NAME}/a", (("range", "bytes=0-65535"),)) < CALLS_PER_HIT
 
@@ -1065,7 +1075,7 @@ def test_no_byte_of_a_hit_is_copied_by_python(watched: Watched, monkeypatch: pyt
         return by_sendfile[-1]
 
     def counted_preadv(fd: int, memory: Any, *rest: Any) -> int:
-        read_into.extend(one for one in memory if len(one) > 1)  # one byte: a look whether it is in memory
+        read_into.extend(one for one in memory if len(one) > 1)  # one byte: the check whether the page is in memory
         return preadv(fd, memory, *rest)
 
     def counted_send(self: SocketSender, data: Any, *, more: bool = False) -> int:
@@ -1084,7 +1094,7 @@ def test_no_byte_of_a_hit_is_copied_by_python(watched: Watched, monkeypatch: pyt
     answer, seen = watched.ask("GET", f"/{NAME}/a", (("range", "bytes=0-65536"),))
     assert (answer.body, seen) == (OBJECTS["a"][:65537], True)
     assert (by_sendfile, read_into, in_one_call) == ([65537], [], [])
-    # A small one that begins within a page is copied by the kernel, in and out of one buffer that is kept.
+    # The kernel copies a small range that begins within a page, in and out of one buffer that is reused.
     for _ in range(2):
         answer, seen = watched.ask("GET", f"/{NAME}/a", (("range", "bytes=1-32768"),))
         assert (answer.body, seen) == (OBJECTS["a"][1:32769], True)

@@ -48,7 +48,7 @@ def tell(proxy: Proxy, keys: list[str], name: str = "a", **more: int) -> None:
 
 
 def settle(proxy: Proxy) -> None:
-    """The planner has heard of all hits, and what it wanted is here."""
+    """Wait until the planner has heard of all hits, and the prefetches that it wanted have ended."""
 
     async def tick() -> None:
         while not await proxy.outrider.prefetch.tick():
@@ -59,7 +59,8 @@ def settle(proxy: Proxy) -> None:
 
 
 def tell_until(proxy: Proxy, here: int, keys: list[str], name: str = "a") -> None:
-    """Told again as long as fewer are here: who tells and does not read is not fetched for after a second."""
+    """Announce the plan again while fewer objects are here: prefetch stops after a second for a client that announces
+    and does not read."""
 
     def are_here() -> bool:
         tell(proxy, keys, name, total=len(keys))
@@ -70,7 +71,7 @@ def tell_until(proxy: Proxy, here: int, keys: list[str], name: str = "a") -> Non
 
 
 def read(proxy: Proxy, keys: list[str]) -> list[str]:
-    """`x-cache` of each."""
+    """Returns the `x-cache` of each."""
     seen = []
     for key in keys:
         answer = ask(proxy.address, "GET", f"/{NAME}/{key}")
@@ -86,13 +87,13 @@ def progress(proxy: Proxy, name: str = "a") -> dict[str, Any]:
 
 
 def withdraw(proxy: Proxy, name: str = "a") -> int:
-    """How many objects that were."""
+    """Returns the number of objects withdrawn."""
     answer = ask(proxy.address, "DELETE", f"/_outrider/plan/{name}")
     assert (answer.status, answer.body) == (204, b"")
     return int(answer.headers["x-outrider-withdrawn"])
 
 
-def test_a_plan_tells_how_much_of_it_was_read_is_here_and_is_left(proxy: Proxy) -> None:
+def test_a_plan_shows_how_much_of_it_was_read_is_cached_and_is_left(proxy: Proxy) -> None:
     tell_until(proxy, ROOM - 2, ORDER)
     first = progress(proxy)
     assert (first["told"], first["read"], first["unknown"], first["ignored"]) == (SHARDS, 0, 0, 0)
@@ -106,7 +107,7 @@ def test_a_plan_tells_how_much_of_it_was_read_is_here_and_is_left(proxy: Proxy) 
     assert progress(proxy) == {"told": SHARDS, "read": SHARDS, "here": 0, "left": 0, "unknown": 0, "ignored": 0}
 
 
-def test_what_is_told_in_parts_under_one_name_is_counted_together(proxy: Proxy) -> None:
+def test_a_plan_announced_in_parts_under_one_name_is_counted_together(proxy: Proxy) -> None:
     for first in range(0, SHARDS, 10):
         tell(proxy, ORDER[first : first + 10], start=first, total=SHARDS)
     read(proxy, ORDER[:3])
@@ -115,7 +116,7 @@ def test_what_is_told_in_parts_under_one_name_is_counted_together(proxy: Proxy) 
     assert withdraw(proxy) == SHARDS - 3
 
 
-def test_every_look_at_a_plan_is_as_long_as_a_list_says(proxy: Proxy) -> None:
+def test_a_plan_has_the_length_that_the_listing_states(proxy: Proxy) -> None:
     tell(proxy, ORDER, total=SHARDS)
     lengths = set()
     for key in ORDER[:4]:
@@ -147,14 +148,14 @@ def test_another_plan_goes_on_as_it_was(bucket: Bucket) -> None:
         assert read(proxy, ORDER[20:]) == ["HIT"] * 20
 
 
-def test_where_nothing_is_fetched_ahead_a_plan_says_so(bucket: Bucket) -> None:
+def test_without_prefetch_a_plan_says_so(bucket: Bucket) -> None:
     with Proxy(bucket, prefetch="off") as proxy:
         tell(proxy, ORDER[:5])
         assert progress(proxy) == {"told": 0, "read": 0, "here": 0, "left": 0, "unknown": 0, "ignored": 5}
         assert withdraw(proxy) == 0
 
 
-def test_at_a_restart_plans_are_forgotten_and_can_be_told_again(proxy: Proxy) -> None:
+def test_a_restart_forgets_plans_and_they_can_be_announced_again(proxy: Proxy) -> None:
     tell(proxy, ORDER)
     proxy.restart()
     assert ask(proxy.address, "GET", "/_outrider/plan/a").status == 404

@@ -45,7 +45,7 @@ def objects(bucket: Bucket) -> None:
 
 @pytest.fixture
 def proxies(bucket: Bucket, simulator: Simulator) -> Iterator[Callable[..., Proxy]]:
-    """Proxies whose cache holds a quarter of the shards, unless told otherwise."""
+    """A factory of proxies whose cache holds a quarter of the shards, unless told otherwise."""
     made: list[Proxy] = []
 
     def make(**settings: str) -> Proxy:
@@ -66,7 +66,7 @@ def proxies(bucket: Bucket, simulator: Simulator) -> Iterator[Callable[..., Prox
 
 
 def epoch(proxy: Proxy, keys: list[str]) -> list[str]:
-    """Read all of them once, and let what follows from each read happen before the next; x-cache of each."""
+    """Read all keys once, and let the consequences of each read end before the next; returns the `x-cache` of each."""
     seen = []
     for key in keys:
         answer = ask(proxy.address, "GET", f"/{NAME}/{key}")
@@ -77,19 +77,19 @@ def epoch(proxy: Proxy, keys: list[str]) -> list[str]:
 
 
 def settle(proxy: Proxy) -> None:
-    """The planner has heard of all hits, and what it wanted is here."""
+    """Wait until the planner has heard of all hits, and the prefetches that it wanted have ended."""
 
-    async def rode() -> None:
+    async def planned() -> None:
         while not await proxy.outrider.prefetch.tick():
             pass
-        # No flight yet is the question for an object that nobody knows, nor what finds out which there are.
+        # The lookup of an unknown object is not a flight yet, nor is the discovery of a dataset's objects.
         names = "prefetch ", "list s3://", "count s3://"
         async with asyncio.timeout(START_DEADLINE_S):
             while any(task.get_name().startswith(names) for task in asyncio.all_tasks()):
                 await asyncio.sleep(0.001)
 
     proxy.settle()
-    proxy.on_loop(rode)
+    proxy.on_loop(planned)
     proxy.settle()
 
 
@@ -99,14 +99,14 @@ def shuffled(seed: int) -> list[str]:
     return keys
 
 
-def test_an_order_that_repeats_is_ridden_ahead_of_from_the_second_epoch_on(proxies: Callable[..., Proxy]) -> None:
+def test_a_repeated_order_is_prefetched_from_the_second_epoch_on(proxies: Callable[..., Proxy]) -> None:
     proxy, order = proxies(), shuffled(1)
     epoch(proxy, order)
     assert epoch(proxy, order).count("HIT") >= 0.9 * SHARDS
     assert epoch(proxy, order).count("HIT") >= 0.95 * SHARDS
 
 
-def test_lru_hits_nothing_of_the_same(proxies: Callable[..., Proxy]) -> None:
+def test_lru_hits_nothing_of_the_same_order(proxies: Callable[..., Proxy]) -> None:
     proxy, order = proxies(policy="lru", prefetch="off"), shuffled(1)
     epoch(proxy, order)
     assert epoch(proxy, order).count("HIT") == 0
@@ -119,7 +119,7 @@ def test_a_new_order_each_epoch_hits_more_than_the_cache_alone_could(proxies: Ca
     assert sum(hits) >= 3 * 0.4 * SHARDS, "a quarter by eviction alone"
 
 
-def test_a_told_order_is_known_in_the_first_epoch(proxies: Callable[..., Proxy]) -> None:
+def test_an_announced_order_is_prefetched_in_the_first_epoch(proxies: Callable[..., Proxy]) -> None:
     proxy, order = proxies(), shuffled(1)
     plan = json.dumps({"reads": [f"s3://{NAME}/{key}" for key in order], "total": SHARDS}).encode()
     assert ask(proxy.address, "PUT", "/_outrider/plan/a", [("content-length", str(len(plan)))], plan).status == 200
@@ -127,10 +127,10 @@ def test_a_told_order_is_known_in_the_first_epoch(proxies: Callable[..., Proxy])
     assert epoch(proxy, order).count("HIT") >= 0.9 * SHARDS
 
 
-def test_a_key_that_may_not_list_rides_ahead_in_the_first_epoch_by_the_numbers_in_names(
+def test_a_key_that_may_not_list_prefetches_in_the_first_epoch_by_the_numbers_in_names(
     bucket: Bucket, proxies: Callable[..., Proxy]
 ) -> None:
-    """As that of a job whose role has `s3:GetObject` alone."""
+    """Such a key belongs to a job whose role has `s3:GetObject` alone."""
     client, order = bucket.client(identity=GETTER), shuffled(1)
     with closing(client), pytest.raises(client.exceptions.ClientError, match="AccessDenied"):
         client.list_objects_v2(Bucket=NAME)
@@ -138,7 +138,7 @@ def test_a_key_that_may_not_list_rides_ahead_in_the_first_epoch_by_the_numbers_i
     assert epoch(proxy, order)[4:].count("HIT") >= 0.9 * (SHARDS - 4)
 
 
-def test_what_was_learned_outlives_a_restart(proxies: Callable[..., Proxy]) -> None:
+def test_learned_orders_outlive_a_restart(proxies: Callable[..., Proxy]) -> None:
     proxy, order = proxies(), shuffled(1)
     epoch(proxy, order)
     epoch(proxy, order)
@@ -146,7 +146,7 @@ def test_what_was_learned_outlives_a_restart(proxies: Callable[..., Proxy]) -> N
     assert epoch(proxy, order).count("HIT") >= 0.7 * SHARDS
 
 
-def test_a_file_of_orders_that_is_damaged_costs_only_what_was_learned(proxies: Callable[..., Proxy]) -> None:
+def test_a_damaged_file_of_learned_orders_costs_only_the_orders(proxies: Callable[..., Proxy]) -> None:
     proxy, order = proxies(), shuffled(1)
     epoch(proxy, order)
     proxy.stop()
@@ -157,7 +157,7 @@ def test_a_file_of_orders_that_is_damaged_costs_only_what_was_learned(proxies: C
     assert epoch(proxy, order).count("HIT") >= 0.9 * SHARDS
 
 
-def test_without_prefetch_nothing_is_asked_of_the_bucket_that_no_client_asked_for(
+def test_without_prefetch_the_bucket_gets_no_request_that_no_client_made(
     proxies: Callable[..., Proxy], simulator: Simulator
 ) -> None:
     proxy = proxies(prefetch="off", cache_size="1GiB")
@@ -167,7 +167,7 @@ def test_without_prefetch_nothing_is_asked_of_the_bucket_that_no_client_asked_fo
     assert proxy.metric("outrider_prefetched_blocks_total") == 0
 
 
-def test_the_status_tells_how_far_it_rides_and_what_another_size_would_hit(proxies: Callable[..., Proxy]) -> None:
+def test_the_status_shows_prefetch_and_the_hit_ratio_of_other_cache_sizes(proxies: Callable[..., Proxy]) -> None:
     proxy, order = proxies(), shuffled(1)
     epoch(proxy, order)
     epoch(proxy, order)
@@ -183,7 +183,7 @@ def test_the_status_tells_how_far_it_rides_and_what_another_size_would_hit(proxi
 
 
 def settled(bucket: Bucket, proxy: Proxy) -> None:
-    """As if all of it had been put long ago: by the bucket's clock, and by the dates of block files."""
+    """Make all objects look old: by the bucket's clock, and by the dates of block files."""
     client = bucket.client()
     last = client.head_object(Bucket=NAME, Key=KEYS[-1])["LastModified"]
     while True:
@@ -206,12 +206,13 @@ def heads(simulator: Simulator) -> int:
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_after_a_restart_one_list_does_for_a_question_about_each_object(
+def test_after_a_restart_one_list_replaces_a_head_for_each_object(
     crashed: bool, proxies: Callable[..., Proxy], bucket: Bucket, simulator: Simulator
 ) -> None:
     proxy = proxies(freshness="ttl:60", cache_size="1GiB")
     settled(bucket, proxy)
-    # Not one that nobody has here, nor what its own write left: it is noted once, and then no more.
+    # Neither an object that is not cached nor one that was written through the proxy adds requests: it is noted once
+    # only.
     client = proxy.client()
     client.put_object(Bucket=NAME, Key="of its own", Body=b"x")
     for _ in range(2):
@@ -221,11 +222,11 @@ def test_after_a_restart_one_list_does_for_a_question_about_each_object(
         lists = [one for one in simulator.log() if one.method == "GET" and "list-type" in one.query]
         assert len(lists) == 1
         assert heads(simulator) < SHARDS / 2
-        assert simulator.counts().body_bytes < len(SHARD), "nothing but the list"
+        assert simulator.counts().body_bytes < len(SHARD), "the list and no object"
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_what_was_filled_within_seconds_of_its_put_is_asked_about_once_and_nothing_is_fetched_for_it(
+def test_an_object_filled_within_seconds_of_its_put_costs_one_head_and_no_fill(
     crashed: bool, proxies: Callable[..., Proxy], bucket: Bucket, simulator: Simulator
 ) -> None:
     client = bucket.client()
@@ -239,7 +240,7 @@ def test_what_was_filled_within_seconds_of_its_put_is_asked_about_once_and_nothi
     for _ in range(2):
         assert set(epoch(proxy, KEYS)) == {"HIT"}
     assert heads(simulator) == SHARDS
-    assert simulator.counts().body_bytes < len(SHARD), "nothing but the list"
+    assert simulator.counts().body_bytes < len(SHARD), "the list and no object"
 
 
 TAGS = {"TagSet": [{"Key": "a", "Value": "b"}]}
@@ -260,7 +261,7 @@ def untagged(bucket: Bucket) -> Iterator[None]:
 @pytest.mark.parametrize("read_again", [False, True])
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.usefixtures("untagged")
-def test_tags_put_through_it_show_after_restarts_however_often_the_dataset_is_listed(
+def test_tags_put_through_the_proxy_show_after_restarts_however_often_the_dataset_is_listed(
     crashed: bool, read_again: bool, proxies: Callable[..., Proxy], bucket: Bucket, simulator: Simulator
 ) -> None:
     proxy = proxies(freshness="ttl:60", cache_size="1GiB")
@@ -273,12 +274,12 @@ def test_tags_put_through_it_show_after_restarts_however_often_the_dataset_is_li
         simulator.reset()
         epoch(proxy, KEYS[:-1])
         assert any("list-type" in request.query for request in simulator.log())
-        assert heads(simulator) < SHARDS / 2, "it vouches for the others"
+        assert heads(simulator) < SHARDS / 2, "the list confirms the others"
     assert tags_told(proxy.address) == "1"
 
 
 @pytest.mark.usefixtures("untagged")
-def test_tags_that_were_answered_for_show_after_a_sigkill(bucket: Bucket, simulator: Simulator, tmp_path: Path) -> None:
+def test_acknowledged_tags_show_after_a_sigkill(bucket: Bucket, simulator: Simulator, tmp_path: Path) -> None:
     flags = {"origin": simulator.endpoint, "freshness": "ttl:60", "block_size": "64KiB"}
     with ServedProxy(bucket, tmp_path, **flags) as proxy:
 
@@ -300,11 +301,11 @@ def test_tags_that_were_answered_for_show_after_a_sigkill(bucket: Bucket, simula
             read(KEYS[:20])
             proxy.wait_until(lambda: any("list-type" in one.query for one in simulator.log()), "a LIST")
             read(KEYS[20:-1])
-            assert heads(simulator) < SHARDS - 5, "it vouches for others"
+            assert heads(simulator) < SHARDS - 5, "the list confirms others"
         assert tags_told(proxy.address) == "1"
 
 
-def test_what_is_kept_in_memory_ends_with_the_proxy_and_needs_no_notes(proxies: Callable[..., Proxy]) -> None:
+def test_a_cache_in_memory_ends_with_the_proxy_and_records_no_written_names(proxies: Callable[..., Proxy]) -> None:
     proxy = proxies(cache_dir="memory")
     epoch(proxy, KEYS[:1])
     proxy.client().put_object(Bucket=NAME, Key=KEYS[0], Body=SHARD)
@@ -315,7 +316,7 @@ def test_what_is_kept_in_memory_ends_with_the_proxy_and_needs_no_notes(proxies: 
     ("acts", "number"), [(["open"], errno.ENOSPC), (["open", "unlink", "rename"], errno.EROFS)], ids=["full", "shut"]
 )
 @pytest.mark.usefixtures("untagged")
-def test_where_a_write_cannot_be_noted_it_is_carried_out_and_all_is_asked_about_after_a_crash(
+def test_a_write_that_cannot_be_recorded_is_carried_out_and_all_is_revalidated_after_a_crash(
     acts: list[str], number: int, proxies: Callable[..., Proxy], bucket: Bucket, simulator: Simulator
 ) -> None:
     proxy = proxies(freshness="ttl:60", cache_size="1GiB")

@@ -42,7 +42,8 @@ SIZES = {
 }
 NAME = "reads"
 
-# What each server says for itself; `vary` is of the CORS answer to one request, so it is not replayed to another.
+# Headers that each server sets for itself. `vary` belongs to the CORS answer to one request, so it is not replayed to
+# another.
 OWN_HEADERS = {"date", "server", "connection", "x-amz-request-id", "x-cache", "x-amz-id-2", "vary"}
 
 Reply = tuple[int, dict[str, str], bytes]
@@ -83,7 +84,7 @@ def small_blocks(bucket: Bucket, simulator: Simulator) -> Iterator[Proxy]:
 
 
 def replied(ask_for: Callable[..., Any], **parameters: Any) -> Reply:
-    """What a boto3 call brought, errors too, without what each server says for itself."""
+    """The result of a boto3 call, errors too, without the headers that each server sets for itself."""
     try:
         answer = ask_for(Bucket=NAME, **parameters)
     except ClientError as error:
@@ -111,7 +112,7 @@ def test_whole_reads_equal_the_buckets_cold_warm_and_after_each_kind_of_restart(
         return statuses
 
     hits = ["HIT"] * len(SIZES)
-    # Of an empty object there is no block that could be missing.
+    # An empty object has no block that could be missing.
     assert read_all() == ["HIT", *["MISS"] * (len(SIZES) - 1)]
     assert read_all() == hits
     proxy.restart()
@@ -146,7 +147,7 @@ def test_an_object_may_have_hundreds_of_metadata_headers(
     direct.delete_object(Bucket=NAME, Key="told")
 
 
-def test_a_checksum_of_the_whole_is_told_with_the_whole_and_when_asked_for_alone(proxy: Proxy) -> None:
+def test_a_checksum_of_the_whole_is_sent_with_whole_reads_and_only_on_request(proxy: Proxy) -> None:
     def checksums(method: str, *headers: tuple[str, str]) -> list[str]:
         answer = ask(proxy.address, method, f"/{NAME}/five", headers)
         return [name for name in answer.headers if name.startswith("x-amz-checksum-")]
@@ -189,7 +190,7 @@ RANGES = [
 def test_ranges_equal_the_buckets_cold_and_warm(bucket: Bucket, direct: Any) -> None:
     wanted = {asked: replied(direct.get_object, Key="block-and-one", Range=asked) for asked in RANGES}
     assert wanted["bytes=1-1"][::2] == (206, RAMP[1:2])
-    # Twice in this order, then each on its own: whatever is here already, an answer is the same.
+    # Twice in this order, then each on its own: the answer is the same whatever is cached already.
     with Proxy(bucket, block_size="1MiB") as proxy:
         for temperature in ("cold", "warm"):
             for asked in RANGES:
@@ -219,7 +220,7 @@ def test_an_unknown_object_costs_one_get_per_block_and_no_head(proxy: Proxy, sim
     assert counts.body_bytes - SIZES[key] < 1000, "nothing twice (an error document is all that may be more)"
 
 
-def test_what_is_here_costs_the_bucket_nothing(proxy: Proxy, simulator: Simulator) -> None:
+def test_cached_objects_cost_the_bucket_nothing(proxy: Proxy, simulator: Simulator) -> None:
     ask(proxy.address, "GET", f"/{NAME}/five")
     proxy.settle()
     simulator.reset()
@@ -263,7 +264,7 @@ def test_the_transfer_manager_reads_what_is_there(proxy: Proxy, simulator: Simul
     assert simulator.counts().body_bytes == len(RAMP)
 
 
-def test_conditions_are_judged_as_the_bucket_judges_them(proxy: Proxy, direct: Any) -> None:
+def test_conditions_are_evaluated_as_the_bucket_evaluates_them(proxy: Proxy, direct: Any) -> None:
     known = direct.head_object(Bucket=NAME, Key="five")
     etag, modified = known["ETag"], known["LastModified"]
     cases: list[dict[str, Any]] = [
@@ -282,7 +283,7 @@ def test_conditions_are_judged_as_the_bucket_judges_them(proxy: Proxy, direct: A
                 assert (got[0], got[2]) == (wanted[0], wanted[2]), (temperature, call, case)
 
 
-def test_a_presigned_url_is_served_from_here(proxy: Proxy) -> None:
+def test_a_presigned_url_is_served_from_the_cache(proxy: Proxy) -> None:
     for version in ("s3v4", "s3"):
         client = proxy.client(signature_version=version)
         url = client.generate_presigned_url("get_object", Params={"Bucket": NAME, "Key": "five"})
@@ -356,11 +357,11 @@ BAD_WEATHER = {
 
 
 @pytest.mark.parametrize("weather", BAD_WEATHER)
-def test_bad_weather_goes_unnoticed(small_blocks: Proxy, simulator: Simulator, weather: str) -> None:
+def test_faults_of_the_origin_go_unnoticed(small_blocks: Proxy, simulator: Simulator, weather: str) -> None:
     asked = Counter[str]()
 
     def may_strike(request: Request) -> bool:
-        # Five times in a row is the end of the proxy's patience, and chance would get there now and then.
+        # Five failures in a row exhaust the proxy's retries, and chance would get there now and then.
         extent = request.headers.get("range", "")
         asked[extent] += 1
         return asked[extent] < 5
@@ -368,11 +369,11 @@ def test_bad_weather_goes_unnoticed(small_blocks: Proxy, simulator: Simulator, w
     simulator.weather.faults = [replace(BAD_WEATHER[weather], when=may_strike)]
     answer = ask(small_blocks.address, "GET", f"/{NAME}/five-blocks")
     assert answer.body == RAMP
-    assert small_blocks.metric("outrider_origin_retries_total") > 0, "the weather was fine"
+    assert small_blocks.metric("outrider_origin_retries_total") > 0, "no fault struck"
     assert ask(small_blocks.address, "GET", f"/{NAME}/five-blocks").body == RAMP
 
 
-def test_a_storm_without_end_is_the_origins_own_answer(small_blocks: Proxy, simulator: Simulator) -> None:
+def test_faults_without_end_become_the_origins_own_answer(small_blocks: Proxy, simulator: Simulator) -> None:
     simulator.weather.faults = [Fault(FaultKind.STATUS, times=None, status=503)]
     answer = ask(small_blocks.address, "GET", f"/{NAME}/five")
     assert (answer.status, answer.code) == (503, "SlowDown")
@@ -417,7 +418,7 @@ def test_stale_objects_outlive_an_outage_only_where_that_was_chosen(bucket: Buck
                 assert ask(proxy.address, "GET", f"/{NAME}/five").status == status
 
 
-def test_an_overwrite_behind_our_back_is_seen_whole_or_not_at_all(
+def test_an_overwrite_past_the_proxy_is_seen_whole_or_not_at_all(
     bucket: Bucket, simulator: Simulator, direct: Any
 ) -> None:
     first, second = RAMP, bytes(255 - byte for byte in RAMP[:MIB]) * 40
@@ -426,14 +427,14 @@ def test_an_overwrite_behind_our_back_is_seen_whole_or_not_at_all(
         with RawConnection(proxy.address) as connection:
             connection.send(f"GET /{NAME}/moving HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             head = connection.read_head()
-            # The reader takes a byte and pauses: the window holds the rest back at the bucket.
+            # The reader takes a byte and pauses: back-pressure keeps the rest at the bucket.
             begun = head.read(1)
             direct.put_object(Bucket=NAME, Key="moving", Body=second)
             with pytest.raises((http.client.IncompleteRead, ConnectionError)) as cut:
                 head.read()
         if isinstance(cut.value, http.client.IncompleteRead):
             assert begun + cut.value.partial == first[: 1 + len(cut.value.partial)]
-        # The name is doubtful now, also where it was immutable: what is left here of the first version is not served.
+        # The cached version is doubtful now, even with `immutable`: its remaining blocks are not served.
         assert ask(proxy.address, "GET", f"/{NAME}/moving").body == second
 
 
@@ -483,7 +484,7 @@ def test_an_error_of_the_origin_is_not_remembered(proxy: Proxy, direct: Any) -> 
 
 
 @pytest.mark.parametrize(("near_s", "bounded"), [(60.0, True), (0.0, False)])
-def test_what_a_socket_holds_for_a_client_is_bounded_where_it_is_near(
+def test_the_send_buffer_of_a_nearby_client_is_bounded(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch, near_s: float, bounded: bool
 ) -> None:
     monkeypatch.setattr(sender, "_NEAR_S", near_s)
@@ -525,4 +526,4 @@ def test_a_hit_goes_from_the_block_file_to_the_socket_by_the_kernel(
     assert client.get_object(Bucket=NAME, Key="five-blocks")["Body"].read() == RAMP
     client.close()
     assert sum(by_kernel) == len(RAMP)
-    assert sum(by_python) < 4096, "only the head is Python's"
+    assert sum(by_python) < 4096, "Python sends only the head"

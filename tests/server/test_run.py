@@ -49,9 +49,7 @@ client = boto3.client("s3")
 print(len(client.get_object(Bucket="run", Key="ramp")["Body"].read()))
 client.close()
 """
-# Says when it can take signals, notes each, and ends at SIGTERM with status 5.
-# os.write, since a signal may come while the first line is written, and print is not reentrant. It waits on a pipe: a
-# signal between a look and signal.pause() would be noted with the next one.
+# Prints when it can take signals, records each, and ends at SIGTERM with status 5.
 NOTE_SIGNALS = """
 import os, signal, sys
 def note(number, frame):
@@ -91,7 +89,7 @@ def environment_of_child(command: Command, *flags: str) -> dict[str, str]:
     return told
 
 
-def test_the_child_is_told_of_the_proxy_by_every_name_that_tools_read(command: Command) -> None:
+def test_the_child_gets_the_endpoint_in_every_variable_that_tools_read(command: Command) -> None:
     told = environment_of_child(command)
     endpoint = told["AWS_ENDPOINT_URL"]
     assert re.fullmatch(r"http://127\.0\.0\.1:[1-9][0-9]*", endpoint)
@@ -111,13 +109,13 @@ def test_a_child_without_any_credentials_gets_ones_that_sign_and_prove_nothing(c
     assert told["AWS_ACCESS_KEY_ID"] == told["AWS_SECRET_ACCESS_KEY"] == "outrider-accepts-any"
 
 
-def test_a_port_that_was_asked_for_is_the_one(command: Command) -> None:
+def test_a_requested_port_is_used(command: Command) -> None:
     (port,) = free_ports(1)
     told = environment_of_child(command, "--listen", f"127.0.0.1:{port}")
     assert told["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{port}"
 
 
-def test_an_address_of_the_environment_is_the_one_too(command: Command) -> None:
+def test_an_address_in_the_environment_is_used_too(command: Command) -> None:
     (port,) = free_ports(1)
     command.environ["OUTRIDER_LISTEN"] = f"127.0.0.1:{port}"
     assert environment_of_child(command)["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{port}"
@@ -131,7 +129,9 @@ def test_an_address_of_the_environment_is_the_one_too(command: Command) -> None:
         {"AWS_PROFILE": "own", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "True"},
     ],
 )
-def test_a_child_that_was_told_to_ignore_endpoints_is_no_longer(ignoring: dict[str, str], tmp_path: Path) -> None:
+def test_a_child_told_to_ignore_endpoints_gets_the_endpoint_all_the_same(
+    ignoring: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "config").write_text("[profile own]\nignore_configured_endpoint_urls = true\n")
     environ = {"AWS_CONFIG_FILE": f"{tmp_path}/config", "AWS_ENDPOINT_URL": "http://elsewhere", **ignoring}
     child = for_child(environ, endpoint="http://e", admin="http://a", region=None, needs_keys=False)
@@ -266,9 +266,7 @@ def test_serve_finds_the_origin_in_its_environment_too(bucket: Bucket, tmp_path:
         assert served.lines("origin found")[0]["named_by"] == "AWS_ENDPOINT_URL_S3"
 
 
-def test_serve_is_not_its_own_origin_where_it_is_started_with_what_its_clients_need(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_serve_is_not_its_own_origin_when_started_with_its_clients_environment(bucket: Bucket, tmp_path: Path) -> None:
     with serving(bucket, tmp_path, AWS_PROFILE="own", AWS_ENDPOINT_URL="http://127.0.0.1:{port}") as served:
         assert served.ready_line["origin"] == f"https://s3.{REGION}.amazonaws.com"
         assert not served.lines("origin found")
@@ -290,7 +288,7 @@ def test_serve_is_not_its_own_origin_where_it_is_started_with_what_its_clients_n
         ("9480", "127.0.0.1:9480", False),
     ],
 )
-def test_what_leads_back_to_the_proxy(endpoint: str, listen: str, ours: bool) -> None:
+def test_addresses_that_lead_back_to_the_proxy(endpoint: str, listen: str, ours: bool) -> None:
     assert leads_to(endpoint, listen) == ours
 
 
@@ -310,7 +308,7 @@ def test_an_origin_that_was_named_wins_over_the_endpoint_of_our_environment(comm
 
 
 @pytest.mark.parametrize("words", [["serve"], ["doctor"], ["run", "--", "true"]], ids=["serve", "doctor", "run"])
-def test_a_proxy_that_would_ask_itself_is_refused(words: list[str], command: Command) -> None:
+def test_a_proxy_that_would_be_its_own_origin_is_refused(words: list[str], command: Command) -> None:
     name, *rest = words
     done = command.run(name, "--origin", "http://127.0.0.1:9480", "--listen", "127.0.0.1:9480", *rest)
     assert done.returncode == 2
@@ -331,7 +329,7 @@ def test_the_childs_status_is_ours(command: Command, status: int) -> None:
     assert command.run("run", "--", "sh", "-c", f"exit {status}").returncode == status
 
 
-def test_a_child_that_a_signal_killed_is_told_as_a_shell_tells_it(command: Command) -> None:
+def test_a_child_killed_by_a_signal_gives_the_status_that_a_shell_gives(command: Command) -> None:
     assert command.run("run", "--", "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
 
 
@@ -388,7 +386,7 @@ def test_a_signal_that_was_ignored_when_we_started_stays_ignored_in_the_child(co
     assert done.stdout == "True\n"
 
 
-async def test_a_signal_that_comes_before_the_child_is_kept_for_it() -> None:
+async def test_a_signal_that_comes_before_the_child_starts_is_passed_on_later() -> None:
     signals = Signals()
     signals.install()
     try:
@@ -413,7 +411,8 @@ def test_ctrl_c_of_a_terminal_is_not_delivered_twice(command: Command) -> None:
             seen = read_until(master, "up\r\n")
             os.write(master, b"\x03")
             seen = read_until(master, "SIGINT\r\n")
-            # It is handled before this one, so a second SIGINT would have been noted by the time the child ends.
+            # The terminal's SIGINT is handled before this signal, so a second SIGINT would have been recorded by the
+            # time the child ends.
             process.terminate()
             seen += read_until(master, "SIGTERM\r\n")
             process.wait(DEADLINE_S)
@@ -423,10 +422,10 @@ def test_ctrl_c_of_a_terminal_is_not_delivered_twice(command: Command) -> None:
     assert process.returncode == 5
 
 
-def test_the_summary_tells_what_was_read(command: Command) -> None:
+def test_the_summary_counts_the_reads(command: Command) -> None:
     first = command.run("run", "--summary", "json", "--", *python(READ, "1"))
     told = json.loads(first.stderr.splitlines()[-1])
-    # What its reader had not taken yet when the block was whole came from disk.
+    # Bytes that the reader had not taken when the block was whole came from disk.
     from_disk = told.pop("cached_bytes")
     assert from_disk < len(RAMP)
     assert told == {
@@ -441,11 +440,11 @@ def test_the_summary_tells_what_was_read(command: Command) -> None:
 
 @pytest.mark.parametrize("form", ["text", "json", "none"])
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-", "<&- 2>&-"])
-def test_a_stderr_that_takes_nothing_spoils_no_success(
+def test_a_closed_or_full_stderr_does_not_change_a_successful_exit(
     command: Command, bucket: Bucket, stderr: str, form: str
 ) -> None:
     command.without("OUTRIDER_ORIGIN")
-    command.environ["AWS_ENDPOINT_URL"] = bucket.endpoint  # of which it has something to say before the child, too
+    command.environ["AWS_ENDPOINT_URL"] = bucket.endpoint  # the command logs a line about it before the child starts
     words = (sys.executable, "-m", "outrider", "run", "--summary", form, "--", "echo", "hello")
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {stderr}', "sh", *words], env=command.environ, stdout=subprocess.PIPE, text=True,
@@ -454,8 +453,8 @@ def test_a_stderr_that_takes_nothing_spoils_no_success(
     assert (done.returncode, done.stdout) == (0, "hello\n")
 
 
-def test_the_child_has_what_we_inherited_and_nothing_of_ours(command: Command) -> None:
-    """As `<(...)` and make's jobserver hand it on."""
+def test_the_child_has_inherited_descriptors_and_none_of_the_proxys(command: Command) -> None:
+    """As for descriptors that `<(...)` and make's jobserver pass on."""
     reads, writes = os.pipe()
     program = f"import os; print(os.read({reads}, 9)); print(sorted(map(int, os.listdir('/proc/self/fd'))))"
     os.write(writes, b"handed on")
@@ -467,12 +466,12 @@ def test_the_child_has_what_we_inherited_and_nothing_of_ours(command: Command) -
     os.close(writes)
     told, has = done.stdout.splitlines()
     assert told == "b'handed on'"
-    # One more is the directory that it lists.
+    # The additional descriptor is the directory that it lists.
     assert set(json.loads(has)) <= {0, 1, 2, 3, 4, reads}
     assert len(json.loads(has)) == 5
 
 
-def test_nothing_but_the_child_is_heard_when_nothing_is_asked_for(command: Command) -> None:
+def test_by_default_the_output_is_the_childs_alone(command: Command) -> None:
     done = command.run("run", "--summary", "none", "--", "echo", "hello")
     assert (done.stdout, done.stderr) == ("hello\n", "")
 

@@ -49,7 +49,7 @@ def objects(bucket: Bucket) -> None:
 
 @pytest.fixture(params=["1", "2"])
 def proxy(bucket: Bucket, request: pytest.FixtureRequest) -> Iterator[Proxy]:
-    """With one loop, and with one more."""
+    """With one loop, and with two."""
     with Proxy(bucket, freshness="immutable", workers=request.param) as running:
         yield running
 
@@ -65,7 +65,8 @@ def reader(proxy: Proxy, dataset: str) -> dict[str, Any]:
 
 
 def counted(proxy: Proxy, dataset: str, requests: int) -> dict[str, Any]:
-    """Its reader, once so many requests of it are: an answer is counted after it was sent, in a thread of its own."""
+    """The status of its reader, once this many of its requests are counted: an answer is counted after it was sent, in
+    a thread of its own."""
     give_up_at = time.monotonic() + 60
     while (found := reader(proxy, dataset))["requests"] < requests:
         assert time.monotonic() < give_up_at
@@ -74,7 +75,7 @@ def counted(proxy: Proxy, dataset: str, requests: int) -> dict[str, Any]:
 
 
 class Hand:
-    """A clock in the hands of the test: `time.perf_counter`, pushed on."""
+    """A clock that the test moves: `time.perf_counter` plus an offset."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._real = time.perf_counter
@@ -88,7 +89,7 @@ class Hand:
         self._more += seconds
 
 
-def test_a_pause_between_requests_is_the_readers(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_between_requests_counts_as_the_readers_pause(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     hand = Hand(monkeypatch)
     with RawConnection(proxy.address) as connection:
 
@@ -103,12 +104,12 @@ def test_a_pause_between_requests_is_the_readers(proxy: Proxy, monkeypatch: pyte
         found = after(30.0, 3)
         assert 30 <= found["away_s"] - before["away_s"] < 45
         assert found["wait_s"] - before["wait_s"] < 15
-        assert after(5000.0, 4)["away_s"] - found["away_s"] < 61, "a spare connection tells little"
+        assert after(5000.0, 4)["away_s"] - found["away_s"] < 61, "an idle connection counts for little"
 
 
 class Span(float):
-    """So many seconds, which are looked at by `look` in the moment in which they are added to a count: as another
-    thread may."""
+    """A number of seconds that calls `look` in the moment in which it is added to a count, as another thread may read
+    it then."""
 
     look: Callable[[], None]
 
@@ -122,7 +123,7 @@ class Moment(float):
         return Span(float(self) - other)
 
 
-def test_a_hit_that_is_looked_at_while_it_is_counted_is_told_whole(
+def test_a_hit_that_is_read_while_it_is_counted_is_reported_whole(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Proxy(bucket, freshness="immutable") as proxy, RawConnection(proxy.address) as connection:
@@ -143,11 +144,11 @@ def test_a_hit_that_is_looked_at_while_it_is_counted_is_told_whole(
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a socket has been found full, and is waited for."""
+    """Set when a socket was full, and the sender waits for it."""
     seen, wait = threading.Event(), SocketSender._writable
 
     async def waited_for(wire: SocketSender) -> None:
-        # Called once the wait below has begun.
+        # Runs once the wait below has begun.
         asyncio.get_running_loop().call_soon(seen.set)
         await wait(wire)
 
@@ -156,12 +157,12 @@ def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_full_socket_is_the_readers(
+def test_a_full_socket_counts_as_the_readers_pause(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch, full: threading.Event, *, warm: bool
 ) -> None:
     before: dict[str, Any] = {"away_s": 0.0, "wait_s": 0.0, "requests": 0}
     with RawConnection(proxy.address) as connection:
-        # With a worker, the connection is his after these.
+        # Where there is a worker, it has the connection after these.
         for _ in range(12):
             connection.ask("GET", f"/{NAME}/small-000.tar")
             proxy.settle()
@@ -180,7 +181,7 @@ def test_a_full_socket_is_the_readers(
     assert after["wait_s"] - before["wait_s"] < 40
 
 
-def test_a_slow_bucket_is_the_readers_wait(
+def test_a_slow_bucket_counts_as_the_readers_wait(
     bucket: Bucket, simulator: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hand = Hand(monkeypatch)
@@ -193,7 +194,7 @@ def test_a_slow_bucket_is_the_readers_wait(
     assert found["away_s"] < 40
 
 
-def test_every_byte_is_told_once_by_dataset_and_by_reader(proxy: Proxy) -> None:
+def test_every_byte_is_counted_once_by_dataset_and_by_reader(proxy: Proxy) -> None:
     with RawConnection(proxy.address) as connection:
         for _ in range(3):
             for number in range(4):
@@ -221,8 +222,8 @@ def test_every_byte_is_told_once_by_dataset_and_by_reader(proxy: Proxy) -> None:
     assert look_twice["reads"] == told["reads"]
 
 
-def test_what_is_passed_on_saves_nothing_and_costs_nothing(proxy: Proxy) -> None:
-    """As many GETs and HEADs of objects go on as came in, errors and what is never kept among them."""
+def test_forwarded_requests_save_nothing_and_cost_nothing(proxy: Proxy) -> None:
+    """The proxy forwards as many GETs and HEADs of objects as it received, errors and uncacheable requests included."""
     large, small = f"/{NAME}/large-001.tar", f"/{NAME}/small-000.tar"
     for method, target in (
         ("GET", f"{small}?response-content-type=text/plain"), ("GET", f"{small}?tagging"), ("HEAD", f"/{NAME}/none"),
@@ -237,7 +238,7 @@ def test_what_is_passed_on_saves_nothing_and_costs_nothing(proxy: Proxy) -> None
     assert ask(proxy.address, "GET", large).body == LARGE
     proxy.settle()
     told = status(proxy)
-    # One GET of a client is many of ours, and nothing of it is read twice.
+    # One GET of a client is many of the proxy's, and no byte is read twice.
     assert told["saved"]["gets"] < 0
     assert told["saved"]["egress_bytes"] == saved["egress_bytes"] <= 0
 
@@ -266,7 +267,7 @@ def test_a_reader_is_shown_by_name_and_tenants_see_no_other(bucket: Bucket, tmp_
         assert told["uptime_s"] >= 0
 
 
-def test_what_cannot_be_answered_is_among_the_last_errors(bucket: Bucket) -> None:
+def test_requests_that_fail_are_among_the_recent_errors(bucket: Bucket) -> None:
     with Proxy(bucket, origin="http://127.0.0.1:1") as proxy:
         assert ask(proxy.address, "GET", f"/{NAME}/small-000.tar").status == 503
         proxy.settle()
@@ -284,7 +285,7 @@ def test_many_readers_take_bounded_room_and_lose_no_byte(bucket: Bucket) -> None
         before = status(proxy)["reads"]["requests"]
         asked = 0
         for number in range(3000):
-            # As hits of other clients would be, who cannot all be made up on loopback.
+            # Stands for hits of other clients: loopback has not enough addresses for them.
             while not path._subjects:
                 ask(proxy.address, "GET", f"/{NAME}/{key}")
                 asked += 1

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 NAME = "moments"
 SMALL = b"small"
-# Turns of the loop: more than a request that needs no disk and no bucket takes from its head to the end of its reply.
-TURNS = 6
+# More loop iterations than a request that needs no disk and no bucket takes from its head to the end of its reply.
+LOOP_ITERATIONS = 6
 PUT = request("PUT", f"/{NAME}/written", [("content-length", "4")])
-PUT_WITH_LEAVE = request("PUT", f"/{NAME}/written", [("content-length", "4"), ("expect", "100-continue")])
+PUT_EXPECTING_CONTINUE = request("PUT", f"/{NAME}/written", [("content-length", "4"), ("expect", "100-continue")])
 GET = request("GET", f"/{NAME}/small")
-# Known by then, and nothing that the fast path answers.
+# The object is known by then, and the fast path does not answer this request.
 HEAD = request("HEAD", f"/{NAME}/small", [("if-none-match", '"another"')])
-HEADS = pytest.mark.parametrize("head", [PUT, PUT_WITH_LEAVE, GET], ids=["PUT", "PUT, expecting leave", "GET"])
+HEADS = pytest.mark.parametrize(
+    "head", [PUT, PUT_EXPECTING_CONTINUE, GET], ids=["PUT", "PUT, expecting 100-continue", "GET"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
 
 
 def stop_between(proxy: Proxy, *parts: bytes | int) -> None:
-    """The one client's bytes come, and turns of the loop pass, as `parts` say; then a stop begins."""
+    """The client's bytes arrive, and loop iterations pass, as `parts` state; then a stop begins."""
     server = proxy.outrider.server
 
     async def happen() -> None:
@@ -55,7 +57,7 @@ def stop_between(proxy: Proxy, *parts: bytes | int) -> None:
             for _ in range(part):
                 await asyncio.sleep(0)
         server.pre_shutdown()
-        # The next one's server has not heard of it.
+        # The flag is reset, for the next test's stop.
         server.is_ending = False
 
     proxy.on_loop(happen)
@@ -64,16 +66,17 @@ def stop_between(proxy: Proxy, *parts: bytes | int) -> None:
 def connected(proxy: Proxy) -> RawConnection:
     proxy.settle()
     connection = RawConnection(proxy.address)
-    # The proxy has accepted it, too.
+    # Now the proxy has accepted the connection, too.
     proxy.settle()
     return connection
 
 
 def is_answered_as_the_last(connection: RawConnection, head: bytes) -> bool:
     if head is GET:
-        # It may have been answered before the stop, by the fast path; whether it says that it is the last is not known.
+        # The fast path may have answered it before the stop; whether the reply says `connection: close` is then not
+        # known.
         return connection.read_answer().body == SMALL and connection.is_closed_by_peer()
-    if head is PUT_WITH_LEAVE:
+    if head is PUT_EXPECTING_CONTINUE:
         assert connection.read_line().startswith(b"HTTP/1.1 100")
         connection.read_line()
     connection.send(b"sent")
@@ -83,32 +86,32 @@ def is_answered_as_the_last(connection: RawConnection, head: bytes) -> bool:
 
 @HEADS
 def test_a_request_that_came_before_a_stop_is_answered(proxy: Proxy, head: bytes) -> None:
-    for scheduler in range(TURNS):
+    for after in range(LOOP_ITERATIONS):
         with connected(proxy) as connection:
-            stop_between(proxy, head, scheduler)
-            assert is_answered_as_the_last(connection, head), scheduler
+            stop_between(proxy, head, after)
+            assert is_answered_as_the_last(connection, head), after
 
 
 @HEADS
-def test_so_is_one_behind_a_reply_that_did_not_say_that_it_was_the_last(proxy: Proxy, head: bytes) -> None:
+def test_a_request_behind_a_reply_without_connection_close_is_answered_too(proxy: Proxy, head: bytes) -> None:
     answered = 0
-    for between in range(TURNS):
-        for scheduler in range(4):
+    for between in range(LOOP_ITERATIONS):
+        for after in range(4):
             with connected(proxy) as connection:
-                stop_between(proxy, HEAD, between, head, scheduler)
+                stop_between(proxy, HEAD, between, head, after)
                 before = connection.read_answer("HEAD")
                 assert before.status == 200
                 if before.headers.get("connection") == "close":
                     assert connection.is_closed_by_peer()
                 else:
-                    assert is_answered_as_the_last(connection, head), (between, scheduler)
+                    assert is_answered_as_the_last(connection, head), (between, after)
                     answered += 1
-    assert answered > TURNS
+    assert answered > LOOP_ITERATIONS
 
 
 def test_no_connection_is_left_open(proxy: Proxy) -> None:
-    for scheduler in range(TURNS):
+    for after in range(LOOP_ITERATIONS):
         with connected(proxy) as connection:
-            stop_between(proxy, HEAD, scheduler)
+            stop_between(proxy, HEAD, after)
             assert connection.read_answer("HEAD").status == 200
-            assert connection.is_closed_by_peer(), scheduler
+            assert connection.is_closed_by_peer(), after

@@ -40,7 +40,7 @@ def proxy(bucket: Bucket, certificate: Certificate) -> Iterator[Proxy]:
 
 
 class TlsConnection(RawConnection):
-    """With small buffers."""
+    """A TLS client with small socket buffers."""
 
     def __init__(self, proxy: Proxy, certificate: Certificate) -> None:
         super().__init__(proxy.address)
@@ -51,7 +51,7 @@ class TlsConnection(RawConnection):
 
 
 class SlowHandshake(RawConnection):
-    """The proxy has answered its first message, and waits for the next."""
+    """A TLS client in mid-handshake: the proxy has answered its first message, and waits for the next."""
 
     def __init__(self, proxy: Proxy, certificate: Certificate) -> None:
         super().__init__(proxy.address)
@@ -99,8 +99,8 @@ def test_a_handshake_that_ends_amid_a_stop_has_one_request(proxy: Proxy, certifi
 
 
 async def _give_room(proxy: Proxy, count: int) -> bool:
-    """So many bytes the kernel takes for each connection; the rest is for the transports to keep. Whether they have
-    something then, in the same turn of the loop."""
+    """Set how many bytes the kernel takes for each connection; the transports keep the rest. Returns whether they have
+    bytes left in the same loop iteration."""
     (one,) = proxy.outrider.server.connections
     assert isinstance(one, Connection)
     assert one.transport is not None
@@ -112,7 +112,8 @@ async def _under_way(proxy: Proxy) -> int:
     return proxy.outrider.server.handler.in_flight
 
 
-# In the lower of the two transports; so much that it pauses the upper one; in both; and more than both take.
+# The reply waits in the lower of the two transports; in the lower one, so full that it pauses the upper one; in both;
+# or it is larger than both take.
 @pytest.mark.parametrize("size", [80_000, 200_000, 500_000, len(LARGE)])
 def test_a_reply_that_waits_for_its_client_in_the_transport_is_still_under_way(
     proxy: Proxy, certificate: Certificate, size: int
@@ -129,7 +130,7 @@ def test_a_reply_that_waits_for_its_client_in_the_transport_is_still_under_way(
             server.pre_shutdown()
 
         async def is_drained() -> bool:
-            """As soon as the connection closes, for which it has no more to wait than some turns of the loop."""
+            """Looks as soon as the connection closes; the server needs only a few loop iterations more."""
             while any(one.transport is not None and not one.transport.is_closing() for one in server.connections):
                 await asyncio.sleep(0)
             drained = asyncio.create_task(server.idle())
@@ -138,7 +139,7 @@ def test_a_reply_that_waits_for_its_client_in_the_transport_is_still_under_way(
             return drained.done() or not drained.cancel()
 
         if size < len(LARGE):
-            # It is all in the transport, and the connection idles.
+            # The whole reply is in the transport, and the connection idles.
             proxy.settle()
         proxy.on_loop(begin_to_drain)
         while proxy.on_loop(lambda: _under_way(proxy)):
@@ -149,7 +150,9 @@ def test_a_reply_that_waits_for_its_client_in_the_transport_is_still_under_way(
         proxy.on_loop(server.idle)
 
 
-def test_it_is_in_the_moment_too_in_which_its_client_takes_more(proxy: Proxy, certificate: Certificate) -> None:
+def test_a_reply_is_still_under_way_in_the_moment_in_which_its_client_takes_more(
+    proxy: Proxy, certificate: Certificate
+) -> None:
     with TlsConnection(proxy, certificate) as reader:
         assert reader.ask("GET", f"/{NAME}/large").body == LARGE
         proxy.on_loop(lambda: _give_room(proxy, 16 * 1024))

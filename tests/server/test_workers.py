@@ -46,7 +46,7 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
 
 
 def loads(proxy: Proxy) -> list[int]:
-    """Connections on each worker, the engine's own loop last."""
+    """The number of connections on each worker, the engine's own loop last."""
     server = proxy.outrider.server
     assert server.workers is not None
     return [*server.workers.loads(), len(server.connections)]
@@ -57,7 +57,7 @@ def test_connections_are_spread_over_the_loops(proxy: Proxy) -> None:
     try:
         for connection in connections:
             assert connection.ask("GET", SMALL).body == RAMP[:1000]
-        # Those that have just left may still be counted on one.
+        # Connections that have just left may still be counted on one worker.
         assert sum(loads(proxy)) >= 2 * WORKERS
         assert min(loads(proxy)) >= 1
     finally:
@@ -76,11 +76,11 @@ def test_long_bodies_go_out_of_all_loops_at_once_and_are_counted_once(proxy: Pro
     assert proxy.metric("outrider_requests_total", op="get", cache="HIT") - asked == 16
 
 
-def test_a_connection_goes_where_its_requests_want_it_and_loses_none(proxy: Proxy) -> None:
+def test_a_connection_moves_between_loops_and_loses_no_request(proxy: Proxy) -> None:
     with RawConnection(proxy.address) as one, RawConnection(proxy.address) as two:
         for connection in (one, two):
-            for slot in range(3):
-                key = f"new-{id(connection)}-{slot}"
+            for number in range(3):
+                key = f"new-{id(connection)}-{number}"
                 for _ in range(12):
                     assert connection.ask("GET", SMALL, [("range", "bytes=10-19")]).body == RAMP[10:20]
                 assert connection.ask("PUT", f"/{NAME}/{key}", [("content-length", "3")], b"abc").status == 200
@@ -88,7 +88,7 @@ def test_a_connection_goes_where_its_requests_want_it_and_loses_none(proxy: Prox
                 assert connection.ask("GET", f"/{NAME}/nothing").code == "NoSuchKey"
 
 
-def test_requests_that_were_sent_ahead_are_answered_in_order(proxy: Proxy) -> None:
+def test_pipelined_requests_are_answered_in_order(proxy: Proxy) -> None:
     with RawConnection(proxy.address) as connection:
         for _ in range(3):
             connection.send(b"".join(b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % t.encode() for t in (BIG, SMALL, BIG)))
@@ -98,8 +98,9 @@ def test_requests_that_were_sent_ahead_are_answered_in_order(proxy: Proxy) -> No
             assert [connection.read_answer().body for _ in range(2)] == [RAMP, RAMP[:1000]]
 
 
-def test_what_was_sent_before_the_proxy_settled_is_counted_then(proxy: Proxy) -> None:
-    """Of the tests' own support: whoever counts after `settle` counts all, though nobody waited for the answer."""
+def test_settle_waits_for_requests_sent_before_it(proxy: Proxy) -> None:
+    """Tests `Proxy.settle`: a count after it includes all requests sent before it, even those whose answer nobody has
+    read."""
     before = proxy.metric("outrider_requests_total")
     with ExitStack() as stack:
         for number in range(1, 31):
@@ -120,8 +121,8 @@ def test_a_head_in_two_pieces_is_one_request(proxy: Proxy) -> None:
 def test_an_overwrite_through_one_loop_is_seen_on_all(proxy: Proxy) -> None:
     connections = [RawConnection(proxy.address) for _ in range(WORKERS)]
     try:
-        for slot in range(5):
-            body = b"%04d" % slot * 100
+        for number in range(5):
+            body = b"%04d" % number * 100
             put = ask(proxy.address, "PUT", f"/{NAME}/moving", [("content-length", str(len(body)))], body)
             assert put.status == 200
             for connection in connections:
@@ -148,7 +149,7 @@ def test_clients_that_hang_up_in_mid_body_leave_nothing(proxy: Proxy) -> None:
     assert proxy.on_loop(leases) == 0
 
 
-def test_a_stop_lets_a_long_body_end_and_closes_what_idles(bucket: Bucket) -> None:
+def test_a_stop_lets_a_long_body_end_and_closes_idle_connections(bucket: Bucket) -> None:
     with Proxy(bucket, workers=WORKERS, freshness="immutable") as proxy:
         ask(proxy.address, "GET", BIG)
         proxy.settle()
@@ -167,8 +168,9 @@ def test_a_stop_lets_a_long_body_end_and_closes_what_idles(bucket: Bucket) -> No
             connection.close()
 
 
-def test_a_stop_tells_who_goes_on_asking_that_his_next_request_is_the_last(bucket: Bucket) -> None:
-    """His reply has begun by then, and could not tell; and closed behind it, a request on its way would be lost."""
+def test_a_stop_tells_a_busy_client_that_its_next_request_is_the_last(bucket: Bucket) -> None:
+    """Its current reply has begun and can no longer say so. A close behind that reply would lose a request on its
+    way."""
     with Proxy(bucket, workers=WORKERS, freshness="immutable") as proxy, ExitStack() as stack:
         ask(proxy.address, "GET", BIG)
         proxy.settle()
@@ -176,16 +178,17 @@ def test_a_stop_tells_who_goes_on_asking_that_his_next_request_is_the_last(bucke
         for _ in range(100 * _HITS_TO_LEND_OUT):
             for connection in connections:
                 connection.ask("GET", BIG, [("range", "bytes=10-19")])
-            # One that asked again before its last reply was counted out is lent a little later.
+            # A connection whose next request came before its last reply was counted out is lent to a worker a little
+            # later.
             if loads(proxy)[-1] == 0:
                 break
-        assert loads(proxy)[-1] == 0, "all are with workers"
+        assert loads(proxy)[-1] == 0, "all connections are with workers"
         *slow, idle = connections
         heads = []
         for connection in slow:
             connection.send(request("GET", BIG))
             heads.append(connection.read_head())
-        # A second request behind the first, all of which its socket cannot take.
+        # A second request behind the first, whose reply is more than the socket can take.
         slow[1].send(request("GET", SMALL))
         stopping = threading.Thread(target=proxy.stop)
         stopping.start()
