@@ -37,8 +37,7 @@ test: install
 # What another Python may change: `make test-python PYTHON=python3.13 VENV=.venv313`. What no Python changes is left out:
 # the arithmetic of the simulator, chart, pages, image, and the clients, which talk to the proxy over a socket.
 PYTHON_TESTS := tests/unit tests/engine tests/contract tests/server/test_imports.py tests/server/test_lifecycle.py \
-	tests/server/test_reads.py tests/server/test_run.py tests/server/test_shuffled_shards.py \
-	tests/server/test_workers.py tests/server/test_writes.py \
+	tests/server/test_reads.py tests/server/test_run.py tests/server/test_workers.py tests/server/test_writes.py \
 	--ignore tests/unit/chart --ignore tests/unit/ahead/test_goals.py --ignore tests/unit/ahead/test_properties.py \
 	--ignore tests/unit/ahead/order/test_order_search.py --ignore tests/unit/ahead/order/test_same_order.py \
 	--ignore tests/unit/ahead/order/test_webdataset_shuffle.py

@@ -1,5 +1,4 @@
-"""WebDataset's shard shuffle is worked out from its seed. That it is drawn as the library draws it, is seen beside the
-library in `tests/server/test_shuffled_shards.py`."""
+"""The search for the seed of WebDataset's shard shuffle. What a seed draws is in `test_webdataset_draws.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from outrider.core.ahead.order.webdataset_shuffle import (
     Shuffle,
     drawn,
     next_shuffles,
-    order_of,
 )
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Order, Shards
@@ -30,9 +28,6 @@ T = TypeVar("T")
 COUNT, WORKERS, LARGE = 1000, 8, 10_000
 MIB = 2**20
 SeedOf = Callable[[int, int], int]
-SEED_7_OF_12 = [5, 2, 6, 0, 1, 9, 4, 8, 10, 3, 11, 7]
-SEED_7_OF_12_BY_5 = [2, 1, 3, 0, 7, 9, 8, 4, 10, 11, 6, 5]
-SEED_7_OF_300 = [41, 19, 50, 83, 6, 9, 111, 68]
 
 
 def shuffled(
@@ -82,29 +77,6 @@ def steps_of(work: Generator[None, None, T]) -> tuple[T, int]:
             steps += 1
         except StopIteration as end:
             return end.value, steps
-
-
-# -- what is drawn -------------------------------------------------------------------------------------------------
-
-
-def test_a_worker_draws_what_webdataset_draws() -> None:
-    """`list(webdataset.filters._shuffle(iter(range(12)), bufsize, seed=7))`, as 1.0.2 gives it."""
-    assert list(drawn(Random(7), 12, 1000)) == SEED_7_OF_12
-    assert list(drawn(Random(7), 12, 5)) == SEED_7_OF_12_BY_5
-    assert list(drawn(Random(7), 300, 1000))[:8] == SEED_7_OF_300
-
-
-@given(st.integers(0, 10**6), st.integers(0, 400), st.sampled_from([1, 2, 10, 99, 100, 101, 500]))
-def test_an_order_has_all_of_them_once(seed: int, count: int, buffer: int) -> None:
-    assert sorted(drawn(Random(seed), count, buffer)) == list(range(count))
-
-
-@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 300))
-def test_what_all_workers_read_is_all_of_it_one_of_each_in_turn(count: int, workers: int, buffer: int) -> None:
-    workers = min(workers, count)
-    order = at_once(order_of(Shuffle(workers, buffer, tuple((first, 3) for first in range(workers))), count, {}, {}))
-    assert sorted(order) == list(range(count))
-    assert [one % workers for one in order[: count // workers * workers]] == list(range(workers)) * (count // workers)
 
 
 # -- how it is found -----------------------------------------------------------------------------------------------

@@ -1,0 +1,38 @@
+"""Draws of WebDataset's shard shuffle from a seed, made with the `random` of this Python.
+
+`tests/server/test_shuffled_shards.py` compares them with the library itself.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.ahead.order.torch_sampler import at_once
+from outrider.core.ahead.order.webdataset_shuffle import Shuffle, drawn, order_of
+
+SEED_7_OF_12 = [5, 2, 6, 0, 1, 9, 4, 8, 10, 3, 11, 7]
+SEED_7_OF_12_BY_5 = [2, 1, 3, 0, 7, 9, 8, 4, 10, 11, 6, 5]
+SEED_7_OF_300 = [41, 19, 50, 83, 6, 9, 111, 68]
+
+
+def test_a_worker_draws_what_webdataset_draws() -> None:
+    """`list(webdataset.filters._shuffle(iter(range(12)), bufsize, seed=7))`, as 1.0.2 gives it."""
+    assert list(drawn(Random(7), 12, 1000)) == SEED_7_OF_12
+    assert list(drawn(Random(7), 12, 5)) == SEED_7_OF_12_BY_5
+    assert list(drawn(Random(7), 300, 1000))[:8] == SEED_7_OF_300
+
+
+@given(st.integers(0, 10**6), st.integers(0, 400), st.sampled_from([1, 2, 10, 99, 100, 101, 500]))
+def test_an_order_has_all_of_them_once(seed: int, count: int, buffer: int) -> None:
+    assert sorted(drawn(Random(seed), count, buffer)) == list(range(count))
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 300))
+def test_what_all_workers_read_is_all_of_it_one_of_each_in_turn(count: int, workers: int, buffer: int) -> None:
+    workers = min(workers, count)
+    order = at_once(order_of(Shuffle(workers, buffer, tuple((first, 3) for first in range(workers))), count, {}, {}))
+    assert sorted(order) == list(range(count))
+    assert [one % workers for one in order[: count // workers * workers]] == list(range(workers)) * (count // workers)
