@@ -1,4 +1,4 @@
-"""A body that breaks halfway never looks whole: also where nothing but the connection's end tells how long it is."""
+"""A body that breaks off never looks whole, even where its length is marked by the end of the connection alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENDINGS = {
 
 
 class BrokenOrigin:
-    """Answers each request with `answer`, and breaks off."""
+    """An origin that answers each request with `answer`, and breaks off."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -86,8 +86,8 @@ def test_an_origin_that_breaks_off_is_a_broken_connection(proxy: Proxy, version:
 def test_a_block_file_that_is_cut_while_it_is_sent_gives_no_wrong_byte(
     bucket: Bucket, workers: int, still_there: bool, trials: Trials
 ) -> None:
-    """Nobody but us may write there. Whoever does takes the bytes from us; the bucket gives them to the reader once
-    more, or the reader knows."""
+    """Only the proxy may write to that file. A body that loses its bytes gets them from the bucket, or breaks
+    visibly."""
     data = ramp(24 * 1024 * 1024)
     bucket.make_bucket("cut")
     client = bucket.client()
@@ -124,7 +124,7 @@ def test_a_block_file_that_is_cut_while_it_is_sent_gives_no_wrong_byte(
 
 
 def read_on(head: http.client.HTTPResponse, expected: bytes) -> None:
-    """No wrong byte comes; a body that ends early raises, as `read()` without a number does."""
+    """Check all bytes. A body that ends early raises an error, as `read()` without a number does."""
     position = 0
     while piece := head.read(65536):
         assert expected[position : position + len(piece)] == piece
@@ -138,7 +138,8 @@ def read_on(head: http.client.HTTPResponse, expected: bytes) -> None:
 def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
     bucket: Bucket, workers: int, cold: bool, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No way leads there but a mistake of ours, and then the next reply would be taken for the rest of this one."""
+    """Only a bug of ours leads there. Without the guard the client would take the next reply for the rest of this
+    body."""
     data = ramp(24 * 1024 * 1024)
     bucket.make_bucket("cut")
     client = bucket.client()

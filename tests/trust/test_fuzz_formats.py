@@ -1,4 +1,5 @@
-"""Whatever stands in the formats of a request: a meaning or a refusal, and the meaning is the one others see."""
+"""Fuzz tests of the parsers of a request (XML, keys, forms, chunks, signatures): each input is refused, or read as
+others read it."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ XML_BITS = [
 
 @st.composite
 def deletions(draw: st.DrawFn) -> bytes:
-    """Mostly well-formed, with something odd anywhere."""
+    """Bodies of DeleteObjects that are mostly well-formed, with odd pieces anywhere."""
     text = "<Delete>"
     for _ in range(draw(st.integers(0, 3))):
         inside = "".join(draw(st.lists(st.sampled_from(XML_BITS[7:15] + XML_BITS[17:20]), max_size=4)))
@@ -77,7 +78,8 @@ def deletions(draw: st.DrawFn) -> bytes:
 @given(deletions())
 @fuzzing(500)
 def test_no_key_that_another_parser_deletes_escapes_the_grants(trials: Trials, body: bytes) -> None:
-    """Readings of a strict parser, and of one that takes the first text of an element for all of it."""
+    """`keys_to_delete` finds every key that a strict parser finds, which takes an element's first text for all of
+    it."""
     ours = keys_to_delete(body)
     saw = "needs a grant on the bucket"
     if ours is not None:
@@ -121,7 +123,7 @@ def test_no_key_that_another_parser_deletes_escapes_the_grants(trials: Trials, b
     )
 )
 @fuzzing(300)
-def test_a_list_page_is_one_or_none(trials: Trials, bits: list[str]) -> None:
+def test_any_text_is_a_list_page_or_none(trials: Trials, bits: list[str]) -> None:
     page = parse_page("".join(bits).encode())
     assert page is None or all(one.size >= 0 for one in page.objects)
     trials.record("fuzz", "pages of a LIST", "a page" if page else "none")
@@ -129,7 +131,7 @@ def test_a_list_page_is_one_or_none(trials: Trials, bits: list[str]) -> None:
 
 @pytest.mark.parametrize("parse", [parse_page, keys_to_delete])
 def test_xml_of_any_depth_costs_no_more_than_its_length(trials: Trials, parse: Any) -> None:
-    """Seen without the limit: half a minute for this one, for its depth was squared."""
+    """Without the limit on depth this body took half a minute, because the time grew with the square of the depth."""
     assert parse(b"<a>" * 200_000 + b"</a>" * 200_000) is None
     assert parse(b"<ListBucketResult>" + b"<a>" * 15 + b"</a>" * 15 + b"</ListBucketResult>") is not None
     trials.record("fuzz", "XML that is 200,000 elements deep", "refused")
@@ -161,7 +163,7 @@ TEAM = Client("team", "AK", (Grant("bkt", "team/", AccessLevel.WRITE),))
 
 
 def resolved(key: str, *, backslashes: bool, collapsing: bool, rooted: bool) -> str | None:
-    """What a file server may make of a key; None: it leaves the bucket."""
+    """A path that a file server may make of a key. None means that the path leaves the bucket."""
     path = key.replace("\\", "/") if backslashes else key
     cached: list[str] = []
     for segment in path.split("/"):
@@ -314,8 +316,9 @@ def test_no_piece_of_a_signed_body_can_be_moved_doubled_or_left_out(
 
 @given(st.data())
 @fuzzing(400)
-def test_a_request_signed_by_botocore_and_changed_in_any_place_is_refused(trials: Trials, data: st.DataObject) -> None:
-    """But where the change means nothing by S3's own rules: white space in headers, and the spelling of an escape."""
+def test_a_request_signed_by_botocore_and_changed_anywhere_is_refused(trials: Trials, data: st.DataObject) -> None:
+    """Exceptions are changes without a meaning by S3's own rules: white space in headers, and the spelling of an
+    escape."""
     request, at = signed_by_boto(
         "GET",
         "/bucket/a%20key",

@@ -1,5 +1,8 @@
-"""Whatever bytes come to the S3 port: correct answers of HTTP and S3, then an end; never silence, never a 500, never an
-error of ours in the log. And the fast path says what the slow path says."""
+"""Fuzz tests of the S3 port: any bytes get correct replies of HTTP and S3, or a closed connection.
+
+No input is met with silence, with a 500, or with an error in the log. The fast path gives the same replies as the slow
+path.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 NAME = "fuzz"
 KEYS = ("FUZZCLIENT", "fuzz-client-secret")
 BODY = bytes(i % 251 for i in range(100_000))
-# Ends whatever was left open: a body's rest, half a head, or nothing; by a reply, or by its refusal.
+# This ends any message that was left open (the rest of a body, half a head, or none), by a reply or by a refusal.
 CLOSER = f"\r\n\r\nGET /{NAME}/key HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode() * 3
 
 
@@ -59,7 +62,7 @@ def strict(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         f'grants = [{{bucket = "{NAME}", access = "write"}}]\n'
     )
     with Proxy(bucket, auth="sigv4", clients=clients, freshness="immutable", client_timeout_s=0.3) as running:
-        # Else the first two who ask for it side by side would be told MISS and HIT, as time has it.
+        # Without these reads the first two requests of one key would get MISS and HIT, depending on time.
         for key in ("key", "empty"):
             running.client(KEYS).get_object(Bucket=NAME, Key=key)["Body"].read()
         running.settle()
@@ -218,7 +221,7 @@ def messages(draw: st.DrawFn) -> str:
 
 @st.composite
 def wires(draw: st.DrawFn) -> bytes:
-    """One to three messages, a few bytes of them changed."""
+    """One to three messages, of which a few bytes are changed."""
     wire = "".join(draw(st.lists(messages(), min_size=1, max_size=3))).encode("latin-1")
     for _ in range(draw(st.sampled_from([0, 0, 1, 3]))):
         at = draw(st.integers(0, len(wire)))
@@ -291,12 +294,12 @@ def plain_reads(draw: st.DrawFn) -> bytes:
     return "\r\n".join([*lines, "\r\n"]).encode()
 
 
-# Deep, wide and huge: numbers, so that a failure does not print them.
+# Bodies that are deep, wide and huge. The strategies draw their numbers, so that a failure does not print them.
 _HEAVY = [b"[" * 100_000, b'{"reads": ["' + b"s3://b/" * 9000 + b'"]}', b'{"start": ' + b"9" * 5000 + b"}"]
 
 
-def told(answer: Answer) -> tuple[object, ...]:
-    """All of it that does not change with the request's number and the clock."""
+def comparable(answer: Answer) -> tuple[object, ...]:
+    """All of a reply that depends neither on the request's id nor on the clock."""
     fixed = {
         name: value
         for name, value in answer.headers.items()
@@ -312,16 +315,17 @@ def both_ways(proxy: Proxy, wire: bytes) -> tuple[Answer, Answer]:
     method = wire[:4].decode().strip()
     with RawConnection(proxy.address) as fast, RawConnection(proxy.address) as slow:
         fast.send(wire)
-        # An empty line before a request is the parser's to skip (RFC 9112 section 2.2), and none of the fast path's.
+        # The parser skips an empty line before a request (RFC 9112 section 2.2); the fast path does not take such a
+        # request.
         slow.send(b"\r\n" + wire)
         return fast.read_answer(method), slow.read_answer(method)
 
 
 @given(wire=plain_reads())
 @fuzzing(300)
-def test_the_fast_path_says_what_the_slow_path_says(loopback: Proxy, wire: bytes, trials: Trials) -> None:
+def test_the_fast_path_replies_as_the_slow_path(loopback: Proxy, wire: bytes, trials: Trials) -> None:
     fast, slow = both_ways(loopback, wire)
-    assert told(fast) == told(slow), wire
+    assert comparable(fast) == comparable(slow), wire
     trials.record("fuzz", "the same read by the fast path and by the parser", "the same answer")
 
 
@@ -329,7 +333,9 @@ def test_the_fast_path_says_what_the_slow_path_says(loopback: Proxy, wire: bytes
     wire=plain_reads(), damage=st.sampled_from(["none", "none", "signature", "key", "date", "path", "host", "header"])
 )
 @fuzzing(120)
-def test_so_it_does_to_a_client_key(strict: Proxy, wire: bytes, damage: str, trials: Trials) -> None:
+def test_the_fast_path_replies_to_signed_reads_as_the_slow_path(
+    strict: Proxy, wire: bytes, damage: str, trials: Trials
+) -> None:
     head, *lines = wire.decode().strip().split("\r\n")
     method, target, _ = head.split(" ")
     pairs = [
@@ -350,14 +356,14 @@ def test_so_it_does_to_a_client_key(strict: Proxy, wire: bytes, damage: str, tri
         text = text.replace(*changes[damage])
     for _ in range(2):
         fast, slow = both_ways(strict, text.encode())
-        assert told(fast) == told(slow), text
+        assert comparable(fast) == comparable(slow), text
         if damage != "none":
             assert fast.status in (400, 403), text
         strict.settle()
     trials.record("fuzz", "a signed read, whole or damaged, by both ways", "the same answer")
 
 
-def test_what_the_strategies_draw_is_for_the_lane_too() -> None:
+def test_the_strategies_draw_requests_of_both_paths() -> None:
     counts = {True: 0, False: 0}
 
     @given(plain_reads())
@@ -409,7 +415,7 @@ def test_what_the_strategies_draw_is_for_the_lane_too() -> None:
     ),
 )
 @fuzzing(150)
-def test_whatever_is_told_to_the_reserved_bucket_is_understood_or_refused(
+def test_any_command_to_the_reserved_bucket_is_understood_or_refused(
     loopback: Proxy,
     method: str,
     key: str,
@@ -438,7 +444,7 @@ def test_whatever_is_told_to_the_reserved_bucket_is_understood_or_refused(
 def test_an_upload_in_chunks_is_stored_whole_or_not_at_all(
     loopback: Proxy, cuts: list[int], body: bytes, chunk: int, edits: list[tuple[int, bytes, int]], trials: Trials
 ) -> None:
-    """aws-chunked inside of transfer chunks, in any pieces, whole or damaged."""
+    """The body is aws-chunked inside of transfer chunks, cut into any pieces, whole or damaged."""
     upload = Chunked(body, trailer=("x-amz-checksum-sha256", _sha256(body)), chunk_bytes=chunk)
     inner = upload.encode()
     for at, data, gone in edits:
@@ -455,7 +461,7 @@ def test_an_upload_in_chunks_is_stored_whole_or_not_at_all(
     for answer in answers:
         assert_correct(answer)
     stored = ask(loopback.address, "GET", f"/{NAME}/upload")
-    # None, where it was refused before all of it was sent and the answer went with the connection.
+    # There is no answer if the upload was refused before all of it was sent: the connection's end overtook the answer.
     done = bool(answers) and answers[0].status == 200
     if done:
         assert stored.body == body

@@ -1,4 +1,4 @@
-"""Crowds, slow clients and those that hang up: nobody is told a wrong byte, and nothing is left of them."""
+"""Load tests: crowds, slow clients and clients that hang up get the right bytes, and leave no memory, file or task."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FLAGLESS = {"buffer_bytes", "origin_connections", "origin_timeout_s"}
 
 
 def served(bucket: Bucket, tmp_path: Path, origin: str | None = None, **settings: str) -> ServedProxy:
-    """Those of `settings` that have no flag go into a file."""
+    """A setting of `settings` that has no flag goes into a configuration file."""
     config = tmp_path / "config.toml"
     flagless = {name: settings[name] for name in _FLAGLESS & settings.keys()}
     config.write_text("".join(f"{name} = {value}\n" for name, value in flagless.items()))
@@ -59,7 +59,7 @@ def served(bucket: Bucket, tmp_path: Path, origin: str | None = None, **settings
 
 
 async def until(done: asyncio.Future[None] | None, proxy: ServedProxy, what: str, least: int) -> None:
-    """Wait until the proxy's own count of `what` is at least so much."""
+    """Wait until the proxy's own count of `what` is at least `least`."""
     async with asyncio.timeout(600):
         while (await asyncio.to_thread(status, proxy))[what] < least:
             await asyncio.sleep(0)
@@ -78,7 +78,7 @@ async def crowd(address: tuple[str, int], count: int, *, slow: bool = False) -> 
 # -- one cold object ----------------------------------------------------------------------------------------------
 
 
-async def test_of_500_clients_that_ask_for_one_cold_object_the_bucket_hears_once(
+async def test_500_clients_that_read_one_cold_object_cost_one_fill_per_block(
     bucket: Bucket, simulator: Simulator, tmp_path: Path, trials: Trials
 ) -> None:
     clients_count = 500
@@ -87,7 +87,7 @@ async def test_of_500_clients_that_ask_for_one_cold_object_the_bucket_hears_once
         direct = bucket.client()
         direct.put_object(Bucket=NAME, Key=f"cold-{number}", Body=data)
         direct.close()
-        # All of them are here before the bucket's first byte is, however long that takes.
+        # All clients have connected before the bucket sends its first byte, however long that takes.
         with served(bucket, tmp_path, simulator.endpoint, block_size="256KiB", origin_timeout_s="3600") as proxy:
             all_here = threading.Event()
             waits = functools.partial(all_here.wait, 600)
@@ -110,7 +110,7 @@ async def test_of_500_clients_that_ask_for_one_cold_object_the_bucket_hears_once
 
 
 def _fills(gets: int) -> int:
-    """One GET opens the object with its first block; the four others come by as many GETs at most."""
+    """One GET opens the object with its first block. The four other blocks come by as many GETs at most."""
     assert 1 <= gets <= 5
     return gets
 
@@ -118,8 +118,8 @@ def _fills(gets: int) -> int:
 # -- slow readers, and those that leave -----------------------------------------------------------------------------
 
 
-# A pool's thread costs a stack and a heap of its own; what Python's allocator keeps of 1,000 short-lived requests is
-# some MiB. 200 bodies of 24 MiB would be 4.8 GiB, and one 64 KiB buffer for each of 1,000 clients 64 MiB.
+# A pool's thread costs a stack and a heap of its own, and Python's allocator keeps some MiB of 1,000 short-lived
+# requests. 200 bodies of 24 MiB would be 4.8 GiB, and one 64 KiB buffer for each of 1,000 clients 64 MiB.
 GROWTH_BYTES_MAX = 24 * MIB
 
 
@@ -139,9 +139,9 @@ async def test_200_slow_readers_take_no_memory_and_get_the_right_bytes(
             assert [(await client.head()).status for client in clients] == [200] * readers_count
             during = Vitals.of(proxy)
             assert during.anonymous_bytes - before.anonymous_bytes < GROWTH_BYTES_MAX
-            # Others are served meanwhile.
+            # Other clients are served meanwhile.
             assert ask(proxy.address, "GET", f"/{NAME}/small").body == SMALL
-            # Some read on to the end, the others lose patience.
+            # Some clients read on to the end, and the others hang up.
             whole = [await client.is_body(LARGE) for client in clients[:10]]
         proxy.settle()
         await gone(proxy, before)
@@ -153,7 +153,7 @@ async def test_200_slow_readers_take_no_memory_and_get_the_right_bytes(
 
 
 async def gone(proxy: ServedProxy, before: Vitals) -> None:
-    """Wait until connections and tasks are as few as before."""
+    """Wait until no connection is left, and no more tasks than before."""
     async with asyncio.timeout(60):
         while True:
             now = await asyncio.to_thread(Vitals.of, proxy)
@@ -163,15 +163,15 @@ async def gone(proxy: ServedProxy, before: Vitals) -> None:
 
 
 @pytest.mark.parametrize("flags", [{}, {"workers": "3"}, {"cache_size": "0"}], ids=["kept", "workers", "relayed"])
-async def test_of_clients_that_hang_up_in_mid_body_nothing_is_left(
+async def test_clients_that_hang_up_in_mid_body_leave_no_resource_behind(
     bucket: Bucket, tmp_path: Path, trials: Trials, flags: dict[str, str]
 ) -> None:
     leavers_count = rounds(100 if flags else 1000)
     with served(bucket, tmp_path, block_size="1MiB", freshness="immutable", **flags) as proxy:
-        # The first leavers pay for what is made once: threads, pools, caches.
+        # The first clients pay for threads, pools and caches, which are made once.
         await _hang_up(proxy.address, 50)
         proxy.settle()
-        # From here on, where there is room, all blocks are here: workers send what their readers leave.
+        # From here on all blocks are cached, where there is room, and workers send the bodies.
         assert ask(proxy.address, "GET", f"/{NAME}/large").body == LARGE
         proxy.settle()
         before = Vitals.of(proxy)
@@ -181,7 +181,7 @@ async def test_of_clients_that_hang_up_in_mid_body_nothing_is_left(
         await gone(proxy, before)
         after = Vitals.of(proxy)
         assert after.anonymous_bytes - before.anonymous_bytes < GROWTH_BYTES_MAX
-        # Block files stay open, at most one for each block of the object; and the origin's idle connections.
+        # Block files stay open, at most one for each block of the object, and so do idle connections to the origin.
         kept_open = 24 + 64
         assert after.descriptors <= before.descriptors + kept_open
         assert after.threads <= before.threads + 8
@@ -193,7 +193,7 @@ async def test_of_clients_that_hang_up_in_mid_body_nothing_is_left(
 
 
 async def _hang_up(address: tuple[str, int], count: int) -> None:
-    """Half of them in order, half by a reset, each at another place."""
+    """Half of the clients close their connection, half reset it, each at another place."""
     clients = [await Client.connect(address, slow=True) for _ in range(count)]
     for number, client in enumerate(clients):
         client.ask("GET", f"/{NAME}/large", f"range: bytes={number * 300_000}-")
@@ -226,7 +226,7 @@ def test_more_connections_than_allowed_are_asked_to_slow_down(bucket: Bucket, wo
                 assert method == "HEAD" or answer.code == "SlowDown"
                 assert one_too_many.is_closed_by_peer()
                 trials.record("load", "more connections than allowed", "503 SlowDown")
-        # Those that are here are served on, and who comes when one has left.
+        # Connected clients are served on, and a new one is served once another has left.
         for connection in allowed:
             assert connection.ask("GET", f"/{NAME}/small").body == SMALL
         allowed[0].close()
@@ -245,7 +245,7 @@ def _connected(proxy: Proxy, count: int) -> None:
     proxy.on_loop(fewer)
 
 
-def test_who_is_turned_away_and_says_nothing_is_cut_and_so_are_many_at_once(bucket: Bucket) -> None:
+def test_silent_clients_beyond_the_limit_are_cut_also_many_at_once(bucket: Bucket) -> None:
     with contextlib.ExitStack() as open_ones:
         proxy = open_ones.enter_context(Proxy(bucket, max_connections=1, client_timeout_s=1.0, client_idle_s=3600))
         first = open_ones.enter_context(RawConnection(proxy.address))
@@ -260,14 +260,15 @@ def test_who_is_turned_away_and_says_nothing_is_cut_and_so_are_many_at_once(buck
 
 @pytest.fixture
 def impatient(bucket: Bucket) -> Iterator[Proxy]:
-    """Half a second for a head or a silence in a body; an idle connection would be kept for an hour."""
+    """A proxy that waits half a second for a head, or in a silence of a body. It would keep an idle connection for an
+    hour."""
     with Proxy(bucket, client_timeout_s=0.5, client_idle_s=3600.0) as running:
         assert ask(running.address, "GET", f"/{NAME}/small").body == SMALL
         yield running
 
 
 def trickle(connection: RawConnection, data: bytes, step: int = 1) -> bytes:
-    """Send a little at a time until the proxy says something or closes; what it said first."""
+    """Send a few bytes at a time until the proxy answers or closes; returns the first bytes of its answer."""
     connection.sock.settimeout(STEP_S)
     for position in range(0, len(data), step):
         with contextlib.suppress(TimeoutError):
@@ -307,7 +308,8 @@ def test_after_a_write_a_connection_may_idle_as_after_a_read(bucket: Bucket) -> 
     head = request("PUT", f"/{NAME}/idle", [("content-length", "4")])
     with Proxy(bucket) as proxy, contextlib.ExitStack() as open_ones:
         idle = [open_ones.enter_context(RawConnection(proxy.address)) for _ in range(3)]
-        # With its head, after it, and in two pieces: each piece is known to have come alone.
+        # The body comes with its head, after it, or in two pieces; the proxy has read each piece before the next is
+        # sent.
         idle[0].send(head + b"body")
         for connection, pieces in ((idle[1], [b"body"]), (idle[2], [b"bo", b"dy"])):
             connection.send(request("PUT", f"/{NAME}/idle", [("content-length", "4"), ("expect", "100-continue")]))
@@ -326,8 +328,9 @@ def test_after_a_write_a_connection_may_idle_as_after_a_read(bucket: Bucket) -> 
                     await asyncio.sleep(0)
             return [getattr(one, "_head_timer", one) for one in proxy.outrider.server.connections]
 
-        # Not waited for: in half a second of a real clock a busy machine sends no body.
-        assert proxy.on_loop(timers) == [None] * 3, "no head is waited for"
+        # The test looks at the timers and does not wait for them: on a busy machine half a second is too short for a
+        # body.
+        assert proxy.on_loop(timers) == [None] * 3, "a timer for a head is running"
 
 
 def _skip_continue(connection: RawConnection) -> None:
@@ -339,7 +342,7 @@ def test_a_head_without_end_is_cut_before_it_takes_memory(bucket: Bucket) -> Non
     with Proxy(bucket) as proxy, RawConnection(proxy.address) as connection:
         connection.send(b"GET / HTTP/1.1\r\nhost: x\r\n")
         field = b"x-a: " + b"b" * 8000 + b"\r\n"
-        # Fields that are allowed each, and 100 of 128: 800 KB.
+        # Each field is allowed, and 100 of at most 128 come: 800 KB.
         assert trickle(connection, field * 100, 8192) == b""
 
 
@@ -361,7 +364,7 @@ def test_a_connection_that_idles_is_closed(bucket: Bucket, workers: int) -> None
         connections = []
         for number in range(2 * workers):
             connections.append(RawConnection(proxy.address))
-            if number:  # the first never asks; the others do so at once, since each of them idles from its beginning on
+            if number:  # the first sends no request; the others do at once, since each idles from its beginning on
                 assert connections[-1].ask("GET", f"/{NAME}/small").body == SMALL
         assert all(connection.is_closed_by_peer() for connection in connections)
         for connection in connections:
@@ -370,7 +373,7 @@ def test_a_connection_that_idles_is_closed(bucket: Bucket, workers: int) -> None
 
 # -- memory ---------------------------------------------------------------------------------------------------------
 
-# Of 16 MiB: five exchanges with the origin, kept LISTs, kept heads; the rest is for ten uploads.
+# The budget of 16 MiB has room for five exchanges with the origin, cached LISTs, cached heads, and ten uploads.
 BUDGET, UPLOADS = "16MiB", 10
 
 
@@ -387,7 +390,7 @@ def test_uploads_beyond_the_budget_are_asked_to_slow_down_and_reads_go_on(
         proxy = open_ones.enter_context(Proxy(bucket, buffer_bytes=BUDGET, origin_connections=64))
         ask(proxy.address, "GET", f"/{NAME}/small")
         begun = [open_ones.enter_context(_upload_begun(proxy.address, f"up-{n}")) for n in range(UPLOADS)]
-        # The first have an exchange with the origin, and so are asked for their bodies.
+        # The first five uploads have an exchange with the origin, and so the proxy asks for their bodies.
         for connection in begun[:5]:
             _skip_continue(connection)
         _requests(proxy, UPLOADS)
@@ -418,10 +421,10 @@ def _requests(proxy: Proxy, count: int) -> None:
     proxy.on_loop(under_way)
 
 
-async def test_slow_readers_of_relays_keep_to_the_budget(
+async def test_relays_to_slow_readers_keep_to_the_memory_budget(
     bucket: Bucket, simulator: Simulator, tmp_path: Path, trials: Trials
 ) -> None:
-    """Without room on disk all bytes pass through memory: five exchanges of 1.5 MiB, whoever waits."""
+    """Without room on disk all bytes pass through memory: five exchanges of 1.5 MiB each, for any number of clients."""
     with served(
         bucket, tmp_path, simulator.endpoint, cache_size="0", buffer_bytes=str(16 * MIB), origin_connections="64"
     ) as proxy:
@@ -439,7 +442,7 @@ async def test_slow_readers_of_relays_keep_to_the_budget(
             await asyncio.wait(answered, return_when=asyncio.FIRST_COMPLETED)
             during = Vitals.of(proxy)
             assert during.anonymous_bytes - before.anonymous_bytes < 16 * MIB
-            # One for each 1.5 MiB of half the budget, not the 64 that the other setting would allow.
+            # Half of the budget has room for five exchanges of 1.5 MiB; the setting of the connections would allow 64.
             assert 0 < simulator.counts().concurrent_max <= 5
             for one in answered:
                 one.cancel()
@@ -484,8 +487,8 @@ def test_a_listing_that_finds_no_room_is_passed_on_and_not_kept(bucket: Bucket, 
         assert memory.used_bytes == 0
 
 
-def test_a_full_house_is_a_socket_that_hangs_up_not_a_proxy_that_ends(bucket: Bucket) -> None:
-    """Connections come and go by the hundred at the limit."""
+def test_at_the_limit_of_connections_the_proxy_closes_sockets_and_lives_on(bucket: Bucket) -> None:
+    """Hundreds of connections come and go at the limit of connections."""
     with Proxy(bucket, max_connections=5) as proxy:
         for _ in range(rounds(3)):
             sockets = [socket.create_connection(proxy.address, timeout=60) for _ in range(100)]

@@ -1,4 +1,4 @@
-"""Objects that are overwritten or deleted while somebody reads them: one answer, one version, or a visible end."""
+"""Objects that are overwritten or deleted in mid-read: a reply has bytes of one version, or breaks visibly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = (BLOCK + 7, 3 * BLOCK, 9 * BLOCK + 1000)
 
 
 def struck(trial: Trial, act: Callable[[], None]) -> Fault:
-    """`act` in the middle of the answer to one of the trial's questions."""
+    """A fault that runs `act` in the middle of the answer to one of the trial's requests."""
     rng = trial.world.rng
     return Fault(FaultKind.ACT, path_contains=trial.key, after_bytes=place(rng, len(trial.data)), act=act)
 
@@ -37,8 +37,8 @@ def test_an_object_that_is_overwritten_in_mid_read_is_never_mixed(world: World, 
 @pytest.mark.parametrize("prefetch", ["off", "epoch"])
 @pytest.mark.parametrize("heeded", [True, False])
 def test_between_two_ranges_of_one_read_the_version_may_not_change(world: World, prefetch: str, heeded: bool) -> None:
-    """Here the new version is there before the second question is put, so that the bucket's answer is certain. One that
-    heeds no If-Match is found out by its ETag."""
+    """The new version is there before the second request, so that the bucket's answer is certain. A bucket that ignores
+    If-Match is found out by its ETag."""
     proxy = world.proxies[prefetch]
     fault = "ETag changed between two ranges" + ("" if heeded else ", If-Match ignored")
     for _ in range(rounds(4)):
@@ -48,7 +48,7 @@ def test_between_two_ranges_of_one_read_the_version_may_not_change(world: World,
         trial.overwrite()
         deaf = Fault(FaultKind.DEAF, 0 if heeded else None, path_contains=trial.key, deaf_to=("if-match",))
         with world.weather(deaf):
-            # The first block is here and is sent before the bucket is asked for the second.
+            # The first block is cached and is sent before the bucket gets the second request.
             assert trial.seen(fault, proxy, "whole") == BROKEN
         trial.recovers(proxy, BROKEN)
 
@@ -63,14 +63,15 @@ def test_an_object_that_is_deleted_in_mid_read_is_whole_or_broken_and_then_gone(
         with world.weather(struck(trial, trial.delete)):
             assert trial.seen("object deleted in mid-read", proxy, mode) in (RIGHT, BROKEN, "404 NoSuchKey")
         proxy.settle()
-        trial.delete()  # the fault may have been spared
-        # As long as it is fresh it may be read as it was, if all of it is here; a break makes the proxy ask.
+        trial.delete()  # the fault may not have struck
+        # While the version is fresh it may still be read, if all of it is cached. A broken read makes the proxy
+        # revalidate.
         if trial.read(proxy) == BROKEN:
             assert trial.read(proxy) == "404 NoSuchKey"
         proxy.settle()
 
 
-def test_before_the_first_byte_is_out_another_version_is_none_of_the_clients_business(world: World) -> None:
+def test_a_version_that_changed_before_the_first_byte_is_read_anew_and_unnoticed(world: World) -> None:
     proxy = world.proxies["off"]
     for _ in range(rounds(4)):
         trial = world.put(3 * BLOCK)
@@ -78,12 +79,12 @@ def test_before_the_first_byte_is_out_another_version_is_none_of_the_clients_bus
         proxy.settle()
         trial.overwrite()
         del trial.versions[0]
-        # Believed to be the old one, none of whose first block is here.
+        # The proxy believes that the old version is current, and has not cached its first block.
         assert trial.seen("overwritten before the read", proxy, "whole") == RIGHT
 
 
-def test_what_a_resumed_read_asks_for_is_the_version_that_it_began_with(world: World) -> None:
-    """An origin that heeds it need not be found out: no byte of another version comes over the line."""
+def test_a_resumed_read_is_of_the_version_that_it_began_with(world: World) -> None:
+    """If the origin heeds If-Match, no byte of another version is sent over the connection."""
     trial = world.put(9 * BLOCK)
     proxy = world.proxies["off"]
     world.simulator.reset()

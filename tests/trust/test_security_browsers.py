@@ -1,4 +1,4 @@
-"""A page in a browser on this machine: it can send to loopback, and it can own a name that points there."""
+"""Requests of web pages in a browser on this machine: cross-site requests and DNS rebinding are refused."""
 
 from __future__ import annotations
 
@@ -67,18 +67,21 @@ OWN_HOSTS = [
 
 @pytest.mark.parametrize("host", STRANGE_HOSTS)
 def test_a_name_that_a_stranger_could_own_is_refused(proxy: Proxy, host: str, trials: Trials) -> None:
-    """DNS rebinding: the page's own name now points to 127.0.0.1, and the browser takes us for the page's own site."""
+    """DNS rebinding: the page's own name now points to 127.0.0.1, and the browser takes the proxy for the page's own
+    site."""
     for line in (f"GET /{NAME}/key", f"PUT /{NAME}/rebound", f"GET /{NAME}", "GET /_outrider/status.json", "GET /"):
         answer = asked(proxy.outrider.listen, line, f"host: {host}")
         assert (answer.status, answer.code) == (403, "AccessDenied"), line
         trials.record("security", "a name that a stranger points to loopback", "AccessDenied")
     for path in ("/status", "/metrics"):
         assert asked(proxy.outrider.admin, f"GET {path}", f"host: {host}").status == 403
-    assert asked(proxy.outrider.admin, "GET /healthz", f"host: {host}").status == 200, "it tells nothing"
+    assert asked(proxy.outrider.admin, "GET /healthz", f"host: {host}").status == 200, (
+        "/healthz reveals nothing and stays open"
+    )
 
 
 @pytest.mark.parametrize("host", OWN_HOSTS)
-def test_names_that_nobody_else_can_own_are_ours(proxy: Proxy, host: str) -> None:
+def test_names_that_no_stranger_can_own_are_accepted(proxy: Proxy, host: str) -> None:
     for again in ("", "connection: keep-alive"):
         assert (
             asked(proxy.outrider.listen, f"GET /{NAME}/key", f"host: {host}", *([again] if again else [])).status == 200
@@ -126,7 +129,7 @@ def test_the_admin_port_is_not_for_pages_either(proxy: Proxy) -> None:
         assert asked(proxy.outrider.admin, "GET /metrics", "host: 127.0.0.1", header).status == 403
 
 
-def test_a_person_at_a_browser_may_look(proxy: Proxy) -> None:
+def test_a_person_may_open_an_address_in_the_browser(proxy: Proxy) -> None:
     host = f"host: {proxy.outrider.listen}"
     for headers in (
         ["sec-fetch-site: none"],
@@ -136,7 +139,7 @@ def test_a_person_at_a_browser_may_look(proxy: Proxy) -> None:
     assert asked(proxy.outrider.admin, "GET /status", "host: localhost:9481", "sec-fetch-site: none").status == 200
 
 
-def test_who_wants_pages_to_ask_says_so(bucket: Bucket) -> None:
+def test_the_setting_cross_site_lets_pages_of_other_sites_in(bucket: Bucket) -> None:
     with Proxy(bucket, cross_site=True) as proxy:
         for header in ("origin: https://evil.example", "sec-fetch-site: cross-site", "accept: */*"):
             assert asked(proxy.outrider.listen, f"GET /{NAME}/key", "host: evil.example", header).status == 200

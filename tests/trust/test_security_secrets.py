@@ -1,5 +1,8 @@
-"""Every failing path walked with real secrets, and all that came out searched for them: logs, answers, metrics, status,
-crash output, the process list; and what lies on disk is for its user alone."""
+"""Secrets in outputs: failing requests are sent with real secrets, and no output of the proxy contains one.
+
+The outputs are logs, replies, metrics, status, crash reports and the process list. Files in the cache directory are
+readable for the proxy's user only.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ SECRETS = [TEAM[1], OTHER[1], NOBODY[1], ADMIN_TOKEN, ORIGIN_SECRET, ORIGIN_TOKE
 
 
 def forms_of(secret: str) -> list[bytes]:
-    """As it is, escaped, in JSON and in base64."""
+    """The secret as it is, escaped, in JSON and in base64."""
     raw = secret.encode()
     return [
         raw,
@@ -58,7 +61,7 @@ def assert_silent(*outputs: bytes, more: tuple[str, ...] = ()) -> None:
 
 
 def talk(address: tuple[str, int], data: bytes) -> bytes:
-    """All that comes back, whatever it is."""
+    """All bytes that come back."""
     with RawConnection(address) as connection:
         connection.send(data)
         received = b""
@@ -86,7 +89,7 @@ def home(bucket: Bucket) -> None:
 
 
 def walk(endpoint: str, address: tuple[str, int]) -> tuple[list[bytes], list[str]]:
-    """What came back on each failing path, and the signatures and URLs that were sent on them."""
+    """The replies on each failing path, and the signatures and URLs that were sent on them."""
     client = s3_client(endpoint, TEAM, signature_version="s3v4")
     old = s3_client(endpoint, TEAM, signature_version="s3")
     urls = [
@@ -139,7 +142,7 @@ def admin_outputs(address: tuple[str, int]) -> list[bytes]:
     return [str(answer.headers).encode() + answer.body for answer in answers]
 
 
-def test_a_token_in_no_known_writing_is_a_wrong_one(bucket: Bucket) -> None:
+def test_an_admin_token_in_an_unknown_encoding_is_refused(bucket: Bucket) -> None:
     with Proxy(bucket, admin_token=ADMIN_TOKEN) as proxy:
         host, _, port = proxy.outrider.admin.rpartition(":")
         for token in (b"\xff\xfe", b"Bearer \xff", b"Bearer " + ADMIN_TOKEN.encode() + b"\xe9", b"Bearer", b""):
@@ -159,7 +162,7 @@ def environment_of(bucket: Bucket) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("origin", "end"), [("alive", signal.SIGABRT), ("refuses", signal.SIGTERM), ("gone", signal.SIGTERM)]
 )
-def test_no_secret_comes_out_whatever_fails(
+def test_no_output_contains_a_secret_on_any_failing_path(
     bucket: Bucket, tmp_path: Path, origin: str, end: signal.Signals, trials: Trials
 ) -> None:
     clients = tmp_path / "clients.toml"
@@ -179,9 +182,9 @@ def test_no_secret_comes_out_whatever_fails(
         served.send(end)
         served.wait()
     log = served.log.read_bytes()
-    assert log.count(b'"event": "request"') > 30, "the log was not seen"
+    assert log.count(b'"event": "request"') > 30, "the log was not read"
     if end is signal.SIGABRT:
-        assert b"Fatal Python error" in log, "the crash was not seen"
+        assert b"Fatal Python error" in log, "the crash report was not read"
     assert_silent(*answers, log, cmdline, more=(bucket.secret_key,))
     for signature in sent:
         assert signature
@@ -192,8 +195,8 @@ def test_no_secret_comes_out_whatever_fails(
     )
 
 
-def test_what_a_fill_is_refused_with_is_not_logged(bucket: Bucket, simulator: Simulator, tmp_path: Path) -> None:
-    """AWS tells in it what was signed, and of a token that has expired the token itself."""
+def test_the_origins_refusal_of_a_fill_is_not_logged(bucket: Bucket, simulator: Simulator, tmp_path: Path) -> None:
+    """In such a refusal AWS quotes the signed text, and for an expired token the token itself."""
     client = bucket.client()
     client.put_object(Bucket=NAME, Key="team/large", Body=bytes(400_000))
     client.close()
@@ -233,11 +236,11 @@ REFUSALS = {
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
 @pytest.mark.parametrize("code", REFUSALS)
-def test_what_aws_tells_the_signer_of_a_question_is_not_told_to_the_proxys_client(
+def test_details_that_aws_tells_the_signer_are_not_told_to_the_client(
     bucket: Bucket, simulator: Simulator, code: str, method: str
 ) -> None:
     more = "".join(f"<{name}>{value}</{name}>" for name, value in REFUSALS[code].items())
-    # The fault's code stands between its tags.
+    # The text between the fault's error code tags carries further elements.
     fault = Fault(FaultKind.STATUS, None, None, status=400, code=f"{code}</Code>{more}<Code>{code}")
     with Proxy(bucket, simulator.endpoint) as proxy:
         simulator.weather.faults = [fault]
@@ -284,7 +287,7 @@ def run_serve(bucket: Bucket, tmp_path: Path, *flags: str, **environment: str) -
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_clients_file_that_is_wrong_is_told_without_what_stands_in_it(tmp_path: Path, case: str) -> None:
+def test_an_error_in_the_clients_file_is_reported_without_its_contents(tmp_path: Path, case: str) -> None:
     clients = tmp_path / "clients.toml"
     clients.write_text(WRONG[case])
     with pytest.raises(SettingsError, match=r"clients\.toml") as wrong:
@@ -292,7 +295,7 @@ def test_a_clients_file_that_is_wrong_is_told_without_what_stands_in_it(tmp_path
     assert_silent(str(wrong.value).encode())
 
 
-def test_settings_that_are_wrong_are_told_without_their_secrets(bucket: Bucket, tmp_path: Path) -> None:
+def test_errors_in_settings_are_reported_without_their_secrets(bucket: Bucket, tmp_path: Path) -> None:
     config = tmp_path / "outrider.toml"
     config.write_text(f"admin_token = ['{ADMIN_TOKEN}']\n")
     for flags, environment in [
@@ -305,8 +308,8 @@ def test_settings_that_are_wrong_are_told_without_their_secrets(bucket: Bucket, 
         assert_silent(output)
 
 
-def test_a_failing_way_to_credentials_is_told_to_the_operator_alone(bucket: Bucket, tmp_path: Path) -> None:
-    """What a credential process prints, and which role was asked for, is no client's business."""
+def test_a_failing_credential_source_is_reported_to_the_operator_alone(bucket: Bucket, tmp_path: Path) -> None:
+    """The output of a credential process and the requested role are told to no client."""
     config = tmp_path / "aws"
     config.write_text("[default]\ncredential_process = /bin/sh -c 'echo detail-of-the-house >&2; exit 3'\n")
     served = ServedProxy(bucket, tmp_path)
@@ -323,8 +326,9 @@ def test_a_failing_way_to_credentials_is_told_to_the_operator_alone(bucket: Buck
     assert "detail-of-the-house" in served.log.read_text()
 
 
-def test_nothing_on_disk_is_for_others(bucket: Bucket, tmp_path: Path, trials: Trials) -> None:
-    """Blocks hold objects, the index their names: whatever the umask, and whoever made the directory."""
+def test_files_on_disk_are_readable_for_no_other_user(bucket: Bucket, tmp_path: Path, trials: Trials) -> None:
+    """Blocks hold objects, and the index holds their names. Their modes hold for any umask, whoever made the
+    directory."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o777)
     for folder in ("v2", "tmp"):

@@ -1,4 +1,4 @@
-"""A stop under load: what is under way ends well or breaks visibly, and what was kept is there at the next start."""
+"""Shutdown under load: requests end whole or break visibly, and the next start has all cached blocks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def served(bucket: Bucket, tmp_path: Path, origin: str | None = None, drain_s: f
 
 
 def begun_read(proxy: ServedProxy, open_ones: contextlib.ExitStack) -> http.client.HTTPResponse:
-    """A read of the large object of which the client has taken a part, and no more for now."""
+    """A read of the large object. The client has read a part of the body, and reads no more for now."""
     connection = open_ones.enter_context(RawConnection(proxy.address))
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     connection.send(request("GET", TARGET))
@@ -63,7 +63,7 @@ def begun_read(proxy: ServedProxy, open_ones: contextlib.ExitStack) -> http.clie
 
 
 def begun_write(proxy: ServedProxy, key: str, open_ones: contextlib.ExitStack) -> RawConnection:
-    """A write of four bytes, none of which was sent yet."""
+    """A write of four bytes, of which none has been sent yet."""
     connection = open_ones.enter_context(RawConnection(proxy.address))
     connection.send(request("PUT", f"/{NAME}/{key}", [("content-length", "4"), ("expect", "100-continue")]))
     assert connection.read_line().startswith(b"HTTP/1.1 100")
@@ -83,7 +83,7 @@ def readiness(proxy: ServedProxy) -> int:
 
 
 @WORKERS
-def test_what_is_under_way_ends_whole_and_the_next_start_hits(
+def test_requests_under_way_end_whole_and_the_next_start_hits(
     bucket: Bucket, tmp_path: Path, trials: Trials, workers: str
 ) -> None:
     with served(bucket, tmp_path, workers=workers) as proxy:
@@ -96,7 +96,7 @@ def test_what_is_under_way_ends_whole_and_the_next_start_hits(
                 idle = open_ones.enter_context(RawConnection(proxy.address))
                 assert idle.ask("HEAD", TARGET).status == 200
                 proxy.send(signal.SIGTERM)
-                # Nobody new is sent here from now on, and who idles is told so.
+                # From now on no new client is accepted, and idle connections are closed.
                 assert idle.is_closed_by_peer()
                 assert readiness(proxy) == 503
                 with pytest.raises(ConnectionRefusedError):
@@ -106,7 +106,7 @@ def test_what_is_under_way_ends_whole_and_the_next_start_hits(
                 written = upload.read_answer("PUT")
                 assert (written.status, written.headers["connection"]) == (200, "close")
             assert proxy.wait() == 0
-            assert (proxy.cache_dir / "index").exists(), "the next start needs no scan"
+            assert (proxy.cache_dir / "index").exists(), "there is no snapshot, and the next start has to scan"
             trials.record("stop", "SIGTERM, reads under way", "the right bytes", times=6, lost=whole.count(False))
             trials.record("stop", "SIGTERM, a write under way", "acknowledged")
             assert all(whole)
@@ -118,23 +118,24 @@ def test_what_is_under_way_ends_whole_and_the_next_start_hits(
 
 @WORKERS
 @pytest.mark.parametrize("how", ["the grace ends", "a second SIGTERM"])
-def test_what_does_not_end_in_time_is_cut_visibly(
+def test_requests_that_do_not_end_in_time_are_cut_visibly(
     bucket: Bucket, simulator: Simulator, tmp_path: Path, trials: Trials, workers: str, how: str
 ) -> None:
     drain_s = 0.2 if how == "the grace ends" else 3600.0
     with served(bucket, tmp_path, simulator.endpoint, drain_s, workers=workers) as proxy:
         assert ask(proxy.address, "GET", TARGET).body == DATA
         proxy.settle()
-        for turn in range(rounds(1)):
+        for number in range(rounds(1)):
             direct = bucket.client()
-            direct.put_object(Bucket=NAME, Key=f"cold-{turn}", Body=DATA)
+            direct.put_object(Bucket=NAME, Key=f"cold-{number}", Body=DATA)
             direct.close()
             simulator.weather.faults = [Fault(FaultKind.STALL, path_contains="cold")]
             with contextlib.ExitStack() as open_ones:
-                # From disk, off all loops; from the origin, which keeps quiet; and a write that does not end.
+                # Four bodies come from the disk, sent off all loops. One comes from the origin, which is silent. One
+                # write does not end.
                 warm = [begun_read(proxy, open_ones) for _ in range(4)]
                 cold = open_ones.enter_context(RawConnection(proxy.address))
-                cold.send(request("GET", f"/{NAME}/cold-{turn}"))
+                cold.send(request("GET", f"/{NAME}/cold-{number}"))
                 upload = begun_write(proxy, "cut", open_ones)
                 upload.send(b"cu")
                 proxy.send(signal.SIGTERM)
@@ -148,7 +149,7 @@ def test_what_does_not_end_in_time_is_cut_visibly(
                         read.read()
                 for connection, method in ((cold, "GET"), (upload, "PUT")):
                     assert is_cut_or_refused(connection, method)
-            assert (proxy.cache_dir / "index").exists(), "the next start needs no scan"
+            assert (proxy.cache_dir / "index").exists(), "there is no snapshot, and the next start has to scan"
             simulator.release()
             trials.record("stop", f"SIGTERM, and {how}", "a broken connection", times=6)
             assert len(proxy.lines("stopping with requests under way")) == 1
@@ -160,10 +161,10 @@ def test_what_does_not_end_in_time_is_cut_visibly(
             assert list((proxy.cache_dir / "tmp").iterdir()) == []
 
 
-def test_what_is_cut_before_its_answer_began_is_in_the_log(
+def test_a_request_that_is_cut_before_its_answer_began_is_logged(
     bucket: Bucket, simulator: Simulator, tmp_path: Path
 ) -> None:
-    """Passed on to the bucket, which keeps quiet; also of a client that has left since."""
+    """Both requests are passed through to the bucket, which is silent. One client has left before the stop."""
     simulator.weather.faults = [Fault(FaultKind.LATE, times=None, method=None)]
     with served(bucket, tmp_path, simulator.endpoint, drain_s=0.0) as proxy:
         with RawConnection(proxy.address) as waits, RawConnection(proxy.address) as leaves:
@@ -172,7 +173,7 @@ def test_what_is_cut_before_its_answer_began_is_in_the_log(
             proxy.wait_until(lambda: proxy.status()["requests"] == 2, "both under way")
             leaves.close()
             for _ in range(2):
-                # Answered behind what that has set going.
+                # The reply comes after the work that the closed connection has started.
                 assert ask(proxy.address, "GET", "/_outrider/warm/nothing").code == "NoSuchKey"
             proxy.send(signal.SIGTERM)
             assert waits.is_closed_by_peer()
@@ -182,12 +183,12 @@ def test_what_is_cut_before_its_answer_began_is_in_the_log(
         assert told == [(None, "stopped", "forward GET")] * 2
 
 
-def test_the_snapshot_tells_of_all_that_lies_there_whoever_still_reads(
+def test_the_snapshot_has_all_blocks_even_while_a_reader_outlasts_the_drain(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:
     saving, over, encode = threading.Event(), threading.Event(), index_snapshot.encode
 
-    def while_somebody_reads(blocks: Iterable[BlockMeta], *_: object) -> Iterator[bytes]:
+    def encode_during_a_read(blocks: Iterable[BlockMeta], *_: object) -> Iterator[bytes]:
         known = list(blocks)
         saving.set()
         assert over.wait(60)
@@ -199,7 +200,7 @@ def test_the_snapshot_tells_of_all_that_lies_there_whoever_still_reads(
             reader.send(request("GET", TARGET))
             answer = reader.read_head()
             assert answer.read(MIB) == DATA[:MIB]
-            monkeypatch.setattr(index_snapshot, "encode", while_somebody_reads)
+            monkeypatch.setattr(index_snapshot, "encode", encode_during_a_read)
             with ThreadPoolExecutor(1) as elsewhere:
                 stopped = elsewhere.submit(proxy.stop)
                 try:
@@ -229,7 +230,7 @@ CUTS = ("the grace ends", "a second SIGTERM")
 
 
 @pytest.mark.parametrize("how", CUTS)
-def test_a_disk_that_does_not_answer_holds_no_stop_up(bucket: Bucket, tmp_path: Path, trials: Trials, how: str) -> None:
+def test_a_disk_that_does_not_answer_delays_no_stop(bucket: Bucket, tmp_path: Path, trials: Trials, how: str) -> None:
     """In `make test` each moment is cut in one of the two ways, in `make soak` in both."""
     moments = list(HANGS) if SCALE > 1 else list(HANGS)[CUTS.index(how) :: 2]
     with contextlib.ExitStack() as open_ones:
@@ -265,7 +266,7 @@ def test_a_disk_that_does_not_answer_holds_no_stop_up(bucket: Bucket, tmp_path: 
                 "stop cut off: something does not answer, the cache disk as a rule"
             ]
             del proxy.environment["DOOM"]
-            # The lock went with the process, and what was left half done is swept.
+            # The lock went with the process, and half-written files are swept.
             proxy.start()
             assert ask(proxy.address, "GET", TARGET).body == DATA
             proxy.settle()
@@ -292,7 +293,7 @@ def is_cut_or_refused(connection: RawConnection, method: str) -> bool:
 
 
 class Service:
-    """As Kubernetes has it: a connection goes to one that says it is ready, and nobody looks at what is in it."""
+    """A stand-in for a Kubernetes Service: it sends each connection to a ready proxy, and does not look into it."""
 
     def __init__(self, proxies: list[ServedProxy]) -> None:
         self._proxies = proxies
@@ -369,7 +370,7 @@ def test_a_rolling_restart_under_load_loses_no_request_that_boto3_does_not_repea
                 if chance.random() < 0.2:
                     client.put_object(Bucket=NAME, Key=f"rolling-{number}", Body=DATA[: done + 1])
                     written = client.get_object(Bucket=NAME, Key=f"rolling-{number}")["Body"].read()
-                    # Two caches: the other one may believe the older for its `ttl`.
+                    # The two proxies have a cache each: the other one may believe the older version for its `ttl`.
                     assert written == DATA[: len(written)]
                 else:
                     start = chance.randrange(len(DATA) - MIB)
