@@ -47,13 +47,13 @@ def look(proxy: Proxy, path: str, *headers: tuple[str, str], method: str = "GET"
     return ask((host, int(port)), method, path, headers)
 
 
-def test_health_and_readiness_are_told(proxy: Proxy) -> None:
+def test_health_and_readiness_are_answered(proxy: Proxy) -> None:
     assert (look(proxy, "/healthz").status, look(proxy, "/readyz").status) == (200, 200)
     proxy.outrider.ready = False
     assert (look(proxy, "/healthz").status, look(proxy, "/readyz").status) == (200, 503)
 
 
-def test_metrics_tell_what_happened(proxy: Proxy) -> None:
+def test_metrics_count_the_requests(proxy: Proxy) -> None:
     for _ in range(2):
         ask(proxy.address, "GET", f"/{NAME}/dir/key")
         proxy.settle()
@@ -67,12 +67,12 @@ def test_metrics_tell_what_happened(proxy: Proxy) -> None:
     assert 'outrider_served_bytes_total{source="disk"} 10.0' in lines
     assert "outrider_requests_in_flight 0.0" in lines
     assert "outrider_store_blocks 1.0" in lines
-    assert 'outrider_store_errors_total{act="write"} 0.0' in lines, "the first failure is a rise"
+    assert 'outrider_store_errors_total{act="write"} 0.0' in lines, "the first failure increases the counter"
     assert any(re.fullmatch(r'outrider_requests_total\{.*status="404".*\} 1.0', line) for line in lines)
     assert not any("dir/key" in line or NAME in line for line in lines), "no label is an object's name"
 
 
-def test_status_is_told_in_json(proxy: Proxy) -> None:
+def test_status_is_json(proxy: Proxy) -> None:
     ask(proxy.address, "GET", f"/{NAME}/dir/key")
     proxy.settle()
     status = json.loads(look(proxy, "/status").body)
@@ -81,7 +81,7 @@ def test_status_is_told_in_json(proxy: Proxy) -> None:
     assert sum(status["served_bytes"].values()) == 10
 
 
-def test_a_token_is_asked_for_everything_but_health(guarded: Proxy) -> None:
+def test_everything_but_health_needs_the_token(guarded: Proxy) -> None:
     good = ("authorization", f"Bearer {TOKEN}")
     for path in ("/metrics", "/status"):
         assert look(guarded, path, good).status == 200
@@ -115,14 +115,14 @@ def test_the_time_to_the_first_byte_is_measured(proxy: Proxy) -> None:
     assert proxy.outrider.metrics.value("outrider_first_byte_seconds_count", op="get") == 1
 
 
-def test_what_the_admin_port_does_not_have_it_does_not_do(proxy: Proxy) -> None:
+def test_unknown_paths_and_methods_of_the_admin_port_are_refused(proxy: Proxy) -> None:
     assert look(proxy, "/nothing").status == 404
     assert look(proxy, "/metrics", ("content-length", "0"), method="POST").status == 405
     assert look(proxy, f"/{NAME}/dir/key").status == 404
 
 
 def test_the_s3_port_has_no_admin_pages(proxy: Proxy, bucket: Bucket) -> None:
-    # The bucket's server has pages of its own under some of these names: then they are what is given.
+    # The bucket's server has pages of its own under some of these names: then the answer is its page.
     parts = urlsplit(bucket.endpoint)
     for path in ("/healthz", "/metrics", "/status"):
         theirs = ask((parts.hostname or "", parts.port or 0), "GET", path)
@@ -147,7 +147,7 @@ def test_each_request_is_one_json_line(bucket: Bucket, tmp_path: Path) -> None:
         answers = []
         for method, target, headers in asked:
             answers.append(ask(served.address, method, target, headers))
-            served.settle()  # lines come in the order in which requests end, and a client has its answer before that
+            served.settle()  # lines appear in the order in which requests end, and a client has its answer before that
         assert served.stop() == 0
         lines = served.lines("request")
         assert "secretsignature" not in served.log.read_text()

@@ -65,7 +65,9 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("case", WHOLE)
-def test_there_is_one_answer_and_an_end(patient: Address, case: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_request_gets_one_answer_and_a_closed_connection(
+    patient: Address, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
     sent, status = WHOLE[case]
     with RawConnection(patient) as connection:
         connection.send(sent.encode("latin-1"))
@@ -79,7 +81,7 @@ def test_there_is_one_answer_and_an_end(patient: Address, case: str, caplog: pyt
 
 
 @pytest.mark.parametrize("begun", ["", "G", HEAD, POST + "content-length: 100\r\n\r\n"])
-def test_what_does_not_come_to_an_end_is_ended(hasty: Address, begun: str) -> None:
+def test_a_request_that_does_not_end_is_cut_off(hasty: Address, begun: str) -> None:
     with RawConnection(hasty) as connection:
         connection.send(begun.encode())
         with contextlib.suppress(ConnectionError):
@@ -96,7 +98,7 @@ def test_a_head_that_comes_a_line_at_a_time_is_cut_off(patient: Address) -> None
         assert connection.read_line() == b""
 
 
-def test_beyond_the_limit_the_oldest_goes(patient: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_limit_the_oldest_connection_is_closed(patient: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_CONNECTIONS_MAX", 2)
     with RawConnection(patient) as first, RawConnection(patient) as second:
         first.send(b"G")

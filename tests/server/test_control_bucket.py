@@ -43,7 +43,7 @@ PLAN = {"reads": READS, "start": 7, "total": 9000}
 
 
 def in_order(plans: ToldPlans) -> tuple[list[str], list[int]]:
-    """The URLs told, and each one's number in its epoch."""
+    """The announced URLs, and the index of each in its epoch."""
     numbers = [piece.start + place for piece in plans.pieces for place in range(len(piece.urls))]
     return plans.urls, numbers
 
@@ -92,7 +92,7 @@ def test_status_is_an_object_like_any_other(proxy: Proxy) -> None:
     assert s3.head_object(Bucket="_outrider", Key="status.json")["ContentType"] == "application/json"
 
 
-def test_status_does_not_tell_clients_where_the_origin_is(proxy: Proxy, bucket: Bucket) -> None:
+def test_status_does_not_show_clients_the_origins_address(proxy: Proxy, bucket: Bucket) -> None:
     body = ask(proxy.address, "GET", "/_outrider/status.json").body.decode()
     assert bucket.address not in body
     assert "origin_bytes" in body
@@ -103,7 +103,7 @@ def test_a_plan_reaches_the_planner_in_its_order_and_with_its_numbers(proxy: Pro
     proxy.client().put_object(Bucket="_outrider", Key="plan/worker-0", Body=json.dumps(PLAN).encode())
     assert in_order(plans) == (READS, list(range(7, 7 + len(READS))))
     assert {(piece.client, piece.total) for piece in plans.pieces} == {("127.0.0.1", 9000)}
-    assert max(len(piece.urls) for piece in plans.pieces) <= 1000, "others get their turn between pieces"
+    assert max(len(piece.urls) for piece in plans.pieces) <= 1000, "other work runs between pieces"
 
 
 def test_a_plan_without_numbers_is_from_the_start_and_of_an_unknown_length(proxy: Proxy) -> None:
@@ -130,8 +130,8 @@ def test_a_plan_can_be_read_back_replaced_and_forgotten(proxy: Proxy) -> None:
     s3.delete_object(Bucket="_outrider", Key="plan/mine")
 
 
-def test_a_plan_is_not_withdrawn_before_all_of_it_is_told(proxy: Proxy) -> None:
-    """Else what is told after that would hold on."""
+def test_a_plan_is_not_withdrawn_before_all_of_it_has_reached_the_planner(proxy: Proxy) -> None:
+    """Otherwise the parts that arrive after the withdrawal would stay."""
     seen: list[str] = []
     control = proxy.outrider.control
 
@@ -141,7 +141,7 @@ def test_a_plan_is_not_withdrawn_before_all_of_it_is_told(proxy: Proxy) -> None:
                 self.withdrawal = asyncio.ensure_future(control._withdraw("", "w"))
             seen.append("told")
 
-        def withdraw(self, telling: Hint, others: Iterable[Hint]) -> int:
+        def withdraw(self, hint: Hint, others: Iterable[Hint]) -> int:
             seen.append("withdrawn")
             return 7
 
@@ -200,7 +200,7 @@ def test_with_more_loops_a_plan_reaches_the_one_planner(bucket: Bucket) -> None:
         assert plans.pieces == [Piece("127.0.0.1", ("s3://bkt/k",), 0, None)] * 4
 
 
-def test_a_list_tells_all_that_there_is(proxy: Proxy) -> None:
+def test_a_list_shows_all_objects_of_the_control_bucket(proxy: Proxy) -> None:
     s3 = proxy.client()
     for name in ("list/a", "list/b&<ü", "other"):
         s3.put_object(Bucket="_outrider", Key=f"plan/{name}", Body=b'{"reads": []}')
@@ -235,7 +235,7 @@ BAD_PLANS = {
 
 
 @pytest.mark.parametrize("body", BAD_PLANS, ids=lambda body: body[:40].decode())
-def test_a_plan_that_is_none_is_refused_and_told_why(proxy: Proxy, body: bytes) -> None:
+def test_a_malformed_plan_is_refused_with_the_reason(proxy: Proxy, body: bytes) -> None:
     plans = told_by(proxy)
     answer = put(proxy, "plan/bad", body)
     assert (answer.status, answer.code) == (400, "InvalidArgument")
@@ -249,7 +249,7 @@ def test_a_plan_that_is_none_is_refused_and_told_why(proxy: Proxy, body: bytes) 
     [b"", b"1", b'{"steps": -1}', b'{"steps": 1.0}', b'{"wait_s": "1"}', b'{"wait_s": NaN}', b'{"compute_s": -0.1}',
      b'{"epoch": null}', b'{"wait": 1}'],
 )  # fmt: skip
-def test_a_stall_report_that_is_none_is_refused(proxy: Proxy, body: bytes) -> None:
+def test_a_malformed_stall_report_is_refused(proxy: Proxy, body: bytes) -> None:
     answer = put(proxy, "stall/bad", body)
     assert (answer.status, answer.code) == (400, "InvalidArgument")
 
@@ -278,13 +278,13 @@ def test_a_body_without_end_is_not_read(proxy: Proxy) -> None:
         ("GET", "/_outriders/status.json", 400),
     ],
 )  # fmt: skip
-def test_whatever_is_asked_of_the_reserved_bucket_is_answered_here(
+def test_every_request_for_the_reserved_bucket_is_answered_by_the_proxy(
     proxy: Proxy, method: str, target: str, status: int
 ) -> None:
     assert ask(proxy.address, method, target).status == status
 
 
-def test_a_key_of_a_virtual_host_bucket_may_be_called_so_too(bucket: Bucket) -> None:
+def test_a_key_of_a_virtual_host_bucket_may_begin_with_the_reserved_name(bucket: Bucket) -> None:
     s3 = bucket.client()
     s3.put_object(Bucket=bucket.make_bucket("control-host"), Key="_outrider/status.json", Body=b"theirs")
     s3.close()
@@ -334,7 +334,7 @@ def test_stalls_add_up_by_name_and_in_the_metrics_without_a_name(proxy: Proxy) -
 
 
 @pytest.mark.parametrize("key", ["status.json", "?list-type=2", "plan/x", "stall/x"])
-def test_without_a_signature_nothing_is_told_or_taken(guarded: Proxy, key: str) -> None:
+def test_without_a_signature_the_control_bucket_refuses_reads_and_writes(guarded: Proxy, key: str) -> None:
     plans = told_by(guarded)
     assert ask(guarded.address, "GET", f"/_outrider/{key}").code == "AccessDenied"
     assert put(guarded, key, b'{"reads": ["s3://train-1/a/k"]}').code == "AccessDenied"
@@ -358,7 +358,7 @@ def test_a_plan_needs_a_grant_for_each_object(guarded: Proxy) -> None:
     assert not plans.pieces
 
 
-def test_nobody_sees_or_deletes_the_plans_of_others(guarded: Proxy) -> None:
+def test_no_client_sees_or_deletes_the_plans_of_others(guarded: Proxy) -> None:
     one, two = guarded.client(ONE), guarded.client(TWO)
     one.put_object(Bucket="_outrider", Key="plan/secret", Body=b'{"reads": ["s3://other/secret"]}')
     one.put_object(Bucket="_outrider", Key="stall/secret", Body=b"{}")

@@ -49,7 +49,7 @@ def proxy(bucket: Bucket, shards: None) -> Iterator[Proxy]:
 
 
 def small(bucket: Bucket, blocks: int, **settings: Any) -> Proxy:
-    """A proxy with room for so many blocks."""
+    """A proxy with room for this many blocks."""
     return Proxy(bucket, block_size=str(BLOCK), cache_size=str(blocks * (BLOCK + 4096)), **settings)
 
 
@@ -65,7 +65,7 @@ def cache_of(s3: Any, key: str) -> str:
 
 
 @pytest.mark.parametrize("lines", [[ALL], [TEMPLATE], ["# all", "", *(f"s3://{BUCKET}/{key}" for key in KEYS)]])
-def test_what_was_warmed_is_on_disk_and_counted(proxy: Proxy, lines: list[str]) -> None:
+def test_warmed_objects_are_on_disk_and_counted(proxy: Proxy, lines: list[str]) -> None:
     s3 = proxy.client()
     put(s3, "warm/set", *lines)
     state = ended(s3, "warm/set")
@@ -83,7 +83,7 @@ def unscrubbed(bucket: Bucket, shards: None) -> Iterator[Proxy]:
         yield running
 
 
-def test_what_is_on_disk_is_not_fetched_again(unscrubbed: Proxy) -> None:
+def test_blocks_on_disk_are_not_filled_again(unscrubbed: Proxy) -> None:
     proxy = unscrubbed
     s3 = proxy.client()
     cache_of(s3, KEYS[0])
@@ -97,10 +97,10 @@ def test_what_is_on_disk_is_not_fetched_again(unscrubbed: Proxy) -> None:
     put(s3, "warm/set", ALL)
     state = ended(s3, "warm/set")
     assert (state["state"], state["bytes"]["on_disk"], state["bytes"]["fetched"]) == ("done", sum(SIZES), 0)
-    assert proxy.outrider.store.unverified() == [], "what a start found was verified before it was counted"
+    assert proxy.outrider.store.unverified() == [], "blocks found at the start are verified before they count"
 
 
-def test_what_cannot_be_warmed_is_told_by_name(proxy: Proxy) -> None:
+def test_objects_that_cannot_be_warmed_are_reported_by_name(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "warm/x", f"s3://{BUCKET}/none", TEMPLATE, f"s3://{BUCKET}/nothing/", "s3://no-such-bucket/a/",
         f"s3://{BUCKET}/empty")  # fmt: skip
@@ -113,7 +113,7 @@ def test_what_cannot_be_warmed_is_told_by_name(proxy: Proxy) -> None:
     assert "404" in failures["s3://no-such-bucket/a/"]
 
 
-def test_what_does_not_fit_is_told_and_nothing_evicts_its_own_beginning(bucket: Bucket, shards: None) -> None:
+def test_a_warm_up_that_does_not_fit_says_so_and_evicts_nothing_of_its_own(bucket: Bucket, shards: None) -> None:
     with small(bucket, 25) as proxy:
         s3 = proxy.client()
         put(s3, "warm/big", f"s3://{BUCKET}/big/")
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_told_and_nothing_evicts_its_own_beginning(bucket: 
         assert proxy.metric("outrider_evicted_blocks_total") == 0
 
 
-def test_a_warm_up_that_was_evicted_does_not_say_that_it_is_here(proxy: Proxy) -> None:
+def test_a_warm_up_whose_blocks_were_evicted_does_not_report_them_on_disk(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "warm/set", ALL)
     ended(s3, "warm/set")
@@ -135,7 +135,7 @@ def test_a_warm_up_that_was_evicted_does_not_say_that_it_is_here(proxy: Proxy) -
     assert cache_of(s3, KEYS[0]) == "MISS"
 
 
-def test_the_aws_command_is_all_that_it_takes(proxy: Proxy, tmp_path: Path) -> None:
+def test_the_aws_command_alone_can_warm(proxy: Proxy, tmp_path: Path) -> None:
     door, aws = Door(proxy.endpoint, ANY_KEYS, tmp_path), program("aws")
     run(door, "sh", "-c", f"echo {ALL} | {aws} s3 cp - s3://_outrider/warm/x")
     s3 = proxy.client()
@@ -149,7 +149,7 @@ def test_the_aws_command_is_all_that_it_takes(proxy: Proxy, tmp_path: Path) -> N
     assert ask(proxy.address, "GET", "/_outrider/pin/x").status == 404
 
 
-def test_orders_are_listed_and_shown_in_the_status(proxy: Proxy) -> None:
+def test_commands_are_listed_and_shown_in_the_status(proxy: Proxy) -> None:
     s3 = proxy.client()
     for folder in ("warm", "pin", "evict", "verify"):
         put(s3, f"{folder}/of mine", f"s3://{BUCKET}/{KEYS[1]}")
@@ -175,12 +175,12 @@ def test_a_warm_up_can_be_cancelled_and_then_forgotten(proxy: Proxy) -> None:
     assert ask(proxy.address, "GET", "/_outrider/warm/slow").status == 404
 
 
-def test_the_same_list_again_is_the_warm_up_that_runs(proxy: Proxy) -> None:
+def test_a_repeated_list_joins_the_warm_up_that_runs(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "warm/slow", f"s3://{BUCKET}/big/", rate="100kB")
     until(lambda: told(s3, "warm/slow")["bytes"]["fetched"] > 0)
     put(s3, "warm/slow", f"s3://{BUCKET}/big/", rate="100kB")
-    assert told(s3, "warm/slow")["bytes"]["fetched"] > 0, "it goes on"
+    assert told(s3, "warm/slow")["bytes"]["fetched"] > 0, "the warm-up goes on"
     put(s3, "warm/slow", ALL)
     assert ended(s3, "warm/slow")["objects"]["wanted"] == 4
 
@@ -216,14 +216,14 @@ BAD_LISTS = {
 
 @pytest.mark.parametrize("body", BAD_LISTS, ids=lambda body: body[:30].decode("latin-1"))
 @pytest.mark.parametrize("folder", ["warm", "pin", "evict"])
-def test_a_list_that_is_none_is_refused_and_told_why(proxy: Proxy, folder: str, body: bytes) -> None:
+def test_a_malformed_list_is_refused_with_the_reason(proxy: Proxy, folder: str, body: bytes) -> None:
     answer = ask(proxy.address, "PUT", f"/_outrider/{folder}/bad", (("content-length", str(len(body))),), body)
     assert (answer.status, answer.code) == (400, "InvalidArgument")
     assert BAD_LISTS[body] in answer.error["Message"]
     assert proxy.metric("outrider_origin_requests_total") == 0
 
 
-def test_a_rate_that_is_none_is_refused(proxy: Proxy) -> None:
+def test_an_invalid_rate_is_refused(proxy: Proxy) -> None:
     with pytest.raises(ClientError) as error:
         put(proxy.client(), "warm/x", ALL, rate="fast")
     assert code_of(error)[1] == "InvalidArgument"
@@ -253,13 +253,13 @@ def test_a_pin_that_does_not_fit_is_refused_with_the_numbers(bucket: Bucket, sha
 
 
 @pytest.mark.parametrize("policy", ["epoch", "lru", "fifo", "none"])
-def test_under_pressure_nothing_that_is_pinned_goes(bucket: Bucket, shards: None, policy: str) -> None:
+def test_under_pressure_no_pinned_block_is_evicted(bucket: Bucket, shards: None, policy: str) -> None:
     with small(bucket, 26, policy=policy) as proxy:
         s3 = proxy.client()
         put(s3, "warm/other", f"s3://{BUCKET}/big/two")
         ended(s3, "warm/other")
         put(s3, "pin/one", f"s3://{BUCKET}/big/one")
-        assert ended(s3, "pin/one")["state"] == "done", "what the policy would keep makes room for it"
+        assert ended(s3, "pin/one")["state"] == "done", "objects that the policy would keep make room for the pin"
         for key in ["big/two", *KEYS, "big/two", *KEYS]:
             cache_of(s3, key)
         proxy.settle()
@@ -270,7 +270,7 @@ def test_under_pressure_nothing_that_is_pinned_goes(bucket: Bucket, shards: None
         if policy == "lru":
             cache_of(s3, "big/two")
             proxy.settle()
-            assert cache_of(s3, "big/one") != "HIT", "unpinned, it may go"
+            assert cache_of(s3, "big/one") != "HIT", "once unpinned, it may be evicted"
 
 
 @pytest.mark.parametrize("crashed", [False, True], ids=["stopped", "crashed"])
@@ -293,7 +293,7 @@ def test_pins_outlive_a_restart(bucket: Bucket, shards: None, crashed: bool) -> 
         assert ask(proxy.address, "GET", "/_outrider/pin/one").status == 404
 
 
-def test_a_pin_that_no_longer_fits_is_told_and_the_budget_holds(bucket: Bucket, shards: None) -> None:
+def test_a_pin_that_no_longer_fits_is_reported_and_the_budget_holds(bucket: Bucket, shards: None) -> None:
     with small(bucket, 26) as proxy:
         s3 = proxy.client()
         put(s3, "pin/one", f"s3://{BUCKET}/big/one")
@@ -308,7 +308,7 @@ def test_a_pin_that_no_longer_fits_is_told_and_the_budget_holds(bucket: Bucket, 
         assert proxy.outrider.store.used_bytes <= 10 * (BLOCK + 4096)
 
 
-def test_a_pin_is_of_names_and_follows_what_is_written(bucket: Bucket, shards: None) -> None:
+def test_a_pin_holds_names_and_follows_overwrites(bucket: Bucket, shards: None) -> None:
     origin = bucket.client()
     origin.put_object(Bucket=BUCKET, Key="moving", Body=ramp(4 * BLOCK))
     with small(bucket, 12, policy="lru", freshness="always") as proxy:
@@ -326,9 +326,7 @@ def test_a_pin_is_of_names_and_follows_what_is_written(bucket: Bucket, shards: N
 
 
 @pytest.mark.parametrize(("count", "heads"), [(40, 0), (19, 19)])
-def test_a_pin_of_many_names_asks_the_bucket_once_for_each(
-    bucket: Bucket, shards: None, count: int, heads: int
-) -> None:
+def test_a_pin_of_many_names_costs_one_get_for_each(bucket: Bucket, shards: None, count: int, heads: int) -> None:
     """One LIST gives their sizes, in place of a HEAD for each; for a few objects it would cost more."""
     origin = bucket.client()
     for number in range(count):
@@ -348,7 +346,7 @@ def test_a_pin_of_many_names_asks_the_bucket_once_for_each(
     origin.close()
 
 
-def test_what_is_pinned_is_not_evicted_by_hand(proxy: Proxy) -> None:
+def test_pinned_objects_are_not_evicted_by_command(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "pin/p", f"s3://{BUCKET}/{KEYS[0]}")
     put(s3, "warm/set", ALL)
@@ -360,7 +358,7 @@ def test_what_is_pinned_is_not_evicted_by_hand(proxy: Proxy) -> None:
     assert cache_of(s3, KEYS[0]) == "HIT"
 
 
-def test_a_pin_of_what_is_not_there_pins_nothing(proxy: Proxy) -> None:
+def test_a_pin_of_missing_objects_pins_nothing(proxy: Proxy) -> None:
     s3 = proxy.client()
     for lines, code in (([ALL, f"s3://{BUCKET}/none"], "NoSuchKey"), ([f"s3://{BUCKET}/nothing/"], "InvalidRequest")):
         with pytest.raises(ClientError) as error:
@@ -373,7 +371,7 @@ def test_a_pin_of_what_is_not_there_pins_nothing(proxy: Proxy) -> None:
 # -- evict, verify ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_being_read_goes_when_it_is_released(proxy: Proxy) -> None:
+def test_blocks_that_are_being_read_are_evicted_when_released(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "warm/set", ALL)
     ended(s3, "warm/set")
@@ -426,7 +424,7 @@ def guarded(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.parametrize("folder", ["warm", "pin", "evict", "verify"])
-def test_nobody_orders_what_he_may_not_read(guarded: Proxy, folder: str) -> None:
+def test_no_client_commands_objects_that_it_may_not_read(guarded: Proxy, folder: str) -> None:
     team = guarded.client(TEAM)
     for url in (f"s3://{NAME}/other/secret-name", f"s3://{NAME}/other/", f"s3://{NAME}/", f"s3://{NAME}",
                 f"s3://{NAME}/team/../other/", f"s3://{NAME}/tea{{m,}}/secret-name", "s3://elsewhere/"):  # fmt: skip
@@ -437,7 +435,7 @@ def test_nobody_orders_what_he_may_not_read(guarded: Proxy, folder: str) -> None
     assert ask(guarded.address, "PUT", f"/_outrider/{folder}/y", (("content-length", "0"),)).code == "AccessDenied"
 
 
-def test_nobody_sees_or_ends_the_orders_of_others(guarded: Proxy) -> None:
+def test_no_client_sees_or_ends_the_commands_of_others(guarded: Proxy) -> None:
     team, other = guarded.client(TEAM), guarded.client(OTHER)
     for folder in ("warm", "pin", "evict", "verify"):
         put(team, f"{folder}/mine", f"s3://{NAME}/team/")

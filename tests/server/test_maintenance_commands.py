@@ -50,7 +50,7 @@ def command(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> Command:
     return made
 
 
-def test_all_that_was_named_is_warm_and_said_to_be(command: Command, proxy: Proxy) -> None:
+def test_all_named_objects_are_warmed_and_reported(command: Command, proxy: Proxy) -> None:
     command.run("evict", SHARDS)
     done = command.run("warm", SHARDS)
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_all_that_was_named_is_warm_and_said_to_be(command: Command, proxy: Prox
     assert [state for _, state in names].count("done") >= 2
 
 
-def test_what_failed_is_listed_and_the_exit_code_is_1(command: Command, tmp_path: Path) -> None:
+def test_failed_objects_are_listed_and_the_exit_code_is_1(command: Command, tmp_path: Path) -> None:
     (tmp_path / "list").write_text(f"# mine\ns3://{BUCKET}/shard-000.tar\ns3://{BUCKET}/none\n")
     done = command.run("warm", "--from-file", tmp_path / "list")
     assert done.returncode == 1
@@ -70,7 +70,9 @@ def test_what_failed_is_listed_and_the_exit_code_is_1(command: Command, tmp_path
     assert f"s3://{BUCKET}/none: 404 NoSuchKey" in done.stderr
 
 
-def test_interrupted_it_goes_on_and_the_same_command_finds_it(command: Command, proxy: Proxy) -> None:
+def test_an_interrupted_warm_up_goes_on_in_the_proxy_and_can_be_cancelled_by_name(
+    command: Command, proxy: Proxy
+) -> None:
     command.run("evict", SHARDS)
     with command.start("warm", SHARDS, "--rate", "1kB", "--name", "slow") as process:
         s3 = proxy.client()
@@ -110,7 +112,7 @@ def test_a_pin_is_refused_with_the_numbers_and_unpinned_by_its_list(command: Com
     assert gone.stdout.startswith(f"evicted {2 * COUNT} blocks, ")
 
 
-def test_one_object_is_no_objects(command: Command) -> None:
+def test_a_missing_object_is_an_error(command: Command) -> None:
     one = f"s3://{BUCKET}/shard-000.tar"
     assert "done: 1 of 1 object on disk, " in command.run("pin", one, "--name", "one").stdout
     assert command.run("pin").stdout.startswith("one  done  1 of 1 object, ")
@@ -133,7 +135,7 @@ def rotten(directory: Path) -> None:
         file.write(bytes([last ^ 1]))
 
 
-def test_verify_asks_the_proxy_and_without_one_looks_itself(bucket: Bucket, tmp_path: Path) -> None:
+def test_verify_asks_the_proxy_and_without_one_reads_the_directory_itself(bucket: Bucket, tmp_path: Path) -> None:
     command = Command(bucket, tmp_path)
     command.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{free_ports(1)[0]}"
     none = command.run("verify")
@@ -167,7 +169,7 @@ def test_without_a_proxy_it_says_how_to_start_one(bucket: Bucket, tmp_path: Path
     assert (wrong.returncode, "but no Outrider" in wrong.stderr) == (1, True)
 
 
-def test_credentials_that_cannot_be_had_are_told_and_not_needed(command: Command) -> None:
+def test_credentials_that_cannot_be_loaded_are_reported_and_not_needed(command: Command) -> None:
     command.without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     command.environ["AWS_PROFILE"] = "nope"
     done = command.run("warm", SHARDS)
@@ -177,7 +179,7 @@ def test_credentials_that_cannot_be_had_are_told_and_not_needed(command: Command
     assert "Traceback" not in done.stderr
 
 
-def test_who_is_refused_is_told_which_keys_were_used(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_refusal_names_the_keys_that_were_used(bucket: Bucket, tmp_path: Path) -> None:
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS)
     bucket.make_bucket(NAME)
@@ -195,13 +197,13 @@ def test_who_is_refused_is_told_which_keys_were_used(bucket: Bucket, tmp_path: P
 
 
 @pytest.mark.parametrize("words", [["pin", "s3://b/{1..2"], ["evict", "http://x/y"]])
-def test_a_list_that_is_none_is_refused(command: Command, words: list[str]) -> None:
+def test_a_malformed_list_is_refused(command: Command, words: list[str]) -> None:
     done = command.run(*words)
     assert (done.returncode, "Line 1" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("words", [["evict"], ["unpin"], ["warm", "--from-file", "/no/such/file"]])
-def test_wrong_use_is_2(command: Command, words: list[str]) -> None:
+def test_wrong_usage_exits_with_2(command: Command, words: list[str]) -> None:
     assert command.run(*words).returncode == 2
 
 

@@ -23,7 +23,7 @@ COUNT, EPOCHS = 900, 3
 
 
 class Written(Dataset[int]):  # type: ignore[misc]
-    """Which samples are read, in which order, by whichever process."""
+    """A dataset that records which samples are read, in which order, by all processes."""
 
     def __init__(self, file: Path, count: int = COUNT) -> None:
         self.file = file
@@ -33,7 +33,7 @@ class Written(Dataset[int]):  # type: ignore[misc]
         return self.count
 
     def __getitem__(self, index: int) -> int:
-        # One write that appends is one line, whoever else writes.
+        # Each write appends one whole line, even when several processes write.
         with self.file.open("ab", buffering=0) as file:
             file.write(b"%d\n" % index)
         return index
@@ -52,7 +52,7 @@ def with_a_sampler_of_its_own(data: Written, workers: int) -> Any:
     return DataLoader(data, 16, sampler=RandomSampler(data, generator=seeded(1)), num_workers=workers)
 
 
-def as_the_notes_on_reproducibility_have_it(data: Written, workers: int) -> Any:
+def seeded_as_in_torchs_notes_on_reproducibility(data: Written, workers: int) -> Any:
     return DataLoader(data, 16, shuffle=True, generator=seeded(0), num_workers=workers, drop_last=True)
 
 
@@ -71,14 +71,14 @@ def one_rank_of_four(data: Written, workers: int) -> Any:
 @pytest.mark.parametrize(
     "loader_of",
     [
-        with_a_sampler_of_its_own, as_the_notes_on_reproducibility_have_it, with_workers_that_stay, distributed,
+        with_a_sampler_of_its_own, seeded_as_in_torchs_notes_on_reproducibility, with_workers_that_stay, distributed,
         one_rank_of_four,
     ],
 )  # fmt: skip
-def test_what_a_sampler_draws_is_foreseen(loader_of: Callable[[Written, int], Any], tmp_path: Path) -> None:
+def test_the_order_that_a_sampler_draws_is_found(loader_of: Callable[[Written, int], Any], tmp_path: Path) -> None:
     count = 4 * COUNT if loader_of is one_rank_of_four else COUNT
     data, proxy = Written(tmp_path / "read", count), Sampled(count)
-    # What workers make of an order is a matter of time: see `tests/unit/ahead/order/test_order_search.py`.
+    # The reads of several workers depend on timing: see `tests/unit/ahead/order/test_order_search.py`.
     loader = loader_of(data, 0)
     orders = []
     for epoch in range(EPOCHS):
@@ -93,7 +93,7 @@ def test_what_a_sampler_draws_is_foreseen(loader_of: Callable[[Written, int], An
     assert min(later) > 0.95
 
 
-def test_a_sampler_without_a_seed_is_not_foreseen(tmp_path: Path) -> None:
+def test_the_order_of_a_sampler_without_a_seed_is_not_found(tmp_path: Path) -> None:
     data, proxy = Written(tmp_path / "read"), Sampled(COUNT)
     torch.seed()
     for _ in DataLoader(data, 16, shuffle=True):
@@ -103,7 +103,7 @@ def test_a_sampler_without_a_seed_is_not_foreseen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 10, 1000, 65_537])
 @pytest.mark.parametrize("seed", [0, 1, 42, 2**31, 2**32 + 5, 2**63 - 1])
-def test_orders_are_those_of_torch(seed: int, count: int) -> None:
+def test_emulated_orders_equal_those_of_torch(seed: int, count: int) -> None:
     generator = seeded(seed)
     spent = 0
     for _ in range(2):

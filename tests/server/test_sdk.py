@@ -56,14 +56,14 @@ def client(proxy: Proxy) -> Client:
     return Client(proxy.endpoint, proxy.admin)
 
 
-def test_status_tells_what_the_proxy_is_doing(client: Client, proxy: Proxy, bucket: Bucket) -> None:
+def test_status_shows_the_proxys_work(client: Client, proxy: Proxy, bucket: Bucket) -> None:
     status = client.status()
     assert (status.version, status.ready, status.origin) == (__version__, True, bucket.endpoint)
     assert f"http://{status.listen}" == proxy.endpoint
     assert status.served_bytes == {"disk": 0, "flight": 0, "origin": 0}
 
 
-def test_a_child_of_run_finds_its_proxy_without_being_told(bucket: Bucket, shards: None, tmp_path: Path) -> None:
+def test_a_child_of_run_finds_its_proxy_without_configuration(bucket: Bucket, shards: None, tmp_path: Path) -> None:
     command = Command(bucket, tmp_path)
     sdk = str(Path(outrider_sdk.__file__).parent.parent)
     command.environ["PYTHONPATH"] = os.pathsep.join([sdk, command.environ["PYTHONPATH"]])
@@ -72,7 +72,7 @@ def test_a_child_of_run_finds_its_proxy_without_being_told(bucket: Bucket, shard
     assert done.stdout.startswith(f"{SIZES['train-001.tar']} Status("), done.stderr
 
 
-def test_what_was_warmed_is_read_from_the_disk_afterwards(client: Client, proxy: Proxy) -> None:
+def test_warmed_objects_are_read_from_the_disk_afterwards(client: Client, proxy: Proxy) -> None:
     warmed = client.warm(TEMPLATE)
     assert (warmed.objects, warmed.bytes, warmed.failures) == (len(SIZES), sum(SIZES.values()), {})
     assert client.status().origin_bytes == sum(SIZES.values())
@@ -83,7 +83,7 @@ def test_what_was_warmed_is_read_from_the_disk_afterwards(client: Client, proxy:
     assert reply["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == "HIT"
 
 
-def test_an_object_that_is_not_there_fails_alone(client: Client) -> None:
+def test_a_missing_object_fails_alone(client: Client) -> None:
     warmed = client.warm(["s3://sdk/train-001.tar", "s3://sdk/none", "s3://sdk/prefix/"])
     assert (warmed.objects, warmed.state) == (1, "failed")
     assert warmed.failures["s3://sdk/none"] == "404 NoSuchKey"
@@ -97,7 +97,7 @@ def test_awkward_keys_and_prefixes_are_warmed_too(client: Client) -> None:
     assert client.warm("s3://sdk/").objects == len(SIZES) + 1
 
 
-def test_progress_is_told_as_more_comes(client: Client) -> None:
+def test_progress_is_reported_while_it_runs(client: Client) -> None:
     told: list[int] = []
     client.warm(TEMPLATE, progress=lambda warmed: told.append(warmed.objects))
     assert told == sorted(told)
@@ -112,7 +112,7 @@ def test_an_error_in_progress_is_raised(client: Client) -> None:
         client.warm(TEMPLATE, progress=stop)
 
 
-def test_without_waiting_it_goes_on_in_the_proxy(client: Client) -> None:
+def test_a_warm_up_that_is_not_waited_for_goes_on_in_the_proxy(client: Client) -> None:
     warmed = client.warm(TEMPLATE, wait=False, rate="100kB")
     assert not warmed.done
     assert not warmed.wait(timeout_s=0).done
@@ -127,14 +127,14 @@ def test_without_waiting_it_goes_on_in_the_proxy(client: Client) -> None:
         warmed.refresh()
 
 
-def test_one_that_ended_just_before_it_was_cancelled_is_done(client: Client) -> None:
+def test_a_warm_up_that_ended_just_before_it_was_cancelled_is_done(client: Client) -> None:
     warmed = client.warm(TEMPLATE, wait=False, rate="100MB")
     assert client.warm(TEMPLATE, rate="100MB").state == "done"
     warmed.cancel()
     assert warmed.done
 
 
-def test_pinned_it_stays_until_it_is_unpinned(client: Client) -> None:
+def test_a_pinned_object_stays_until_it_is_unpinned(client: Client) -> None:
     pinned = client.pin("s3://sdk/train-00{1..3}.tar")
     assert (pinned.state, pinned.objects) == ("done", 3)
     assert client.status().pins[0]["reserved_bytes"] > pinned.bytes
@@ -168,7 +168,7 @@ def signing(guarded: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("key", ["NOSUCHKEY", None])
-def test_a_proxy_that_wants_signatures_is_told_as_such(
+def test_a_proxy_that_requires_signatures_is_named_as_such(
     guarded: Proxy, key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key or "")
@@ -203,7 +203,7 @@ def test_a_job_that_names_itself_is_one_reader_by_boto3_and_by_the_sdk(
     assert "127.0.0.1 SDKKEY app/sweep-7" in [reader for reader, *_ in guarded.outrider.metrics.usage.readers()]
 
 
-def test_a_plan_tells_how_far_it_is_and_can_be_taken_back(bucket: Bucket) -> None:
+def test_a_plan_shows_its_progress_and_can_be_withdrawn(bucket: Bucket) -> None:
     with Proxy(bucket, prefetch="epoch") as proxy:
         client = Client(proxy.endpoint)
         assert client.planned() == {}
@@ -215,7 +215,7 @@ def test_a_plan_tells_how_far_it_is_and_can_be_taken_back(bucket: Bucket) -> Non
         assert client.unplan() == 0
 
 
-def test_a_plan_is_told_in_parts_with_its_numbers(client: Client, proxy: Proxy) -> None:
+def test_a_plan_is_sent_in_parts_with_its_indexes(client: Client, proxy: Proxy) -> None:
     plans = ToldPlans()
     proxy.outrider.control.plans = plans
     assert client.plan("s3://sdk/{000000..023456}.tar", start=5) == 23457
@@ -238,7 +238,7 @@ def test_status_comes_from_the_s3_port_where_the_admin_port_cannot_be_reached(pr
     assert (status.version, status.ready, status.listen, status.origin) == (__version__, True, None, None)
 
 
-def test_a_server_that_is_no_outrider_is_told_as_such(bucket: Bucket, shards: None) -> None:
+def test_a_server_that_is_no_outrider_is_named_as_such(bucket: Bucket, shards: None) -> None:
     anonymous = Client(bucket.endpoint, bucket.endpoint)
     with pytest.raises(ProxyNotFound, match=r"answered /status with|is no Outrider"):
         anonymous.status()
@@ -246,7 +246,7 @@ def test_a_server_that_is_no_outrider_is_told_as_such(bucket: Bucket, shards: No
         anonymous.plan("s3://sdk/train-001.tar")
 
 
-def test_where_nobody_listens_it_says_what_to_do(bucket: Bucket) -> None:
+def test_without_a_proxy_the_error_says_what_to_do(bucket: Bucket) -> None:
     s3, admin = free_ports(2)
     client = Client(f"http://127.0.0.1:{s3}", f"http://127.0.0.1:{admin}")
     with pytest.raises(ProxyNotFound, match="start `outrider serve`"):
@@ -257,7 +257,7 @@ def test_where_nobody_listens_it_says_what_to_do(bucket: Bucket) -> None:
         client.warm("s3://a/b")
 
 
-def test_a_token_is_asked_for_and_given(bucket: Bucket, shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_admin_token_is_sent(bucket: Bucket, shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with Proxy(bucket, admin_token="hush") as proxy:
         with pytest.raises(ProxyNotFound, match="set OUTRIDER_ADMIN_TOKEN"):
             Client(proxy.endpoint, proxy.admin).status()
@@ -278,7 +278,7 @@ def test_a_token_is_asked_for_and_given(bucket: Bucket, shards: None, monkeypatc
         ({"AWS_ENDPOINT_URL": "http://a:1", "OUTRIDER_STATUS_URL": "http://a:7"}, "http://a:1", "http://a:7"),
     ],
 )  # fmt: skip
-def test_where_the_proxy_is_looked_for(
+def test_the_environment_variables_that_name_the_proxy(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], endpoint: str, admin: str
 ) -> None:
     for name, value in environ.items():
@@ -287,7 +287,7 @@ def test_where_the_proxy_is_looked_for(
     assert (client.endpoint, client.admin) == (endpoint, admin)
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_an_invalid_address_is_refused() -> None:
     with pytest.raises(ValueError, match="write http://HOST:PORT"):
         Client("127.0.0.1:9480")
 

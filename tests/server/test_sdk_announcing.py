@@ -76,14 +76,14 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
 
 
 @pytest.fixture(autouse=True)
-def looked_for_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_announcers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(announcing, "_announcers", {})
     # A proxy that shares a busy machine with the test answers late.
     monkeypatch.setattr(announcing, "_LOOKUP_TIMEOUT_S", EXIT_FLUSH_S)
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "OUTRIDER_STATUS_URL"):
         monkeypatch.delenv(name, raising=False)
     yield
-    # Nothing of one test is told to the next.
+    # No hint of one test reaches the next.
     for one in announcing._announcers.values():
         assert one.flush(EXIT_FLUSH_S)
 
@@ -101,7 +101,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def cat(url: str) -> str:
-    """As WebDataset's users write it; curl takes less time to start than aws."""
+    """The form that WebDataset's users write; curl takes less time to start than aws."""
     return f"pipe:curl -s -f {os.environ['AWS_ENDPOINT_URL']}/{url.removeprefix('s3://')}"
 
 
@@ -109,7 +109,7 @@ def cat(url: str) -> str:
 
 
 class Reading:
-    """A last stage that tells which worker read which shard."""
+    """A last stage that records which worker read which shard."""
 
     def __call__(self, samples: Iterator[dict[str, Any]]) -> Iterator[tuple[int, str]]:
         info = torch.utils.data.get_worker_info()
@@ -129,7 +129,7 @@ def told_orders(plans: ToldPlans) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_worker_tells_exactly_the_order_in_which_it_reads(plans: ToldPlans, workers: int) -> None:
+def test_each_worker_announces_exactly_the_order_in_which_it_reads(plans: ToldPlans, workers: int) -> None:
     dataset = wds.DataPipeline(
         wds.SimpleShardList([cat(url) for url in URLS]), wds.split_by_node, wds.split_by_worker,
         wds.shuffle(100), announce(), wds.tarfile_to_samples(), Reading(),
@@ -216,7 +216,7 @@ def test_a_slow_source_is_not_waited_for(plans: ToldPlans, monkeypatch: pytest.M
             yield url
 
     for number, _ in enumerate(announce()(slow())):
-        # Whatever it takes, one shard more is looked at for each that is passed on.
+        # However slow the source is, one more shard is drawn for each that is passed on.
         assert len(drawn) == number + 1
     plans.wait(lambda told: told.urls == URLS)
 
@@ -230,7 +230,7 @@ def test_resampled_shards_are_announced(plans: ToldPlans) -> None:
     assert plans.urls[: len(read)] == read
 
 
-def test_shards_that_are_no_objects_go_through_silently(
+def test_shards_that_are_no_objects_pass_silently(
     plans: ToldPlans, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     local = tmp_path / "local.tar"
@@ -244,7 +244,7 @@ def test_shards_that_are_no_objects_go_through_silently(
     assert not warnings(caplog)
 
 
-def test_an_error_of_the_source_comes_in_its_turn(plans: ToldPlans) -> None:
+def test_an_error_of_the_source_is_raised_at_its_place(plans: ToldPlans) -> None:
     def broken() -> Iterator[str]:
         yield from URLS[:3]
         raise KeyError("theirs")
@@ -334,7 +334,7 @@ def test_an_endless_sampler_is_announced_in_bounded_pieces(plans: ToldPlans) -> 
     assert {piece.total for piece in plans.pieces} == {None}
 
 
-def test_an_error_of_the_sampler_comes_in_its_turn(plans: ToldPlans) -> None:
+def test_an_error_of_the_sampler_is_raised_at_its_place(plans: ToldPlans) -> None:
     def broken() -> Iterator[int]:
         yield from range(5)
         raise OSError("the index is gone")
@@ -346,7 +346,8 @@ def test_an_error_of_the_sampler_comes_in_its_turn(plans: ToldPlans) -> None:
 
 
 class Stateful:
-    """As torchdata's StatefulDistributedSampler: counts what it has yielded. `more` is in its state, too."""
+    """Like torchdata's StatefulDistributedSampler: counts the items it has yielded. `more` is part of its state,
+    too."""
 
     def __init__(self, more: object = None) -> None:
         self.yielded = 0
@@ -425,15 +426,15 @@ def test_stalls_reach_the_metrics_of_the_proxy(plans: ToldPlans, proxy: Proxy) -
     assert metric("compute_seconds") - compute_s == pytest.approx(sum(epoch.compute_s for epoch in meter.epochs))
 
 
-def test_stalls_are_told_every_few_seconds_and_at_the_end_of_an_epoch(plans: ToldPlans, proxy: Proxy) -> None:
+def test_stalls_are_reported_every_few_seconds_and_at_the_end_of_an_epoch(plans: ToldPlans, proxy: Proxy) -> None:
     def told() -> float:
         return proxy.metric("outrider_requests_total", op="steer", status="200")
 
     now = itertools.count(0, 0.5)
     meter = StallMeter(range(32), clock=lambda: float(next(now)))
-    proxy.settle()  # what another test told last may not be counted yet
+    proxy.settle()  # the last report of another test may not be counted yet
     before = told()
-    # A second a step, as the clock is asked twice for each.
+    # Each step takes a second, since the clock is read twice for each.
     assert list(meter) == list(range(32))
     assert announcing.announcer(None).flush(EXIT_FLUSH_S)
     proxy.settle()
@@ -444,7 +445,7 @@ def test_stalls_are_told_every_few_seconds_and_at_the_end_of_an_epoch(plans: Tol
 
 
 def train() -> tuple[list[int], int]:
-    """All that the SDK has, in one training; what it read, and its steps."""
+    """One training that uses every feature of the SDK; returns the samples that it read, and its steps."""
     loader = DataLoader(
         Samples(), batch_size=6, num_workers=2, sampler=AnnouncingSampler(SequentialSampler(Samples()), key_of)
     )
@@ -466,7 +467,7 @@ def test_where_no_proxy_is_named_nothing_changes_but_for_one_warning(caplog: pyt
     assert_unchanged(caplog, "AWS_ENDPOINT_URL is not set")
 
 
-def test_where_nobody_listens_nothing_changes(
+def test_where_no_server_listens_nothing_changes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
@@ -480,7 +481,7 @@ def test_an_endpoint_that_is_no_address_changes_nothing(
     assert_unchanged(caplog, "is not the address of a proxy")
 
 
-def test_a_real_s3_at_the_endpoint_is_told_nothing(
+def test_a_real_s3_at_the_endpoint_gets_no_hint(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, value in {**bucket.environment(), "AWS_ENDPOINT_URL": bucket.endpoint}.items():
@@ -504,7 +505,7 @@ def test_an_endpoint_that_never_answers_is_waited_for_once(
             mute.accept()
 
 
-def test_a_name_that_nobody_resolves_is_not_waited_for(
+def test_a_name_that_does_not_resolve_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = threading.Event()
@@ -551,7 +552,7 @@ def test_a_proxy_that_ends_in_mid_training_changes_nothing(
     assert len(warnings(caplog)) == 1
 
 
-def test_a_proxy_that_does_not_answer_is_left_alone_for_a_while_and_then_heard_again(
+def test_a_proxy_that_does_not_answer_is_skipped_for_a_while_and_then_tried_again(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (port,) = free_ports(1)
@@ -600,7 +601,7 @@ def test_a_connection_that_the_proxy_closed_meanwhile_is_made_anew(
     assert not warnings(caplog)
 
 
-def test_a_refused_plan_is_told_once(plans: ToldPlans, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_plan_is_logged_once(plans: ToldPlans, caplog: pytest.LogCaptureFixture) -> None:
     teller = announcing.announcer(None)
     for _ in range(3):
         teller.plan("p", ["no url"], 0, None)
@@ -609,7 +610,7 @@ def test_a_refused_plan_is_told_once(plans: ToldPlans, caplog: pytest.LogCapture
     assert "400 InvalidArgument: reads[0] is not the URL of an object, like s3://bucket/key: 'no url'" in warning
 
 
-def test_a_client_says_which_proxy_where_the_environment_does_not(proxy: Proxy) -> None:
+def test_a_client_argument_names_the_proxy_where_the_environment_does_not(proxy: Proxy) -> None:
     told = ToldPlans()
     proxy.outrider.control.plans = told
     assert list(announce(client=Client(proxy.endpoint))(URLS)) == URLS
@@ -633,7 +634,7 @@ def run(program: list[str], environ: dict[str, str]) -> subprocess.CompletedProc
 
 
 def test_a_program_whose_loader_is_a_global_ends(proxy: Proxy) -> None:
-    """Its generator is closed when the interpreter ends, and has its first stall to tell then."""
+    """Its generator is closed when the interpreter ends, and reports its first stall only then."""
     program = "from outrider_sdk import StallMeter; batches = iter(StallMeter([1, 2])); print(next(batches))"
     done = run(["-c", f"{PATIENT}; {program}"], {"AWS_ENDPOINT_URL": proxy.endpoint})
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

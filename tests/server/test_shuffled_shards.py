@@ -35,19 +35,19 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def read(shards: str, **how: Any) -> list[list[int]]:
-    """The shards that the workers of a loader open, in each of its epochs: a sample each, of each worker in turn."""
+    """The shards that the workers of a loader open, in each of its epochs: each worker in turn reads a sample."""
     dataset = wds.WebDataset(shards, **how).map(lambda sample: int(Path(sample["__url__"]).stem.split("-")[1]))
     loader = wds.WebLoader(dataset, batch_size=None, num_workers=WORKERS, persistent_workers=True)
     return [list(loader) for _ in range(EPOCHS)]
 
 
 @pytest.mark.parametrize("how", [
-    # WebDataset chooses a number below a million and one.
+    # Without a seed WebDataset draws one from 0 to a million.
     {"shardshuffle": 1000},
     {"shardshuffle": 100, "seed": 7},
     {"shardshuffle": 1000, "seed": 7, "detshuffle": True},
 ])  # fmt: skip
-def test_what_its_workers_read_is_foreseen(shards: str, how: dict[str, Any]) -> None:
+def test_the_order_of_its_workers_is_found(shards: str, how: dict[str, Any]) -> None:
     random.seed(5)
     orders = read(shards, **how)
     assert [sorted(order) for order in orders] == [list(range(COUNT))] * EPOCHS
@@ -58,7 +58,7 @@ def test_what_its_workers_read_is_foreseen(shards: str, how: dict[str, Any]) -> 
     assert min(later) > 0.97
 
 
-def test_it_draws_as_we_do(shards: str) -> None:
+def test_the_emulated_shuffle_equals_webdatasets(shards: str) -> None:
     for buffer in (1000, 100, 10):
         [order, *_] = read(shards, shardshuffle=buffer, seed=3)
         ours = order_of(Shuffle(WORKERS, buffer, tuple((worker, 3) for worker in range(WORKERS))), COUNT, {}, {})

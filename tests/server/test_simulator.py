@@ -93,7 +93,9 @@ def test_signed_requests_of_every_kind_pass_untouched(client: Any, ramp_bucket: 
         client.head_object(Bucket=ramp_bucket, Key="dir/a b+ü")
 
 
-def test_the_bucket_behind_still_checks_who_asks(bucket: Bucket, simulator: Simulator, ramp_bucket: str) -> None:
+def test_the_bucket_behind_still_checks_signatures_and_grants(
+    bucket: Bucket, simulator: Simulator, ramp_bucket: str
+) -> None:
     reader = bucket.client(simulator.endpoint, identity=READER)
     assert reader.head_object(Bucket=ramp_bucket, Key="ramp")["ContentLength"] == len(RAMP)
     with pytest.raises(ClientError, match="AccessDenied"):
@@ -111,7 +113,7 @@ def test_a_chunked_upload_passes(client: Any, ramp_bucket: str) -> None:
     assert client.get_object(Bucket=ramp_bucket, Key="chunked")["Body"].read() == b"".join(pieces)
 
 
-def test_what_is_counted_is_what_passed(client: Any, simulator: Simulator, ramp_bucket: str) -> None:
+def test_counts_equal_the_traffic(client: Any, simulator: Simulator, ramp_bucket: str) -> None:
     client.head_object(Bucket=ramp_bucket, Key="ramp")
     client.get_object(Bucket=ramp_bucket, Key="ramp", Range="bytes=0-999", IfMatch="*")["Body"].read()
     counts = simulator.reset()
@@ -133,7 +135,7 @@ def test_a_reset_comes_after_exactly_the_bytes_asked_for(raw: RawClient, simulat
     assert raw.get().read() == RAMP, "a fault strikes once unless told otherwise"
 
 
-def test_a_truncated_body_ends_in_good_order_but_short(raw: RawClient, simulator: Simulator) -> None:
+def test_a_truncated_body_ends_short_and_without_a_reset(raw: RawClient, simulator: Simulator) -> None:
     simulator.weather.faults = [Fault(FaultKind.TRUNCATE, after_bytes=1_000_003)]
     answer = raw.get()
     with pytest.raises(http.client.IncompleteRead) as error:
@@ -228,7 +230,7 @@ def test_a_fault_spares_requests_that_it_does_not_match() -> None:
     assert weather.draw(Request("GET", "/b/train-1", "", {"range": "bytes=0-"})) is None, "spent"
 
 
-def test_an_unknown_knob_is_refused() -> None:
+def test_an_unknown_setting_is_refused() -> None:
     with pytest.raises(ValueError, match="ttfb_ms"):
         Weather().update({"ttfb_ms": 30})
 

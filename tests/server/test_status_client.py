@@ -60,13 +60,13 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
         yield running
 
 
-def test_ls_tells_what_is_here_of_each_dataset(proxy: Proxy, command: Command) -> None:
+def test_ls_shows_the_cached_part_of_each_dataset(proxy: Proxy, command: Command) -> None:
     done = command.run("ls", "--admin", proxy.outrider.admin)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "train" in line]
     assert line.split()[:6] == [f"s3://{NAME}/train-{{}}.tar", "4", "400", "kB", "100", "%"]
     assert "50 %" in line
-    assert r"s3://look/red\x1b[31m[bold]/*.tar" in done.stdout, "what steers a terminal is shown, not sent to it"
+    assert r"s3://look/red\x1b[31m[bold]/*.tar" in done.stdout, "terminal control characters are escaped"
     assert "\x1b" not in done.stdout
     told = json.loads(command.run("ls", "--json", "--admin", proxy.outrider.admin, "train").stdout)
     (dataset,) = told["datasets"]
@@ -74,7 +74,7 @@ def test_ls_tells_what_is_here_of_each_dataset(proxy: Proxy, command: Command) -
     assert "has 'nothing'" in command.run("ls", "--admin", proxy.outrider.admin, "nothing").stdout
 
 
-def test_stats_tells_who_waits_for_whom_and_what_was_saved(proxy: Proxy, command: Command) -> None:
+def test_stats_shows_waiting_times_and_savings(proxy: Proxy, command: Command) -> None:
     done = command.run("stats", "--once", "--admin", proxy.outrider.admin)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -89,7 +89,7 @@ def test_stats_tells_who_waits_for_whom_and_what_was_saved(proxy: Proxy, command
     assert {reader["dataset"] for reader in told["readers"]} == {"train-{}.tar", "red\x1b[31m[bold]/*.tar"}
 
 
-def test_what_is_read_again_beside_a_dataset_is_no_epoch_of_it(bucket: Bucket) -> None:
+def test_repeated_reads_outside_a_datasets_order_are_no_epoch_of_it(bucket: Bucket) -> None:
     with Proxy(bucket, prefetch="epoch") as proxy:
 
         def read(number: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_what_is_read_again_beside_a_dataset_is_no_epoch_of_it(bucket: Bucket) -
             (dataset,) = proxy.status()["datasets"]
             return dict(dataset)
 
-        assert read(0)["epoch_objects"] == 1, "all that is known"
+        assert read(0)["epoch_objects"] == 1, "the only object known"
         read(0)
         Client(proxy.endpoint, proxy.admin).warm(f"s3://{NAME}/train-{{000000..000003}}.tar")
         told = read(0)
@@ -137,7 +137,7 @@ def drain(terminal: int) -> None:
         while os.read(terminal, 65536):
             pass
     except OSError:
-        pass  # how the end of a terminal is told
+        pass  # a terminal reports its end this way
 
 
 @pytest.mark.parametrize("name", ["ls", "stats"])
@@ -177,7 +177,7 @@ class _Stranger(BaseHTTPRequestHandler):
         pass
 
 
-def test_something_that_speaks_no_http_is_told_from_a_proxy(command: Command) -> None:
+def test_a_server_without_http_is_not_taken_for_a_proxy(command: Command) -> None:
     command.environ["OUTRIDER_ORIGIN"] = "http://127.0.0.1:1"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=answer_nonsense, args=(listener,), daemon=True).start()
@@ -201,7 +201,7 @@ def answer_nonsense(listener: socket.socket) -> None:
                 connection.sendall(b"-ERR unknown command\r\n")
 
 
-def test_another_server_is_told_from_a_proxy(command: Command) -> None:
+def test_another_http_server_is_not_taken_for_a_proxy(command: Command) -> None:
     with HTTPServer(("127.0.0.1", 0), _Stranger) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         done = command.run("ls", "--admin", f"127.0.0.1:{server.server_port}")

@@ -53,7 +53,7 @@ def objects(bucket: Bucket) -> None:
 
 
 @pytest.fixture(autouse=True)
-def last_words_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient_with_the_last_export(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector that shares a busy machine with the proxy answers late."""
     monkeypatch.setattr("outrider.adapters.origin.traced_origin._FLUSH_S", 60.0)
 
@@ -65,7 +65,7 @@ def collector() -> Iterator[Collector]:
 
 
 def traced(bucket: Bucket, collector: Collector, origin: str | None = None, **settings: Any) -> Proxy:
-    """A proxy that tells `collector`; `settings` in capital letters are variables of its environment."""
+    """A proxy that exports to `collector`. `settings` in capital letters are environment variables."""
     variables = {name: settings.pop(name) for name in list(settings) if name.isupper()}
     environment = {**bucket.environment(), "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, **variables}
     return Proxy(bucket, origin, environment=environment, **{"traces": True, "freshness": "immutable", **settings})
@@ -75,7 +75,7 @@ def parent(flags: str = "01") -> tuple[str, str]:
     return "traceparent", f"00-{TRACE}-{PARENT}-{flags}"
 
 
-def test_a_miss_and_a_hit_are_told_with_what_the_bucket_was_asked(bucket: Bucket, collector: Collector) -> None:
+def test_a_miss_and_a_hit_have_spans_with_the_requests_to_the_bucket(bucket: Bucket, collector: Collector) -> None:
     began_ns = time.time_ns()
     with traced(bucket, collector, block_size="1MiB") as proxy:
         with RawConnection(proxy.address) as connection:
@@ -111,7 +111,7 @@ def test_a_miss_and_a_hit_are_told_with_what_the_bucket_was_asked(bucket: Bucket
     assert collector.resources[0]["service.name"] == "outrider"
 
 
-def test_the_trace_of_a_client_goes_on_in_both_lanes(bucket: Bucket, collector: Collector) -> None:
+def test_a_clients_trace_continues_on_both_paths(bucket: Bucket, collector: Collector) -> None:
     with traced(bucket, collector) as proxy, RawConnection(proxy.address) as connection:
         connection.ask("GET", f"/{NAME}/small")
         proxy.settle()
@@ -130,7 +130,7 @@ def test_the_trace_of_a_client_goes_on_in_both_lanes(bucket: Bucket, collector: 
     assert [(span.name, span.parent) for span in asked] == [(f"PUT {NAME} (origin)", put.id)]
 
 
-def test_a_client_that_is_not_traced_is_not(bucket: Bucket, collector: Collector) -> None:
+def test_a_request_that_the_client_does_not_sample_has_no_span(bucket: Bucket, collector: Collector) -> None:
     with traced(bucket, collector) as proxy, RawConnection(proxy.address) as connection:
         for _ in range(2):
             assert connection.ask("GET", f"/{NAME}/small", [parent("00")]).status == 200
@@ -152,7 +152,9 @@ def test_the_variables_of_opentelemetry_count(bucket: Bucket, collector: Collect
     assert {span.trace for span in collector.spans[told:]} == {TRACE}
 
 
-def test_refusals_and_failures_say_what_they_are(bucket: Bucket, simulator: Simulator, collector: Collector) -> None:
+def test_spans_of_refusals_and_failures_name_the_error(
+    bucket: Bucket, simulator: Simulator, collector: Collector
+) -> None:
     with traced(bucket, collector, simulator.endpoint) as proxy:
         assert ask(proxy.address, "GET", f"/{NAME}/nothing").status == 404
         simulator.weather.faults = [Fault(FaultKind.STATUS, method="DELETE", status=503)]
@@ -175,7 +177,7 @@ def test_refusals_and_failures_say_what_they_are(bucket: Bucket, simulator: Simu
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_long_hit_is_told_once_and_so_is_one_that_its_reader_leaves(
+def test_a_long_hit_has_one_span_and_so_has_one_that_its_reader_leaves(
     bucket: Bucket, collector: Collector, workers: int
 ) -> None:
     with traced(bucket, collector, workers=workers) as proxy:
@@ -183,7 +185,7 @@ def test_a_long_hit_is_told_once_and_so_is_one_that_its_reader_leaves(
         ask(proxy.address, "GET", f"/{NAME}/train-000000.tar")
         proxy.settle()
         with RawConnection(proxy.address) as connection:
-            for _ in range(10):  # where there are workers, one has it by then
+            for _ in range(10):  # where there are workers, one of them has the connection by then
                 assert connection.ask("GET", f"/{NAME}/train-000000.tar", [("range", "bytes=0-9")]).status == 206
             assert connection.ask("GET", f"/{NAME}/long", [parent()]).body == RAMP
             connection.send(request("GET", f"/{NAME}/long", [parent()]))
@@ -199,7 +201,7 @@ def test_a_long_hit_is_told_once_and_so_is_one_that_its_reader_leaves(
     assert left.said["outrider.bytes.disk"] < len(RAMP)
 
 
-def test_no_secret_is_told_and_readers_have_names(bucket: Bucket, collector: Collector, tmp_path: Path) -> None:
+def test_spans_hold_no_secret_and_name_the_readers(bucket: Bucket, collector: Collector, tmp_path: Path) -> None:
     (tmp_path / "clients.toml").write_text(CLIENTS)
     settings: dict[str, Any] = {"auth": "sigv4", "clients": tmp_path / "clients.toml", "domain": ("s3.test",)}
     with traced(bucket, collector, **settings) as proxy:
@@ -234,7 +236,7 @@ def test_a_key_that_is_no_unicode_costs_no_span(bucket: Bucket, collector: Colle
     assert [span.said["aws.s3.key"] for span in collector.of(SERVER)] == ["��", "small"]
 
 
-def test_what_is_brought_ahead_is_no_part_of_the_request_before_it(bucket: Bucket, collector: Collector) -> None:
+def test_background_fills_are_not_part_of_the_request_that_caused_them(bucket: Bucket, collector: Collector) -> None:
     warm = f"s3://{NAME}/small\n".encode()
     with traced(bucket, collector) as proxy:
         headers = [parent(), ("content-length", str(len(warm)))]
@@ -246,7 +248,7 @@ def test_what_is_brought_ahead_is_no_part_of_the_request_before_it(bucket: Bucke
     assert all(span.trace != TRACE and not span.parent for span in asked)
 
 
-def test_a_collector_that_is_away_is_told_of_once_and_harms_nothing(bucket: Bucket) -> None:
+def test_an_unreachable_collector_is_logged_once_and_harms_nothing(bucket: Bucket) -> None:
     with Collector() as gone:
         pass
     small = {"OTEL_BSP_MAX_QUEUE_SIZE": "4", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2", "OTEL_BSP_SCHEDULE_DELAY": "1"}
@@ -266,7 +268,7 @@ def test_a_collector_that_does_not_answer_holds_up_no_request_and_no_stop(bucket
             ask(proxy.address, "GET", f"/{NAME}/small")
             assert collector.asked.wait(60)
             assert ask(proxy.address, "GET", f"/{NAME}/small").body == RAMP[:1000]
-        # Stopped: and its last words still wait for the collector.
+        # The proxy has stopped, and its last export still waits for the collector.
         flushing = [thread for thread in threading.enumerate() if thread.name == "outrider-traces"]
         assert len(flushing) == 1
         assert collector.spans == []
@@ -283,7 +285,7 @@ def test_without_the_extra_the_start_names_it(bucket: Bucket, collector: Collect
             traced(bucket, collector).start()
 
 
-def test_what_the_environment_cannot_mean_is_refused(bucket: Bucket, collector: Collector) -> None:
+def test_invalid_opentelemetry_variables_are_refused(bucket: Bucket, collector: Collector) -> None:
     with pytest.raises(SettingsError, match=r"OTEL_EXPORTER_OTLP_PROTOCOL=grpc: .*http/protobuf"):
         traced(bucket, collector, OTEL_EXPORTER_OTLP_PROTOCOL="grpc").start()
     with pytest.raises(SettingsError, match="--traces: "):

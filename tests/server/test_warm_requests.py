@@ -39,24 +39,24 @@ def stored(bucket: Bucket, prefix: str, size: int) -> list[str]:
 
 
 def read(s3: Any, keys: list[str]) -> set[bytes]:
-    """As boto3 reads: with the checksums of the whole."""
+    """Read as boto3 does, with checksums of the whole object."""
     return {s3.get_object(Bucket=NAME, Key=key, ChecksumMode="ENABLED")["Body"].read() for key in keys}
 
 
 @pytest.mark.parametrize("size", [0, 1000, MIB])
-@pytest.mark.parametrize("order", ["warm", "pin"])
+@pytest.mark.parametrize("command", ["warm", "pin"])
 def test_a_small_object_that_a_list_showed_costs_one_get_and_no_head(
-    bucket: Bucket, simulator: Simulator, proxy: Proxy, order: str, size: int
+    bucket: Bucket, simulator: Simulator, proxy: Proxy, command: str, size: int
 ) -> None:
-    keys, s3 = stored(bucket, f"{order}-{size}", size), proxy.client()
-    put(s3, f"{order}/all", f"s3://{NAME}/{order}-{size}/")
-    assert ended(s3, f"{order}/all")["objects"]["on_disk"] == OBJECTS
+    keys, s3 = stored(bucket, f"{command}-{size}", size), proxy.client()
+    put(s3, f"{command}/all", f"s3://{NAME}/{command}-{size}/")
+    assert ended(s3, f"{command}/all")["objects"]["on_disk"] == OBJECTS
     assert simulator.counts().by_method == {"GET": 1 + OBJECTS}
     assert read(s3, keys) == {ramp(size)}
     assert simulator.counts().by_method == {"GET": 1 + OBJECTS}
 
 
-def test_of_names_alone_the_first_tell_how_large_the_others_may_be(
+def test_without_a_list_the_first_objects_show_the_size_of_the_others(
     bucket: Bucket, simulator: Simulator, proxy: Proxy
 ) -> None:
     keys, s3 = stored(bucket, "named", 1000), proxy.client()
@@ -64,15 +64,17 @@ def test_of_names_alone_the_first_tell_how_large_the_others_may_be(
     assert ended(s3, "warm/all")["objects"]["on_disk"] == OBJECTS
     assert simulator.counts().by_method == {"GET": OBJECTS}
     assert read(s3, keys) == {ramp(1000)}
-    # Those that were asked for before any had answered: see `_OBJECTS_AT_ONCE`.
+    # These were requested before any had answered: see `_OBJECTS_AT_ONCE`.
     assert simulator.counts().heads <= 16
 
 
-def test_one_that_grows_after_the_list_is_brought_whole(bucket: Bucket, simulator: Simulator, proxy: Proxy) -> None:
+def test_an_object_that_grows_after_the_list_is_filled_whole(
+    bucket: Bucket, simulator: Simulator, proxy: Proxy
+) -> None:
     keys, s3, direct = stored(bucket, "grows", 1000), proxy.client(), bucket.client()
     grown = ramp(5 * MIB + 1)
     simulator.weather.faults = [
-        # The LIST is made, and on its way.
+        # The LIST is complete, and on its way.
         Fault(FaultKind.ACT, act=lambda: direct.put_object(Bucket=NAME, Key=keys[0], Body=grown))
     ]
     put(s3, "warm/all", f"s3://{NAME}/grows/")

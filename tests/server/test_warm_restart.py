@@ -44,7 +44,7 @@ def stalled() -> Fault:
     return Fault(FaultKind.STALL, times=None, path_contains="train/", after_bytes=1000)
 
 
-def test_it_goes_on_and_ends_and_is_not_begun_a_second_time(bucket: Bucket, simulator: Simulator) -> None:
+def test_a_warm_up_resumes_ends_and_does_not_begin_again(bucket: Bucket, simulator: Simulator) -> None:
     with Proxy(bucket, simulator.endpoint) as proxy:
         simulator.weather.faults = [stalled()]
         s3 = proxy.client()
@@ -76,7 +76,7 @@ def clients(path: Path, **prefixes: str) -> None:
     path.write_text("".join(entries))
 
 
-def test_only_for_a_key_that_still_may(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_warm_up_resumes_only_for_a_key_that_still_has_the_grant(bucket: Bucket, tmp_path: Path) -> None:
     clients(path := tmp_path / "clients.toml", stays="", narrowed="", goes="")
     with Proxy(bucket, auth="sigv4", clients=path, block_size="64KiB") as proxy:
         for keys in (NARROWED, GOES, STAYS):  # resumed in this order: when the last one is there, the others are not
@@ -100,7 +100,7 @@ OF_ENTRIES = [json.dumps({"format": 1, "warmups": [one]}) for one in ENTRIES]
 
 
 @pytest.mark.parametrize("written", ["", "[]", '{"format": 2, "warmups": []}', *OF_ENTRIES])
-def test_what_is_no_list_of_warm_ups_is_ignored(bucket: Bucket, written: str) -> None:
+def test_a_malformed_file_of_warm_ups_is_ignored(bucket: Bucket, written: str) -> None:
     with Proxy(bucket) as proxy:
         proxy.stop()
         (proxy.cache_dir / "warmups").write_text(written)

@@ -44,7 +44,7 @@ def direct(bucket: Bucket) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def proxy(bucket: Bucket) -> Iterator[Proxy]:
-    # Nothing is asked of the bucket that need not be: what is new is then known from the writes alone.
+    # The proxy sends no needless request to the bucket: it learns of new content from the writes alone.
     with Proxy(bucket, freshness="immutable") as running:
         yield running
 
@@ -62,7 +62,7 @@ def strict(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def stored(direct: Any, key: str) -> bytes | None:
-    """What the bucket itself has under `key`; None: nothing."""
+    """The object's content in the bucket itself; None: no such object."""
     try:
         return bytes(direct.get_object(Bucket=NAME, Key=key)["Body"].read())
     except ClientError as error:
@@ -132,7 +132,7 @@ def test_every_kind_of_write_makes_the_next_read_ask(proxy: Proxy, direct: Any) 
 
 
 def test_a_read_during_a_write_does_not_outlive_it(proxy: Proxy, direct: Any) -> None:
-    """The old version, learned after the write began and before it was committed, is not believed after it."""
+    """The old version, learned after the write began and before it was committed, is not trusted after it."""
     direct.put_object(Bucket=NAME, Key="overtaken", Body=b"old version")
     with RawConnection(proxy.address) as writer:
         writer.send(f"PUT /{NAME}/overtaken HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\nnew ".encode())
@@ -158,7 +158,7 @@ def test_a_form_upload_makes_the_next_read_ask(proxy: Proxy, direct: Any) -> Non
     assert read(proxy, "form") == b"new"
 
 
-def test_the_transfer_manager_writes_what_it_was_given(proxy: Proxy, direct: Any) -> None:
+def test_the_transfer_manager_stores_the_exact_bytes(proxy: Proxy, direct: Any) -> None:
     client = proxy.client()
     client.upload_fileobj(io.BytesIO(RAMP), NAME, "parts", Config=TransferConfig(max_concurrency=4))
     assert stored(direct, "parts") == RAMP
@@ -173,7 +173,7 @@ def test_the_transfer_manager_writes_what_it_was_given(proxy: Proxy, direct: Any
     assert read(proxy, "copied") == RAMP
 
 
-def test_a_client_that_waits_is_told_to_continue_and_no_other_is(proxy: Proxy, direct: Any) -> None:
+def test_a_client_that_expects_100_continue_gets_it_and_no_other_does(proxy: Proxy, direct: Any) -> None:
     with RawConnection(proxy.address) as connection:
         head = f"PUT /{NAME}/expected HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\nexpect: 100-continue\r\n\r\n"
         connection.send(head.encode())
@@ -184,12 +184,12 @@ def test_a_client_that_waits_is_told_to_continue_and_no_other_is(proxy: Proxy, d
     with RawConnection(proxy.address) as connection:
         connection.send(head.replace(f"/{NAME}/", "/.../").encode())
         assert connection.read_answer("PUT").code == "InvalidBucketName"
-        assert connection.is_closed_by_peer(), "the body that nobody asked for might be taken for a request"
+        assert connection.is_closed_by_peer(), "an unrequested body might be taken for a request"
 
 
 @pytest.mark.parametrize("key", ["nothing-expected", "no-such-parameter?uploadId=none&partNumber=1"])
-def test_a_client_that_waits_to_send_nothing_is_told_to_continue_too(proxy: Proxy, key: str) -> None:
-    """Else awscli takes the final answer for an early one, and reads the next one on that connection wrongly."""
+def test_an_empty_body_that_expects_100_continue_gets_it_too(proxy: Proxy, key: str) -> None:
+    """Otherwise awscli takes the final answer for an early one, and misreads the next one on that connection."""
     with RawConnection(proxy.address) as connection:
         head = f"PUT /{NAME}/{key} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nexpect: 100-continue\r\n\r\n"
         connection.send(head.encode())
@@ -253,7 +253,7 @@ def test_chunks_of_each_form_are_verified_and_stored(strict: Proxy, direct: Any,
     assert stored(direct, f"bad-{form}") is None
 
 
-def test_a_signed_payload_that_is_not_the_one_sent_is_not_stored(proxy: Proxy, strict: Proxy, direct: Any) -> None:
+def test_a_payload_that_differs_from_the_signed_one_is_not_stored(proxy: Proxy, strict: Proxy, direct: Any) -> None:
     for size in (10, 3 * MIB):
         for one in (proxy, strict):
             wrong = sha256(b"something else").hexdigest()
@@ -322,7 +322,7 @@ def test_a_body_without_a_length_is_refused(proxy: Proxy, direct: Any) -> None:
     assert stored(direct, "endless") is None
 
 
-def test_an_origin_that_refuses_early_is_heard(proxy: Proxy) -> None:
+def test_an_early_refusal_of_the_origin_reaches_the_client(proxy: Proxy) -> None:
     body = RAMP[: 8 * MIB]
     answer = ask(proxy.address, "PUT", "/no-such-bucket-here/key", [("content-length", str(len(body)))], body)
     assert (answer.status, answer.code) == (404, "NoSuchBucket")
@@ -359,5 +359,5 @@ def test_a_large_upload_is_streamed(bucket: Bucket, direct: Any, tmp_path: Path)
         grown = _peak_bytes(served.pid) - before
     assert direct.head_object(Bucket=NAME, Key="large")["ContentLength"] == pieces * MIB
     direct.delete_object(Bucket=NAME, Key="large")
-    # A sixth of what passed: buffers of sockets and of two HTTP libraries, not the object.
+    # A sixth of the bytes that passed: buffers of sockets and of two HTTP libraries, not the object.
     assert grown < 32 * MIB, f"{grown} bytes"

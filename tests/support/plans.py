@@ -39,10 +39,10 @@ class ToldPlans:
             self.pieces.append(Piece(client, tuple(map(str, refs)), start, total))
             self._changed.notify_all()
 
-    def withdraw(self, telling: Hint, others: Iterable[Hint]) -> int:
+    def withdraw(self, hint: Hint, others: Iterable[Hint]) -> int:
         return 0
 
-    async def progress(self, telling: Hint) -> PlanProgress:
+    async def progress(self, hint: Hint) -> PlanProgress:
         return PlanProgress()
 
     @property
