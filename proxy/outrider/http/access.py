@@ -142,9 +142,6 @@ class SigV4:
 
     is_open = False
 
-    def check_sender(self, headers: Headers) -> None:
-        pass  # a web page has no key, and may send the requests that it was given a signature for
-
     def __init__(self, clients: Mapping[str, Client], secrets: Mapping[str, str], clock: Clock) -> None:
         self._clients = clients
         self._secrets = secrets
@@ -152,6 +149,9 @@ class SigV4:
         self._keys = SigningKeys()
         # Presigned URLs that were verified: they are used again and again, each time for another range.
         self._proved: Memo[tuple[str, str, str, str], Who] = Memo(_PROVED_MAX)
+
+    def check_sender(self, headers: Headers) -> None:
+        pass  # a web page has no key, and may send the requests that it was given a signature for
 
     def owner(self, access_key: str) -> Who | None:
         client = self._clients.get(access_key)
