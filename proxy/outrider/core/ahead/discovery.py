@@ -80,7 +80,7 @@ class Discovery:
             )
             if not ((is_small or now < state.refused_until) and self._ask_numbering(dataset, now)):
                 self._ask_list(dataset, now)
-        elif state.is_numbered and dataset.names.rank_of(index) < 0:
+        elif state.is_numbered and dataset.names.place_of(index) < 0:
             self._doubt_numbering(dataset, now)
         self._list_again_if_due(dataset, index, ref, now)
 

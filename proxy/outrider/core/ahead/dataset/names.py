@@ -42,7 +42,7 @@ class Names:
     def find(self, key: str) -> int | None:
         return self._indexes.get(key)
 
-    def rank_of(self, index: int) -> int:
+    def place_of(self, index: int) -> int:
         """The place in `listed`; -1: not listed."""
         return self._places[index]
 

@@ -240,7 +240,7 @@ class Job:
             if self._evidence.is_epoch:
                 self.free = False
                 self._evidence = RepeatEvidence()
-                epoch.expect(index for index, size in enumerate(names.sizes) if size >= 0 or names.rank_of(index) >= 0)
+                epoch.expect(index for index, size in enumerate(names.sizes) if size >= 0 or names.place_of(index) >= 0)
             return
         if not epoch.trusted:
             self._trust_if_proven(epoch, readers)
@@ -317,7 +317,7 @@ class Job:
         if not isinstance(draw, Shuffle):
             return
         if epoch.log and epoch.place[epoch.log[-1]] < 0:
-            rank = names.rank_of(epoch.log[-1])
+            rank = names.place_of(epoch.log[-1])
             if rank >= 0:
                 # A worker, or all workers of a rank, began late.
                 epoch.expect(names.listed[rank % draw.workers :: draw.workers])
@@ -344,7 +344,7 @@ class Job:
                     if isinstance(leader, Epoch) and leader.number == 0:
                         leader.lead(epoch)
                     return
-        rank = names.rank_of(epoch.log[-1])
+        rank = names.place_of(epoch.log[-1])
         if rank < 0:
             return
         has_changed = self._part.read(rank, len(names.listed))
@@ -367,7 +367,7 @@ class Job:
                 epoch.is_dealt = False
                 self._part = PartGuess()
                 for index in epoch.log:
-                    if (rank := names.rank_of(index)) >= 0:
+                    if (rank := names.place_of(index)) >= 0:
                         self._part.read(rank, len(names.listed))
                 epoch.replan(self._part.of(names.listed), confidence=ORDER_UNLIKELY)
 

@@ -163,7 +163,7 @@ class _EpochSearch:
     def _draw(self) -> Generator[None, None, Seeded | None]:
         """None: the draw is not known, or not yet."""
         epoch, seed_state, names, count = self.epoch, self._seed_state, self._names, self._count
-        reads = [rank for index in epoch.log[:_READS_MAX] if (rank := names.rank_of(index)) >= 0]
+        reads = [rank for index in epoch.log[:_READS_MAX] if (rank := names.place_of(index)) >= 0]
         if seed_state.last_draw is not None:
             likely = _next_of(seed_state.last_draw, count)
             if seed_state.successor >= 0 and len(reads) < SEARCH_KNOWN:
@@ -253,13 +253,13 @@ class _EpochSearch:
     @property
     def _first_reads(self) -> list[int]:
         """The ranks of the first reads."""
-        return [rank for index in self.epoch.first_reads() if (rank := self._names.rank_of(index)) >= 0]
+        return [rank for index in self.epoch.first_reads() if (rank := self._names.place_of(index)) >= 0]
 
     def _reads(self) -> Generator[None, None, list[int]]:
         """The ranks of all reads."""
         reads = []
         for number, index in enumerate(self.epoch.log):
-            if (rank := self._names.rank_of(index)) >= 0:
+            if (rank := self._names.place_of(index)) >= 0:
                 reads.append(rank)
             if number % _AT_ONCE == 0:
                 yield
