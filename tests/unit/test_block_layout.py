@@ -45,13 +45,13 @@ def test_the_blocks_of_an_extent_are_those_that_hold_its_bytes(ends: list[int], 
 
 
 @given(sizes, block_sizes)
-def test_an_object_takes_what_its_blocks_take(size: int, block_bytes: int) -> None:
+def test_the_bytes_of_an_object_are_the_sum_of_its_blocks(size: int, block_bytes: int) -> None:
     expected = sum(len(offsets) + 13 for offsets in blocks_of(size, block_bytes))
     assert BlockLayout("o", block_bytes).disk_bytes(size, lambda length: length + 13) == expected
 
 
 @pytest.mark.parametrize("block_bytes", [0, -1])
-def test_a_block_has_bytes(block_bytes: int) -> None:
+def test_a_block_size_without_bytes_is_refused(block_bytes: int) -> None:
     with pytest.raises(ValueError):
         BlockLayout("o", block_bytes)
 
@@ -67,7 +67,7 @@ def id_of(identity: tuple[str, str, str, str, int, int]) -> bytes:
 
 
 @given(identities, identities)
-def test_two_versions_share_an_id_only_if_all_that_names_them_is_the_same(
+def test_two_versions_share_an_id_only_if_all_their_names_are_equal(
     one: tuple[str, str, str, str, int, int], other: tuple[str, str, str, str, int, int]
 ) -> None:
     assert (id_of(one) == id_of(other)) == (one == other)
@@ -79,8 +79,8 @@ def test_moving_a_separator_makes_another_id() -> None:
     assert all(one != other for one, other in combinations(ids, 2))
 
 
-def test_an_id_is_what_it_was_in_the_release_that_wrote_the_cache() -> None:
-    # From version 0.1 on: another value would make every cache directory a miss.
+def test_an_id_is_the_one_of_earlier_releases() -> None:
+    # The value is the same from version 0.1 on. Another one would make every cache directory a miss.
     version = ObjectVersion(ObjectRef("bucket", "k\udcff"), '"etag"', 5)
     assert BlockLayout("http://origin", 8).version_id(version).hex() == "8718fa2835a33f0fbe02b44a98c49cba"
 
@@ -93,7 +93,8 @@ def test_headers_are_no_part_of_the_identity() -> None:
 
 
 def test_a_remembered_id_is_never_that_of_another_version() -> None:
-    # Far more than are remembered, each gone before the next is made, so that identities come again.
+    # Many more identities than the memo holds are made, each dropped before the next, so that addresses in memory come
+    # again.
     layout = BlockLayout("o", 8)
     ids = {layout.version_id(ObjectVersion(REF, '"a"', size)) for size in range(2000)}
     assert len(ids) == 2000

@@ -25,7 +25,7 @@ def test_the_page_of_metrics_follows_the_code() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == page(), "run `make docs`"
 
 
-def test_every_metric_that_is_told_is_on_the_page() -> None:
+def test_every_exported_metric_is_on_the_page() -> None:
     told = {family.name for family in text_string_to_metric_families(Metrics().text().decode())}
     known = {name.removesuffix("_total") for name in all_metrics()}
     assert {name for name in told if not name.endswith("_created")} == known
@@ -40,7 +40,7 @@ def recorded() -> set[str]:
     return {rule["record"] for rule in rules() if "record" in rule}
 
 
-def test_rules_ask_for_metrics_that_there_are() -> None:
+def test_rules_query_metrics_that_exist() -> None:
     for rule in rules():
         names = set(_NAME.findall(rule["expr"]))
         assert names, rule
@@ -60,7 +60,7 @@ def queries(board: Any) -> Iterator[str]:
             yield variable["query"]["query"]
 
 
-def test_the_grafana_dashboard_asks_for_metrics_that_there_are() -> None:
+def test_the_grafana_dashboard_queries_metrics_that_exist() -> None:
     board = json.loads((FILES / "dashboard.json").read_text())
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) >= 12
     for query in queries(board):
@@ -69,7 +69,7 @@ def test_the_grafana_dashboard_asks_for_metrics_that_there_are() -> None:
         assert names <= sample_names() | recorded(), query
 
 
-def test_no_two_panels_lie_on_each_other() -> None:
+def test_no_two_panels_overlap() -> None:
     cells = [
         (x, y)
         for panel in json.loads((FILES / "dashboard.json").read_text())["panels"]

@@ -28,7 +28,7 @@ def test_only_a_quoted_etag_is_strong(etag: str | None) -> None:
     assert not is_strong_etag(etag)
 
 
-def test_a_version_without_a_strong_etag_or_with_a_negative_size_cannot_be() -> None:
+def test_a_version_without_a_strong_etag_or_with_a_negative_size_is_refused() -> None:
     with pytest.raises(ValueError):
         ObjectVersion(REF, 'W/"a"', 5)
     with pytest.raises(ValueError):

@@ -1,4 +1,4 @@
-"""The page cache of the kernel, with real files; on file systems without RWF_NOWAIT by mincore."""
+"""Reads from the kernel's page cache, with real files; by mincore on file systems without RWF_NOWAIT."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 BYTES = os.urandom(300_000)
 
 
-def _takes_its_time(preadv: Any, fd: int, memory: Any, offset: int, flags: int) -> int:
-    """The kernel's answer where the disk is slow: what is in memory up to the first page that is not.
+def _slow_disk(preadv: Any, fd: int, memory: Any, offset: int, flags: int) -> int:
+    """The kernel's answer on a slow disk: the bytes in memory, up to the first page that is not.
 
-    A real disk may be so fast that the kernel, which begins to bring the page with the question, has it there with the
-    answer: the test would ask how fast the machine is.
+    The kernel begins to read the missing page when it is asked. A real disk may be so fast that the page is there with
+    the answer, and the test would then depend on the machine's speed.
     """
-    assert flags == os.RWF_NOWAIT, "it would wait for the disk"
+    assert flags == os.RWF_NOWAIT, "the read would wait for the disk"
     asked = sum(map(len, memory))
     there = 0
     while there < asked and pagecache.is_in_memory(fd, offset + there):
@@ -36,16 +36,16 @@ def _takes_its_time(preadv: Any, fd: int, memory: Any, offset: int, flags: int) 
     return int(preadv(fd, (memoryview(buffer)[:there],), offset))
 
 
-def _does_not_know_that(preadv: Any, fd: int, memory: Any, offset: int, flags: int) -> int:
+def _without_nowait(preadv: Any, fd: int, memory: Any, offset: int, flags: int) -> int:
     if flags:
         raise OSError(errno.EOPNOTSUPP, "an overlayfs does not know that")
-    assert pagecache.is_in_memory(fd, offset, sum(map(len, memory))), "it would wait for the disk"
+    assert pagecache.is_in_memory(fd, offset, sum(map(len, memory))), "the read would wait for the disk"
     return int(preadv(fd, memory, offset))
 
 
 @pytest.fixture
 def cold(tmp_path: Path) -> Iterator[int]:
-    """A file whose pages are on disk alone."""
+    """A file whose pages are not in memory."""
     path = tmp_path / "file"
     path.write_bytes(BYTES)
     with path.open("rb") as file:
@@ -56,9 +56,9 @@ def cold(tmp_path: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-@pytest.fixture(params=[_takes_its_time, _does_not_know_that], ids=["a slow disk", "without RWF_NOWAIT"])
+@pytest.fixture(params=[_slow_disk, _without_nowait], ids=["a slow disk", "without RWF_NOWAIT"])
 def fd(request: pytest.FixtureRequest, cold: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The same file, on a file system of that kind."""
+    """The same file, on a slow disk, or on a file system without RWF_NOWAIT."""
     preadv = os.preadv
 
     def asked(fd: int, memory: Any, offset: int, flags: int = 0) -> int:
@@ -99,7 +99,7 @@ def test_bytes_that_were_read_can_be_opened_and_read_at_once(fd: int) -> None:
     assert into == BYTES[5000:25_000]
 
 
-def test_one_page_that_is_missing_is_missing(fd: int) -> None:
+def test_a_single_page_that_is_not_in_memory_is_noticed(fd: int) -> None:
     os.pread(fd, len(BYTES), 0)
     os.posix_fadvise(fd, 8192, 4096, os.POSIX_FADV_DONTNEED)
     if pagecache.is_in_memory(fd, 8192):
@@ -111,7 +111,7 @@ def test_one_page_that_is_missing_is_missing(fd: int) -> None:
 @pytest.mark.parametrize(
     ("offset", "count"), [(5000, 290_000), (100_000, 40_000)], ids=["a run in the middle", "the last page's own run"]
 )
-def test_each_run_is_looked_at_before_it_is_sent(fd: int, offset: int, count: int) -> None:
+def test_each_run_of_pages_is_checked_before_it_is_sent(fd: int, offset: int, count: int) -> None:
     os.pread(fd, len(BYTES), 0)
     assert pagecache.in_memory(fd, offset, count)
     os.posix_fadvise(fd, 128 * 1024, 128 * 1024, os.POSIX_FADV_DONTNEED)
@@ -120,14 +120,14 @@ def test_each_run_is_looked_at_before_it_is_sent(fd: int, offset: int, count: in
     assert not pagecache.in_memory(fd, offset, count)
 
 
-def test_a_file_that_is_too_short_is_for_its_reader_to_say(tmp_path: Path) -> None:
+def test_a_file_that_is_too_short_gives_the_bytes_that_it_has(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"abc")
     with (tmp_path / "short").open("rb") as file:
         assert pagecache.read_known(file.fileno(), 4096) == b"abc"
         assert not pagecache.read_in_memory(file.fileno(), 0, memoryview(bytearray(10)))
 
 
-def test_a_file_system_that_may_live_elsewhere_is_not_asked_for_files_at_once(
+def test_files_on_a_file_system_that_may_be_remote_are_not_opened_on_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not pagecache.opens_at_once(b"/proc")
@@ -138,7 +138,7 @@ def test_a_file_system_that_may_live_elsewhere_is_not_asked_for_files_at_once(
     directory.close()
 
 
-def test_a_disk_that_comes_in_place_of_another_is_asked_anew_where_its_blocks_lie(
+def test_after_another_disk_was_mounted_the_kind_of_its_file_system_is_looked_up_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What `make bench-ahead` makes of several rounds."""
+"""The comparison of several rounds of `make bench-ahead`: for each epoch, the median of all rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def waited(*rounds: tuple[float, ...]) -> list[list[Epoch]]:
     return [[Epoch(1, 0, wait_s, 0.0, 1.0, NONE) for wait_s in its] for its in rounds]
 
 
-def test_of_each_epoch_the_median_of_all_rounds_is_compared() -> None:
+def test_the_median_of_all_rounds_is_compared_for_each_epoch() -> None:
     compared = Compared(waited((2.0, 1.0), (9.0, 1.0), (1.0, 1.0)), waited((12.0, 11.0), (99.0, 11.0), (1.0, 99.0)))
     ours = waited((2.5, 3.0), (3.0, 1.0), (9.0, 2.0))
     first = compared.row("world", 0.09, ours, 1, 1)

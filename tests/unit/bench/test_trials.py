@@ -1,4 +1,4 @@
-"""The table of what was tried, and that `make soak` runs each test that has a long form."""
+"""The table of trials, and the rule that `make soak` runs each test that has a long form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.trials import Trials
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_row_tells_how_often_what_was_seen_and_what_was_lost() -> None:
+def test_a_row_counts_the_outcomes_and_the_losses() -> None:
     trials = Trials()
     trials.record("origin", "reset in mid-body", "the right bytes", times=1200)
     trials.record("origin", "reset in mid-body", "a broken connection", lost=1)
@@ -22,7 +22,7 @@ def test_a_row_tells_how_often_what_was_seen_and_what_was_lost() -> None:
     ]
 
 
-def test_nothing_tried_is_no_table() -> None:
+def test_without_a_trial_there_is_no_table() -> None:
     assert Trials().table() == []
 
 
@@ -37,5 +37,5 @@ def test_make_soak_runs_each_test_that_has_a_long_form() -> None:
     assert [path for path in with_long_form if not any(path.is_relative_to(each) for each in soaked)] == []
 
 
-def test_the_files_that_come_first_are_there() -> None:
+def test_the_files_that_are_run_first_exist() -> None:
     assert [name for name in USUAL_SECONDS if not (ROOT / name).exists()] == []

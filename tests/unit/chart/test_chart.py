@@ -1,4 +1,5 @@
-"""The Helm chart, rendered by Helm's own engine; its manifests judged by Kubernetes' schemas, its settings by ours."""
+"""The Helm chart, rendered by Helm's own engine. Kubernetes' schemas check its manifests, and the proxy its
+settings."""
 
 from __future__ import annotations
 
@@ -31,10 +32,10 @@ from tests.support.chart import (
     started,
 )
 
-WARNING = 2  # of Helm's lint: 1 info, 2 warning, 3 error
+WARNING = 2  # a severity of Helm's lint: 1 info, 2 warning, 3 error
 any_case = pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
 any_node_case = pytest.mark.parametrize("values", NODE_CASES.values(), ids=NODE_CASES.keys())
-# Custom resources: tests/unit/chart/test_chart_extras.py.
+# Custom resources are tested in tests/unit/chart/test_chart_extras.py.
 UNKNOWN_TO_KUBERNETES = {"PodMonitor", "PrometheusRule"}
 
 
@@ -45,7 +46,7 @@ def chart() -> Iterator[helm.Chart]:
 
 
 @any_case
-def test_lint_has_nothing_to_say_but_that_there_is_no_icon(values: Values) -> None:
+def test_lint_finds_nothing_but_the_missing_icon(values: Values) -> None:
     report = helm.lint(CHART, values, strict=True)
     assert report["total_charts_linted"] == 1
     assert report["errors"] == []
@@ -64,7 +65,7 @@ def test_kubernetes_knows_every_field_of_every_manifest(chart: helm.Chart, value
 
 
 def test_the_oldest_kubernetes_tried_here_is_the_oldest_allowed_also_in_managed_clusters(chart: helm.Chart) -> None:
-    # To semver v1.29.4-gke.1 is a pre-release, which only a constraint with one of its own lets in.
+    # To semver v1.29.4-gke.1 is a pre-release. Only a constraint with a pre-release of its own allows it.
     assert chart.metadata["kubeVersion"] == f">={KUBERNETES[0]}.0-0"
 
 
@@ -75,7 +76,7 @@ def test_a_build_with_its_commit_in_the_version_has_labels_that_kubernetes_takes
     assert labels["app.kubernetes.io/version"] == __version__
 
 
-def test_the_schemas_of_kubernetes_would_have_told(chart: helm.Chart) -> None:
+def test_the_schemas_of_kubernetes_find_a_wrong_field(chart: helm.Chart) -> None:
     daemon_set = manifests(chart, {})["DaemonSet"]
     daemon_set["spec"]["template"]["spec"]["enableServiceLink"] = False
     with pytest.raises(kubernetes_validate.ValidationError, match="enableServiceLink"):
@@ -83,7 +84,7 @@ def test_the_schemas_of_kubernetes_would_have_told(chart: helm.Chart) -> None:
 
 
 @any_node_case
-def test_the_proxy_starts_with_what_the_pod_gives_it(chart: helm.Chart, values: Values, tmp_path: Path) -> None:
+def test_the_proxy_starts_with_the_settings_of_its_pod(chart: helm.Chart, values: Values, tmp_path: Path) -> None:
     settings = started(chart, values, tmp_path)
     assert (settings.listen, settings.admin, settings.auth) == ("0.0.0.0:9480", "0.0.0.0:9481", "sigv4")
     assert settings.admin_token is not None
@@ -101,7 +102,7 @@ def test_each_setting_arrives_as_it_was_written(chart: helm.Chart, tmp_path: Pat
     assert (settings.catalog_entries, settings.drain_s) == (3_000_001, 2.5)
 
 
-def test_the_default_settings_are_those_of_the_proxy_but_for_the_disk(chart: helm.Chart, tmp_path: Path) -> None:
+def test_the_default_settings_are_those_of_the_proxy_except_for_the_disk(chart: helm.Chart, tmp_path: Path) -> None:
     settings = started(chart, {}, tmp_path)
     by_chart = {"listen", "admin", "admin_token", "auth", "clients", "cache_dir", "cache_size", "min_free"}
     assert settings.model_dump(exclude=by_chart) == load({}, environ={}).model_dump(exclude=by_chart)
@@ -145,7 +146,7 @@ def test_two_releases_in_a_namespace_do_not_select_each_others_pods(chart: helm.
 
 
 @pytest.mark.parametrize("release", ["outrider", "my-outrider-eu", "r" * 53, "n" * 52 + "7"])
-def test_names_stay_within_what_a_service_may_be_called(chart: helm.Chart, release: str) -> None:
+def test_names_are_no_longer_than_a_service_allows(chart: helm.Chart, release: str) -> None:
     for manifest in manifests(chart, {}, release).values():
         assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", manifest["metadata"]["name"])
 
@@ -164,8 +165,8 @@ async def test_the_ports_and_probes_are_those_of_the_proxy(chart: helm.Chart, tm
 
 
 @any_node_case
-def test_the_pod_asks_for_no_more_than_the_restricted_standard_grants(chart: helm.Chart, values: Values) -> None:
-    """But for hostPath and hostPort. Source: Pod Security Standards, profile Restricted."""
+def test_the_pod_needs_no_more_than_the_restricted_standard_grants(chart: helm.Chart, values: Values) -> None:
+    """The exceptions are hostPath and hostPort. Source: Pod Security Standards, profile Restricted."""
     spec = pod(chart, values)
     user = values.get("runAsUser", 65532)
     assert spec["securityContext"] == {
@@ -176,7 +177,7 @@ def test_the_pod_asks_for_no_more_than_the_restricted_standard_grants(chart: hel
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    # 1.00068e+09, which Go makes of a large number, equals it here, but Kubernetes refuses it.
+    # Go writes a large number as 1.00068e+09. It equals the number here, but Kubernetes refuses it.
     assert isinstance(spec["securityContext"]["runAsUser"], int)
     assert container(chart, values)["securityContext"] == {
         "allowPrivilegeEscalation": False,
@@ -188,7 +189,7 @@ def test_the_pod_asks_for_no_more_than_the_restricted_standard_grants(chart: hel
     assert container(chart, values)["resources"]["requests"].keys() == {"cpu", "memory"}
     writable = [mount["name"] for mount in container(chart, values)["volumeMounts"] if not mount.get("readOnly")]
     assert writable == ["cache"]
-    # Root owns the file; the process reads it by its group, and nobody else does.
+    # Root owns the file, the process reads it by its group, and no one else can.
     [clients] = [volume["secret"] for volume in spec["volumes"] if volume["name"] == "clients"]
     assert clients["defaultMode"] == 0o440
 
@@ -222,7 +223,7 @@ def test_the_pod_is_not_killed_while_it_drains(chart: helm.Chart, drain_s: float
     assert drain_s + 15 <= grace_s < drain_s + 16
 
 
-def test_other_settings_mean_other_pods_and_nothing_else_does(chart: helm.Chart) -> None:
+def test_pods_are_replaced_for_other_settings_and_for_nothing_else(chart: helm.Chart) -> None:
     def template(values: Values) -> Manifest:
         found: Manifest = manifests(chart, values)["DaemonSet"]["spec"]["template"]
         return found
@@ -232,7 +233,7 @@ def test_other_settings_mean_other_pods_and_nothing_else_does(chart: helm.Chart)
     assert template({"service": {"port": 80}}) == template({})
 
 
-def test_the_image_is_of_the_charts_app_version_unless_told(chart: helm.Chart) -> None:
+def test_the_image_has_the_charts_app_version_by_default(chart: helm.Chart) -> None:
     assert chart.metadata["appVersion"] == __version__
     assert container(chart, {})["image"] == f"outrider:{__version__}"
     told = container(chart, CASES["own-names"])
@@ -242,7 +243,7 @@ def test_the_image_is_of_the_charts_app_version_unless_told(chart: helm.Chart) -
     assert container(chart, {"image": {"tag": pinned}})["image"] == f"outrider:{pinned}"
 
 
-def test_the_account_carries_the_role_or_is_somebody_elses(chart: helm.Chart) -> None:
+def test_the_service_account_carries_the_role_or_is_an_existing_one(chart: helm.Chart) -> None:
     account = manifests(chart, CASES["role"])["ServiceAccount"]
     assert account["metadata"]["annotations"] == CASES["role"]["serviceAccount"]["annotations"]
     assert account["metadata"]["name"] == pod(chart, CASES["role"])["serviceAccountName"]
@@ -264,7 +265,7 @@ def test_the_variables_of_opentelemetry_reach_the_proxy(chart: helm.Chart) -> No
     assert values["openTelemetry"]["OTEL_TRACES_SAMPLER_ARG"] == "0.01"
 
 
-def test_the_pods_run_where_and_with_what_they_are_told(chart: helm.Chart) -> None:
+def test_the_pods_run_on_the_nodes_and_with_the_resources_of_the_values(chart: helm.Chart) -> None:
     asked = CASES["gpu-nodes"]
     spec = pod(chart, asked)
     assert (spec["nodeSelector"], spec["tolerations"]) == (asked["nodeSelector"], asked["tolerations"])
@@ -276,7 +277,7 @@ def test_the_pods_run_where_and_with_what_they_are_told(chart: helm.Chart) -> No
     assert asked["podAnnotations"].items() < template["metadata"]["annotations"].items()
 
 
-def test_a_role_is_assumed_by_a_token_of_the_account_for_nobody_else(chart: helm.Chart) -> None:
+def test_a_role_is_assumed_by_a_token_for_sts_alone(chart: helm.Chart) -> None:
     values = CASES["web-identity"]
     told = Cluster.of(manifests(chart, values), values).environment()
     path = Path(told["AWS_WEB_IDENTITY_TOKEN_FILE"])

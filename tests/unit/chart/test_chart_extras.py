@@ -1,4 +1,4 @@
-"""What the chart has besides the DaemonSet: warm-ups, monitoring, network policy."""
+"""Warm-ups, monitoring and the network policy of the Helm chart."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_warm_up_is_done_once_or_by_the_clock(chart: helm.Chart) -> None:
     ]
 
 
-def test_the_command_of_a_warm_up_is_one_of_the_images(chart: helm.Chart) -> None:
+def test_the_image_has_the_command_of_a_warm_up(chart: helm.Chart) -> None:
     pytest.importorskip("outrider.cli.warm")
     [job] = of_kind(chart, CASES["warm"], "Job")
     command, _, *options = warm_pod(job)["spec"]["containers"][0]["args"]
@@ -73,8 +73,9 @@ def test_a_changed_warm_up_is_another_job_and_an_unchanged_one_is_the_same(chart
 
 
 @pytest.mark.parametrize("release", [RELEASE, "r" * 53])
-def test_the_names_of_warm_ups_leave_room_for_what_kubernetes_adds(release: str) -> None:
-    """A CronJob's 11 characters of time, and a pod's of its own; a label's value holds 63 in all."""
+def test_the_names_of_warm_ups_leave_room_for_the_suffixes_of_kubernetes(release: str) -> None:
+    """Kubernetes adds 11 characters of time to a CronJob's name, and a suffix to a pod's. A label's value holds 63 in
+    all."""
     values = {
         "warm": {
             "keySecret": "key",
@@ -106,7 +107,7 @@ def test_a_warm_up_reaches_the_cache_of_its_node_as_a_client(chart: helm.Chart, 
             assert endpoint == f"http://{rendered['Service']['metadata']['name']}.{NAMESPACE}.svc:9480"
         else:
             assert endpoint == "http://$(HOST_IP):19480"
-            # Kubernetes fills in what stands before it in the list.
+            # Kubernetes expands a variable only if it stands earlier in the list.
             assert list(told).index("HOST_IP") < list(told).index("AWS_ENDPOINT_URL")
             assert told["HOST_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
 
@@ -137,7 +138,7 @@ def test_no_request_goes_to_the_pod_of_a_warm_up(chart: helm.Chart) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Job", "CronJob"])
-def test_the_pod_of_a_warm_up_may_do_as_little_as_the_proxys(chart: helm.Chart, kind: str) -> None:
+def test_the_pod_of_a_warm_up_has_no_more_rights_than_the_proxys(chart: helm.Chart, kind: str) -> None:
     [job] = of_kind(chart, CASES["warm"], kind)
     spec, proxy = warm_pod(job)["spec"], pod(chart, CASES["warm"])
     [only] = spec["containers"]
@@ -152,7 +153,7 @@ def test_the_pod_of_a_warm_up_may_do_as_little_as_the_proxys(chart: helm.Chart, 
 # -- monitoring and network -----------------------------------------------------------------------------------------
 
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-# The parts of the operator's custom resources that this chart uses; anything else is a misspelling.
+# These are the parts of the operator's custom resources that this chart uses; any other field is a misspelling.
 POD_MONITOR = {
     "type": "object",
     "additionalProperties": False,
@@ -237,7 +238,7 @@ RULES = {
 }
 
 
-def test_prometheus_asks_each_proxy_with_the_token(chart: helm.Chart) -> None:
+def test_prometheus_scrapes_each_proxy_with_the_token(chart: helm.Chart) -> None:
     [monitor] = of_kind(chart, CASES["monitoring"], "PodMonitor")
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
     jsonschema.validate(monitor["spec"], POD_MONITOR)
@@ -253,7 +254,7 @@ def test_prometheus_asks_each_proxy_with_the_token(chart: helm.Chart) -> None:
 
 
 @pytest.mark.parametrize("case", ["monitoring", "sidecar"])
-def test_the_rules_and_the_dashboard_arrive_as_their_files_are(chart: helm.Chart, case: str) -> None:
+def test_the_rules_and_the_dashboard_are_deployed_unchanged(chart: helm.Chart, case: str) -> None:
     [rules] = of_kind(chart, CASES[case], "PrometheusRule")
     assert rules["apiVersion"] == "monitoring.coreos.com/v1"
     assert rules["spec"] == yaml.safe_load((CHART / "files/rules.yaml").read_text())
@@ -265,18 +266,18 @@ def test_the_rules_and_the_dashboard_arrive_as_their_files_are(chart: helm.Chart
     assert json.loads(dashboard["data"]["outrider.json"]) == json.loads((CHART / "files/dashboard.json").read_text())
 
 
-def test_nothing_is_monitored_unless_asked_for(chart: helm.Chart) -> None:
+def test_monitoring_is_off_by_default(chart: helm.Chart) -> None:
     assert set(manifests(chart, {})) == {"ConfigMap", "DaemonSet", "Service", "ServiceAccount"}
 
 
-def test_the_schemas_of_the_custom_resources_would_have_told(chart: helm.Chart) -> None:
+def test_the_schemas_of_the_custom_resources_find_a_wrong_field(chart: helm.Chart) -> None:
     [monitor] = of_kind(chart, CASES["monitoring"], "PodMonitor")
     monitor["spec"]["podMetricsEndpoint"] = monitor["spec"].pop("podMetricsEndpoints")
     with pytest.raises(jsonschema.ValidationError, match="podMetricsEndpoint"):
         jsonschema.validate(monitor["spec"], POD_MONITOR)
 
 
-def test_a_network_policy_lets_in_whom_it_names_and_the_warm_ups(chart: helm.Chart) -> None:
+def test_a_network_policy_lets_in_the_pods_that_it_names_and_the_warm_ups(chart: helm.Chart) -> None:
     asked = CASES["monitoring"]["networkPolicy"]
     policy = manifests(chart, CASES["monitoring"])["NetworkPolicy"]["spec"]
     template = manifests(chart, CASES["monitoring"])["DaemonSet"]["spec"]["template"]
@@ -290,7 +291,7 @@ def test_a_network_policy_lets_in_whom_it_names_and_the_warm_ups(chart: helm.Cha
     assert (s3["from"][1:], admin["from"]) == (asked["s3From"], asked["adminFrom"])
 
 
-def test_by_default_a_network_policy_is_of_the_namespace_and_keeps_the_admin_port_shut(chart: helm.Chart) -> None:
+def test_by_default_a_network_policy_allows_the_namespace_and_closes_the_admin_port(chart: helm.Chart) -> None:
     policy = manifests(chart, CASES["network-policy"])["NetworkPolicy"]["spec"]
     assert policy["policyTypes"] == ["Ingress"]
     [s3] = policy["ingress"]

@@ -1,4 +1,4 @@
-"""What values.schema.json refuses, by Helm's own validator, and that it knows the settings as the proxy does."""
+"""values.schema.json refuses invalid values, by Helm's own validator, and knows the settings as the proxy does."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def chart() -> Iterator[helm.Chart]:
         yield loaded
 
 
-# What the chart sets itself, and what it does not offer yet.
+# The chart sets these settings itself; those of NOT_OFFERED it does not offer yet.
 OWN = {"listen", "admin", "admin_token", "auth", "clients", "cache_dir"}
-# `cross_site` is for web pages, which no pod of a chart serves; a sidecar's alone is in loopback mode.
+# `cross_site` is for web pages, which no pod of a chart serves, and only a sidecar runs in loopback mode.
 NOT_OFFERED = {"cross_site", "tls_cert", "tls_key"}
 
 
@@ -32,7 +32,7 @@ def test_the_schema_knows_the_settings_of_the_proxy(chart: helm.Chart) -> None:
     assert set(offered) == set(Settings.model_fields) - OWN - NOT_OFFERED
 
 
-def test_the_schema_draws_the_same_limits_as_the_proxy(chart: helm.Chart) -> None:
+def test_the_schema_has_the_same_limits_as_the_proxy(chart: helm.Chart) -> None:
     schema = chart.schema
     assert schema is not None
     for name, said in schema["properties"]["settings"]["properties"].items():
@@ -58,7 +58,7 @@ REFUSED: list[tuple[Values, str]] = [
     ({"imagePullSecrets": ["mirror"]}, "/imagePullSecrets/0"),
     ({"settings": {"cach_size": "1GiB"}}, "additional properties 'cach_size'"),
     *(({"settings": {name: "x"}}, f"additional properties '{name}'") for name in sorted(OWN | NOT_OFFERED)),
-    # Through Helm a number of bytes becomes a float, which the proxy refuses.
+    # Helm turns a number of bytes into a float, which the proxy refuses.
     ({"settings": {"cache_size": 50 * 2**30}}, "/settings/cache_size"),
     ({"settings": {"cache_size": "50Gi"}}, "/settings/cache_size"),
     ({"settings": {"min_free": "101%"}}, "/settings/min_free"),
@@ -136,6 +136,8 @@ def test_two_warm_ups_of_one_name_are_refused(chart: helm.Chart) -> None:
 
 
 @pytest.mark.parametrize(("values", "said"), REFUSED, ids=[str(values) for values, _ in REFUSED])
-def test_nonsense_is_refused_by_name_before_anything_is_applied(chart: helm.Chart, values: Values, said: str) -> None:
+def test_an_invalid_value_is_refused_by_name_before_anything_is_applied(
+    chart: helm.Chart, values: Values, said: str
+) -> None:
     with pytest.raises(helm.HelmValuesError, match=re.escape(said)):
         chart.render(values, name=RELEASE, namespace=NAMESPACE)

@@ -1,4 +1,4 @@
-"""The sidecar, in the chart that README.md shows; and README.md itself."""
+"""The sidecar, in the chart that README.md shows, and the table of values in README.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chart() -> Iterator[helm.Chart]:
 
 
 def in_another_chart(values: Values, directory: Path, release: str = RELEASE) -> list[Manifest]:
-    """What the chart makes that README.md shows, with `values` for this one."""
+    """The manifests that README.md's example chart renders, with `values` for this chart."""
     (directory / "templates").mkdir(parents=True)
     for name in ("Chart.yaml", "templates/job.yaml"):
         (directory / name).write_text(block(name))
@@ -81,7 +81,7 @@ def test_another_chart_has_the_sidecar_in_its_job(values: Values, kubernetes: st
 
 
 @pytest.mark.parametrize("values", SIDECARS.values(), ids=SIDECARS)
-def test_the_sidecar_is_native_and_may_do_little_whatever_its_pod_says(values: Values, tmp_path: Path) -> None:
+def test_the_sidecar_is_native_and_restricted_whatever_its_pod_allows(values: Values, tmp_path: Path) -> None:
     [job] = [each for each in in_another_chart(values, tmp_path / "chart") if each["kind"] == "Job"]
     [sidecar] = job["spec"]["template"]["spec"]["initContainers"]
     assert sidecar["restartPolicy"] == "Always"
@@ -105,7 +105,7 @@ def test_a_sidecars_chart_starts_nothing_by_itself(chart: helm.Chart) -> None:
     assert re.findall(rf"-n {NAMESPACE} create secret generic (\S+)", notes) == ["minio-keys"]
 
 
-def test_the_example_is_what_the_readme_and_the_template_make(tmp_path: Path) -> None:
+def test_the_example_is_rendered_from_the_readme_and_the_template(tmp_path: Path) -> None:
     values = yaml.safe_load(block("values.yaml"))["outrider"]
     made = {each["kind"]: each for each in in_another_chart(values, tmp_path / "chart", release="train")}
     example = yaml.safe_load_all((CHART.parents[1] / "examples/kubernetes/job-with-sidecar.yaml").read_text())

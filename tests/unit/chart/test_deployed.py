@@ -1,4 +1,4 @@
-"""The stand-in for a cluster refuses what a cluster would, and finds out what would never start."""
+"""The stand-in for a cluster: it refuses the same manifests as a cluster, and finds pods that would never start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WARM = f"{IMAGE},warm.keySecret=train-key,warm.jobs[0].name=train,warm.jobs[0].u
         ("settings.region=eu-central-1", SECRETS, "^outrider:"),
     ],
 )
-def test_what_would_not_start_is_found_out(
+def test_pods_that_would_not_start_are_found(
     values: str, secrets: list[Manifest], wrong: str | None, tmp_path: Path
 ) -> None:
     cluster = Cluster(tmp_path / "cluster")
@@ -54,7 +54,7 @@ def test_what_would_not_start_is_found_out(
         deployed.check(cluster, tmp_path)
 
 
-def test_a_cluster_refuses_what_a_cluster_would(tmp_path: Path) -> None:
+def test_the_stand_in_refuses_the_same_as_a_cluster(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "cluster")
     with pytest.raises(Refused, match='namespaces "training" not found'):
         helm(cluster, "", [*INSTALL, IMAGE])

@@ -1,4 +1,4 @@
-"""The manifests of examples/kubernetes: known to Kubernetes, and fitting what the chart makes. The list of them all."""
+"""The manifests of examples/kubernetes are known to Kubernetes and fit the chart. The list of examples is complete."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_pytorch_job_finds_the_cache_that_the_values_make(tmp_path: Path) ->
     assert told["AWS_ENDPOINT_URL"]["value"] == f"http://{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}"
     caches = made["DaemonSet"]["spec"]["template"]["spec"]
     assert (spec["nodeSelector"], spec["tolerations"]) == (caches["nodeSelector"], caches["tolerations"])
-    # The warm-up signs with the job's own key, fetches what the job reads, and on as many nodes.
+    # The warm-up signs with the job's own key, fetches the objects that the job reads, and runs on as many nodes.
     key = {told[name]["valueFrom"]["secretKeyRef"]["name"] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     assert key == {VALUES["warm"]["keySecret"]}
     [warm] = VALUES["warm"]["jobs"]
@@ -81,7 +81,7 @@ def test_the_pytorch_job_finds_the_cache_that_the_values_make(tmp_path: Path) ->
     assert 'freshness = "immutable"' in made["ConfigMap"]["data"]["settings.toml"]
 
 
-def test_the_directory_is_made_where_the_cache_is_for_whom_it_runs_as() -> None:
+def test_the_comment_makes_the_caches_directory_for_the_proxys_user() -> None:
     text = (EXAMPLES / "kubernetes/pytorch-with-daemonset-values.yaml").read_text()
     with helm.Chart.load(CHART) as chart:
         user = chart.merge_values(VALUES)["runAsUser"]
@@ -102,7 +102,7 @@ def test_the_pods_of_the_pytorch_job_find_each_other() -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the pinned torch has no wheel for newer Pythons")
-def test_torchrun_takes_the_words_of_the_pytorch_job() -> None:
+def test_torchrun_accepts_the_command_of_the_pytorch_job() -> None:
     from torch.distributed.run import parse_args
 
     job = manifests("pytorch-with-daemonset.yaml")["Job"]
@@ -114,7 +114,7 @@ def test_torchrun_takes_the_words_of_the_pytorch_job() -> None:
     assert parsed.training_script == "train_webdataset.py"
 
 
-def test_the_list_of_examples_is_whole() -> None:
+def test_the_list_of_examples_is_complete() -> None:
     files = {
         str(path.relative_to(EXAMPLES))
         for path in EXAMPLES.rglob("*")

@@ -1,4 +1,4 @@
-"""The documentation holds together: links, headings, blocks, the settings page."""
+"""The documentation is consistent: links, headings, code blocks, the settings page, and the names that pages quote."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_page_is_in_the_index() -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_says_what_it_is_and_is_that(page: Path) -> None:
+def test_every_block_names_its_language_and_is_valid(page: Path) -> None:
     for block in blocks_of(page):
         assert block.language in LANGUAGES, block.name
         assert all(mark in KNOWN_MARKS or mark.startswith("if=") for mark in block.marks), block.name
@@ -91,13 +91,13 @@ def test_no_block_is_left_out() -> None:
     assert left_out == set()
 
 
-# Commands in the text of the pages, each with the test that tries it, or the reason why none can. `kubectl` and `helm`
-# are tried by tests/server/test_docs.py.
+# Commands in the text of the pages, each with the test that runs it, or the reason why no test can.
+# tests/server/test_docs.py runs `kubectl` and `helm`.
 INLINE = {
     "docker build --tag registry.example.org/outrider:0.1.0 .": "test_the_image_has_the_charts_tag",
-    'pip install ".[examples]"': "test_what_pip_is_to_install_exists",
-    "pip install '.[plot]'": "test_what_pip_is_to_install_exists",
-    "pip install --require-hashes -r requirements.lock": "test_what_pip_is_to_install_exists",
+    'pip install ".[examples]"': "test_everything_that_pip_is_told_to_install_exists",
+    "pip install '.[plot]'": "test_everything_that_pip_is_told_to_install_exists",
+    "pip install --require-hashes -r requirements.lock": "test_everything_that_pip_is_told_to_install_exists",
     "pip install .": "tests/server/test_image.py",
     "systemctl disable --now nginx": "needs systemd, and root",
 }
@@ -118,13 +118,13 @@ def test_the_image_has_the_charts_tag() -> None:
     assert f"docker build --tag registry.example.org/outrider:{version} ." in INLINE
 
 
-def test_what_pip_is_to_install_exists() -> None:
+def test_everything_that_pip_is_told_to_install_exists() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {extra for command in INLINE for extra in re.findall(r"\.\[(\w+)\]", command)} <= extras.keys()
     assert (ROOT / "requirements.lock").is_file()
 
 
-def test_the_settings_page_is_what_the_settings_are() -> None:
+def test_the_settings_page_is_up_to_date() -> None:
     assert settings_page.PAGE.read_text() == settings_page.page(), "run `make docs`"
 
 
@@ -151,7 +151,7 @@ def test_every_flag_and_variable_that_the_proxy_or_a_page_names_exists() -> None
         f"{path.name}: OUTRIDER_{name}"
         for path, text in told.items()
         for name in re.findall(r"OUTRIDER_([A-Z0-9_]*[A-Z])", text)
-        # Left out: knobs of the tests, a placeholder for any name, and two names that a page shows as wrong.
+        # The exceptions are knobs of the tests, a placeholder for any name, and two names that a page shows as wrong.
         if name not in variables
         and not name.startswith(("TEST_", "DIFFERENTIAL"))
         and name not in {"CACHESIZE", "NAME", "PORT"}
@@ -197,7 +197,8 @@ def test_every_metric_that_a_page_names_exists() -> None:
 
 
 def test_contributing_has_a_line_for_each_package() -> None:
-    """A newcomer finds each package there, or, where it is only a floor of packages, each module beside these."""
+    """Each package is named there. For a package that only holds packages, these and the modules beside them are
+    named."""
     root = ROOT / "proxy" / "outrider"
     rows = (ROOT / "CONTRIBUTING.md").read_text().partition("| package of `proxy/outrider` |")[2].partition("###")[0]
     firsts = [row.split("|")[1] for row in rows.splitlines() if row.startswith("|")]
@@ -213,7 +214,7 @@ def test_contributing_has_a_line_for_each_package() -> None:
 
 
 def test_every_module_that_a_page_names_exists() -> None:
-    """Such as `core/cache/freshness`, with or without its ending; tests are named from tests/ on."""
+    """A module is named as `core/cache/freshness`, with or without its ending; a test is named from tests/ on."""
     root = ROOT / "proxy" / "outrider"
     unknown = {
         f"{page.name}: {name}"
@@ -226,8 +227,8 @@ def test_every_module_that_a_page_names_exists() -> None:
     assert unknown == set()
 
 
-def test_every_page_says_for_whom_it_is() -> None:
-    """In the first line below its title."""
+def test_every_page_names_its_audience() -> None:
+    """The audience stands in the first line below the title."""
     of_docs = [page for page in pages() if page != ROOT / "README.md"]
     assert [page.name for page in of_docs if not page.read_text().splitlines()[2].startswith("For ")] == []
 
@@ -238,7 +239,7 @@ def test_headings_are_linked_to_as_github_does(tmp_path: Path) -> None:
     assert anchors_of(page) == {"one-two", "503-slowdown-why", "twice", "twice-1"}
 
 
-def test_links_in_code_are_none(tmp_path: Path) -> None:
+def test_links_in_code_are_ignored(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("[a](b.md) `[c](d.md)`\n```text\n[e](f.md)\n```\n![g](h.svg)\n")
     assert list(chain(links_of(page))) == ["b.md", "h.svg"]

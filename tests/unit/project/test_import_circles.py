@@ -1,4 +1,5 @@
-"""No module imports itself through others, not even under TYPE_CHECKING: each can be read, moved and tested alone."""
+"""No module imports itself through others, not even under TYPE_CHECKING, so that each can be read, moved and tested
+alone."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import grimp
 
 
 def _circles(graph: grimp.ImportGraph) -> list[set[str]]:
-    """The groups of modules of which each imports each, at once or through others."""
+    """The groups of modules in which each imports each, directly or through others."""
     downstream = {module: graph.find_downstream_modules(module) for module in graph.modules}
     circles: list[set[str]] = []
     for module in sorted(graph.modules):

@@ -1,4 +1,4 @@
-"""The lock file of the container image: whole, hashed, and of this project's requirements."""
+"""The lock file of the container image is complete, hashed, and satisfies this project's requirements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[3]
 LOCK = (ROOT / "requirements.lock").read_text()
-# `name==version ; marker \`, then its hashes, each on a line of its own.
+# `name==version ; marker \`, and then its hashes, each on a line of its own.
 ENTRIES = re.findall(r"^([a-z0-9][^\s=]*)==(\S+)(.*?)((?:\\\n    --hash=sha256:[0-9a-f]{64} ?)+)$", LOCK, re.MULTILINE)
 PINNED = {canonicalize_name(name): Version(version) for name, version, _, _ in ENTRIES}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -28,7 +28,7 @@ def test_every_line_is_a_pin_with_its_hashes() -> None:
 
 
 @pytest.mark.parametrize("declared", DECLARED)
-def test_the_lock_satisfies_what_the_project_requires(declared: str) -> None:
+def test_the_lock_satisfies_the_projects_requirements(declared: str) -> None:
     requirement = Requirement(declared)
     assert PINNED[canonicalize_name(requirement.name)] in requirement.specifier, "run make lock"
 

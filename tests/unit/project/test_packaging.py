@@ -1,4 +1,4 @@
-"""What a user installs: both wheels, built, complete, and working in an environment of their own."""
+"""The wheels that a user installs: both are built, complete, and work in an environment of their own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import outrider
 import outrider_sdk
 
 ROOT = Path(__file__).parents[3]
-# Only what the build reads, so that a build leaves nothing in the tree, and finds nothing there that is not its own.
+# Only the build's own inputs are copied, so that a build leaves nothing in the tree and finds nothing else there.
 OF_BUILD = ("pyproject.toml", "README.md", "LICENSE", "proxy", "sdk")
 
 
 def output_of(*words: str | Path, cwd: Path) -> str:
-    """Of a command that sees neither this tree nor this session's settings."""
+    """The output of a command that sees neither this tree nor this session's settings."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OUTRIDER_"))}
     done = subprocess.run(
         [str(word) for word in words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=250, check=False
@@ -34,7 +34,7 @@ def output_of(*words: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By distribution, built without a network."""
+    """The wheels by distribution, built without a network."""
     tree = tmp_path_factory.mktemp("tree")
     for name in OF_BUILD:
         if (ROOT / name).is_dir():
@@ -49,7 +49,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of a fresh environment with both wheels, and with the dependencies that this one has."""
+    """The `bin` of a fresh environment with both wheels, and with this environment's dependencies."""
     home = tmp_path_factory.mktemp("venv")
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"
@@ -58,7 +58,7 @@ def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
         sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps",
         *wheels.values(), cwd=home,
     )  # fmt: skip
-    # After the installation, so that pip does not see one of these packages as being there already.
+    # The dependencies are linked after the installation, so that pip does not take one of these packages as installed.
     (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
     return home / "bin"
 
@@ -97,7 +97,7 @@ def test_every_command_is_there_and_its_help_has_examples(installed: Path) -> No
     assert "outrider run -- python train.py" in told
 
 
-def test_what_is_imported_is_what_was_installed(installed: Path) -> None:
+def test_the_imported_packages_are_the_installed_ones(installed: Path) -> None:
     program = "import outrider, outrider_sdk; print(outrider.__file__); print(outrider_sdk.__file__)"
     for line in output_of(installed / "python", "-c", program, cwd=installed).splitlines():
         assert Path(line).is_relative_to(installed.parent)

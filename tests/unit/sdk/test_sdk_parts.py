@@ -1,4 +1,4 @@
-"""What the SDK decides by itself: signatures, the object that a URL reads, how far to announce, what a wait means."""
+"""The parts of the SDK that need no proxy: signatures, the object of a URL, the announcing sampler, the stall meter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROXY = "http://127.0.0.1:9480"
 
 
 @pytest.fixture(autouse=True)
-def nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
 
@@ -81,7 +81,7 @@ SIGNED = (
         (f"{PROXY}/b/k.tar?&x-id=GetObject&expires&", "s3://b/k.tar"),
         (f"{PROXY}/b/k.tar#{SIGNED}?versionId=1", "s3://b/k.tar"),
         ("http://localhost:9480/b/k.tar", "s3://b/k.tar"),
-        # What is not of the proxy, not of one object, or not the object alone.
+        # These URLs are not the proxy's, or not of one object, or ask for more than the object's bytes.
         ("http://127.0.0.1:9481/b/k.tar", None),
         ("http://elsewhere:9480/b/k.tar", None),
         (f"{PROXY}/b/k.tar?versionId=1", None),
@@ -114,7 +114,7 @@ def test_a_bucket_may_stand_before_the_host() -> None:
 
 
 @given(st.text(max_size=80))
-def test_no_url_makes_it_fail(text: str) -> None:
+def test_any_url_is_parsed_without_an_error(text: str) -> None:
     for form in (text, f"pipe:{text}", f"http://{text}", f"{PROXY}/{text}"):
         object_of(form, PROXY)
 
@@ -122,7 +122,7 @@ def test_no_url_makes_it_fail(text: str) -> None:
 # -- how far to announce --------------------------------------------------------------------------------------------
 
 
-def test_without_numbers_it_announces_a_minute_of_reading_in_pieces() -> None:
+def test_by_default_a_minute_of_reading_is_announced_in_pieces() -> None:
     pace = Pace(None, None, now=100.0)
     assert (pace.fetch, pace.threshold) == (1024, 512)
     pace.passed_on(3000)
@@ -140,7 +140,7 @@ def test_without_numbers_it_announces_a_minute_of_reading_in_pieces() -> None:
     ("fetch", "threshold", "wanted"),
     [(1536, 768, (1536, 768)), (100, None, (100, 50)), (None, 30, (60, 30)), (5, 0, (5, 0))],
 )
-def test_numbers_that_are_given_stay(fetch: int | None, threshold: int | None, wanted: tuple[int, int]) -> None:
+def test_explicit_numbers_are_kept(fetch: int | None, threshold: int | None, wanted: tuple[int, int]) -> None:
     pace = Pace(fetch, threshold, now=0.0)
     pace.passed_on(10**6)
     pace.announced(1.0)
@@ -148,13 +148,13 @@ def test_numbers_that_are_given_stay(fetch: int | None, threshold: int | None, w
 
 
 @pytest.mark.parametrize(("fetch", "threshold"), [(0, None), (1, -1)])
-def test_numbers_that_make_no_sense_are_refused(fetch: int | None, threshold: int | None) -> None:
+def test_numbers_below_one_are_refused(fetch: int | None, threshold: int | None) -> None:
     with pytest.raises(ValueError, match="must be 1 or more"):
         AnnouncingSampler([], str, fetch, threshold)
 
 
 class _Sampler:
-    """As those of torch: of a length, and with an epoch."""
+    """A sampler like those of torch, with a length and an epoch."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -169,7 +169,7 @@ class _Sampler:
         self.epoch = epoch
 
 
-def test_without_a_proxy_a_sampler_is_what_it_wraps() -> None:
+def test_without_a_proxy_a_sampler_behaves_as_the_one_it_wraps() -> None:
     def never(_: int) -> str:
         raise AssertionError("nobody asks for keys")
 
@@ -196,7 +196,7 @@ class Clock:
 
 
 class _Loader:
-    """Takes so many seconds for each batch."""
+    """A loader that takes the given seconds for each batch."""
 
     batch_size = 7
 
@@ -223,7 +223,7 @@ def metered(waits: list[float], step_s: float, leave_after: int | None = None) -
     return meter
 
 
-def test_waits_and_steps_are_told_apart() -> None:
+def test_waits_and_steps_are_distinguished() -> None:
     meter = metered([30.0, 0.5, 1.0, 0.5], step_s=2.0)
     (epoch,) = meter.epochs
     assert (epoch.steps, epoch.first_wait_s, epoch.wait_s, epoch.compute_s) == (4, 30.0, 32.0, 8.0)
@@ -245,7 +245,7 @@ def test_a_loop_that_is_left_early_counts_its_last_step() -> None:
     assert (epoch.steps, epoch.wait_s, epoch.compute_s) == (3, 3.0, 6.0)
 
 
-def test_each_pass_is_an_epoch_and_the_loader_shows_through() -> None:
+def test_each_iteration_is_an_epoch_and_the_loaders_attributes_are_visible() -> None:
     meter: Any = metered([1.0, 1.0], step_s=1.0)
     list(meter)
     assert [epoch.number for epoch in meter.epochs] == [1, 2]

@@ -25,7 +25,7 @@ SIMULATE = with_commands(["simulate"])
 
 
 def most_hits(reads: tuple[int, ...], capacity: int, cached: frozenset[int] = frozenset()) -> int:
-    """By trying all choices; an object that was read need not be admitted."""
+    """The model tries all choices. An object that was read need not be admitted."""
     if not reads:
         return 0
     first, rest = reads[0], reads[1:]
@@ -138,7 +138,7 @@ def test_the_table_is_readable_and_the_same_for_the_same_seed() -> None:
     (["--bandwidth=-1x"], "--bandwidth -1x"), (["--bandwidth", "nanx"], "--bandwidth nanx"),
     (["--bandwidth", "fastx"], "--bandwidth fastx"), (["--latency", "inf"], "--latency inf"),
 ])  # fmt: skip
-def test_nonsense_is_refused_by_name(words: list[str], said: str) -> None:
+def test_invalid_options_are_refused_by_name(words: list[str], said: str) -> None:
     result = CliRunner().invoke(SIMULATE, ["simulate", *words])
     assert result.exit_code == 2
     assert said in result.output
