@@ -25,7 +25,7 @@ from outrider.simulator.world import (
 )
 from outrider.simulator.worlds import JobSpec, Request
 
-# A LIST of a dataset: a page for each 1,000 keys, a few at a time.
+# The duration of a LIST of a dataset: one page for each 1,000 keys, a few pages at a time.
 _LIST_S = 0.2
 
 

@@ -15,7 +15,7 @@ ORDERS: tuple[OrderKind, ...] = get_args(OrderKind)
 ZIPF = 1.1
 
 Order = Callable[[int], list[list[int]]]
-"""An epoch's number, from 0, to each reader's list of shards."""
+"""From the number of an epoch, counted from 0, to each reader's list of shards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from outrider.core.model import Extent
 ABANDONED_S = 60.0
 # Readers remembered at most; the one that was silent for longest is forgotten first.
 READERS_MAX = 4096
-# Gaps that are remembered of a reader: the ten parallel ranges of `aws s3 cp` leave fewer, and these close.
+# Gaps that are remembered of a reader. The ten parallel ranges of `aws s3 cp` leave fewer, and these close; more gaps
+# than this are random access.
 _GAPS_MAX = 24
 # The read-ahead window of a reader at its second request, and the widest: as far as the fills of one GET reach (see
 # `core.cache.readahead`).

@@ -25,6 +25,7 @@ _RERANKED_A_STEP = 8
 _COMPARED = 16
 # A change of rank below a millionth of an epoch is no change.
 _SAME_RANK = 1e-6
+# Later than any time. Finite: ranks are compared by their difference, and that of two infinities is no number.
 NEVER = 1e300
 
 
@@ -53,6 +54,9 @@ class NextUse(Generic[T]):
     A rank is stale when the jobs expect other reads than at the time when it was computed: after a read by another job,
     a LIST, a hint, or a found seed. `rerank_all` makes all ranks true at once, `rerank_some` a few with each read, and
     `rerank_in_steps` all with pauses. A stale rank makes eviction choose worse; it breaks nothing.
+
+    It refers to the jobs, not to the dataset. So a dataset without cached objects is in no reference cycle, and is freed
+    when it is forgotten; the collector does not look at objects again that it has frozen.
     """
 
     def __init__(self, jobs: JobTable) -> None:
