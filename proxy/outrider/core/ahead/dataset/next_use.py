@@ -55,8 +55,8 @@ class NextUse(Generic[T]):
     a LIST, a hint, or a found seed. `rerank_all` makes all ranks true at once, `rerank_some` a few with each read, and
     `rerank_in_steps` all with pauses. A stale rank makes eviction choose worse; it breaks nothing.
 
-    It refers to the jobs, not to the dataset. So a dataset without cached objects is in no reference cycle, and is freed
-    when it is forgotten; the collector does not look at objects again that it has frozen.
+    It refers to the jobs, not to the dataset. So a dataset without cached objects is in no reference cycle, and is
+    freed when it is forgotten; the collector does not look at objects again that it has frozen.
     """
 
     def __init__(self, jobs: JobTable) -> None:
