@@ -1,1 +1,1 @@
-"""Measurements and the demo: run as modules, `python -m tests.bench.<name>`."""
+"""Benchmarks and the demo, each run as a module: `python -m tests.bench.<name>`."""

@@ -1,7 +1,7 @@
-"""Outrider beside its peers, the bucket itself, and nginx's static files as the limit: `python -m tests.bench`.
+"""The main benchmark: Outrider, other caches, the bucket itself, and nginx's static files as the upper limit.
 
-Starts a real S3 server on loopback with a simulated network before it, then every target side by side; loads them in
-turn, round by round, and prints the medians and what they mean for the goals. Nothing here fails for being slow.
+`python -m tests.bench` starts a real S3 server on loopback behind a simulated network, then every target side by side.
+It loads them in turn, round by round, and prints the medians and the goals. Slow results are no failure.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(argv)
     if chosen.only is None:
-        # The pipeline makes its own data and starts torch three times: not in under a minute.
+        # The pipeline makes its own data and starts torch three times, which takes more than a minute.
         chosen.only = [name for name in NAMES if not (chosen.short and name == PIPELINE)]
-    # Debian's nginx lies where the PATH of users other than root does not look.
+    # Debian's nginx lies in a directory that is not in the PATH of users other than root.
     os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=chosen.markdown, highlight=False)
     if absent := clients.missing():
@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"[bold red]Nothing can be measured:[/] {escape(str(error))}")
         return 1
     _tell(results, notes, chosen, console)
-    # An incomplete look at the others is still a look; without our own figures there is nothing to see.
+    # A run without some of the other caches still says something; without Outrider's own figures there is nothing to
+    # show.
     return 1 if any(note.startswith(f"{OUTRIDER}:") for note in notes) else 0
 
 

@@ -1,9 +1,10 @@
-"""The goals of riding ahead, simulated and live: `make bench-ahead` prints goal, measured, met or not.
+"""The goals of prefetch, simulated and live: `make bench-ahead` prints goal, measured value, and whether it is met.
 
-Live: a real engine before a real bucket, whose network gives 1.3 times what the job consumes and, to one connection,
-less than one worker needs; an accelerator that sleeps. Measured is the *excess wait*: how long the loop was blocked
-for data, above that of the same job over local files; as a share of that of the same job straight from the bucket. Of
-several `--rounds`, each with an empty cache, the median of each epoch counts.
+Live: a real engine before a real bucket, and an accelerator that sleeps. The bucket's network gives 1.3 times the bytes
+that the job consumes and, to one connection, less than one worker needs. The measured value is the *excess wait*: the
+time that the training loop was blocked for data, less that of the same job over local files, as a share of the excess
+wait of the same job straight from the bucket. With several `--rounds`, each with an empty cache, the median of each
+epoch counts.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from tests.support.bucket import Bucket
 from tests.support.child import scratch_directory
 
 MIB = 2**20
-# Four workers, each of whom gets 15 % of what the job consumes from one connection: 60 % in all.
+# Four workers, each of which gets 15 % of the job's consumption from one connection: 60 % in all.
 # A block takes 4.6 times as long as its first byte, as 8 MiB do at S3 (30 ms, and 60 MB/s a connection).
-# An epoch takes a minute: in one of 17 s a goal of 3 % is no more than its first batch, which nobody can fetch before
-# the order is told. And all goes at half the speed of that one: job, proxy, network and bucket share this machine, and
-# with blocks of a sixteenth of the usual size they can take as much from the loop as a goal of 3 % allows.
+# An epoch takes a minute. In an epoch of 17 s a goal of 3 % is no more than its first batch, and nobody can fetch that
+# batch before the order is announced. The world also runs at half the speed of that one: job, proxy, network and bucket
+# share this machine, and with blocks of a sixteenth of the usual size they can take as much from the loop as a goal of
+# 3 % allows.
 SHARDS = World(
     "shards", objects=192, object_bytes=4 * MIB, sample_bytes=64 * 1024, batch=16, workers=4, step_us=5200.0,
     ttfb_s=0.06, connection_share=0.15, cache=0.25, block_bytes=MIB // 2,
@@ -47,13 +49,14 @@ SHORT_SHARDS = replace(
     SHARDS, objects=12, object_bytes=MIB, block_bytes=256 * 1024, cache=0.5, ttfb_s=0.03, step_us=1000.0
 )
 SHORT_SAMPLES = replace(SAMPLES, objects=60, batch=10, ttfb_s=0.005, step_us=1000.0)
-# As a sampler draws its own that was given none: the proxy cannot find it. Others have 1. Each round has another one,
-# and there are as many rounds at least: which of them the cache holds is luck, two hundredths of the epoch to either
-# side, and much the same for a seed in each run. (They are of SHA-512's initial values: nobody chose them for this.)
+# Such a sampler draws its own seed, so the proxy cannot find its order. Other worlds have seed 1. Each round has
+# another seed, and there are at least as many seeds as rounds: it is luck which samples the cache holds, two hundredths
+# of the epoch to either side, and much the same for one seed in each run. (The seeds are SHA-512's initial values:
+# nobody chose them for this.)
 UNKNOWN_SEEDS = (
     0x1F83D9ABFB41BD6B, 0x6A09E667F3BCC908, 0xBB67AE8584CAA73B, 0x3C6EF372FE94F82B, 0xA54FF53A5F1D36F1
 )  # fmt: skip
-# As WebDataset chooses its own, below a million and one: to look for it takes about an epoch.
+# WebDataset chooses its own seed below a million and one: the seed search for it takes about an epoch.
 WEBDATASETS_SEED = 805_117
 LRU = {"policy": "lru", "prefetch": "off"}
 
@@ -63,8 +66,8 @@ HEADING = f"{'world':44} {'figure':32} {'goal':>8} {'measured':>8}"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`goal` "" and `met` None: it is there for comparison. `measured` None: the direct run did not wait, so there is
-    nothing to compare with."""
+    """`goal` "" and `met` None: the row is there for comparison. `measured` None: the direct run did not wait, so there
+    is nothing to compare with."""
 
     world: str
     figure: str
@@ -80,20 +83,21 @@ class Row:
 
 
 class Compared:
-    """One world's runs against those over local files and straight from the bucket: the medians of all rounds."""
+    """One world's runs, compared with those over local files and straight from the bucket: the medians of all
+    rounds."""
 
     def __init__(self, local: list[list[Epoch]], direct: list[list[Epoch]]) -> None:
         self._local_s = _waits_s(local)
         self._direct_s = median(self._excess_s(_waits_s(direct)))
 
     def _excess_s(self, waits_s: list[float]) -> list[float]:
-        """The first epoch holds the start of the loader's workers, in both."""
+        """In both runs, the first epoch includes the start of the loader's workers."""
         first_s, *later_s = self._local_s
         beside_s = median(later_s or [first_s])
         return [wait_s - (beside_s if number else first_s) for number, wait_s in enumerate(waits_s)]
 
     def row(self, world: str, goal: float | None, rounds: list[list[Epoch]], first: int, last: int) -> Row:
-        """The worst of these epochs, counted from 1."""
+        """The row of the worst of these epochs, counted from 1."""
         worst_s = max(self._excess_s(_waits_s(rounds))[first - 1 : last])
         share = worst_s / self._direct_s if self._direct_s > 0 else None
         which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
@@ -102,7 +106,7 @@ class Compared:
 
 
 def _waits_s(rounds: list[list[Epoch]]) -> list[float]:
-    """Of each epoch, the median of the rounds."""
+    """The wait of each epoch: the median of the rounds."""
     return [median(one.wait_s for one in its) for its in zip(*rounds, strict=True)]
 
 
@@ -151,7 +155,7 @@ def of_samples(live: Live, only: str, rounds: int) -> Iterator[Row]:
     live.make()
     ours = partial(rounds_of, rounds, live.outrider)
     with ThreadPoolExecutor() as pool:
-        # They wait for the network and for nothing else, so they do not disturb each other.
+        # These runs wait only for the network, so they do not disturb each other.
         direct = pool.submit(rounds_of, rounds, live.direct, "samples-direct", 1)
         lru = pool.submit(ours, "samples-lru", 2, LRU) if "lru" in chosen else None
         direct.result()
@@ -198,8 +202,8 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.rounds < 1:
         parser.error(f"--rounds is {chosen.rounds}: must be 1 or more")
-    # Both end all that was started on the way out. SIGINT by name, since a shell starts what is in its background
-    # with Ctrl-C ignored.
+    # Both signals end all started processes on the way out. SIGINT is set by name, since a shell starts its background
+    # processes with Ctrl-C ignored.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupted)
     found: list[Row] = []

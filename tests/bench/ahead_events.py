@@ -1,7 +1,8 @@
-"""What an event costs the planner: `python -m tests.bench.ahead_events` prints medians at 100,000 objects (a minute).
+"""The planner's CPU cost of an event: `python -m tests.bench.ahead_events` prints medians at 100,000 objects (a
+minute).
 
-One-block objects, a cache for a quarter of them, a repeated order; each read asks the planner what to fetch. In the
-longest event all names are thought over. And what a million names take in memory.
+One-block objects, a cache for a quarter of them, a repeated order; each read asks the planner for the next prefetch.
+The longest event considers all names. It also prints the memory of a million names.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OBJECTS, BYTES, GOAL_US, GOAL_MB = 100_000, 2**20, 50, 200
 
 
 class Clocked:
-    """A store that holds what the planner says, and a stop-watch on each call."""
+    """A store that holds the blocks that the planner chooses, and a stop-watch on each call."""
 
     def __init__(self) -> None:
         self.refs = [ObjectRef("bucket", f"train/{i:07d}.tar") for i in range(OBJECTS)]
@@ -69,13 +70,13 @@ def chance_reads() -> list[int]:
 
 
 def workers_reads() -> list[int]:
-    """Six shards of each of WebDataset's eight workers, by a seed that it would not choose."""
+    """Six shards of each of WebDataset's eight workers, in the order of a seed that WebDataset would not choose."""
     places = islice(drawn(Random(2**40), OBJECTS // 8, 1000), 6)
     return [8 * place + worker for place in places for worker in range(8)]
 
 
 def pondered(count: int, reads: list[int]) -> list[float]:
-    """How long each step took, in seconds, of looking for a seed that is not among those that are tried."""
+    """The duration in seconds of each step of a seed search that finds no seed."""
     planner = Planner(BYTES, BYTES)
     refs = [ObjectRef("bucket", f"train/part-{i:08d}.tar") for i in range(count)]
     planner.listed("bucket", [(ref.key, BYTES) for ref in refs], 0.0)

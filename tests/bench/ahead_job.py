@@ -1,6 +1,6 @@
-"""A training job for `tests.bench.ahead`: real loaders and sleeps for the accelerator; tells each epoch's data wait.
+"""A training job for `tests.bench.ahead`: real loaders and sleeps for the accelerator; prints each epoch's data wait.
 
-Samples are read, unpacked and summed, no more: what is measured is the way of the data, on any machine.
+Samples are read, unpacked and summed, and no more: this measures the data path, on any machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def summed(sample: dict[str, Any]) -> int:
 
 def shard_loader(urls: list[str], chosen: argparse.Namespace) -> Iterable[Any]:
     """`repeated` is WebDataset's default: the same order in each epoch."""
-    # The way of users who have neither aws nor s5cmd; it takes the least CPU to start.
+    # The form of users who have neither aws nor s5cmd; it takes the least CPU to start.
     pipes = [f"pipe:curl -s -S -f '{url}'" for url in urls]
     dataset = wds.WebDataset(
         pipes,
@@ -51,7 +51,7 @@ def shard_loader(urls: list[str], chosen: argparse.Namespace) -> Iterable[Any]:
 
 
 class Samples(Dataset[int]):  # type: ignore[misc]
-    """One object a sample, each by a GET that is waited for."""
+    """One object a sample, each read by a GET that is waited for."""
 
     def __init__(self, urls: list[str]) -> None:
         self.urls = urls
@@ -85,7 +85,7 @@ def sample_loader(urls: list[str], chosen: argparse.Namespace) -> Iterable[Any]:
 
 
 def epoch(loader: Iterable[Any], step_s: float) -> dict[str, Any]:
-    """`wait_s` is all the time that the loop was blocked for data, from its very first batch on."""
+    """`wait_s` is all the time that the training loop was blocked for data, from its very first batch on."""
     samples = digest = 0
     wait_s = first_s = 0.0
     began = asked = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The worlds in which `tests.bench.ahead` measures: a job, its data, a bucket as far away as its network makes it."""
+"""The live worlds of `tests.bench.ahead`: a training job, its data, and a bucket behind a simulated network."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ TRACE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """`objects` objects of `object_bytes` payload in samples of `sample_bytes`; the accelerator takes `step_us` for
-    each of them. `ttfb_s` and `connection_bytes_s` (None: no limit) are what one GET at the bucket gets."""
+    """A job's data, cache and network.
+
+    `objects` objects hold `object_bytes` of payload in samples of `sample_bytes`; the accelerator takes `step_us` for
+    each sample. `ttfb_s` and `connection_bytes_s` (None: no limit) are the latency and rate of one GET at the bucket.
+    """
 
     kind: str
     objects: int
@@ -69,7 +72,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """`wait_s`: for which the loop was blocked; `counts`: what the bucket's network saw meanwhile."""
+    """`wait_s`: the time that the loop was blocked; `counts`: the traffic of the bucket's network meanwhile."""
 
     samples: int
     digest: int
@@ -80,7 +83,7 @@ class Epoch:
 
 
 class RunFailed(Exception):
-    """A job that failed, or read something else than was written; the message says why."""
+    """A job failed, or read other data than was written; the message says why."""
 
 
 class Live:
@@ -144,7 +147,7 @@ class Live:
             yield simulator
 
     def _urls(self, endpoint: str) -> list[str]:
-        """Presigned: for the bucket to accept; a proxy on loopback accepts any."""
+        """Presigned, so that the bucket accepts them; a proxy on loopback accepts any URL."""
         client = self._bucket.client(endpoint)
         with contextlib.closing(client):
             return [
@@ -192,7 +195,7 @@ class Live:
         if (epoch.samples, epoch.digest) != (self.world.samples, self.digest):
             raise RunFailed(f"{run} read {epoch.samples} samples of {self.world.samples}, or other bytes than written")
         before, self._stolen_s = self._stolen_s, stolen_s()
-        # Where that is much the epoch cannot be compared with others: reads wait for a core, too.
+        # Where this is much, the epoch cannot be compared with others: reads then wait for a core, too.
         self._told(
             f"{run}: waited {epoch.wait_s:.2f} s of {epoch.took_s:.1f} s ({epoch.first_s:.2f} s for the first batch), "
             f"{counts.body_bytes / 2**20:.0f} MiB from the bucket in {counts.gets} GETs; the host took "
@@ -219,7 +222,7 @@ def _object_bytes(world: World, number: int) -> tuple[bytes, int]:
 
 @contextlib.contextmanager
 def _trace(proxy: ServedProxy, file: Path) -> Iterator[None]:
-    """The proxy's metrics, now and then, as lines of JSON: to see what it did."""
+    """Writes the proxy's metrics every now and then, as lines of JSON."""
     ended = threading.Event()
 
     def follow() -> None:

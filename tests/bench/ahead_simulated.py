@@ -1,7 +1,7 @@
-"""The goals of riding ahead, simulated: `python -m tests.bench.ahead_simulated` prints goal, measured, met or not.
+"""The goals of prefetch, simulated: `python -m tests.bench.ahead_simulated` prints goal, measured value, met or not.
 
-1,000 equal shards of 64 MiB, 8 readers of one client at 50 MiB/s each, an origin of 1.3 times that with 50 ms latency.
-A hit is a shard that was here as a whole when its reader asked for it.
+1,000 equal shards of 64 MiB, 8 readers of one client at 50 MiB/s each, an origin of 1.3 times that rate with 50 ms
+latency. A hit is a shard that was cached whole when its reader requested it.
 """
 
 from __future__ import annotations

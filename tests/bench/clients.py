@@ -34,7 +34,7 @@ _HEAD_BYTES_MAX = 2048
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What one run of a client saw. Latencies None: it does not tell."""
+    """The result of one run of a client. Latencies None: the client does not report them."""
 
     seconds: float
     bytes: int
@@ -59,10 +59,10 @@ class Wanted:
 
 
 def wrk(wanted: Sequence[Wanted], answer_bytes: int, *, connections: int, seconds: int, directory: Path) -> Took:
-    """Ask for `wanted` over and over, each answer `answer_bytes` long. Two threads, so that wrk is not the limit.
+    """Request `wanted` over and over, each answer `answer_bytes` long. Two threads, so that wrk is not the bottleneck.
 
     Raises:
-        BenchError: an answer failed, or was not as long as it should be.
+        BenchError: an answer failed, or had another length.
     """
     requests = directory / "requests"
     requests.write_text("".join(one.line for one in wanted))
@@ -76,7 +76,7 @@ def wrk(wanted: Sequence[Wanted], answer_bytes: int, *, connections: int, second
     if told["errors"] or not told["requests"]:
         raise BenchError(f"{told['errors']} of {told['requests']} answers failed:\n{done}")
     each = told["bytes"] / told["requests"]
-    # The last answer of each connection is cut by the end of the time: it has bytes, but is no request.
+    # The end of the run cuts the last answer of each connection: its bytes count, but not as a request.
     cut = connections * answer_bytes / told["requests"]
     if not answer_bytes * 0.9 <= each <= answer_bytes + cut + _HEAD_BYTES_MAX:
         raise BenchError(f"answers of {each:.0f} bytes, not {answer_bytes}")
@@ -114,31 +114,33 @@ def curl(urls: Sequence[str], size_bytes: int, readers: int) -> Took:
 
 
 def boto_readers(world: World, endpoint: str, keys: Sequence[str], readers: int) -> Took:
-    """Read `keys` whole by boto3, dealt to `readers` processes; their start is not in the time, nor in the counts.
+    """Read `keys` whole by boto3, dealt to `readers` processes. Their start-up is neither in the time nor in the
+    counts.
 
     Raises:
         BenchError: they did not read every byte.
     """
     parts = pieces(list(keys), readers)
-    seconds, read = _shared_epoch(world, [["tests.bench.reader", endpoint, NAME, PROBE, *part] for part in parts])
+    seconds, read = _run_together(world, [["tests.bench.reader", endpoint, NAME, PROBE, *part] for part in parts])
     return _whole(Took(seconds, read, len(keys)), world, keys)
 
 
 def sinks(world: World, url: str, size_bytes: int, reads: int, readers: int) -> Took:
-    """Read one object `reads` times in all, by `readers` that do not even copy: what the server can do.
+    """Read one object `reads` times in all, by `readers` that do not even copy the bytes: the server's upper limit.
 
     Raises:
         BenchError: it did not come whole each time.
     """
     words = ["tests.bench.sink", str(reads // readers), url]
-    seconds, read = _shared_epoch(world, [words] * readers)
+    seconds, read = _run_together(world, [words] * readers)
     if read != reads // readers * readers * size_bytes:
         raise BenchError(f"{read} of {reads * size_bytes} bytes were read")
     return Took(seconds, read, reads)
 
 
-def _shared_epoch(world: World, modules: list[list[str]]) -> tuple[float, int]:
-    """Run modules with their arguments, all let go at once; seconds until the last has read all, and bytes read."""
+def _run_together(world: World, modules: list[list[str]]) -> tuple[float, int]:
+    """Run modules with their arguments and start them all at once; returns the seconds until the last has read all, and
+    the bytes read."""
     env = clean_environment() | world.bucket.environment() | {"PYTHONPATH": str(REPOSITORY)}
     with contextlib.ExitStack() as stack:
         running = []
@@ -156,7 +158,7 @@ def _shared_epoch(world: World, modules: list[list[str]]) -> tuple[float, int]:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write("go\n")
                 process.stdin.flush()
-        # Each says what it has read; that an interpreter then takes its time to end is nobody's speed, either.
+        # Each process prints its bytes before it ends. The time that an interpreter takes to end does not count.
         told = [process.stdout.readline() for process in running if process.stdout is not None]
         return time.monotonic() - begun, sum(int(line or 0) for line in told)
 
@@ -170,7 +172,7 @@ def aws_program() -> Path | None:
 def transfer(world: World, endpoint: str, keys: Sequence[str]) -> Took:
     """Read `keys` one after the other as `pipe:aws s3 cp` does: parallel ranges of 8 MiB, out of order.
 
-    Where there is no aws CLI, boto3's transfer manager sends the same requests.
+    Without an aws CLI, boto3's transfer manager sends the same requests.
 
     Raises:
         BenchError: they did not come whole.
@@ -191,7 +193,7 @@ def transfer(world: World, endpoint: str, keys: Sequence[str]) -> Took:
 
 
 class _Sink:
-    """A stream as standard output is one: what comes too early waits in memory, nothing is sought."""
+    """A stream like standard output: parts that come too early wait in memory, and nothing seeks."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -250,7 +252,7 @@ def first_bytes(urls: Sequence[str], size_bytes: int) -> Took:
 
 
 def _timed_reads(urls: list[str]) -> list[tuple[int, float, float]]:
-    """Size, seconds to the first byte, and to the last, of each URL."""
+    """Size, seconds to the first byte, and seconds to the last byte of each URL."""
     timed = []
     connection = http.client.HTTPConnection(urlsplit(urls[0]).netloc, timeout=60)
     connection.connect()
@@ -290,5 +292,5 @@ def _run(*argv: object) -> str:
 
 
 def missing() -> list[str]:
-    """What no load can do without, with where it comes from."""
+    """The commands that no load can do without, each with its source."""
     return [name for name in ("wrk", "curl") if shutil.which(name) is None]

@@ -1,8 +1,9 @@
-"""What a cold read costs: `python -m tests.bench.cold_cpu` prints CPU seconds of the proxy per GB filled and served.
+"""The CPU cost of a cold read: `python -m tests.bench.cold_cpu` prints CPU seconds of the proxy per GB filled and
+served.
 
-CPU time and not throughput: other work on the machine changes the one much less than the other. The origin is a stub
-that answers ranged GETs with zeros: at full speed, the same over TLS, as buckets mostly are asked, and at the pace of a
-bucket (through the simulator), where bytes come in smaller pieces.
+CPU time and not throughput: other work on the machine changes CPU time much less. The origin is a stub that answers
+ranged GETs with zeros: at full speed; the same over TLS, as most buckets are read; and at the rate of a bucket (through
+the simulator), where bytes come in smaller pieces.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _RANGE = re.compile(rb"range: bytes=(\d+)-(\d+)", re.IGNORECASE)
 
 
 def serve_zeros(port: int, certificate: Certificate | None) -> None:
-    """Every key is an object of zeros; GET with a Range, as a fill asks. With a certificate, over TLS."""
+    """Every key is an object of zeros. Answers a GET with a Range, as a fill sends it. With a certificate, over TLS."""
     piece = memoryview(bytes(2**20))
     tls = None
     if certificate is not None:
@@ -63,7 +64,7 @@ def serve_zeros(port: int, certificate: Certificate | None) -> None:
                     answer(client, head)
 
     def serve_one(client: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it hung up
+        with contextlib.suppress(OSError):  # the client hung up
             serve(client)
 
     with socket.create_server(("127.0.0.1", port)) as listener:

@@ -1,7 +1,8 @@
-"""How long small hits take while another client reads pages that are not in memory: `python -m tests.bench.cold_pages`.
+"""The latency of small hits while another client reads pages that are not in memory: `python -m
+tests.bench.cold_pages`.
 
-The goal: the slowest of a hundred stays under 20 ms while 8 GB are read (`--gb 8`; less by default, for its bucket is
-made anew).
+The goal: the slowest of a hundred hits stays under 20 ms while 8 GB are read (`--gb 8`; less by default, since its
+bucket is made anew).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main() -> None:
                 drain(proxy, key)
             proxy.settle()
             idle = hits_while(proxy, [])
-            # The small one stays: it is the hit that is measured.
+            # The small object stays in memory: its hits are measured.
             drop_pages(proxy.cache_dir, larger_than=CHUNK_BYTES)
             busy = hits_while(proxy, keys)
     print(f"p99 of a small hit: {idle[0]:.2f} ms with nobody beside it ({idle[1]} hits)")
@@ -64,7 +65,7 @@ def drain(proxy: ServedProxy, key: str) -> None:
 
 
 def drop_pages(cache_dir: Path, *, larger_than: int) -> None:
-    """Have the kernel forget the pages of blocks of more bytes; they must be on disk first."""
+    """Make the kernel drop the pages of blocks larger than this; they must be on disk first."""
     for path in (cache_dir / "v2").glob("*/*"):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -74,7 +75,7 @@ def drop_pages(cache_dir: Path, *, larger_than: int) -> None:
 
 
 def hits_while(proxy: ServedProxy, keys: list[str]) -> tuple[float, int]:
-    """The p99 of small hits, ms, and how many there were, while `keys` are read; none: for two seconds."""
+    """The p99 of small hits in ms, and their number, while `keys` are read. Without `keys`: for two seconds."""
     done = threading.Event()
 
     def read() -> None:

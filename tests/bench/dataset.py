@@ -1,4 +1,4 @@
-"""A dataset for the demo: JPEG images as cameras make them in size and cost to decode, in WebDataset shards."""
+"""The demo's dataset: JPEG images as large and as costly to decode as a camera's, in WebDataset shards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Shard:
 
 @functools.cache
 def texture() -> NDArray[np.uint8]:
-    """One big picture to cut images from: clouds in eight octaves with film grain on them."""
+    """One big picture from which images are cut: clouds in eight octaves with film grain on them."""
     chance = np.random.default_rng(SEED)
     picture = np.zeros((TEXTURE_SIDE, TEXTURE_SIDE, 3), np.float32)
     for octave in range(1, 9):
@@ -70,7 +70,8 @@ def jpeg(number: int) -> bytes:
 def write_shard(directory: Path, index: int, samples: int) -> Shard:
     digest = 0
     pattern = str(directory / "train-%06d.tar")
-    # A whole-numbered time, always the same: the shards are too, and need no extra header for fractions of a second.
+    # A whole-numbered time, always the same: the shards are then the same too, and need no extra header for fractions
+    # of a second.
     with wds.ShardWriter(pattern, maxcount=samples, start_shard=index, verbose=0, mtime=0) as writer:
         for number in range(index * samples, (index + 1) * samples):
             key, image = f"{number:09d}", jpeg(number)
@@ -81,7 +82,7 @@ def write_shard(directory: Path, index: int, samples: int) -> Shard:
 
 
 def _die_with_parent() -> None:
-    """A pool's processes wait for work for ever, even when the one that would give it was killed."""
+    """A pool's processes would wait for work for ever, even after their parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -93,7 +94,8 @@ def _die_with_parent() -> None:
 
 
 def write_shards(directory: Path, shards: int, samples_per_shard: int, processes: int) -> Iterator[Shard]:
-    """Write `train-000000.tar` and so on, each shard told when it is whole; the order is chance, the bytes are not."""
+    """Write `train-000000.tar` and so on; each shard is reported when it is whole. Their order in time is random, their
+    bytes are not."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_die_with_parent) as pool:
         written = [pool.submit(write_shard, directory, index, samples_per_shard) for index in range(shards)]

@@ -1,7 +1,7 @@
-"""What Outrider is for, shown end to end: the same training run from the bucket, through Outrider, from local disk.
+"""The demo: the same training run from the bucket, through Outrider, and from local disk, with a table of data waits.
 
-`python -m tests.bench.demo` (or `make demo`) needs nothing but this repository: the bucket is a real S3 server on
-loopback with a simulated network before it. Exits 1 when a run did not read exactly the samples that were written.
+`python -m tests.bench.demo` (or `make demo`) needs only this repository: the bucket is a real S3 server on loopback
+behind a simulated network. Exits 1 when a run did not read exactly the samples that were written.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How large the demo is.
+    """The size of the demo.
 
-    The emulated accelerator wants 64 samples in `step_ms`, half as much again as one worker gets from the bucket (one
+    The emulated accelerator takes 64 samples in `step_ms`: half as much again as one worker gets from the bucket (one
     connection at 40 MB/s less two round trips a shard), yet little enough that one core decodes it with time to spare.
     """
 
@@ -138,7 +138,7 @@ class Demo:
     def _wait_for_line(self, report: Path, number: int, child: Child, run: str) -> dict[str, Any]:
         until = time.monotonic() + EPOCH_DEADLINE_S
         while True:
-            # Before the file is read, or an end just after its last line would look like a failure.
+            # Read before the file: otherwise an end just after its last line would look like a failure.
             running = child.running
             lines = report.read_text().splitlines(keepends=True) if report.exists() else []
             if len(lines) > number and lines[number].endswith("\n"):
@@ -167,7 +167,8 @@ class Demo:
         return "curl", str(file)
 
     def _local_template(self) -> str:
-        """Local shards, with a process of the opener's kind started for each, so that its start is in the limit too."""
+        """Local shards, with a process of the opener's kind started for each, so that the limit includes its start,
+        too."""
         path = f"{self._directory}/shards/{self._template}"
         return {
             "s5cmd": f"pipe:s5cmd version > /dev/null && cat {path}",
@@ -185,7 +186,7 @@ def _row(name: str, report: dict[str, Any], simulator: SimulatorProcess) -> Row:
 
 @contextlib.contextmanager
 def outrider(origin: str, directory: Path, credentials: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """A proxy with an empty cache, told apart from a real one by nothing; gives its S3 and admin endpoints."""
+    """A proxy with an empty cache, started like a real one; yields its S3 and admin endpoints."""
     argv = [
         *(sys.executable, "-m", "outrider", "serve", "--origin", origin, "--cache-dir", str(directory / "cache")),
         *("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--auth", "loopback", "--log-format", "json"),
@@ -232,7 +233,7 @@ def run_all(demo: Demo, directory: Path, bucket: Bucket) -> list[Row]:
 
 
 def check(rows: list[Row], samples: int, digest: str) -> None:
-    """That each epoch read every sample once, bit for bit.
+    """Check that each epoch read every sample once, bit for bit.
 
     Raises:
         DemoError: one did not.
@@ -253,8 +254,8 @@ def main() -> int:
     chosen = parser.parse_args()
     # A log file has no width, and 80 columns would break the table.
     console = Console(width=None if sys.stdout.isatty() else 120)
-    # Both end all that was started on the way out. SIGINT by name, since a shell starts what is in its background
-    # with Ctrl-C ignored.
+    # Both signals end all started processes on the way out. SIGINT is set by name, since a shell starts its background
+    # processes with Ctrl-C ignored.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupted)
     try:

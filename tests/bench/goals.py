@@ -1,4 +1,4 @@
-"""What was promised, beside what was measured."""
+"""The performance goals, each with the measured value."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One promise. `load`: whose measuring tells. `measured` None: this run did not, and nobody knows whether it is
-    met."""
+    """One goal. `load`: the load that measures it. `measured` None: this run did not measure it, so it is neither met
+    nor missed."""
 
     load: str
     what: str
@@ -33,7 +33,7 @@ class Goal:
 
 
 def goals(results: Results, of: Collection[str]) -> list[Goal]:
-    """Every promise of these loads, in order, measured or not."""
+    """Every goal of these loads, in order, measured or not."""
     return [goal for goal in (*_warm(results), *_cold(results), *_by_itself(results)) if goal.load in of]
 
 
@@ -44,7 +44,8 @@ def _warm(results: Results) -> list[Goal]:
             load, what = f"{kind}-{streams}", f"big warm object, streams: {streams}, {client}"
             told.append(_at_least(results, what, load, "mb_s", 1.0, STATIC))
             told.append(_at_most(results, f"{what}, CPU s/GB", load, "cpu_s_gb", 1.1, STATIC))
-            # On loopback the kernel lets sender and receiver share one work, and which of them is charged is chance.
+            # On loopback, sender and receiver share work in the kernel, and chance decides which of them is charged for
+            # it.
             told.append(_at_most(results, f"{what}, all CPU s/GB", load, "machine_cpu_s_gb", 1.1, STATIC))
     for connections in (16, 64):
         load, what = f"range-{connections}", f"64 KiB ranges, connections: {connections}"

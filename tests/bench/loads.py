@@ -1,4 +1,4 @@
-"""The loads: who reads what, how, from which targets, and what its table's first figure is."""
+"""The benchmark's loads: objects, client and targets of each, and the first figure of its table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.bench.world import PROBE, RANGE_BYTES, World
 Run = Callable[[World, Target], Took]
 
 _OVER_HTTP = (OUTRIDER, DIRECT, RCLONE, NGINX_CACHE, JUICEFS, STATIC)
-# Of many connections, which two loops can share.
+# Many connections, which two loops can share.
 _MANY = (OUTRIDER, TWO_LOOPS, *_OVER_HTTP[1:])
 _COLD = (OUTRIDER, DIRECT, RCLONE, NGINX_CACHE, JUICEFS)
 _RANGES = 4096
@@ -37,9 +37,12 @@ _SEED = 11
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`limit` is the target that the ratios are to; `figure` what is compared. Cold: the target is emptied before each
-    run, and the bucket is far away; warm: the keys of `warmed` were read before. `each_round`: so many runs, more
-    where one takes less than a second and is by a third more or less than the next."""
+    """One load. `limit` is the target to which the ratios refer; `figure` is compared.
+
+    A cold load empties the target before each run, and the bucket is far away. A warm load reads the keys of `warmed`
+    first. `each_round` is the number of runs in a round; there are more where a run takes less than a second and
+    differs from the next by a third.
+    """
 
     name: str
     title: str
@@ -56,7 +59,7 @@ class Load:
 
 
 def measured(load: Load, world: World, target: Target, round_number: int) -> Sample:
-    """One run of `load` against one target, with what the server and the bucket spent on it.
+    """One run of `load` against one target, with the resources that the server and the bucket spent on it.
 
     Raises:
         BenchError, RuntimeError: it could not be done; the message says why.
@@ -88,7 +91,7 @@ def measured(load: Load, world: World, target: Target, round_number: int) -> Sam
 
 
 def warm_up(load: Load, world: World, target: Target) -> None:
-    """Read once what the load will read, from a bucket that is near."""
+    """Read the load's keys once, from a bucket that is near."""
     assert load.warmed is not None
     world.calm()
     if isinstance(target, Direct):
@@ -116,7 +119,7 @@ def _sinks(count: int) -> Run:
 
 
 def _reads(world: World, readers: int) -> int:
-    """How often the big object is read in all, a multiple of `readers`."""
+    """The number of reads of the big object in all, a multiple of `readers`."""
     return max(readers, world.plan.stream_bytes // world.plan.big_bytes // readers * readers)
 
 

@@ -1,8 +1,8 @@
-"""What a warm small object costs when there are more of them than files stay open, and when the disk has to be asked.
+"""The CPU cost of warm small objects, when they outnumber the files that stay open, and when they are not in memory.
 
 One object a sample, as DELI reads them. `python -m tests.bench.many_small` prints CPU time of the proxy a read, and
-reads a second, beside those of a few objects; and how much memory it takes to know all of them. The proxy may have so
-few files open that most blocks' are closed.
+reads a second, beside those of a few objects; and the memory that it takes to know all of them. The limit of open files
+is so low that most blocks' files are closed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def shuffled(keys: Sequence[str]) -> list[str]:
 
 
 def read(proxy: ServedProxy, keys: Sequence[str], cold: Path | None = None) -> tuple[float, float]:
-    """CPU time of the proxy for each, microseconds, and how many a second. `cold`: a cache whose pages go before."""
+    """CPU time of the proxy for each read in microseconds, and reads a second. `cold`: the cache's pages are dropped
+    first."""
     proxy.settle()
     if cold is not None:
         drop_pages(cold, larger_than=0)

@@ -1,4 +1,5 @@
-"""The others: caches that stand where Outrider does, each started as its users would, and nginx's static files."""
+"""The peers: other caches that can stand in Outrider's place, each started as its users would, and nginx's static
+files."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.support.child import clean_environment, program
 
 
 class Rclone(Target):
-    """Told to read ahead in parallel: its default, one connection a file, reads shards at half the speed."""
+    """Configured to read ahead in parallel: its default, one connection a file, reads shards at half the speed."""
 
     name, slug = RCLONE, "rclone"
 
@@ -76,7 +77,7 @@ http {{
 
 
 class NginxStatic(Target):
-    """Plain files by sendfile: what there is to reach."""
+    """Plain files by sendfile: the upper limit."""
 
     name, slug, peer = STATIC, "nginx-static", False
 
@@ -107,7 +108,8 @@ class NginxStatic(Target):
 
 
 class NginxCache(NginxStatic):
-    """proxy_cache with slices of 8 MiB, as long as our blocks. It cannot sign: the bucket lets it read without."""
+    """proxy_cache with slices of 8 MiB, as large as Outrider's blocks. It cannot sign: the bucket lets it read without
+    a signature."""
 
     name, slug, peer = NGINX_CACHE, "nginx-cache", True
 
@@ -145,7 +147,8 @@ class NginxCache(NginxStatic):
 
 
 class JuiceFS(Target):
-    """Its gateway, metadata in sqlite. It keeps data in a format of its own: what it serves was written through it."""
+    """JuiceFS's gateway, with metadata in sqlite. It keeps data in a format of its own, so its data is written through
+    it."""
 
     name, slug = JUICEFS, "juicefs"
 
@@ -196,7 +199,7 @@ class JuiceFS(Target):
 
 
 class S3fs(Target):
-    """A FUSE mount with a file cache: read as files, by those loads whose client can."""
+    """A FUSE mount with a file cache. Loads whose client can read files use it."""
 
     name, slug = S3FS, "s3fs"
 
@@ -229,7 +232,7 @@ class S3fs(Target):
         return clean_environment() | keys
 
     def ready(self) -> bool:
-        # Not by a look at the directory itself: a mount whose server was killed answers nothing but errors.
+        # The directory itself is not read: a mount whose server was killed answers with errors only.
         return f" {self._mount} " in Path("/proc/self/mounts").read_text()
 
     def start(self) -> None:

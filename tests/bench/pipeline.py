@@ -1,4 +1,4 @@
-"""The WebDataset pipeline of the demo, once more for its warm epochs: how much of an epoch is a wait for data."""
+"""The demo's WebDataset pipeline with warm epochs: the share of an epoch that waits for data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEEDS = ("torch", "webdataset", "PIL")
 
 
 def lacks() -> str | None:
-    """Why it cannot run here; None: it can."""
+    """The reason why it cannot run here; None: it can."""
     absent = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     return f"there is no {', '.join(absent)} (the extra `examples`)" if absent else None
 

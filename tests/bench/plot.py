@@ -19,7 +19,7 @@ _PEER = "#30638e"
 
 
 def plot(results: Results, loads: list[Load], path: Path) -> None:
-    """Write a PNG or SVG, by the name's end."""
+    """Write a PNG or SVG; the name's suffix decides."""
     import matplotlib as mpl
 
     mpl.use("agg")

@@ -1,4 +1,4 @@
-"""What a server's processes take: CPU time and memory, from /proc. A server is a session, as `Child` starts it."""
+"""CPU time and memory of a server's processes, from /proc. A server is a session, as `Child` starts it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def session_pids(session: int) -> list[int]:
-    """All processes of a session: the server and whatever it started."""
+    """All processes of a session: the server and all that it started."""
     numbers = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
     return [pid for pid in numbers if _stat(pid)[3:4] == [str(session)]]
 
@@ -21,13 +21,13 @@ def cpu_s(session: int) -> float:
 
 
 def machine_cpu_s() -> float:
-    """What all processes and the kernel have taken since the machine's start, to 10 ms."""
+    """CPU time of all processes and the kernel since the machine's start, to 10 ms."""
     user, nice, system, _idle, _iowait, irq, softirq, *_ = _machine()
     return (user + nice + system + irq + softirq) / _TICKS_PER_S
 
 
 def stolen_s() -> float:
-    """Core-seconds since the machine's start for which something was to run, and a virtual machine's host ran others
+    """Core-seconds since the machine's start in which a virtual machine's host ran others although something was to run
     (proc_stat(5), steal), to 10 ms."""
     return _machine()[7] / _TICKS_PER_S
 
@@ -43,7 +43,7 @@ def rss_bytes(session: int) -> int:
 
 
 def peak_rss_bytes(session: int) -> int:
-    """The most that was ever resident, summed over the processes that live."""
+    """The maximum of resident memory, summed over the processes that live."""
     return sum(_status_bytes(pid, "VmHWM") for pid in session_pids(session))
 
 

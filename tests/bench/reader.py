@@ -1,7 +1,7 @@
-"""A reader with boto3, as a loader's worker is one: `python -m tests.bench.reader ENDPOINT BUCKET PROBE KEY...`.
+"""A boto3 reader like a data loader's worker: `python -m tests.bench.reader ENDPOINT BUCKET PROBE KEY...`.
 
-Reads PROBE, since the first request of a process is mostly the start of boto3; says `ready`, waits for a line, reads
-each object whole by one GET, then says how many bytes that were.
+Reads PROBE first, since the first request of a process is mostly the start of boto3. Then it prints `ready`, waits for
+a line, reads each object whole by one GET, and prints the number of bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of a run, for a terminal, for Markdown, and as JSON."""
+"""The tables of a benchmark run, for a terminal, for Markdown, and as JSON."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Grid:
 
 
 def load_grid(load: Load, results: Results) -> Grid:
-    """One row a target; each figure is the median of its rounds. "all CPU": clients' and kernel's included."""
+    """One row a target; each figure is the median of its rounds. "all CPU" includes that of clients and kernel."""
     best = best_peer(load, results)
     headings = (
         "target", "MB/s", "req/s", "p50 ms", "p99 ms", "CPU s/GB", "all CPU s/GB", "RSS MB", "GETs", "MB from bucket",
@@ -82,7 +82,7 @@ def load_grid(load: Load, results: Results) -> Grid:
 
 
 def best_peer(load: Load, results: Results) -> str | None:
-    """Who of the others is first at what the load compares; nginx's static files and the bucket are no peers."""
+    """The peer that is first in the load's figure. nginx's static files and the bucket are no peers."""
     known = [(results.median(load.name, name, load.figure), name) for name in _PEERS]
     told = [(value, name) for value, name in known if value is not None]
     if not told:
@@ -91,7 +91,7 @@ def best_peer(load: Load, results: Results) -> str | None:
 
 
 def figure_grids(results: Results) -> list[Grid]:
-    """What is no load of many targets: the pipeline, and Outrider by itself."""
+    """Figures that belong to no load of many targets: the pipeline, and Outrider by itself."""
     grids = []
     shares = {name: results.figures.get(name) for name in (
         pipeline.STRAIGHT, pipeline.COLD, pipeline.WARM, pipeline.LOCAL)}  # fmt: skip
@@ -137,13 +137,13 @@ def as_json(results: Results, of: Collection[str], machine: dict[str, str], note
 
 
 def machine() -> dict[str, str]:
-    """What the run was made on and with."""
+    """The machine and the software versions of the run."""
     told = {
         "cpu": _first_match(Path("/proc/cpuinfo"), "model name"),
         "cores": str(os.cpu_count()),
         "memory": _first_match(Path("/proc/meminfo"), "MemTotal"),
         "kernel": platform.release(),
-        # How much a reader's socket may hold decides whether what it copies is in the processor's cache.
+        # The size of a reader's socket buffer decides whether its copies stay in the processor's cache.
         "tcp_rmem": " ".join(Path("/proc/sys/net/ipv4/tcp_rmem").read_text().split()),
         "caches on": file_system(Path(tempfile.gettempdir())),
         "python": platform.python_version(),
@@ -163,8 +163,11 @@ def machine() -> dict[str, str]:
 
 
 def file_system(directory: Path) -> str:
-    """The kind that `directory` is on. For a new file, ext4 without a journal passes over each inode deleted in
-    the last minutes: where caches come and go, small objects pay for that and not for their proxy."""
+    """The kind of file system that holds `directory`.
+
+    For a new file, ext4 without a journal passes over each inode deleted in the last minutes. Where caches come and go,
+    small objects pay for that, and the figures are not those of their proxy.
+    """
     device = directory.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What was measured: samples, and their medians over the rounds."""
+"""The measured samples of a run, and their medians over the rounds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run of a load against a target. CPU and memory are the server's (None: the bucket is the server);
-    `machine_cpu_s` is everybody's, clients included (None: the load is cold, and the simulated network
-    takes most of it); `bucket_*` what the bucket's network saw in that time."""
+    """One run of a load against a target.
+
+    CPU and memory are the server's (None: the bucket is the server). `machine_cpu_s` is that of all processes, clients
+    included (None: the load is cold, and the simulated network takes most of it). `bucket_*` is the traffic of the
+    bucket's network in that time.
+    """
 
     load: str
     target: str
@@ -53,7 +56,7 @@ class Sample:
 
 
 class Results:
-    """All samples of a run, and single figures that are no load's: name to value."""
+    """All samples of a run, and single figures that belong to no load: name to value."""
 
     def __init__(self, samples: Iterable[Sample] = (), figures: dict[str, float] | None = None) -> None:
         self.samples = list(samples)

@@ -1,4 +1,4 @@
-"""Runs loads against targets side by side, in alternating rounds; what fails is told and left out."""
+"""Runs loads against targets side by side, in alternating rounds; a target that fails is reported and left out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FAILURES = (BenchError, RuntimeError, OSError, subprocess.SubprocessError)
 
 
 class Runner:
-    """Owns the targets that run, and the results so far. All of them are stopped when the context ends."""
+    """Owns the running targets, and the results so far. All targets are stopped when the context ends."""
 
     def __init__(self, world: World, console: Console) -> None:
         self.results = Results()
@@ -68,7 +68,7 @@ class Runner:
         self._targets.clear()
 
     def measure(self, load: Load, rounds: int) -> None:
-        """All targets of the load in turn, begun with another one in each round, so that none is always first."""
+        """All targets of the load in turn; each round begins with another one, so that none is always first."""
         names = [name for name in load.targets if name in self._targets]
         failed: set[str] = set()
         with self._progress() as progress:
@@ -99,7 +99,7 @@ class Runner:
         return True
 
     def figures(self, title: str, measure: Callable[[Callable[[str], None]], dict[str, float]]) -> None:
-        """Single figures, of Outrider alone."""
+        """Single figures of Outrider alone."""
         try:
             with self._console.status(title) as status:
                 self.results.figures |= measure(lambda text: status.update(f"{title}: {text}"))

@@ -1,6 +1,6 @@
-"""What the bucket simulator itself costs: `python -m tests.bench.simulator_speed` (half a minute, no bucket needed).
+"""The bucket simulator's own speed: `python -m tests.bench.simulator_speed` (half a minute, no bucket needed).
 
-A measurement through the simulator means something only while the simulator is not what it measures.
+A measurement through the simulator is valid only while the simulator is not the bottleneck.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEAD = f"HTTP/1.1 200 OK\r\nContent-Length: {BODY_BYTES}\r\n\r\n".encode()
 
 
 def serve_zeros(port: int) -> None:
-    """An origin that answers whatever it is asked with the same long body, as fast as the kernel takes it."""
+    """An origin that answers every request with the same long body, as fast as the kernel takes it."""
     piece = bytes(1_000_000)
 
     def serve(client: socket.socket) -> None:

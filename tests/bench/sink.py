@@ -1,6 +1,6 @@
-"""A reader that has the kernel drop what comes, uncopied (MSG_TRUNC): `python -m tests.bench.sink TIMES URL`.
+"""A reader that lets the kernel drop the bytes uncopied (MSG_TRUNC): `python -m tests.bench.sink TIMES URL`.
 
-Says `ready`, waits for a line, reads the URL whole TIMES times on one connection, then says how many bytes that were.
+Prints `ready`, waits for a line, reads the URL whole TIMES times on one connection, then prints the number of bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo's table and the words below it."""
+"""The demo's table and the footnotes below it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIMIT = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One epoch of one run; GETs and bytes are those that the bucket's network saw in that time."""
+    """One epoch of one run. GETs and bytes are the traffic of the bucket's network in that time."""
 
     run: str
     epoch: int
@@ -34,7 +34,7 @@ class Row:
 
 
 def excess_wait_s(row: Row, rows: list[Row]) -> float:
-    """Data wait above that of the local disk: what the way to the data costs, without the pipeline's own decoding."""
+    """Data wait above that of the local disk: the cost of the data path, without the pipeline's own decoding."""
     return row.data_wait_s - rows[-1].data_wait_s
 
 
@@ -58,7 +58,7 @@ def table(rows: list[Row], dataset_bytes: int) -> Table:
 
 
 def warm_ratio(rows: list[Row]) -> float | None:
-    """Excess wait of the warm epoch (c) as a part of that straight from the bucket (a); None if (a) had none."""
+    """Excess wait of the warm epoch (c) as a share of that straight from the bucket (a); None if (a) had none."""
     straight_s = excess_wait_s(rows[0], rows)
     return excess_wait_s(rows[2], rows) / straight_s if straight_s > 0 else None
 

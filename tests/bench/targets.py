@@ -1,4 +1,4 @@
-"""What is measured: any server over the same data, Outrider, and the bucket itself. The others stand in `peers`."""
+"""The benchmark's targets: a server over the same data (`Target`), Outrider, and the bucket itself. Others: `peers`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.proxy import serving_environment
 
 READY_DEADLINE_S = 60.0
 _PRESIGNED_S = 86_400
-# Names that goals and tables refer to.
+# Names to which goals and tables refer.
 OUTRIDER, TWO_LOOPS, SIGV4 = "Outrider", "Outrider, 2 workers", "Outrider, sigv4"
 DIRECT, STATIC = "direct", "nginx static"
 RCLONE, NGINX_CACHE, JUICEFS, S3FS = "rclone serve s3", "nginx proxy_cache", "JuiceFS gateway", "s3fs mount"
 
 
 class Target:
-    """One server over the same data. Built with all its ports chosen, so that URLs outlive a restart."""
+    """One server over the same data. All its ports are chosen when it is built, so that URLs outlive a restart."""
 
     name: ClassVar[str]
     slug: ClassVar[str]
@@ -47,7 +47,7 @@ class Target:
 
     @classmethod
     def lacks(cls) -> str | None:
-        """Why it cannot run here; None: it can."""
+        """The reason why it cannot run here; None: it can."""
         return None
 
     def argv(self) -> list[str | Path]:
@@ -73,7 +73,7 @@ class Target:
 
     @property
     def session(self) -> int | None:
-        """Whose CPU and memory count; None: nobody's."""
+        """The session whose CPU and memory count; None: there is none."""
         return None if self.child is None else self.child.process.pid
 
     @property
@@ -81,7 +81,7 @@ class Target:
         return self.directory / "cache"
 
     def url(self, key: str) -> str:
-        """What a client that cannot sign reads `key` by."""
+        """The URL at which a client that cannot sign reads `key`."""
         return f"{self.endpoint}/{NAME}/{key}"
 
     def start(self) -> None:
@@ -118,8 +118,8 @@ class Target:
 
 
 def outrider_python() -> Path:
-    """That of the environment with Outrider alone (see the Makefile), if there is one: else what the tests need is in
-    its memory, too."""
+    """The interpreter of the environment with Outrider alone (see the Makefile), if there is one. Any other also holds
+    the tests' packages in its memory."""
     alone = Path(sys.prefix) / "alone" / "bin" / "python"
     return alone if alone.exists() else Path(sys.executable)
 
@@ -128,8 +128,8 @@ class Outrider(Target):
     name, slug, peer = OUTRIDER, "outrider", False
 
     def argv(self) -> list[str | Path]:
-        # Without a log line for each request, as nginx is measured without its access log; and names are believed for
-        # an hour, as nginx and rclone are told to.
+        # No log line for each request, as nginx is measured without its access log; and versions are fresh for an hour,
+        # as nginx and rclone are configured.
         return [
             *(outrider_python(), "-m", "outrider", "serve", "--origin", self.world.simulator.endpoint),
             *("--listen", f"127.0.0.1:{self.port}", "--admin", f"127.0.0.1:{self.admin_port}"),
@@ -144,7 +144,7 @@ class Outrider(Target):
         return self.is_ready() and bool(self.status()["indexed"])
 
     def is_ready(self) -> bool:
-        """What a kubelet is told; the index of what was cached may still be on its way."""
+        """The readiness that a kubelet sees; the index of cached blocks may still be loading."""
         admin = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=1)
         try:
             admin.request("GET", "/readyz")
@@ -202,7 +202,8 @@ class Direct(Target):
 
 
 def lacks_program(name: str, source: str) -> str | None:
-    """Why a target cannot run whose command is `name`, which `source` would bring; None: it is there."""
+    """The reason why a target whose command is `name` cannot run, with the `source` of the command; None: it is
+    there."""
     try:
         program(name)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What Outrider costs by itself: memory, and the time from its start to ready, empty and with many blocks cached."""
+"""Outrider's own cost: memory, and the time from its start to ready, with an empty cache and with many blocks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _BLOCK_BYTES = 8 * 1024 * 1024
 _BLOCKS_PER_SHARD = 100
 _POLL_S = 0.002
 _DEADLINE_S = 60.0
-# Ready is not idle yet: credentials are looked for only then.
+# Ready is not idle yet: credentials are looked up only then.
 _SETTLED_S = 2.0
-# In this order, with the cache that is full: what a node sees in a day.
+# The loads of a node's day, in this order, with the full cache.
 _LOADED_BY = ("epoch-4-curl", "stream-8", "range-64", "small-warm")
 
 EMPTY_START, FULL_START, FULL_INDEX = "start, empty", "start, full", "start, full, index read"
@@ -41,7 +41,7 @@ class _Upkeep(Outrider):
     name, slug = "Outrider, upkeep", "outrider-upkeep"
 
     def env(self) -> dict[str, str]:
-        # As an installed package has its bytecode: where it may not be written, each start would compile all modules.
+        # An installed package has its bytecode. Where it cannot be written, each start would compile all modules.
         return {name: value for name, value in super().env().items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -92,7 +92,7 @@ def _session(target: Outrider) -> int:
 
 
 def _timed_start(target: Outrider) -> tuple[float, float]:
-    """Seconds from the process's start until it says that it is ready, and until it knows what it has."""
+    """Seconds from the process's start until it reports ready, and until it knows the content of its cache."""
     begun = time.monotonic()
     target.child = Child(target.argv(), log=target.directory / "log", env=target.env(), cwd=target.directory)
     seen: list[float] = []

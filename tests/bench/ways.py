@@ -1,10 +1,10 @@
-"""The way of a request through the source: files entered, moves between files, and pairs of files that call each other.
+"""Call paths of a request through the source files: files entered, calls between files, and files that call each other.
 
 `python -m tests.bench.ways` prints one row each for a cold GET, a hot GET, a PUT and a prefetch decision: medians of
-five runs, traced with the interpreter's profile hook on every thread of the proxy. A row tells how much of the house
-a reader has to visit to follow one request. `files` and `packages` are entered by a call; `moves` are distinct pairs
-(caller's file, callee's file); `both ways` counts the pairs of files of which each calls the other; `crossings`
-counts all calls from one file into another.
+five runs, traced with the interpreter's profile hook on every thread of the proxy. A row shows how many files a reader
+has to visit to follow one request. `files` and `packages` are entered by a call; `moves` are distinct pairs (caller's
+file, callee's file); `both ways` counts the pairs of files of which each calls the other; `crossings` counts all calls
+from one file into another.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def rows(bucket: Bucket) -> dict[str, Way]:
         "cold GET": traced(bucket, lambda c, n, _: read(c, n, 5), nothing),
         "hot GET": traced(bucket, lambda c, n, _: read(c, n), twice),
         "PUT": traced(bucket, put, nothing),
-        # Reads four shards unwatched; the fifth is a read that makes the planner choose what to fetch next.
+        # Four shards are read unwatched. The fifth is a read that makes the planner choose the next prefetch.
         "prefetch decision": traced(bucket, lambda c, n, _: read(c, n, 4), four_shards, prefetch="epoch"),
     }
 

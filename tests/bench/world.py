@@ -1,4 +1,5 @@
-"""What all targets share: a bucket with data, its network, and the weather in it."""
+"""The world that all targets share: a bucket with data, its simulated network, and the latency and rates of that
+network."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _POOL_BYTES = 32 * 1024 * 1024
 _SEED = 7
 _SETTLED_S = 0.3
 _SETTLE_DEADLINE_S = 20.0
-# nginx cannot sign, so the bucket also serves those who do not. Of SeaweedFS, by this name.
+# nginx cannot sign, so the bucket also serves unsigned requests. SeaweedFS knows such clients by this name.
 _ANYBODY = Identity("anonymous", "OUTRIDERANYBODY", "nobody-knows", ("Read", "List"))
 
 
@@ -38,7 +39,7 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much there is to read, and for how long (`wrk_s`: whole seconds, wrk knows no others)."""
+    """The amount of data to read, and the duration (`wrk_s`: whole seconds, since wrk takes no others)."""
 
     big_bytes: int = 256 * 1024 * 1024
     stream_bytes: int = 2 * 1024**3
@@ -56,7 +57,7 @@ class Plan:
     pipeline_step_ms: float = 150.0
 
 
-# A look at the harness, not at speed.
+# This size tests the harness, and measures no speed.
 SHORT = Plan(
     big_bytes=16 * 1024 * 1024,
     stream_bytes=64 * 1024 * 1024,
@@ -74,7 +75,7 @@ SHORT = Plan(
 
 
 class World:
-    """Owns the bucket's contents and the simulator; each target makes a directory of its own under `directory`."""
+    """Owns the bucket's contents and the simulator. Each target makes a directory of its own under `directory`."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class World:
 
     @property
     def firsts(self) -> list[str]:
-        """In a folder each, and without a number: nobody can foresee the next one."""
+        """Each in a folder of its own, and without a number, so that no planner can predict the next one."""
         return [f"{chr(ord('a') + number)}/alone.bin" for number in range(self.plan.firsts)]
 
     @property
@@ -121,7 +122,7 @@ class World:
         }
 
     def body(self, key: str) -> bytes:
-        """Noise, the same each time, another for each key."""
+        """Random bytes, the same each time, others for each key."""
         size, start = self.sizes[key], zlib.crc32(key.encode()) % _POOL_BYTES
         turned = self._pool[start : start + size]
         while len(turned) < size:
@@ -163,6 +164,6 @@ def make_bucket() -> Bucket:
 
 
 def pieces(values: list[str], count: int) -> Iterator[list[str]]:
-    """Deal `values` out to `count` readers, whoever gets none left out."""
+    """Deal `values` out to `count` readers; readers that get none are left out."""
     dealt = (values[number::count] for number in range(count))
     return (part for part in dealt if part)

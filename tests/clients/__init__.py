@@ -1,1 +1,2 @@
-"""Real clients, each against the bucket and through the proxy: the same bytes both ways."""
+"""Compatibility tests: real clients, each against the bucket and through the proxy, must get the same bytes both
+ways."""

@@ -1,4 +1,4 @@
-"""A process that writes and reads datasets as litdata's users do; see `test_streaming.py`."""
+"""A program that writes and reads datasets as litdata's users do; `test_streaming.py` runs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def made(number: int) -> dict[str, Any]:
 
 
 ENDPOINT = os.environ["AWS_ENDPOINT_URL"]
-# Its Rust client takes no plain http, and has no option for it: there, boto3 carries what litdata makes and reads.
+# litdata's Rust client takes no plain http, and has no option for it. Over http, boto3 moves the files that litdata
+# makes and reads.
 PLAIN = ENDPOINT.startswith("http:")
 OPTIONS = {"endpoint_url": ENDPOINT}
 

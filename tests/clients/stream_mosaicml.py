@@ -1,4 +1,4 @@
-"""A process that writes and reads datasets as mosaicml-streaming's users do; see `test_streaming.py`."""
+"""A program that writes and reads datasets as mosaicml-streaming's users do; `test_streaming.py` runs it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from tests.clients.streamed import SAMPLE_BYTES, SAMPLES, sample
 
 if torch.version.cuda is None:
-    # torchvision is built for CUDA: beside a CPU torch its operators do not load, and its import misses these. The
-    # library wants nothing of it but base classes of datasets that are not used here.
+    # torchvision is built for CUDA: beside a CPU torch its operators do not load, and its import misses these.
+    # mosaicml-streaming uses only base classes of torchvision's datasets, and none of them here.
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 

@@ -1,4 +1,4 @@
-"""What the streaming libraries write and read: samples that tell their number and offset."""
+"""The samples that the streaming libraries write and read: each holds its number, and bytes that show their offset."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def sample(number: int) -> bytes:
 
 
 def lines() -> list[str]:
-    """What a reader of the whole dataset prints, in order."""
+    """The lines that a reader of the whole dataset prints, in order."""
     return [f"{number} {hashlib.sha256(sample(number)).hexdigest()}" for number in range(SAMPLES)]

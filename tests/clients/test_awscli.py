@@ -1,4 +1,4 @@
-"""What `aws s3` does beyond single objects: directories both ways, listings as people read them, and shared URLs."""
+"""`aws s3` beyond single objects: sync of directories both ways, listings for people, and presigned URLs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 NAME = "clients-awscli"
-# The second is sent and fetched in parts.
+# The second file is sent and fetched in parts.
 FILES = {"a.tar": 1000, "deep/er/b c.tar": 9_000_001}
-# Through the proxy alone: at SeaweedFS it makes the whole sync hang, more often than not. aws waits for a 100 before it
-# sends its nothing, Go's server (rightly) answers 200 at once, and then awscli 1.46.2 reads whatever comes next on that
-# connection wrongly. `test_a_client_that_waits_to_send_nothing_is_told_to_continue_too` is why it works here.
+# This file goes through the proxy alone. At SeaweedFS it makes the whole sync hang, more often than not: aws waits for
+# a 100 before it sends its empty body, Go's server (rightly) answers 200 at once, and awscli 1.46.2 then misreads the
+# next answer on that connection. `test_an_empty_body_that_expects_100_continue_gets_it_too` shows why it works here.
 EMPTY = {"empty": 0}
 
 
@@ -49,7 +49,7 @@ def test_directories_listings_and_presigned_urls_are_the_same_both_ways(bucket: 
             s3(writer, "sync", "--only-show-errors", str(source), url)
             s3(reader, "sync", "--only-show-errors", url, str(into))
             assert filecmp.cmpfiles(source, into, files, shallow=False) == (list(files), [], [])
-        # Nothing has changed, so there is nothing to send: sizes and times of the listing are the bucket's.
+        # Nothing has changed, so nothing is sent: sizes and times of the listing are the bucket's.
         assert s3(through, "sync", f"s3://{NAME}/theirs", str(tmp_path / "theirs")) == ""
         listed = s3(through, "ls", "--recursive", f"s3://{NAME}/")
         assert listed == s3(direct, "ls", "--recursive", f"s3://{NAME}/")

@@ -1,6 +1,6 @@
-"""What works against the bucket works through the proxy: real clients read, write, list and delete, both ways.
+"""Real clients read, write, list and delete through the proxy with the same results as at the bucket, both ways.
 
-Of each client there is one at the bucket and one at the proxy. What one of them writes, the other reads, so that two
+Each client runs once at the bucket and once at the proxy. An object written by one is read by the other, so that two
 mistakes of the proxy cannot hide each other.
 """
 
@@ -36,7 +36,8 @@ grants = [{{bucket = "{NAME}", access = "write"}}]
 # Above 8 MiB most clients write in parts.
 READ = {"loopback": (0, 1, 5 * MIB, 20 * MIB), "sigv4": (9 * MIB,), "https": (9 * MIB,)}
 WRITTEN = {"loopback": (0, 20 * MIB), "sigv4": (0, 9 * MIB), "https": (0, 9 * MIB)}
-# What the bucket sends beside objects: a listing of one key, an error. Far below any size that is worth a cache.
+# The bytes that the bucket sends beside objects: a listing of one key, an error. This is far below any size that is
+# worth a cache.
 SMALL_XML_BYTES = 4096
 AWKWARD = ("with space/a b.tar", "ünïcode/日本語-😀.tar", "plus+and%25/100%;x=y&z,it's (1)!.tar")
 # The first byte, some inside one block, a run over the edges at 4 and 8 MiB, the last byte.
@@ -49,7 +50,7 @@ def ramp(size: int, start: int = 0) -> bytes:
 
 
 def sha256(body: bytes) -> str:
-    """A digest is told in one line when it differs, 20 MiB are not."""
+    """A digest that differs is reported in one line; 20 MiB of bytes are not."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -57,7 +58,7 @@ def sha256(body: bytes) -> str:
 def proxies(
     bucket: Bucket, certificate: Certificate, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Proxy]]:
-    """`https` checks signatures too: the SDKs send unsigned chunks with a trailer over https alone."""
+    """`https` checks signatures too: the SDKs send unsigned chunks with a trailer only over https."""
     bucket.make_bucket(NAME)
     clients = tmp_path_factory.mktemp("clients") / "clients.toml"
     clients.write_text(CLIENTS_FILE)
@@ -72,8 +73,8 @@ WITH_RANGES = [client for client in CLIENTS if "read_range" not in client.cannot
 
 
 def in_modes(*of_tools: str) -> pytest.MarkDecorator:
-    """Libraries run in every mode. Commands, of which each call is a process, only in those that say something new:
-    `https` checks signatures as `sigv4` does, and `loopback` forgives what `sigv4` does not."""
+    """Libraries run in every mode. Commands, for which each call is a process, run only in the modes that add
+    something: `https` checks signatures as `sigv4` does, and `loopback` accepts all that `sigv4` does."""
     pairs = [(kind, mode) for kind in CLIENTS for mode in READ if kind not in TOOLS or mode in of_tools]
     ids = [f"{kind.name}-{mode}" for kind, mode in pairs]
     return pytest.mark.parametrize(("kind", "mode"), pairs, indirect=True, ids=ids)
@@ -108,7 +109,7 @@ def direct(kind: type[S3Client], bucket: Bucket, tmp_path_factory: pytest.TempPa
 def through(
     kind: type[S3Client], mode: str, proxy: Proxy, certificate: Certificate, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[S3Client]:
-    """The same client at the proxy; but in `loopback` mode with keys that the bucket does not know."""
+    """The same client at the proxy. In `loopback` mode its keys are unknown to the bucket."""
     scratch = tmp_path_factory.mktemp("through")
     authority = certificate.authority if mode == "https" else None
     with contextlib.closing(kind(Door(proxy.endpoint, KEYS, scratch, authority))) as client:
@@ -117,7 +118,7 @@ def through(
 
 @pytest.fixture
 def prefix(request: pytest.FixtureRequest, kind: type[S3Client], mode: str) -> str:
-    """For one test's objects alone, so that each begins cold."""
+    """A prefix for one test's objects alone, so that each test begins cold."""
     return f"{request.node.originalname}/{kind.name}/{mode}"
 
 
@@ -128,7 +129,7 @@ def sent_for(proxy: Proxy) -> float:
 
 
 def outcome(client: S3Client, key: str) -> bytes | str:
-    """What a read gives, or the kind of error that it ends with."""
+    """The result of a read, or the kind of error with which it ends."""
     try:
         return client.read(NAME, key)
     except Exception as error:  # noqa: BLE001 - each client has errors of its own
@@ -140,8 +141,9 @@ def test_a_read_gives_the_same_bytes_directly_cold_and_warm(
     direct: S3Client, through: S3Client, proxy: Proxy, mode: str, prefix: str
 ) -> None:
     for size in READ[mode]:
-        # In a folder of its own: where the last object was small, the first whole read of a large one that wants
-        # checksums asks for all of it at once, and loses what is under way when it sees that and asks for blocks.
+        # The key has a folder of its own. Where the last object of a folder was small, the proxy's first whole read of
+        # a large one with checksums requests all of it at once. It drops that request when it sees the size, and
+        # requests blocks instead.
         body, key = ramp(size), f"{prefix}/{size}/ramp"
         direct.write(NAME, key, body)
         if not size and "read_empty" in direct.cannot:
@@ -151,7 +153,7 @@ def test_a_read_gives_the_same_bytes_directly_cold_and_warm(
         began = sent_for(proxy)
         assert sha256(through.read(NAME, key)) == sha256(body), f"{size} bytes, cold"
         cold = sent_for(proxy)
-        assert cold - began <= size + SMALL_XML_BYTES, "filled once, however many connections ask"
+        assert cold - began <= size + SMALL_XML_BYTES, "filled once, however many connections read"
         assert sha256(through.read(NAME, key)) == sha256(body), f"{size} bytes, warm"
         assert sent_for(proxy) - cold <= SMALL_XML_BYTES, "a warm read takes nothing from the bucket"
 
@@ -207,5 +209,5 @@ def test_a_listing_is_the_same_both_ways_and_follows_each_write(
     assert through.read(NAME, gone) == b"listed"
     through.delete(NAME, gone)
     assert direct.list(NAME, f"{prefix}/") == through.list(NAME, f"{prefix}/") == keys - {gone}
-    # An empty answer is how rclone says that there is nothing.
+    # rclone reports an empty listing by an empty answer.
     assert outcome(through, gone) == outcome(direct, gone) != b"listed"

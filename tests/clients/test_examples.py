@@ -1,4 +1,5 @@
-"""The examples as their users run them: from the bucket, through a proxy, and under `outrider run`."""
+"""The programs in examples/, run as their users run them: from the bucket, through a proxy, and under `outrider
+run`."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def test_plain_boto3_reads_the_same_through_a_proxy(bucket: Bucket) -> None:
 def test_the_same_program_runs_under_outrider_run(bucket: Bucket, tmp_path: Path) -> None:
     command = Command(bucket, tmp_path)
     command.environ["AWS_ENDPOINT_URL"] = bucket.endpoint
-    # As its docstring says.
+    # As the example's docstring says.
     [words] = [
         line.split()
         for line in (EXAMPLES / "read_with_boto3.py").read_text().splitlines()
@@ -89,7 +90,7 @@ def test_the_same_program_runs_under_outrider_run(bucket: Bucket, tmp_path: Path
 
 @pytest.mark.skipif(not HAS_TORCH, reason="the pinned torch has no wheel for newer Pythons")
 def test_webdataset_trains_on_the_same_samples_through_a_proxy(bucket: Bucket, tmp_path: Path) -> None:
-    """Here by boto3; `make demo` does it by s5cmd."""
+    """This run opens shards by boto3; `make demo` opens them by s5cmd."""
     with closing(bucket.client()) as client:
         for number in range(SHARDS):
             client.put_object(Bucket=NAME, Key=f"train-{number:06}.tar", Body=shard(number))

@@ -1,6 +1,6 @@
-"""The streaming datasets of litdata and mosaicml-streaming: written and read directly and through the proxy.
+"""The streaming datasets of litdata and mosaicml-streaming, written and read directly and through the proxy.
 
-Each runs in a process of its own: both find S3 in their environment, and keep state for as long as they live.
+Each runs in a process of its own: both find S3 in their environment, and keep state as long as their process lives.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ access_key = "{KEYS[0]}"
 secret_key = "{KEYS[1]}"
 grants = [{{bucket = "{NAME}", access = "write"}}]
 """
-# Ten lists, HEADs and indexes beside the samples.
+# Up to ten lists, HEADs and indexes beside the samples.
 BESIDE_BYTES = 100_000
 ROOT = Path(__file__).parents[2]
 
 
 def streamed(kind: str, door: Door, *acts: str) -> list[str]:
-    """What a process of this kind prints of the samples that it read; `acts` are pairs of "write" or "read" and a URL.
+    """The lines that a process of this kind prints of the samples that it read.
 
-    Most of its time goes into imports, so one does more than one act."""
+    `acts` are pairs of "write" or "read" and a URL. Most of the process's time goes into imports, so one process does
+    several acts.
+    """
     door.scratch.mkdir()
     said = run(door, sys.executable, "-m", f"tests.clients.stream_{kind}", *acts).decode().splitlines()
     return [line for line in said if line.partition(" ")[0].isdecimal()]
@@ -55,7 +57,7 @@ def test_a_dataset_is_the_same_whoever_wrote_it_and_is_filled_once(
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS_FILE)
     monkeypatch.setenv("PYTHONPATH", f"{serving_environment(bucket)['PYTHONPATH']}:{ROOT}")
-    # Where litdata works, and empties what it finds: a directory of all users without these.
+    # litdata works in these directories and empties them. Without these variables, all users would share one.
     for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
 

@@ -1,4 +1,4 @@
-"""WebDataset reads a shard in each form of URL that people write, directly and through the proxy: the same samples."""
+"""WebDataset reads a shard by each form of URL that users write, directly and through the proxy: the same samples."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def by_url(url: str) -> Samples:
 
 
 def by_opener(opened: Callable[[str], Any], key: str) -> Samples:
-    """For what `gopen` cannot open: a stage that opens, as the examples of fsspec and boto3 do."""
+    """For URLs that `gopen` cannot open: a pipeline stage that opens them, as the examples of fsspec and boto3 do."""
 
     def streams(shards: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for each in shards:
@@ -90,7 +90,7 @@ def pipe_curl(door: Door, key: str) -> Samples:
 
 
 def plain_url(door: Door, key: str) -> Samples:
-    # What boto3 makes without being told which: SigV2.
+    # The URL that boto3 signs by default: SigV2.
     with contextlib.closing(PresignedV2(door)) as signer:
         return by_url(signer.url("get_object", Bucket=NAME, Key=key))
 
@@ -133,7 +133,7 @@ def test_a_shard_gives_the_same_samples_directly_cold_and_warm(
     for state, door in doors.items():
         proxy.settle()
         sent = proxy.metric("outrider_origin_bytes_total")
-        # A pipe's command finds the door where a training job's would: in the environment.
+        # A pipe's command finds the endpoint where a training job's would: in the environment.
         with patch.dict(os.environ, door.environment()):
             assert form(door, key) == WANTED, state
     proxy.settle()

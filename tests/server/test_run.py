@@ -49,7 +49,9 @@ client = boto3.client("s3")
 print(len(client.get_object(Bucket="run", Key="ramp")["Body"].read()))
 client.close()
 """
-# Prints when it can take signals, records each, and ends at SIGTERM with status 5.
+# Prints when it can take signals, records each, and ends at SIGTERM with status 5. It uses os.write, since a signal may
+# come while the first line is written, and print is not reentrant. It waits on a pipe: a signal between a look and
+# signal.pause() would be recorded with the next one.
 NOTE_SIGNALS = """
 import os, signal, sys
 def note(number, frame):
