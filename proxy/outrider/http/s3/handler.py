@@ -50,7 +50,7 @@ from outrider.http.record.record import Sent
 from outrider.http.record.request_end import RequestRecorder
 from outrider.http.s3.exchange import Exchange, ended_elsewhere
 from outrider.http.s3.handoff import Begun, Caller
-from outrider.http.wire.reply import OnEnd, Reply
+from outrider.http.wire.reply import OnEnd, Reply, Rest
 from outrider.http.wire.request_body import client_body, send_continue
 from outrider.http.wire.sender import Sender
 from outrider.http.wire.smuggling_guard import well_framed
@@ -339,7 +339,7 @@ class S3Handler:
         self._tell_begun(begun)
         body = self._reads.resume(begun.version, begun.rest) if begun.rest.length else None
         return Reply(begun.status, (), wire=exchange.wire, body=body, length=begun.rest.length,
-                     on_end=self._on_end(exchange), head=begun.head, sent=Counter(disk=begun.sent))  # fmt: skip
+                     on_end=self._on_end(exchange), rest=Rest(begun.head, Counter(disk=begun.sent)))  # fmt: skip
 
     def _tell_begun(self, begun: Begun) -> None:
         if begun.disk_failed:

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 
@@ -28,9 +29,18 @@ OnEnd = Callable[["Reply", Sent, str | None], None]
 """Called once, when the reply has ended: with the bytes sent, and the reason why it was cut (None: it is whole)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The state of a reply that the fast path began: the unsent bytes of its head, and the body bytes that it has
+    sent."""
+
+    head: bytes
+    sent: Sent
+
+
 class Reply(StreamResponse):
     """`length` None: the body is sent in chunks, or until the connection ends (HTTP/1.0). A body of bytes has its own
-    length. `head`: the unsent rest of a head that the fast path began. `sent`: the bytes that it sent after the head.
+    length. `rest`: the fast path began this reply.
 
     A body that fails halfway cuts the connection, so that a short answer never looks whole.
     """
@@ -38,7 +48,7 @@ class Reply(StreamResponse):
     def __init__(
         self, status: int, headers: Headers, *, wire: Sender, body: bytes | Body | None = None,
         length: int | None = None, close: bool = False, on_end: OnEnd | None = None,
-        head: bytes | None = None, sent: Sent | None = None,
+        rest: Rest | None = None,
     ) -> None:  # fmt: skip
         super().__init__(status=status)
         self._wire_headers = headers
@@ -47,8 +57,7 @@ class Reply(StreamResponse):
         self._content_bytes = len(body) if isinstance(body, bytes) else length
         self._must_close = close
         self._on_end = on_end
-        self._begun_head = head
-        self._already_sent = sent
+        self._rest = rest
 
     async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:
         """Sends nothing: `write_eof` sends head and body together, so that both may share a segment."""
@@ -58,7 +67,7 @@ class Reply(StreamResponse):
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
-        sent: Sent = self._already_sent or Counter()
+        sent: Sent = Counter() if self._rest is None else self._rest.sent
         cut: str | None = "client left"
         try:
             await self._send(sent)
@@ -135,8 +144,8 @@ class Reply(StreamResponse):
 
     def _head(self, *, chunked: bool) -> bytes:
         assert self._req is not None
-        if self._begun_head is not None:
-            return self._begun_head
+        if self._rest is not None:
+            return self._rest.head
         lines = [f"HTTP/1.1 {self.status} {_reason(self.status)}"]
         lines.extend([f"{name}: {value}" for name, value in self._wire_headers if name != "content-length"])
         if chunked:
