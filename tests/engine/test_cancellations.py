@@ -99,7 +99,7 @@ ROOMS = {
 
 
 ACTS = (reads, reads_the_middle, reads_with_checksums, asks_for_the_head, writes)
-# In the long form all of them together.
+# The long form tests all of them together.
 CASES = [
     (act, kind, warm, ahead)
     for act in ACTS
@@ -207,7 +207,7 @@ def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(
 
 @pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
 def test_a_stop_at_any_wait_of_a_warm_up_ends_it(buffer_bytes: Callable[[int], int], tmp_path: Path) -> None:
-    """Its fills end in the same moment. That is no failure after which it would try again."""
+    """The warm-up's fills end in the same moment. The warm-up must not take that for a failure, and retry."""
 
     pauses: list[float] = []
 

@@ -1,5 +1,7 @@
-"""The whole engine against a dict. After any events in any order, a read is of exactly one version. That version was
-current within the freshness window, and is no older than our own last write."""
+"""The whole engine against a dict of versions: after any events in any order, a read is of exactly one version.
+
+That version was current within the freshness window, and is no older than the last write through the proxy.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ class OneVersion(RuleBasedStateMachine):
         try:
             self.all_settles()
             self.stack.close()
-            assert not self.open_files(), "files that nobody will close"
+            assert not self.open_files(), "files were left open"
         finally:
             self.runner.close()
             shutil.rmtree(self.folder)
@@ -118,7 +120,7 @@ class OneVersion(RuleBasedStateMachine):
         return [target for target in targets if target.startswith(str(self.folder))]
 
     def act(self, work: Coroutine[Any, Any, None]) -> None:
-        # As at the beginning: a reader may otherwise suffer from faults that another has used up.
+        # As at the beginning: otherwise a reader may suffer from faults that another one has used up.
         self.stormy = any(fault.times for fault in self.origin.faults)
         self.runner.run(work)
 
@@ -152,7 +154,7 @@ class OneVersion(RuleBasedStateMachine):
         fault=st.sampled_from(("break", "break at once", "503", "down", "shift")), times=st.integers(1, 6),
         after=st.sampled_from((1, 5000, 30_000)),
     )  # fmt: skip
-    def the_weather_turns(self, fault: str, times: int, after: int) -> None:
+    def a_fault_is_set(self, fault: str, times: int, after: int) -> None:
         made = {
             "break": Fault(times, method="GET", break_after=after),
             "break at once": Fault(times, method="GET", break_after=0),
@@ -163,7 +165,7 @@ class OneVersion(RuleBasedStateMachine):
         self.origin.faults.append(made)
 
     @rule()
-    def the_weather_clears(self) -> None:
+    def all_faults_end(self) -> None:
         self.origin.faults = []
 
     @rule(at=st.integers(0, 10**6), pick=st.integers(0, 20))
@@ -249,7 +251,7 @@ class OneVersion(RuleBasedStateMachine):
 
     @rule(key=keys, offsets=st.lists(st.integers(0, 3 * BLOCK), min_size=2, max_size=4))
     def we_read_here_and_there(self, key: str, offsets: list[int]) -> None:
-        """Also a read from the middle of a block, and then one before it."""
+        """The reads include one from the middle of a block, followed by one before it."""
 
         async def reads() -> None:
             await asyncio.gather(*(self._read(key, offset, 1000) for offset in offsets))
@@ -261,7 +263,7 @@ class OneVersion(RuleBasedStateMachine):
 
     @rule(key=keys, start=starts, length=lengths, steps=st.integers(0, 80), stays=st.booleans())
     def we_leave_a_read(self, key: str, start: int | None, length: int | None, steps: int, stays: bool) -> None:
-        """At any of its waits. A reader of the same object beside it is not disturbed."""
+        """The reader leaves at any of its waits. A reader of the same object beside it is not disturbed."""
 
         async def reads() -> None:
             beside = [self._read(key, start, length)] if stays else []
@@ -284,7 +286,8 @@ class OneVersion(RuleBasedStateMachine):
 
     @rule(key=keys, readers=st.integers(1, 3), steps=st.integers(0, 40))
     def the_work_of_the_background_is_cancelled(self, key: str, readers: int, steps: int) -> None:
-        """As at a stop. A reader gets its bytes past the cache, or its connection is cut."""
+        """The background is cancelled as at a stop. A reader gets its bytes past the cache, or its connection is
+        cut."""
 
         async def stop() -> None:
             for _ in range(steps):
@@ -332,8 +335,8 @@ class OneVersion(RuleBasedStateMachine):
         self.runner.run(tick())
 
     async def _taken(self, answer: ReadAnswer, stormy: bool) -> tuple[bytes, bool]:
-        """The bytes that came of the body, and whether these are all. The client sees a cut, so a short body never
-        looks whole."""
+        """The bytes of the body, and whether they are complete. The client sees a cut, so a short body never looks
+        whole."""
         got = bytearray()
         assert answer.body is not None
         try:
@@ -361,14 +364,14 @@ class OneVersion(RuleBasedStateMachine):
         assert 0 <= self.room.store.used_bytes <= CAPACITY
 
     @invariant()
-    def nobody_failed_in_the_background(self) -> None:
+    def no_background_task_failed(self) -> None:
         assert not self.room.tasks.failures
 
     @rule()
     def all_settles(self) -> None:
         async def settled() -> None:
             await self.room.tasks.settle()
-            # A task that is cancelled while it waits for the removal of its file ends before the file is gone: the room
+            # A task that is cancelled while it waits for the removal of its file ends before the file is gone. The room
             # is free only afterwards.
             while cleaning := self.room.store.work._cleaning:
                 await asyncio.wait(cleaning)
@@ -382,7 +385,7 @@ class OneVersion(RuleBasedStateMachine):
 
 
 def _slice(data: bytes, start: int | None, length: int | None) -> bytes | None:
-    """The bytes that the Range names; None: there are none (416)."""
+    """The bytes that the Range names. None means that there are none (416)."""
     if start is None and length is None:
         return data
     if start is None:
@@ -393,7 +396,7 @@ def _slice(data: bytes, start: int | None, length: int | None) -> bytes | None:
 
 
 class OneVersionAhead(OneVersion):
-    """The same, with prefetch of the rest of each object, and eviction by the planner."""
+    """The same engine, with prefetch of the rest of each object, and eviction by the planner."""
 
     policy, prefetch = "epoch", Mode.EPOCH
 
@@ -406,7 +409,7 @@ for _machine in (OneVersion, OneVersionAhead):
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-# More than the five minutes in which Hypothesis shrinks a failure. A test that is ended during that looks as if it had
-# hung, and its finding is lost.
+# Longer than the five minutes in which Hypothesis shrinks a failure. A test that is ended during that time looks as if
+# it had hung, and its finding is lost.
 TestOneVersion = pytest.mark.timeout(600 * SCALE)(OneVersion.TestCase)
 TestOneVersionAhead = pytest.mark.timeout(600 * SCALE)(OneVersionAhead.TestCase)

@@ -1,4 +1,4 @@
-"""The source of missing blocks: a peer is asked before the origin, and every missing block comes through here."""
+"""The source of missing blocks: a peer is asked before the origin, and every missing block comes from this source."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_peer_gives_all_bytes_of_fills_and_of_relays(capacity_bytes: int
         assert sum(extent.length for extent in peers.asked) == len(DATA)
 
 
-async def test_the_origin_gives_what_no_peer_has(tmp_path: Path) -> None:
+async def test_the_origin_gives_blocks_that_no_peer_has(tmp_path: Path) -> None:
     peers = Peers(has=False)
     with engine(tmp_path / "c", peers=peers) as room:
         room.origin.put(REF, DATA)

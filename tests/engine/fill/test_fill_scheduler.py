@@ -1,4 +1,4 @@
-"""The scheduler of fills: demand before prefetch, a limit, and no slot lost or granted twice."""
+"""The fill scheduler: demand before prefetch, a limit, and no slot lost or granted twice."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def test_a_slot_that_is_promoted_before_it_is_requested_is_demand() -> Non
     await queue.drain()
 
 
-async def test_another_fill_has_a_slot_while_its_owner_has_given_it_back() -> None:
+async def test_a_slot_that_was_given_back_is_granted_to_another_fill() -> None:
     queue = Queue(1)
     await queue.add("a", "b")
     queue.of["a"].give_back()
@@ -192,7 +192,7 @@ async def test_the_slot_of_a_cancelled_fill_is_not_lost(granted: bool) -> None:
      ([f"p{i}" for i in range(13)], 64, True), ([f"p{i}" for i in range(13)], 2, False)],
     ids=["demand waits", "none waits", "prefetch waits", "prefetch waits for courtesy alone"],
 )  # fmt: skip
-async def test_the_limit_grows_while_it_holds_a_fill_up(names: list[str], background_limit: int, grows: bool) -> None:
+async def test_the_limit_grows_while_a_fill_waits_for_it(names: list[str], background_limit: int, grows: bool) -> None:
     queue = Queue(64, background_limit=background_limit)
     await queue.add(*names)
     for _ in range(3):
@@ -264,7 +264,7 @@ async def test_two_parts_of_one_fill_that_are_cancelled_while_they_wait_leave_no
     await queue.drain()
 
 
-async def test_beside_a_question_that_needs_no_slot_prefetch_is_limited_as_beside_demand() -> None:
+async def test_beside_a_request_that_needs_no_slot_prefetch_is_limited_as_beside_demand() -> None:
     queue = Queue(16, background_limit=4)
     with queue.scheduler.question():
         await queue.add("p1", "p2", "p3")
@@ -277,8 +277,8 @@ async def test_beside_a_question_that_needs_no_slot_prefetch_is_limited_as_besid
 MB = 10**6
 
 
-async def seen_at_10_mb_s(queue: Queue) -> None:
-    """A line of 10 MB/s that three fills of demand have filled."""
+async def measured_at_10_mb_s(queue: Queue) -> None:
+    """A line of 10 MB/s, filled by three fills of demand."""
     await queue.add("x", "y", "z", left_bytes=4 * MB)
     for _ in range(4):
         queue.clock.advance(0.3)
@@ -288,22 +288,22 @@ async def seen_at_10_mb_s(queue: Queue) -> None:
 async def test_prefetch_begins_just_before_demand_ends() -> None:
     """Otherwise the line would idle for a round trip."""
     queue = Queue(16)
-    await seen_at_10_mb_s(queue)
+    await measured_at_10_mb_s(queue)
     await queue.add("p1", "p2", "p3", "p4", "p5")
     for name in ("x", "y", "z"):
         queue.scheduler.received(2 * MB, queue.of[name])
     await queue.end("x", "y")
-    assert queue.order == ["x", "y", "z", "p1"], "2 MB are 0.2 s yet"
+    assert queue.order == ["x", "y", "z", "p1"], "the remaining 2 MB still take 0.2 s"
     queue.scheduler.received(8 * MB // 5, queue.of["z"])
     await queue.settle()
-    assert queue.order == ["x", "y", "z", "p1", "p2"], "as many in all as it had at its best, of late"
+    assert queue.order == ["x", "y", "z", "p1", "p2"], "as many in all as demand had at its recent peak"
     await queue.drain()
 
 
 @pytest.mark.parametrize("limit", [1, 3, 4])
 async def test_prefetch_that_begins_before_demand_ends_keeps_to_the_limit(limit: int) -> None:
     queue = Queue(16)
-    await seen_at_10_mb_s(queue)
+    await measured_at_10_mb_s(queue)
     queue.aimd.limit = limit
     for name in ("x", "y", "z"):
         queue.scheduler.received(4 * MB, queue.of[name])
@@ -324,9 +324,9 @@ async def test_promoted_prefetch_counts_in_the_peak_of_demand() -> None:
 
 
 async def test_a_warm_up_does_not_take_the_slots_of_demand_that_ends() -> None:
-    """The readers go on with other objects, and would find the line full of the warm-up."""
+    """The readers go on with other objects, and must not find the line full of the warm-up."""
     queue = Queue(16)
-    await seen_at_10_mb_s(queue)
+    await measured_at_10_mb_s(queue)
     await queue.add("p1", "p2", "p3", "p4", "p5", by_command=True)
     for name in ("x", "y", "z"):
         queue.scheduler.received(4 * MB, queue.of[name])
@@ -341,13 +341,13 @@ async def test_the_background_limit_does_not_grow_while_the_aimd_limit_holds_pre
     for _ in range(100):
         queue.scheduler.came_small(0.05)
         queue.scheduler.written(1000)
-    assert queue.background_limit.beside == 1, "nothing has shown that more would do no harm"
+    assert queue.background_limit.beside == 1, "no measurement has shown that more would be harmless"
     await queue.drain()
 
 
-async def test_beside_a_question_for_a_new_object_prefetch_does_not_take_the_slots_of_demand_that_ends() -> None:
+async def test_beside_a_request_for_a_new_object_prefetch_does_not_take_the_slots_of_demand_that_ends() -> None:
     queue = Queue(16)
-    await seen_at_10_mb_s(queue)
+    await measured_at_10_mb_s(queue)
     with queue.scheduler.question():
         await queue.add("p1", "p2", "p3")
         for name in ("x", "y", "z"):
@@ -360,11 +360,11 @@ async def test_beside_a_question_for_a_new_object_prefetch_does_not_take_the_slo
 
 
 @pytest.mark.parametrize("was_prefetch", [False, True])
-async def test_a_reader_that_has_more_to_ask_for_keeps_prefetch_from_the_slots_of_demand_that_ends(
+async def test_a_reader_that_has_more_to_request_keeps_prefetch_from_the_slots_of_demand_that_ends(
     was_prefetch: bool,
 ) -> None:
     queue = Queue(16)
-    await seen_at_10_mb_s(queue)
+    await measured_at_10_mb_s(queue)
     last = "z"
     if was_prefetch:
         await queue.add(last := "p0", left_bytes=4 * MB)
@@ -392,7 +392,7 @@ async def test_the_bytes_left_of_demand_count_the_demand_that_holds_slots() -> N
     queue.of["a"].give_back()
     assert queue.scheduler._left_bytes == 3 * MB
     queue.scheduler.received(5 * MB, queue.of["p1"])
-    assert queue.scheduler._left_bytes == 0, "it brought what came before it, too"
+    assert queue.scheduler._left_bytes == 0, "a fill that brought more than its own bytes has none left"
     again = asyncio.create_task(queue.of["a"].take())
     await queue.settle()
     assert queue.scheduler._left_bytes == 2 * MB

@@ -1,4 +1,4 @@
-"""Flights and their table: one fill per block, and every waiter on its own."""
+"""Flights and their table: a block has one fill, and each waiter of it waits on its own."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_a_run_is_one_get_and_fills_each_of_its_blocks(room: Engine) -> No
 
 @pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
 @pytest.mark.parametrize("chunk_bytes", [BLOCK // 4, BLOCK, 2 * BLOCK, 10_000])
-async def test_pieces_may_end_where_blocks_do(
+async def test_a_piece_of_a_body_may_end_with_a_block(
     chunk_bytes: int, buffer_bytes: Callable[[int], int], tmp_path: Path
 ) -> None:
     with engine(tmp_path / "c", FakeOrigin(chunk_bytes=chunk_bytes), buffer_bytes=buffer_bytes) as room:
@@ -163,7 +163,7 @@ async def test_a_block_is_in_the_table_or_in_the_store_at_every_moment_of_its_fi
     await room.tasks.settle()
 
 
-async def test_one_block_is_never_boarded_twice(room: Engine) -> None:
+async def test_a_block_never_has_two_flights(room: Engine) -> None:
     version = version_in(room)
     room.flights.fill(room.flights.board(version, BlockRun(0, 1)))
     with pytest.raises(AssertionError):
@@ -247,7 +247,7 @@ async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine
     assert room.store.used_bytes == 0
 
 
-async def test_no_room_means_no_traffic(tmp_path: Path) -> None:
+async def test_a_fill_without_room_on_disk_sends_no_request(tmp_path: Path) -> None:
     with engine(tmp_path / "c", capacity_bytes=0) as room:
         room.origin.put(REF, DATA)
         flights = room.flights.board(version_in(room), BlockRun(0, 1))
@@ -388,7 +388,7 @@ async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_a_reader_wait
 # -- in larger pieces -------------------------------------------------------------------------------------------
 
 
-async def test_bytes_in_the_write_buffer_are_read_by_all_who_come(room: Engine) -> None:
+async def test_bytes_in_the_write_buffer_are_readable_for_every_reader(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]
     (lead,) = room.flights.board(version_in(room), BlockRun(0, 1))
@@ -398,13 +398,13 @@ async def test_bytes_in_the_write_buffer_are_read_by_all_who_come(room: Engine) 
     for _ in range(50):
         await asyncio.sleep(0)
     assert lead.partial.reach(0) == 0
-    # The origin is silent. The bytes that are here are handed out all the same.
+    # The origin is silent. The bytes that have come are handed out all the same.
     for start, stop in ((0, 10_000), (5, 10_000), (10_000, 20_000), (24_999, 25_000)):
         assert bytes(await lead.arrival(start) or b"") == DATA[start:stop]
     gate.set()
     await room.tasks.settle()
     assert payload_in(room, lead.meta.key) == DATA[:BLOCK]
-    assert not lead._unwritten, "what is on disk is not in memory as well"
+    assert not lead._unwritten, "the bytes are on disk and in memory as well"
 
 
 async def test_awaited_bytes_are_handed_out_as_they_come(room: Engine) -> None:
@@ -493,7 +493,7 @@ async def test_a_small_block_costs_one_hop_to_a_thread(tmp_path: Path, monkeypat
         assert (hops, len(room.store)) == (4, 5)
 
 
-async def test_readers_of_a_small_block_get_it_before_the_disk_has(
+async def test_readers_of_a_small_block_get_it_before_it_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, real = threading.Event(), os.pwritev
@@ -508,7 +508,7 @@ async def test_readers_of_a_small_block_get_it_before_the_disk_has(
         readers = [room.get(), room.range(5, BLOCK - 5), room.range(BLOCK // 2, BLOCK)]
         wanted = [DATA[:BLOCK], DATA[5 : BLOCK - 5], DATA[BLOCK // 2 : BLOCK]]
         assert await asyncio.gather(*readers) == wanted
-        assert await room.range(1, 9) == DATA[1:9]  # who comes later as well
+        assert await room.range(1, 9) == DATA[1:9]  # a later reader has them from memory, too
         assert len(room.store) == 0
         disk.set()
         await room.tasks.settle()
@@ -571,10 +571,10 @@ async def test_the_next_fill_may_begin_while_a_small_block_waits_for_the_disk(tm
 
 
 @pytest.mark.parametrize("ends_after", [1, 3, None])
-async def test_a_small_prefetched_block_is_written_once_readers_of_hits_rest(
+async def test_a_small_prefetched_block_is_written_once_readers_of_hits_pause(
     ends_after: int | None, tmp_path: Path
 ) -> None:
-    """`ends_after`: the readers go on for so many waits; None: until the test ends."""
+    """The readers go on for `ends_after` waits; None means until the test ends."""
     waits: list[float] = []
 
     async def reads_on(seconds: float) -> None:
@@ -598,7 +598,7 @@ async def test_a_small_prefetched_block_is_written_once_readers_of_hits_rest(
 async def test_a_small_prefetch_gives_its_slot_back_before_it_is_on_disk_unless_readers_of_hits_go_on(
     reads: bool, waits: bool, begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`reads`: a client reads blocks that are here. `waits`: a client waits for a reply."""
+    """With `reads` a client reads cached blocks. With `waits` a client waits for a reply."""
     other, disk, real = ObjectRef("train", "b.tar"), threading.Event(), os.pwritev
 
     def write(*given: Any) -> int:
@@ -633,11 +633,11 @@ async def test_a_small_prefetch_gives_its_slot_back_before_it_is_on_disk_unless_
     (True, as_small, BLOCK, 1), (False, as_large, BLOCK, 1), (False, as_small, BLOCK - 1, 1),
     (False, as_small, BLOCK, 2),
 ])  # fmt: skip
-async def test_a_block_that_nobody_reads_or_is_large_or_comes_in_parts_is_written_at_once(
+async def test_a_block_is_written_at_once_if_it_has_no_reader_or_is_large_or_has_parts(
     prefetch: bool, buffer_bytes: Callable[[int], int], small: int, count: int, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """`count`: how many blocks the object has. One of them is brought."""
+    """The object has `count` blocks, of which one is filled."""
     waits: list[float] = []
     monkeypatch.setattr(fill_module, "_SMALL_BYTES", small)
 
@@ -668,7 +668,7 @@ async def test_small_bodies_report_their_time_and_large_ones_their_bytes(
     room.clock.advance(3.0)
     gate.set()
     await room.tasks.settle()
-    assert (small, flowed) == ([3.0], []), "until its end, in pieces as it came"
+    assert (small, flowed) == ([3.0], []), "a small body reports its time at its end"
     room.flights.fill(room.flights.board(version, BlockRun(1, 2)))
     await room.tasks.settle()
-    assert (small, sum(flowed)) == ([3.0], 2 * BLOCK - 10_000), "after the first piece, whose time is latency"
+    assert (small, sum(flowed)) == ([3.0], 2 * BLOCK - 10_000), "the first piece does not count: its time is latency"

@@ -1,4 +1,4 @@
-"""The origin reader: nothing is held during the wait before a retry, and late requests are hedged."""
+"""The origin reader: it holds no connection and no slot during the wait before a retry, and it hedges late requests."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Room:
         await self.waits[-1]
 
     def alarm(self, after_s: float) -> asyncio.Future[None]:
-        assert after_s == 0.5, "the 99th percentile of what was seen"
+        assert after_s == 0.5, "the 99th percentile of the measured latencies"
         self.alarms.append(asyncio.get_running_loop().create_future())
         return self.alarms[-1]
 
-    def seasoned(self, saved: int = 1) -> None:
-        """Enough latencies were seen to know which reply is late, and enough requests sent to afford so many hedged
-        ones."""
+    def measured(self, saved: int = 1) -> None:
+        """So many latencies were measured that a late reply is known, and so many requests sent that `saved` may be
+        hedged."""
         for _ in range(100):
             self.hedging.replied(0.5)
         for _ in range(50 * saved):
@@ -162,7 +162,7 @@ async def test_no_request_is_hedged_before_enough_latencies_were_seen(room: Room
 
 
 async def test_a_reply_in_time_is_not_hedged(room: Room) -> None:
-    room.seasoned()
+    room.measured()
     assert await room.read() == DATA
     assert room.origin.under_way == 0  # at once, and not when somebody collects it
     assert room.origin.count() == 1
@@ -171,7 +171,7 @@ async def test_a_reply_in_time_is_not_hedged(room: Room) -> None:
 
 
 async def test_a_late_request_is_hedged_and_the_first_reply_is_used(room: Room) -> None:
-    room.seasoned()
+    room.measured()
     room.origin.faults = [Fault(gate=asyncio.Event())]  # for ever
     filled = asyncio.create_task(room.read())
     await room.settle()
@@ -184,7 +184,7 @@ async def test_a_late_request_is_hedged_and_the_first_reply_is_used(room: Room) 
 
 
 async def test_the_first_request_may_still_win_and_the_second_is_given_up(room: Room) -> None:
-    room.seasoned()
+    room.measured()
     gates = [asyncio.Event(), asyncio.Event()]
     room.origin.faults = [Fault(gate=gate) for gate in gates]
     filled = asyncio.create_task(room.read())
@@ -198,7 +198,7 @@ async def test_the_first_request_may_still_win_and_the_second_is_given_up(room: 
 
 
 async def test_the_loser_is_given_up_before_the_body_is_read(room: Room) -> None:
-    room.seasoned()
+    room.measured()
     room.origin.faults = [Fault(gate=asyncio.Event()), Fault(body_gate=(gate := asyncio.Event()), gate_after=10)]
     filled = asyncio.create_task(room.read())
     await room.settle()
@@ -214,7 +214,7 @@ async def test_the_loser_is_given_up_before_the_body_is_read(room: Room) -> None
 async def test_a_failed_request_is_no_answer_while_the_other_is_under_way(
     bad: dict[str, object], which: int, room: Room
 ) -> None:
-    room.seasoned()
+    room.measured()
     gates = [asyncio.Event(), asyncio.Event()]
     room.origin.faults = [Fault(gate=gate) for gate in gates]
     room.origin.faults[which] = Fault(gate=gates[which], **bad)  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ async def test_a_failed_request_is_no_answer_while_the_other_is_under_way(
 
 
 async def test_when_both_requests_fail_there_is_a_next_try(room: Room) -> None:
-    room.seasoned()
+    room.measured()
     gates = [asyncio.Event(), asyncio.Event()]
     room.origin.faults = [Fault(gate=gate, status=503) for gate in gates]
     filled = asyncio.create_task(room.read())
@@ -247,7 +247,7 @@ async def test_when_both_requests_fail_there_is_a_next_try(room: Room) -> None:
 
 
 async def test_a_refusal_of_the_origin_is_an_answer(room: Room) -> None:
-    room.seasoned()
+    room.measured()
     room.origin.faults = [Fault(gate=asyncio.Event()), Fault(status=412)]
     filled = asyncio.create_task(room.read())
     await room.settle()
@@ -257,7 +257,7 @@ async def test_a_refusal_of_the_origin_is_an_answer(room: Room) -> None:
 
 
 async def test_hedged_requests_keep_to_their_budget(room: Room) -> None:
-    room.seasoned(saved=1)
+    room.measured(saved=1)
     gates = [asyncio.Event() for _ in range(5)]
     room.origin.faults = [Fault(gate=gate) for gate in gates]
     filled = [asyncio.create_task(room.read()) for _ in range(5)]
@@ -273,7 +273,7 @@ async def test_hedged_requests_keep_to_their_budget(room: Room) -> None:
 
 @pytest.mark.parametrize("rung", [True, False])
 async def test_a_reader_that_leaves_ends_both_requests(rung: bool, room: Room) -> None:
-    room.seasoned()
+    room.measured()
     room.origin.faults = [Fault(times=None, gate=asyncio.Event())]
     filled = asyncio.create_task(room.read())
     await room.settle()
@@ -287,7 +287,7 @@ async def test_a_reader_that_leaves_ends_both_requests(rung: bool, room: Room) -
 
 
 async def test_a_late_reply_that_was_given_up_counts_as_late(room: Room) -> None:
-    room.seasoned()
+    room.measured()
     room.origin.faults = [Fault(gate=asyncio.Event())]
     filled = asyncio.create_task(room.read())
     await room.settle()
@@ -298,7 +298,7 @@ async def test_a_late_reply_that_was_given_up_counts_as_late(room: Room) -> None
 
 
 async def test_only_reads_of_objects_are_hedged(room: Room) -> None:
-    room.seasoned()
+    room.measured()
     async with room.origin_reader.reply(OriginRequest("GET", REF.bucket, "")):
         assert not room.alarms
     async with room.origin_reader.reply(GET, hedged=True):
@@ -306,7 +306,7 @@ async def test_only_reads_of_objects_are_hedged(room: Room) -> None:
 
 
 async def test_a_request_that_fails_before_it_is_late_is_retried(room: Room) -> None:
-    room.seasoned()
+    room.measured()
     room.origin.faults = [Fault(times=None, refuse=True)]
     filled = asyncio.create_task(room.read())
     for number in range(4):

@@ -1,4 +1,4 @@
-"""The LIST cache: only where a rule says so, only for its time, and never past a write through the proxy."""
+"""The LIST cache: pages are cached only by a rule, only for its time, and never past a write through the proxy."""
 
 from __future__ import annotations
 
@@ -56,12 +56,16 @@ def found(list_cache: ListCache, operation: Operation) -> bytes | None:
     return None if page is None else page.body
 
 
-async def test_a_page_is_kept_until_its_time_is_up(list_cache: ListCache, clock: FakeClock) -> None:
+async def test_a_page_is_cached_until_its_ttl_ends(list_cache: ListCache, clock: FakeClock) -> None:
     await keep(list_cache, a_list())
-    assert found(list_cache, a_list("/train?prefix=a%2F&list-type=2")) == PAGE, "the order of the query means nothing"
+    assert found(list_cache, a_list("/train?prefix=a%2F&list-type=2")) == PAGE, (
+        "the order of the query's fields must not matter"
+    )
     assert found(list_cache, a_list("/train?list-type=2&prefix=b/")) is None
     await keep(list_cache, a_list("/train?prefix=b&prefix=a"))
-    assert found(list_cache, a_list("/train?prefix=a&prefix=b")) is None, "but for what comes twice"
+    assert found(list_cache, a_list("/train?prefix=a&prefix=b")) is None, (
+        "the order of a field that comes twice matters"
+    )
     clock.now += TTL_S - 0.1
     assert found(list_cache, a_list()) == PAGE
     clock.now += 0.1
@@ -76,7 +80,7 @@ async def test_a_write_to_the_bucket_forgets_its_pages_and_no_others(list_cache:
     assert found(list_cache, a_list()) is None
 
 
-async def test_a_page_that_a_write_overtook_is_not_kept(list_cache: ListCache) -> None:
+async def test_a_page_that_a_write_overtook_is_not_cached(list_cache: ListCache) -> None:
     await keep(list_cache, a_list(), write_meanwhile=True)
     assert found(list_cache, a_list()) is None
 
@@ -117,7 +121,7 @@ async def test_the_pages_have_a_limit_in_bytes(list_cache: ListCache) -> None:
         ("/train?list-type=2", (("x-amz-optional-object-attributes", "RestoreStatus"),)),
     ],
 )
-def test_only_a_plain_list_of_a_rule_is_cached(list_cache: ListCache, target: str, headers: Headers) -> None:
+def test_only_a_plain_list_that_a_rule_names_is_cached(list_cache: ListCache, target: str, headers: Headers) -> None:
     assert list_cache.key_of(classify("GET", target, headers), headers) is None
 
 

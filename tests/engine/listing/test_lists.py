@@ -1,4 +1,4 @@
-"""A client's LIST: the origin gets it once, then the cache answers until a write."""
+"""Cached LISTs: the origin gets a client's LIST once, and then the cache answers it until a write."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ async def test_the_second_list_is_answered_without_the_origin(lists: Lists, room
     assert room.origin.count() == 1
 
 
-async def test_a_write_of_ours_is_seen_by_the_next_list(lists: Lists, passthrough: Passthrough, room: Engine) -> None:
+async def test_a_write_through_the_proxy_is_seen_by_the_next_list(
+    lists: Lists, passthrough: Passthrough, room: Engine
+) -> None:
     await drained(await ask(lists))
     put = await passthrough.send(classify("PUT", "/train/a/1", ()), (), Upload(), None)
     await put.body.aclose()
@@ -75,7 +77,7 @@ async def test_a_write_of_ours_is_seen_by_the_next_list(lists: Lists, passthroug
     assert room.origin.count("GET") == 2
 
 
-async def test_a_refusal_is_passed_on_and_not_kept(lists: Lists, room: Engine) -> None:
+async def test_a_refusal_is_passed_on_and_not_cached(lists: Lists, room: Engine) -> None:
     room.origin.faults.insert(0, Fault(method="GET", status=403))
     assert (await ask(lists)).status == 403
     assert (await ask(lists)).status == 200
@@ -83,7 +85,9 @@ async def test_a_refusal_is_passed_on_and_not_kept(lists: Lists, room: Engine) -
 
 
 @pytest.mark.parametrize("taken", [0, 1])
-async def test_a_client_that_leaves_lets_go_of_the_origins_connection(lists: Lists, room: Engine, taken: int) -> None:
+async def test_a_client_that_hangs_up_releases_the_connection_to_the_origin(
+    lists: Lists, room: Engine, taken: int
+) -> None:
     answer = await ask(lists)
     for _ in range(taken):
         await anext(answer.body)
@@ -93,6 +97,6 @@ async def test_a_client_that_leaves_lets_go_of_the_origins_connection(lists: Lis
 
 
 @pytest.mark.parametrize("target", ["/train/a", "/train?acl", "/"])
-async def test_a_request_that_is_no_list_is_neither_answered_nor_sent(lists: Lists, room: Engine, target: str) -> None:
+async def test_a_request_that_is_no_list_is_left_to_the_passthrough(lists: Lists, room: Engine, target: str) -> None:
     assert await lists.answer(classify("GET", target, ()), (), Upload()) is None
     assert room.origin.count() == 0

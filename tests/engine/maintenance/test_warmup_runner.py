@@ -1,4 +1,4 @@
-"""Warm-ups: each byte is brought once, behind all demand and within the rate, and counts once it is on disk."""
+"""Warm-ups: each byte is filled once, behind all demand and within the rate, and counts once it is on disk."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def warmed(room: Engine, refs: list[ObjectRef] = REFS) -> Warmup:
     return warm_up
 
 
-async def test_each_byte_is_brought_once_and_counted(making: Making) -> None:
+async def test_each_byte_is_filled_once_and_counted(making: Making) -> None:
     with making() as room:
         await room.range(BLOCK, BLOCK + 9, REFS[0])
         reading = asyncio.create_task(room.get(REFS[1]))
@@ -119,7 +119,7 @@ async def test_the_blocks_on_their_way_keep_to_the_budget(making: Making) -> Non
         await room.tasks.settle()
 
 
-async def test_the_rate_holds(making: Making) -> None:
+async def test_a_warm_up_keeps_to_its_rate(making: Making) -> None:
     clock = FakeClock()
     waits: list[float] = []
 
@@ -197,7 +197,7 @@ async def test_an_object_that_is_overwritten_meanwhile_is_warmed_as_it_is_now(ma
         assert room.origin.body_bytes == before
 
 
-async def test_failures_are_reported_and_the_rest_comes(making: Making) -> None:
+async def test_failures_are_reported_and_the_rest_is_filled(making: Making) -> None:
     with making() as room:
         room.origin.faults.append(Fault(times=None, key=REFS[2].key, refuse=True))
         warm_up = await warmed(room)
@@ -243,7 +243,7 @@ async def test_objects_that_were_evicted_before_the_end_are_failures(making: Mak
         assert "evicted before" in warm_up.progress.failures[str(REFS[0])]
 
 
-async def test_objects_that_heads_asked_for_are_brought_once(making: Making) -> None:
+async def test_objects_whose_size_a_head_told_are_filled_once(making: Making) -> None:
     with making() as room:
         for _ in range(3):
             room.warmup_runner.hint(REFS[0])
@@ -261,7 +261,7 @@ def pinning(room: Engine, save: Callable[[object], object] = nothing) -> Pinning
     return Pinning(room.warmup_runner, room.fills, room.version_lookup, save)  # type: ignore[arg-type]
 
 
-async def test_lost_blocks_of_a_pin_are_brought_again(making: Making) -> None:
+async def test_lost_blocks_of_a_pin_are_filled_again(making: Making) -> None:
     with making() as room:
         pins = pinning(room)
         warm_up = warmup(room, REFS[:2])
@@ -298,7 +298,7 @@ async def test_a_pin_that_cannot_be_saved_is_no_pin(making: Making) -> None:
         assert (room.pins.reserved_bytes, pins.book.all()) == (0, [])
 
 
-async def test_pins_that_come_at_one_time_do_not_share_room(making: Making) -> None:
+async def test_concurrent_pins_do_not_reserve_the_same_room(making: Making) -> None:
     with making(capacity_bytes=5 * (BLOCK + 8192)) as room:
         pins = pinning(room)
         two = [warmup(room, [ref]) for ref in REFS[:2]]

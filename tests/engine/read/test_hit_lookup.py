@@ -1,4 +1,4 @@
-"""The lookup of hits: which reads need no question to the origin, and for how long a version is current."""
+"""The lookup of hits: which reads need no request to the origin, and for how long a version is current."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_pieces_are_the_right_bytes_of_the_right_files_and_no_more_than_as
                 lease.release()
 
 
-async def test_pages_are_brought_for_an_extent_within_one_block_that_is_here(room: Engine) -> None:
+async def test_pages_are_read_in_for_an_extent_within_one_cached_block(room: Engine) -> None:
     await read(room)
     found, hits = await known(room), hits_of(room)
     for start, stop, brought in (
@@ -74,7 +74,7 @@ async def test_a_read_is_no_hit_if_a_block_is_missing_or_not_open(room: Engine) 
     assert await room.range(0, 10) == DATA[:10]
     await room.tasks.settle()
     found = await known(room)
-    assert hits_of(room).pieces(found, Extent(0, BLOCK + 1), 1) is None, "the second is missing"
+    assert hits_of(room).pieces(found, Extent(0, BLOCK + 1), 1) is None, "the second block is missing"
     assert hits_of(room).pieces(found, Extent(BLOCK, BLOCK + 1), 1) is None
     assert await room.range(0, 10) == DATA[:10]
     assert hits_of(room).pieces(found, Extent(0, BLOCK), 1) is not None

@@ -1,5 +1,4 @@
-"""GET and HEAD of an object: their requests to the origin, their answers, and their answers when origin or disk
-fail."""
+"""GET and HEAD of an object: the requests to the origin, the answers, and the answers when origin or disk fail."""
 
 from __future__ import annotations
 
@@ -77,11 +76,11 @@ async def test_each_of_many_readers_requests_fewer_blocks_beside_its_first(room:
     assert gets() == [4, 4, 2, 0]
     for answer in answers:
         assert await taken(answer) == DATA
-    assert max(gets()) <= 6, "a GET a block, or two blocks"
+    assert max(gets()) <= 6, "each GET brings one block or two"
     assert gets()[3] == 0
     last = await room.reads.get(refs[3], {})
     await room.tasks.settle()
-    assert gets()[3] == 2, "the first of the next epoch: the others will come"
+    assert gets()[3] == 2, "other readers of the next epoch are expected"
     assert await taken(last) == DATA
 
 
@@ -181,7 +180,7 @@ async def test_a_read_from_mid_block_waits_for_nothing_before_it(known: bool, ro
     room.origin.log.clear()
     gate = asyncio.Event()
     room.origin.faults = [Fault(times=None, body_gate=gate, gate_after=10)]
-    answer = await room.reads.get(REF, {"range": f"bytes={at}-"})  # its first byte is in hand, and few came of any GET
+    answer = await room.reads.get(REF, {"range": f"bytes={at}-"})  # its first byte has come, and few bytes of any GET
     assert f"bytes={at}-{3 * BLOCK - 1}" in room.origin.ranges
     gate.set()
     assert await taken(answer) == DATA[at:]
@@ -232,7 +231,7 @@ async def test_a_miss_of_a_known_object_asks_the_origin_while_the_disk_makes_its
     assert len(room.store) == 1
 
 
-async def test_a_readers_first_block_comes_before_what_another_reader_has_ahead(room: Engine) -> None:
+async def test_a_readers_first_block_comes_before_another_readers_read_ahead(room: Engine) -> None:
     other = ObjectRef("train", "b.tar")
     room.origin.put(other, DATA)
     for ref in (REF, other):
@@ -251,7 +250,7 @@ async def test_a_readers_first_block_comes_before_what_another_reader_has_ahead(
 
 
 @pytest.mark.parametrize("method", ["get", "head"])
-async def test_beside_a_question_to_the_origin_prefetch_is_limited_as_beside_demand(method: str, room: Engine) -> None:
+async def test_beside_a_request_to_the_origin_prefetch_is_limited_as_beside_demand(method: str, room: Engine) -> None:
     room.scheduler._background_limit.alone = 4
     gate = asyncio.Event()
     room.origin.faults = [Fault(gate=gate)]
@@ -301,19 +300,19 @@ async def test_an_empty_object_is_answered_and_has_no_range(room: Engine) -> Non
             await room.reads.get(REF, {"range": "bytes=0-0"})
 
 
-async def test_head_tells_what_get_would_and_brings_no_bytes(room: Engine) -> None:
+async def test_a_head_has_the_headers_of_a_get_and_fills_no_block(room: Engine) -> None:
     answer = await room.reads.head(REF, {"range": "bytes=5-9"})
     assert (answer.status, answer.length, answer.body) == (206, 5, None)
     assert (await room.reads.head(REF, {})).length == SIZE
     assert (room.origin.count("HEAD"), room.origin.count("GET"), room.origin.body_bytes) == (1, 0, 0)
 
 
-async def test_several_ranges_are_the_origins_to_answer(room: Engine) -> None:
+async def test_a_request_for_several_ranges_is_left_to_the_origin(room: Engine) -> None:
     with pytest.raises(NotCacheable):
         await room.reads.get(REF, {"range": "bytes=0-1,5-6"})
 
 
-async def test_conditions_are_answered_here(room: Engine) -> None:
+async def test_conditions_are_answered_by_the_proxy(room: Engine) -> None:
     etag = room.origin.objects[REF].etag
     assert etag is not None
     assert (await room.reads.get(REF, {"if-none-match": etag})).status == 304
@@ -324,14 +323,14 @@ async def test_conditions_are_answered_here(room: Engine) -> None:
     assert await taken(answer) == DATA
 
 
-async def test_an_unknown_etag_is_asked_about_before_it_is_refused(room: Engine) -> None:
+async def test_an_unknown_etag_is_revalidated_before_it_is_refused(room: Engine) -> None:
     await taken(await room.reads.get(REF, {}))
     newer = b"written past the proxy, within the freshness of what it knows"
     etag = room.origin.put(REF, newer)
     assert await taken(await room.reads.get(REF, {"if-match": etag})) == newer
 
 
-async def test_a_checksum_of_the_whole_stands_on_the_whole_and_only_where_asked(room: Engine) -> None:
+async def test_a_checksum_is_sent_with_whole_objects_and_only_on_request(room: Engine) -> None:
     room.origin.put(REF, DATA, (("x-amz-checksum-crc32", "AAAA"),))
     asked = {"x-amz-checksum-mode": "ENABLED"}
     assert "x-amz-checksum-crc32" in dict((await room.reads.head(REF, asked)).headers)
@@ -351,7 +350,7 @@ async def test_an_object_first_met_by_a_get_has_its_checksum_too(room: Engine) -
     assert dict(room.origin.log[0].headers)["x-amz-checksum-mode"] == "ENABLED"
 
 
-async def test_an_object_that_was_taken_for_a_small_one_is_kept_whole_and_no_byte_comes_twice(room: Engine) -> None:
+async def test_an_object_that_was_taken_for_a_small_one_is_cached_whole_and_no_byte_comes_twice(room: Engine) -> None:
     asked, small = {"x-amz-checksum-mode": "ENABLED"}, ObjectRef("train", "small.tar")
     room.origin.put(small, DATA[:10])
     await taken(await room.reads.get(small, asked))
@@ -387,7 +386,7 @@ async def test_a_refused_head_has_no_body_for_a_get_so_the_get_is_forwarded(
 
 
 @pytest.mark.parametrize("knob", ["weak_etags", "no_etags", "no_length"])
-async def test_without_a_strong_etag_or_a_size_nothing_is_kept(knob: str, room: Engine) -> None:
+async def test_without_a_strong_etag_or_a_size_nothing_is_cached(knob: str, room: Engine) -> None:
     setattr(room.origin, knob, True)
     room.origin.ignore_range = knob == "no_length"
     with pytest.raises(NotCacheable):
@@ -407,7 +406,7 @@ async def test_an_origin_that_ignores_range_is_read_all_the_same(start: int, roo
 
 @pytest.mark.parametrize("start", [0, 2 * BLOCK + 3])
 @pytest.mark.parametrize("which", [0, 1])
-async def test_a_206_that_brings_other_bytes_is_never_served_nor_kept(start: int, which: int, room: Engine) -> None:
+async def test_a_206_of_other_bytes_is_neither_served_nor_cached(start: int, which: int, room: Engine) -> None:
     room.origin.faults = [*([Fault(), Fault()][:which]), Fault(shift=1)]
     assert await room.range(start, SIZE) == DATA[start:]
     await room.tasks.settle()
@@ -435,7 +434,7 @@ async def test_a_broken_body_is_resumed_at_its_exact_offset_and_only_of_the_same
 
 
 @pytest.mark.parametrize("at", [0, 3 * BLOCK])
-async def test_a_storm_of_refusals_is_waited_out(at: int, room: Engine) -> None:
+async def test_503_replies_are_retried_until_the_storm_ends(at: int, room: Engine) -> None:
     await room.range(0, 10) if at else None
     await room.tasks.settle()
     room.origin.faults = [Fault(times=2, status=503), Fault(times=1, refuse=True), Fault(times=1, status=500)]
@@ -462,7 +461,7 @@ async def test_a_refusal_whose_body_breaks_off_is_an_unreachable_origin(room: En
     await room.tasks.settle()
 
 
-async def test_as_long_as_each_try_brings_bytes_there_is_another(room: Engine) -> None:
+async def test_an_attempt_that_brought_bytes_is_always_followed_by_another(room: Engine) -> None:
     room.origin.faults = [Fault(times=20, break_after=100)]
     assert await room.range(0, BLOCK) == DATA[:BLOCK]
     assert room.origin.count() == 21
@@ -666,7 +665,7 @@ async def test_the_last_blocks_of_a_reader_come_before_any_prefetch(room: Engine
     assert not any(overtaken)
 
 
-async def test_a_relay_past_a_lagging_disk_asks_again_after_a_window(
+async def test_a_relay_past_a_lagging_disk_sends_a_new_request_after_a_window(
     room: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = ramp(20 * BLOCK)
@@ -753,7 +752,7 @@ async def test_a_reader_that_leaves_disturbs_no_other(room: Engine) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 8_000])
-async def test_a_fill_goes_on_when_everybody_left_in_mid_body(after: int, room: Engine) -> None:
+async def test_a_fill_goes_on_when_all_readers_left_in_mid_body(after: int, room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=after)]
     readers = [asyncio.create_task(room.range(at, BLOCK)) for at in (0, 100, BLOCK - 5)]
@@ -769,7 +768,7 @@ async def test_a_fill_goes_on_when_everybody_left_in_mid_body(after: int, room: 
     assert room.origin.count() == 1
 
 
-async def test_an_answer_that_nobody_reads_gives_its_file_back(room: Engine) -> None:
+async def test_an_answer_that_is_never_read_gives_its_file_back(room: Engine) -> None:
     await room.get()
     await room.tasks.settle()
     answer = await room.reads.get(REF, {})
@@ -909,7 +908,7 @@ async def test_a_block_that_rots_while_it_lies_is_filled_again(tmp_path: Path) -
 # -- freshness --------------------------------------------------------------------------------------------------
 
 
-async def test_freshness_immutable_never_asks_again(tmp_path: Path) -> None:
+async def test_freshness_immutable_never_revalidates(tmp_path: Path) -> None:
     with engine(tmp_path / "c", freshness="immutable") as room:
         room.origin.put(REF, b"first")
         assert await room.get() == b"first"
@@ -930,7 +929,7 @@ async def test_new_headers_of_the_same_bytes_are_served_once_the_ttl_ran_out(tmp
         await taken(answer)
 
 
-async def test_an_object_is_asked_about_when_its_ttl_ran_out_and_keeps_its_blocks_if_unchanged(tmp_path: Path) -> None:
+async def test_an_object_is_revalidated_after_its_ttl_and_keeps_its_blocks_if_unchanged(tmp_path: Path) -> None:
     with engine(tmp_path / "c", freshness="ttl:60") as room:
         room.origin.put(REF, DATA)
         assert await room.get() == DATA
@@ -951,7 +950,7 @@ async def test_an_object_is_asked_about_when_its_ttl_ran_out_and_keeps_its_block
         await room.tasks.settle()
 
 
-async def test_freshness_always_asks_on_every_request(tmp_path: Path) -> None:
+async def test_freshness_always_revalidates_on_every_request(tmp_path: Path) -> None:
     with engine(tmp_path / "c", freshness="always") as room:
         room.origin.put(REF, b"first")
         assert await room.get() == b"first"
@@ -963,7 +962,7 @@ async def test_freshness_always_asks_on_every_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault(times=None, refuse=True), Fault(times=None, status=503)])
-async def test_stale_if_error_serves_what_is_here_while_the_origin_is_down(fault: Fault, tmp_path: Path) -> None:
+async def test_stale_if_error_serves_cached_blocks_while_the_origin_is_down(fault: Fault, tmp_path: Path) -> None:
     with engine(tmp_path / "c", stale_if_error=True) as room:
         room.origin.put(REF, DATA)
         await room.get()

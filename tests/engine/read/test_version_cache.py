@@ -1,4 +1,4 @@
-"""The version cache: for how long a version is believed, by the clock, the generations and the limits."""
+"""The version cache: for how long a version is fresh, by the clock, by writes, by LISTs and by the limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def versions_of(mode: str = "ttl:60", capacity: int = 100) -> tuple[VersionCache
     return VersionCache("http://o", lambda _: Freshness.parse(mode), clock, capacity), clock
 
 
-def test_an_answer_is_fresh_from_when_it_was_asked_for() -> None:
+def test_freshness_counts_from_the_time_of_the_request() -> None:
     versions, clock = versions_of()
     mark = versions.mark()
     clock.advance(30)
@@ -39,7 +39,7 @@ def test_an_answer_is_fresh_from_when_it_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("mode", ["immutable", "ttl:60"])
-def test_a_forgotten_object_is_asked_about_in_any_mode_and_never_stands_in(mode: str) -> None:
+def test_a_forgotten_object_is_revalidated_in_any_mode_and_never_served_stale(mode: str) -> None:
     versions, _ = versions_of(mode)
     for ref in (A, B):
         versions.learn(version(ref), versions.mark())
@@ -48,7 +48,7 @@ def test_a_forgotten_object_is_asked_about_in_any_mode_and_never_stands_in(mode:
     assert versions.fresh(B) == version(B)
 
 
-def test_an_answer_to_a_question_older_than_a_write_is_not_believed() -> None:
+def test_an_answer_to_a_request_older_than_a_write_sets_no_version() -> None:
     versions, _ = versions_of()
     mark = versions.mark()
     versions.forget(A)
@@ -66,7 +66,7 @@ def dated(number: int = 1) -> ObjectVersion:
     return replace(version(A, number), headers=(("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT"),))
 
 
-def test_a_list_that_shows_the_same_version_counts_from_when_it_was_asked_for() -> None:
+def test_a_list_that_shows_the_same_version_counts_from_the_time_of_its_request() -> None:
     versions, clock = versions_of()
     versions.learn(dated(), versions.mark(), settled=True)
     clock.advance(50)
@@ -78,7 +78,7 @@ def test_a_list_that_shows_the_same_version_counts_from_when_it_was_asked_for() 
     clock.advance(40)
     assert versions.fresh(A) is None
     versions.listed("other", [in_a_list()], versions.mark())
-    assert versions.fresh(A) is None, "of another bucket"
+    assert versions.fresh(A) is None, "the LIST was of another bucket"
 
 
 def test_a_list_that_shows_another_version_makes_the_known_one_doubtful() -> None:
@@ -87,10 +87,10 @@ def test_a_list_that_shows_another_version_makes_the_known_one_doubtful() -> Non
     before = versions.changes
     versions.listed("bkt", [in_a_list(2)], versions.mark())
     assert versions.fresh(A) is None
-    assert versions.changes > before, "who looked it up must do so again"
+    assert versions.changes > before, "a cached lookup must be made again"
 
 
-def test_a_list_older_than_what_is_known_or_than_a_write_tells_nothing() -> None:
+def test_a_list_older_than_the_known_version_or_than_a_write_confirms_nothing() -> None:
     versions, clock = versions_of()
     mark = versions.mark()
     clock.advance(1)
@@ -170,7 +170,7 @@ def test_a_version_is_vouched_for_over_a_stop_only_with_the_headers_that_the_ori
     assert not versions.vouches("http://o", dated()), "the write may be carried out yet"
 
 
-def test_a_version_that_was_found_and_not_asked_about_is_unchanged_for_the_next_start() -> None:
+def test_a_version_that_was_found_and_not_revalidated_is_unchanged_for_the_next_start() -> None:
     versions, _ = versions_of()
     versions.recall("http://o", dated(), vouched=True)
     versions.recall("http://o", version(B))
@@ -180,7 +180,7 @@ def test_a_version_that_was_found_and_not_asked_about_is_unchanged_for_the_next_
     assert not versions.vouches("http://o", dated())
 
 
-def test_an_object_that_fell_out_or_is_gone_may_have_blocks_still() -> None:
+def test_an_object_whose_entry_fell_out_or_that_is_gone_may_still_have_blocks() -> None:
     versions, _ = versions_of(capacity=1)
     versions.learn(version(A), versions.mark())
     versions.learn(version(B), versions.mark())
@@ -216,7 +216,7 @@ def test_no_list_confirms_a_version_that_may_be_overwritten_with_the_same_date()
     assert versions.fresh(A) == dated()
 
 
-def test_an_object_is_asked_about_now_and_then_however_often_it_is_listed() -> None:
+def test_an_object_is_revalidated_once_an_hour_however_often_it_is_listed() -> None:
     versions, clock = versions_of()
     versions.learn(dated(), versions.mark(), settled=True)
     for _ in range(80):
@@ -229,7 +229,7 @@ def test_an_object_is_asked_about_now_and_then_however_often_it_is_listed() -> N
     assert versions.fresh(A) == dated()
 
 
-def test_a_late_answer_to_an_older_question_does_not_replace_a_newer_one() -> None:
+def test_a_late_answer_to_an_older_request_does_not_replace_a_newer_one() -> None:
     versions, clock = versions_of()
     older = versions.mark()
     clock.advance(1)
@@ -250,7 +250,7 @@ def test_forgetting_a_bucket_forgets_all_its_names_and_no_other() -> None:
     assert versions.fresh(ELSEWHERE) is not None
 
 
-def test_a_version_that_a_start_found_must_be_asked_about_and_replaces_nothing() -> None:
+def test_a_version_that_a_start_found_must_be_revalidated_and_replaces_nothing() -> None:
     versions, _ = versions_of("immutable")
     versions.recall("http://o", version(A))
     versions.recall("http://another", version(B))

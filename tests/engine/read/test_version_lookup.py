@@ -1,4 +1,4 @@
-"""The version lookup: which questions a first read puts to the origin, and how it ends when one is not answered."""
+"""The version lookup: the requests that a first read sends to the origin, and its end when one is not answered."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def whole(room: Engine, ref: ObjectRef = REF, data: bytes = LARGE) -> Read
     return answer
 
 
-async def test_an_unknown_object_is_asked_for_its_first_block_and_its_checksums_at_the_same_time(room: Engine) -> None:
+async def test_first_block_and_checksums_of_an_unknown_object_are_requested_at_the_same_time(room: Engine) -> None:
     room.origin.put(REF, LARGE, (CHECKSUM,))
     gate = asyncio.Event()
     room.origin.faults = [Fault(times=2, gate=gate)]
@@ -80,7 +80,7 @@ async def test_an_unknown_object_is_asked_for_its_first_block_and_its_checksums_
 
 
 @pytest.mark.parametrize("name", ["{}", "{}.jpg", "a.{}", "a.tfrecord-{:05}-of-00003", "a.b/{}"])
-async def test_in_a_folder_of_small_objects_one_get_brings_everything(room: Engine, name: str) -> None:
+async def test_in_a_folder_of_small_objects_one_get_brings_the_whole_object(room: Engine, name: str) -> None:
     refs = [ObjectRef("train", f"samples/{name.format(number)}") for number in range(3)]
     for ref in refs:
         room.origin.put(ref, SMALL, (CHECKSUM,))
@@ -94,7 +94,7 @@ async def test_in_a_folder_of_small_objects_one_get_brings_everything(room: Engi
     room.origin.log.clear()
     for ref in refs[1:]:
         assert told(await whole(room, ref, SMALL))
-    assert questions(room) == [], "kept whole"
+    assert questions(room) == [], "the objects are cached whole"
 
 
 async def test_samples_with_a_folder_each_are_known_by_their_ending(room: Engine) -> None:
@@ -110,7 +110,7 @@ async def test_samples_with_a_folder_each_are_known_by_their_ending(room: Engine
     assert questions(room) == ["GET", "GET"]
 
 
-async def test_an_index_beside_shards_tells_nothing_of_their_size(room: Engine) -> None:
+async def test_the_size_of_an_index_is_not_taken_for_the_size_of_shards(room: Engine) -> None:
     index = ObjectRef("train", "index.json")
     room.origin.put(index, SMALL, (CHECKSUM,))
     room.origin.put(REF, LARGE, (CHECKSUM,))
@@ -118,7 +118,7 @@ async def test_an_index_beside_shards_tells_nothing_of_their_size(room: Engine) 
     await room.tasks.settle()
     room.origin.log.clear()
     await whole(room)
-    assert "GET" not in questions(room), "all of a large one would be asked for"
+    assert "GET" not in questions(room), "a GET without a Range would bring the whole large object"
 
 
 async def test_a_large_object_among_small_ones_costs_no_more_than_its_bytes(room: Engine) -> None:
@@ -155,17 +155,19 @@ async def test_a_head_that_fails_costs_the_checksums_and_nothing_else(room: Engi
     room.origin.put(REF, LARGE, (CHECKSUM,))
     room.origin.faults = [fault]
     assert not told(await whole(room))
-    assert not told(await whole(room)), "nor of what is here"
-    assert not [request for request in room.origin.log if request.method == "GET" and not request.headers], "forwarded"
+    assert not told(await whole(room)), "a hit has no checksums either"
+    assert not [request for request in room.origin.log if request.method == "GET" and not request.headers], (
+        "the read was forwarded"
+    )
     room.origin.faults.clear()
     asked = room.origin.count("HEAD")
-    assert not told(await whole(room)), "no whole read is held up by it for a while"
+    assert not told(await whole(room)), "the next read waits for a HEAD"
     assert room.origin.count("HEAD") == asked
     room.clock.advance(61.0)
     assert told(await whole(room))
 
 
-async def test_a_head_that_fails_is_not_asked_beside_the_next_objects_first_block(room: Engine) -> None:
+async def test_after_a_failed_head_the_next_object_of_the_folder_gets_none(room: Engine) -> None:
     room.origin.faults = [Fault(None, "HEAD", status=403)]
     for number in range(3):
         ref = ObjectRef("train", f"{number}.tar")
@@ -176,7 +178,7 @@ async def test_a_head_that_fails_is_not_asked_beside_the_next_objects_first_bloc
     other = ObjectRef("train", "other/0.tar")
     room.origin.put(other, LARGE, (CHECKSUM,))
     assert not told(await whole(room, other))
-    assert room.origin.count("HEAD") == 2, "another folder may have other rights"
+    assert room.origin.count("HEAD") == 2, "another folder may have other rights, and gets a HEAD of its own"
 
 
 async def test_an_object_that_is_gone_costs_the_others_of_its_folder_nothing(room: Engine) -> None:
@@ -208,7 +210,7 @@ async def test_a_head_that_hangs_delays_a_hit_once_and_no_longer_than_its_bound(
     if answer.body is not None:
         await answer.body.aclose()
     assert not told(await whole(room))
-    assert not bound.begun.is_set(), "the next one does not wait"
+    assert not bound.begun.is_set(), "the next read waits, too"
     assert room.origin.count("HEAD") == 1
 
 
@@ -230,7 +232,7 @@ async def test_a_head_of_another_version_lends_no_headers(room: Engine) -> None:
     await answer.body.aclose()
 
 
-async def test_an_object_that_was_read_in_parts_is_asked_once_for_its_checksums(room: Engine) -> None:
+async def test_the_checksums_of_an_object_that_was_read_in_parts_are_requested_once(room: Engine) -> None:
     room.origin.put(REF, LARGE, (CHECKSUM,))
     await room.range(0, 10)
     for _ in range(2):
@@ -251,7 +253,7 @@ async def test_an_unknown_empty_object_costs_one_get_and_one_head(room: Engine) 
     assert sorted(questions(room)) == ["GET part", "HEAD"]
 
 
-async def test_where_each_read_must_ask_no_read_joins_an_older_question(tmp_path: Path) -> None:
+async def test_with_freshness_always_no_read_joins_an_older_lookup(tmp_path: Path) -> None:
     with engine(tmp_path, freshness="always") as room:
         room.origin.put(REF, RAMP[:100])
         gate = asyncio.Event()
@@ -266,7 +268,7 @@ async def test_where_each_read_must_ask_no_read_joins_an_older_question(tmp_path
         await room.tasks.settle()
 
 
-async def test_where_each_read_must_ask_the_bytes_still_come_once(tmp_path: Path) -> None:
+async def test_with_freshness_always_the_bytes_still_come_once(tmp_path: Path) -> None:
     with engine(tmp_path, freshness="always") as room:
         room.origin.put(REF, LARGE)
         gate = asyncio.Event()

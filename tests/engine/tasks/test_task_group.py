@@ -1,4 +1,4 @@
-"""The task group: a cancelled owner ends, even when a task fails at the same time."""
+"""The task group: a cancelled owner ends, even when one of its tasks fails at the same time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODIES = pytest.mark.parametrize("body", ["waits", "is over"])
 
 
 def group_that_fails(gate: asyncio.Event, body: str) -> Work:
-    """A group whose tasks go on once the gate opens. `body`: runs in the group's own block meanwhile."""
+    """A group whose tasks go on once the gate opens. `body` runs in the group's own block meanwhile."""
 
     async def fail() -> None:
         await gate.wait()
@@ -46,7 +46,7 @@ async def at_its_gate(work: Work) -> asyncio.Task[None]:
 
 @ORDERS
 @BODIES
-async def test_a_cancel_in_the_moment_of_a_failure_is_heard(first: str, body: str) -> None:
+async def test_a_cancel_at_the_moment_of_a_failure_ends_the_owner(first: str, body: str) -> None:
     gate = asyncio.Event()
     went_on = False
 
@@ -68,7 +68,7 @@ async def test_a_cancel_in_the_moment_of_a_failure_is_heard(first: str, body: st
 
 @pytest.mark.parametrize("turns", range(6))
 @BODIES
-async def test_a_cancel_some_steps_after_a_failure_is_heard(turns: int, body: str) -> None:
+async def test_a_cancel_some_steps_after_a_failure_ends_the_owner(turns: int, body: str) -> None:
     gate = asyncio.Event()
     task = await at_its_gate(group_that_fails(gate, body))
     gate.set()
@@ -81,7 +81,7 @@ async def test_a_cancel_some_steps_after_a_failure_is_heard(turns: int, body: st
 
 
 @BODIES
-async def test_a_cancel_is_heard_although_its_tasks_fail_because_of_it(body: str) -> None:
+async def test_a_cancel_ends_the_owner_although_its_tasks_fail_because_of_it(body: str) -> None:
     async def fail_at_its_end() -> None:
         try:
             await asyncio.Event().wait()
@@ -102,7 +102,7 @@ async def test_a_cancel_is_heard_although_its_tasks_fail_because_of_it(body: str
 
 @ORDERS
 @BODIES
-async def test_a_time_limit_around_it_is_told_from_a_cancel_and_leaves_none_behind(first: str, body: str) -> None:
+async def test_a_time_limit_around_the_group_is_distinguished_from_a_cancel(first: str, body: str) -> None:
     gate = asyncio.Event()
 
     async def limited() -> None:

@@ -1,4 +1,4 @@
-"""A form goes to its bucket, and an origin can commit no incomplete file."""
+"""Browser uploads by a form: the form goes to its bucket, and the origin can commit no incomplete file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def incoming(body: bytes, length: int | None = None, step: int = 7) -> Inc
     return await incoming_form(KIND, arriving(body, step), len(body) if length is None else length)
 
 
-async def test_it_is_sent_to_its_bucket_with_its_length_and_its_key_is_forgotten(room: Engine) -> None:
+async def test_a_form_is_sent_to_its_bucket_with_its_length_and_its_key_is_forgotten(room: Engine) -> None:
     await room.get()
     body = encoded([("key", REF.key)], b"file")
     form = await incoming(body)
@@ -56,7 +56,7 @@ async def test_it_is_sent_to_its_bucket_with_its_length_and_its_key_is_forgotten
 
 
 async def sent(body: bytes, length: int | None, step: int, sizes: SizeRange) -> tuple[bytes, Exception | None]:
-    """What went up of it, and why it stopped, if it did."""
+    """The bytes of the form that were sent to the origin, and the error that stopped the upload, if any."""
     upload = (await incoming(body, length, step)).upload(sizes)
     assert upload.body is not None
     out = b""
@@ -67,7 +67,7 @@ async def sent(body: bytes, length: int | None, step: int, sizes: SizeRange) -> 
 
 
 @pytest.mark.parametrize("step", [1, 7, 10_000])
-async def test_the_end_is_held_back_until_all_is_well(step: int) -> None:
+async def test_the_last_bytes_are_held_back_until_the_whole_form_was_checked(step: int) -> None:
     file = b"file" * 100
     body = encoded([("key", "k")], file, after=[("submit", "Go")])
     out, error = await sent(body, None, step, SizeRange(400, 400))

@@ -1,4 +1,5 @@
-"""Writes are sent once, and the names that they may change are asked for anew, whatever overtakes them."""
+"""Writes through the proxy: each is sent once, and the names that it may change are revalidated, whatever overtakes
+it."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ async def drained(answer: ForwardAnswer) -> bytes:
     return body
 
 
-async def test_the_next_get_after_a_put_brings_the_new_object(room: Engine) -> None:
+async def test_the_next_get_after_a_put_returns_the_new_object(room: Engine) -> None:
     assert await room.get() == b"old"
     assert await send(room, "PUT", "/train/a.tar", b"new!") == (200, b"")
     asked = room.origin.count("GET")
@@ -116,14 +117,14 @@ async def test_a_written_name_is_noted_before_the_write_is_sent_and_before_it_is
 
 
 @pytest.mark.parametrize("read", ["GET", "HEAD"])
-async def test_a_read_that_a_write_overtook_is_not_believed(read: str, room: Engine) -> None:
+async def test_a_read_that_a_write_overtook_sets_no_version(read: str, room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(method=read, gate=gate, answer_first=True)]
     overtaken = asyncio.create_task(room.get() if read == "GET" else room.reads.head(REF, {}))
     while not room.origin.log:
         await asyncio.sleep(0)
     await send(room, "PUT", "/train/a.tar", b"new!")
-    # The older answer is still on its way: a GET that begins now must not wait for it, nor be told by it.
+    # The older answer is still on its way. A GET that begins now must neither wait for it nor use it.
     assert await room.get() == b"new!"
     gate.set()
     await overtaken
@@ -132,14 +133,14 @@ async def test_a_read_that_a_write_overtook_is_not_believed(read: str, room: Eng
     await room.tasks.settle()
 
 
-async def test_an_answer_made_while_the_write_was_under_way_is_not_believed(room: Engine) -> None:
+async def test_an_answer_made_during_the_write_sets_no_version(room: Engine) -> None:
     gate = asyncio.Event()
     await room.get()
     room.origin.faults = [Fault(method="PUT", gate=gate)]
     write = asyncio.create_task(send(room, "PUT", "/train/a.tar", b"new!"))
     while room.origin.count("PUT") == 0:
         await asyncio.sleep(0)
-    # The origin has not carried it out yet: old is right, but is no answer for later.
+    # The origin has not carried the write out yet. The old object is right, but the answer must not be used later.
     assert await room.get() == b"old"
     gate.set()
     await write
@@ -147,7 +148,7 @@ async def test_an_answer_made_while_the_write_was_under_way_is_not_believed(room
     await room.tasks.settle()
 
 
-async def test_the_head_of_the_2xx_is_enough_to_ask_anew(room: Engine) -> None:
+async def test_the_next_read_revalidates_from_the_head_of_the_2xx_on(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults = [Fault(method="PUT", gate=gate)]
     upload = upload_of((), UNSIGNED, None, source(b"new!"), 4)
@@ -162,7 +163,7 @@ async def test_the_head_of_the_2xx_is_enough_to_ask_anew(room: Engine) -> None:
 
 
 async def test_between_the_head_of_the_reply_and_its_end_a_read_is_believed_only_until_the_end(room: Engine) -> None:
-    # CompleteMultipartUpload answers 200 at once and carries on: what counts is the end of its body.
+    # CompleteMultipartUpload answers 200 at once and goes on: the write is done at the end of the body.
     answer = await room.passthrough.send(classify("POST", "/train/a.tar?uploadId=u", ()), (), Upload(), None)
     assert await room.get() == b"old"
     room.origin.put(REF, b"complete")
@@ -211,7 +212,7 @@ async def test_a_write_that_ended_in_doubt_may_be_carried_out_later_and_is_seen_
     assert await room.get() == b"new!"
     asked = room.origin.count()
     assert await room.get() == b"new!"
-    assert room.origin.count() == asked, "it is not for ever"
+    assert room.origin.count() == asked, "the doubt ends"
     await room.tasks.settle()
 
 
@@ -225,7 +226,7 @@ async def test_a_write_that_was_answered_leaves_no_doubt(status: int, room: Engi
     assert room.origin.count() == asked
 
 
-async def test_a_forwarded_read_without_a_body_is_tried_again(room: Engine) -> None:
+async def test_a_forwarded_read_without_a_body_is_retried(room: Engine) -> None:
     room.origin.faults = [Fault(times=3, status=503)]
     assert (await send(room, "GET", "/train/a.tar?versionId=1"))[1] == b"old"
     assert room.origin.count("GET") == 4
@@ -237,7 +238,7 @@ async def test_an_empty_body_with_another_signed_hash_reaches_no_origin(room: En
         upload_of((), payload, None, source(), 0)
 
 
-async def test_a_body_that_proves_wrong_is_the_clients_error_and_nothing_is_stored(room: Engine) -> None:
+async def test_a_body_with_a_wrong_checksum_is_the_clients_error_and_nothing_is_stored(room: Engine) -> None:
     payload = PayloadRule(PayloadForm.HASHED, "0" * 64)
     upload = upload_of((), payload, None, source(b"ab", b"cd"), 4)
     with pytest.raises(ContentSha256Mismatch):

@@ -1,4 +1,4 @@
-"""Uploads: the origin gets the last byte of a body only after all that was stated of the body has held."""
+"""Uploads: the origin gets the last byte of a body only after length, hash, signatures and checksums were verified."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hashed(data: bytes) -> PayloadRule:
 
 
 async def gathered(upload: Upload) -> tuple[bytes, BaseException | None]:
-    """What went up, and why it stopped."""
+    """The bytes that were sent to the origin, and the error that stopped the upload."""
     got = bytearray()
     if upload.body is None:
         return b"", None
@@ -62,14 +62,14 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
 
 
 @given(st.integers(1, 3000), st.lists(st.integers(0, 900), max_size=6), st.booleans())
-async def test_a_plain_body_goes_up_as_it_is(length: int, sizes: list[int], with_hash: bool) -> None:
+async def test_a_plain_body_is_sent_unchanged(length: int, sizes: list[int], with_hash: bool) -> None:
     data = RAMP[:length]
     upload = upload_of((), hashed(data) if with_hash else UNSIGNED, None, source(*cut(data, sizes)), length)
     assert (upload.body_bytes, await gathered(upload)) == (length, (data, None))
 
 
 @given(st.integers(1, 3000), st.lists(st.integers(0, 900), max_size=6))
-async def test_a_body_with_another_hash_never_goes_up_whole(length: int, sizes: list[int]) -> None:
+async def test_a_body_with_another_hash_is_never_sent_whole(length: int, sizes: list[int]) -> None:
     data = RAMP[:length]
     upload = upload_of((), hashed(data + b"x"), None, source(*cut(data, sizes), b""), length)
     got, error = await gathered(upload)
@@ -78,21 +78,21 @@ async def test_a_body_with_another_hash_never_goes_up_whole(length: int, sizes: 
 
 
 @given(st.integers(2, 3000), st.lists(st.integers(0, 900), max_size=6))
-async def test_a_body_that_ends_early_never_goes_up_whole(length: int, sizes: list[int]) -> None:
+async def test_a_body_that_ends_early_is_never_sent_whole(length: int, sizes: list[int]) -> None:
     data = RAMP[: length - 1]
     got, error = await gathered(upload_of((), UNSIGNED, None, source(*cut(data, sizes)), length))
     assert isinstance(error, IncompleteBody)
     assert len(got) < length
 
 
-async def test_the_length_must_be_told() -> None:
+async def test_a_body_without_a_length_is_refused() -> None:
     with pytest.raises(MissingContentLength):
         upload_of((), UNSIGNED, None, source(b"x"), None)
     with pytest.raises(MissingContentLength):
         upload_of((), TRAILER, None, source(b"x"), 5)
 
 
-async def test_an_empty_body_is_none_and_its_hash_is_checked_at_once() -> None:
+async def test_an_empty_body_is_not_sent_and_its_hash_is_checked_at_once() -> None:
     assert upload_of((), hashed(b""), None, source(), 0).body is None
     assert upload_of((), UNSIGNED, None, source(), 0).body is None
     with pytest.raises(ContentSha256Mismatch):
@@ -100,7 +100,7 @@ async def test_an_empty_body_is_none_and_its_hash_is_checked_at_once() -> None:
 
 
 def signed_body(data: bytes, step: int, *, spoil: int | None = None) -> bytes:
-    """aws-chunked, signed; the signature of chunk `spoil` is wrong."""
+    """A signed aws-chunked body. The signature of chunk `spoil` is wrong."""
     wire, previous = b"", SIGNING.seed_signature
     for number, chunk in enumerate([*(data[at : at + step] for at in range(0, len(data), step)), b""]):
         previous = SIGNING.chunk_signature(previous, hashlib.sha256(chunk).hexdigest())
@@ -114,14 +114,14 @@ def decoded_headers(length: int, *more: tuple[str, str]) -> Headers:
 
 
 @pytest.mark.parametrize("step", [1000, 2999, 3000, 5000])
-async def test_a_chunk_signed_body_goes_up_plain(step: int) -> None:
+async def test_a_chunk_signed_body_is_sent_without_its_chunks(step: int) -> None:
     data = RAMP[:3000]
     upload = upload_of(decoded_headers(3000), SIGNED_CHUNKS, WHO, source(*cut(signed_body(data, step), [50] * 9)), None)
     assert (upload.body_bytes, await gathered(upload)) == (3000, (data, None))
 
 
 @pytest.mark.parametrize("spoil", [0, 1, 2, 3])
-async def test_a_chunk_with_a_wrong_signature_never_lets_the_body_go_up_whole(spoil: int) -> None:
+async def test_a_body_with_a_wrong_chunk_signature_is_never_sent_whole(spoil: int) -> None:
     wire = signed_body(RAMP[:3000], 1000, spoil=spoil)
     got, error = await gathered(upload_of(decoded_headers(3000), SIGNED_CHUNKS, WHO, source(wire), None))
     assert isinstance(error, SignatureDoesNotMatch)
@@ -129,7 +129,7 @@ async def test_a_chunk_with_a_wrong_signature_never_lets_the_body_go_up_whole(sp
 
 
 @pytest.mark.parametrize("missing", [1, 5, 90, 1000])
-async def test_a_chunked_body_that_ends_early_never_goes_up_whole(missing: int) -> None:
+async def test_a_chunked_body_that_ends_early_is_never_sent_whole(missing: int) -> None:
     wire = signed_body(RAMP[:3000], 1000)[:-missing]
     got, error = await gathered(upload_of(decoded_headers(3000), SIGNED_CHUNKS, WHO, source(wire), None))
     assert isinstance(error, IncompleteBody)
