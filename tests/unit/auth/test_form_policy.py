@@ -1,4 +1,4 @@
-"""Policies of browser uploads: botocore signs and we verify; conditions against a model too simple to be wrong."""
+"""Policies of browser uploads: botocore signs and the proxy verifies; conditions are compared with a simple model."""
 
 from __future__ import annotations
 

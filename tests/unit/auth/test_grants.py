@@ -103,7 +103,7 @@ def test_a_rename_takes_the_source_away_and_so_needs_write_on_it() -> None:
 
 @pytest.mark.parametrize("target", ["/old/k", "old/k"])
 def test_a_rename_is_covered_however_its_source_is_read(target: str) -> None:
-    """As a path in the bucket, and as a bucket and a key in it."""
+    """The source may be read as a path in the bucket, or as a bucket and a key in it."""
     headers = (("x-amz-rename-source", target),)
     for one in (Grant("old", "k", AccessLevel.WRITE), Grant("train", "old/k", AccessLevel.WRITE)):
         assert not may("PUT", "/train/shards/1", WRITE_SHARDS, one, headers=headers)

@@ -107,7 +107,7 @@ def test_a_url_that_boto3_presigns_is_accepted(operation: str, parameters: dict[
     url = client(style).generate_presigned_url(operation, {"Bucket": "bucket", **parameters}, 60)
     assert "AWSAccessKeyId=" in url
     request = of_url(url, method)
-    # boto3 asks for a location in path style whatever it was told.
+    # boto3 requests a location in path style, whatever style it is set to.
     assert ask(request, bucket_of_host="bucket" if urlsplit(url).netloc.startswith("bucket.") else None) is not None
 
 

@@ -1,4 +1,4 @@
-"""The requests that Signature Version 4 must not let through, and the error for each."""
+"""Requests that Signature Version 4 must refuse, and the error for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The header of a block file: it reads back as it was written, and any change or cut is found."""
+"""The header of a block file: it is read back as it was written, and any change or cut is found."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def meta_of(
     return BlockMeta(BlockLayout("http://origin", block_bytes), version, index)
 
 
-# All that the wire can bring: text, and bytes that are no UTF-8 as surrogate escapes.
+# Headers as they can come from the wire: text, and bytes that are no UTF-8 as surrogate escapes.
 wire_text = st.binary(max_size=40).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 metas = st.builds(
     lambda origin, bucket, key, etag, headers, size, block_bytes: BlockMeta(

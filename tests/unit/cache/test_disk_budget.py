@@ -1,4 +1,4 @@
-"""The disk budget: room is promised only within the capacity, and within the free space that others use, too."""
+"""The disk budget: room is reserved only within the capacity, and within the free space that other users leave."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.core.cache.disk_budget import DiskBudget
 
 
 def known(capacity: int = 1000, floor: int = 100, free: int = 1000) -> DiskBudget:
-    """After a look at the free space, at 0 s."""
+    """A budget after a look at the free space at 0 s."""
     budget = DiskBudget(capacity, floor)
     assert budget.excess(0, 0.0) is None
     budget.excess_after_look(free, 0, 0, 0.0)
@@ -47,7 +47,7 @@ def test_a_look_at_the_free_space_is_valid_for_a_second_and_for_half_of_that_spa
 def test_bytes_on_their_way_to_disk_count_as_used() -> None:
     budget = known()
     budget.reserve(200)
-    # While the file system was asked, 150 of them were written, and 50 more reserved.
+    # While the free space was looked up, 150 of these bytes were written, and 50 more were reserved.
     budget.landed(150)
     assert budget.excess_after_look(300, 10, 200, 0.0) == 10
     budget.reserve(200)
@@ -72,7 +72,7 @@ def test_more_is_never_given_back_than_was_taken() -> None:
 def test_neither_budget_nor_floor_is_broken_however_slowly_the_disk_answers(
     seed: int, capacity: int, floor: int
 ) -> None:
-    """Against a file system of 1,500 bytes that only this store writes to."""
+    """The budget against a file system of 1,500 bytes that only this store writes to."""
     chance, budget, now = Random(seed), DiskBudget(capacity, floor), 0.0
     on_disk = 0
     writing: list[int] = []
@@ -84,7 +84,7 @@ def test_neither_budget_nor_floor_is_broken_however_slowly_the_disk_answers(
             need = chance.randint(1, 200)
             if (over := budget.excess(need, now)) is None:
                 pending, free = budget.pending_bytes, 1500 - on_disk
-                while writing and chance.random() < 0.3:  # before the answer is here
+                while writing and chance.random() < 0.3:  # before the free space is known
                     here.append(writing.pop())
                     on_disk += here[-1]
                     budget.landed(here[-1])

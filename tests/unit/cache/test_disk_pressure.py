@@ -1,4 +1,4 @@
-"""Back-pressure of the disk, in numbers; time passes as the fills say."""
+"""Back-pressure of the disk: the limit of fills that follows from measured waits, in virtual time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MB = 10**6
 
 
 class Fills:
-    """`count` fills side by side, of which each piece of a MB waits so long for the origin and so long for the disk."""
+    """`count` concurrent fills. Each piece of 1 MB waits `origin_s` for the origin and `disk_s` for the disk."""
 
     def __init__(self) -> None:
         self.lag = DiskPressure()

@@ -1,4 +1,4 @@
-"""How long a version is fresh, and what the conditional headers of a read ask for."""
+"""The freshness of a version by the rules, and the conditional headers of a read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of the block index, in bytes per block, which no machine changes."""
+"""The memory of the block index: bytes per block, measured by tracemalloc, the same on every machine."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from outrider.simulator.policies import policy_of
 BLOCK_BYTES = 8 * 2**20
 LAYOUT = BlockLayout("http://origin", BLOCK_BYTES)
 OBJECTS, BLOCKS_EACH = 200, 100
-# Its key, its slot and its place in the table take 190. An object for its meta, or its own copy of the version's name
-# or of a size, would each add 30 to 70; its own copy of the headers a thousand.
+# A block's key, slot and place in the table take 190 bytes. An object for its meta, or a copy of the version's name or
+# of a size, would each add 30 to 70 bytes, and a copy of the headers a thousand.
 BYTES_PER_BLOCK_MAX = 215
 
 
 def meta_of(number: int, index: int, version: ObjectVersion | None = None) -> BlockMeta:
-    """Each call brings its own copies, as replies of the origin and headers of files do."""
+    """Each call makes new copies, as replies of the origin and headers of files do."""
     headers = tuple((f"x-amz-meta-{name}", f"{number} of many") for name in range(4))
     ref = ObjectRef("imagenet", f"train/shard-{number:06d}.tar")
     version = ObjectVersion(ref, f'"{number:032x}"', BLOCKS_EACH * BLOCK_BYTES, headers)
@@ -53,7 +53,7 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
     store = DiskBlockStore(directory, policy, Limits(10**15), metrics, time.monotonic)
     versions = VersionCache("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
     recovery = Recovery(store, versions)
-    template_of.cache_clear()  # what earlier tests left there may have it grow just now
+    template_of.cache_clear()  # entries of earlier tests may make the table grow just now
     gc.collect()
     tracemalloc.start()
     try:
@@ -72,13 +72,13 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
     store.close()
 
 
-# Its version, key, slot and edition, what the planner notes of it, their places in the tables, and of its headers a
-# date and an ETag take 1,700 to 1,900. With headers of its own it would be 800 more.
+# A small object's version, key, slot, edition, planner state and places in the tables, and the date and ETag of its
+# headers, take 1,700 to 1,900 bytes. With headers of its own it would take 800 more.
 BYTES_PER_SMALL_OBJECT_MAX = 2100
 
 
 def small(number: int) -> BlockMeta:
-    """As a bucket tells of it; each time with copies of its own."""
+    """A small object as a reply of the bucket describes it, each time with new copies."""
     told = {
         "accept-ranges": "bytes", "content-type": "image/jpeg", "x-amz-server-side-encryption": "AES256",
         "x-amz-storage-class": "INTELLIGENT_TIERING", "etag": f'"{number:032x}"',
@@ -100,7 +100,7 @@ async def test_common_headers_of_small_objects_are_held_once(by: str, tmp_path: 
     )
     versions = VersionCache("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
     recovery = Recovery(store, versions)
-    template_of.cache_clear()  # what earlier tests left there may have it grow just now
+    template_of.cache_clear()  # entries of earlier tests may make the table grow just now
     gc.collect()
     tracemalloc.start()
     try:
@@ -140,6 +140,6 @@ async def test_one_more_open_file_costs_the_same_however_many_are_open(tmp_path:
             peaks.append(tracemalloc.get_traced_memory()[1] - before)
     finally:
         tracemalloc.stop()
-    # A list of all that are open would be 8 bytes for each of them, made anew for each block that comes.
+    # A list of all open files would take 8 bytes for each of them, and would be made anew for each new block.
     assert statistics.median(peaks[-500:]) < 4 * len(metas)
     store.close()

@@ -1,4 +1,4 @@
-"""A block that arrives from its middle, against a list of booleans."""
+"""A block whose bytes arrive from its middle on, against a list of booleans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.core.cache.partial_block import PartialBlock
 def test_the_reach_is_the_run_of_bytes_that_came(length: int, start: int, steps: list[tuple[bool, int]]) -> None:
     start %= length
     partial, here = PartialBlock(length, start), [False] * length
-    ends = {True: (0, start), False: (start, length)}  # of the head and the tail: where it goes on, and where it ends
+    ends = {True: (0, start), False: (start, length)}  # of the head and the tail: the next byte, and the end
     for head, wanted in steps:
         position, stop = ends[head]
         count = min(wanted, stop - position)

@@ -1,4 +1,4 @@
-"""Reservations against a model too simple to be wrong: the sizes of all objects that any pin names, each once."""
+"""The bytes reserved by pins, against a simple model: each object that any pin names counts once."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_wide_window_takes_fewer_gets_of_each_of_many_readers() -> None:
 
 @pytest.mark.parametrize(("readers", "at_once"), [(1, 8), (3, 4)])
 def test_the_last_blocks_of_a_read_come_side_by_side(readers: int, at_once: int) -> None:
-    """Joined, they would come one after the other when nothing else comes any more."""
+    """Joined blocks would come one after the other, while no other block is left to fetch."""
     for left in range(1, 40):
         runs = runs_ahead(100 - left, 99, 20, lambda _: True, readers)
         assert all(run.count == 1 for run in runs if run.first > 100 - 2 * at_once), left
@@ -83,5 +83,5 @@ def test_a_whole_read_asks_for_every_missing_block_exactly_once(block_count: int
         assert position in here or asked[position], "the reader waits for a block that nobody asked for"
     assert asked == Counter(set(range(first, block_count)) - here)
     if not here:
-        single = 2 * FIRST_BLOCKS + 16  # at the beginning and at the end
+        single = 2 * FIRST_BLOCKS + 16  # requests of one block, at the beginning and at the end
         assert gets <= single + (block_count - first + 1) // 2, "joined blocks must save requests"

@@ -1,4 +1,5 @@
-"""The signature of a presigned URL is verified once. That makes it valid for no other request and no longer."""
+"""The memo of verified presigned URLs: each is verified once, and serves no other request and no longer than it is
+valid."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def door(clock: FakeClock) -> SigV4:
     return SigV4({"AK": Client("team", "AK", ())}, {"AK": "secret"}, clock)
 
 
-def test_the_same_url_is_looked_at_once_for_all_its_ranges(
+def test_a_url_is_verified_once_for_all_its_ranges(
     door: SigV4, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = presigned(clock)
@@ -61,7 +62,7 @@ def test_the_same_url_is_looked_at_once_for_all_its_ranges(
     assert len(looked) == 1
 
 
-def test_a_url_that_was_proved_expires_all_the_same(door: SigV4, clock: FakeClock) -> None:
+def test_a_verified_url_expires_all_the_same(door: SigV4, clock: FakeClock) -> None:
     asked = presigned(clock)
     door.identify(asked, None)
     clock.advance(60)
@@ -71,7 +72,7 @@ def test_a_url_that_was_proved_expires_all_the_same(door: SigV4, clock: FakeCloc
         door.identify(asked, None)
 
 
-def test_what_was_proved_is_good_for_that_very_request_alone(door: SigV4, clock: FakeClock) -> None:
+def test_a_verified_url_is_good_for_that_very_request_alone(door: SigV4, clock: FakeClock) -> None:
     asked = presigned(clock)
     door.identify(asked, None)
     others = [
@@ -88,7 +89,7 @@ def test_what_was_proved_is_good_for_that_very_request_alone(door: SigV4, clock:
             door.identify(other, None)
 
 
-def test_what_is_remembered_is_bounded(door: SigV4, clock: FakeClock) -> None:
+def test_the_memo_of_verified_urls_is_bounded(door: SigV4, clock: FakeClock) -> None:
     door._proved = Memo(2)
     for expires_s in range(10, 20):
         door.identify(presigned(clock, expires_s=expires_s), None)

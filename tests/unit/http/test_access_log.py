@@ -1,4 +1,5 @@
-"""The lines of hits are written in bundles: a log record for each would cost more than the hit itself."""
+"""The access log: lines of hits are written in bundles, since a log record for each would cost more than the hit
+itself."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-async def test_lines_of_hits_are_bundled_beside_the_keeper_of_troubles(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_of_hits_are_bundled_although_recent_errors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     outrider = logging.getLogger("outrider")
     monkeypatch.setattr(outrider, "handlers", [LineHandler(stream)])

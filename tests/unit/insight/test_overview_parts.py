@@ -1,4 +1,4 @@
-"""The map of a dataset, the rates, and the recent errors are bounded."""
+"""Parts of the status page: the map of a dataset, the rates, and the recent errors, all bounded in size."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_object_has_a_letter_in_the_order_of_the_names() -> None:
     assert dataset.kept_bytes == 5 * BLOCK
 
 
-def test_kept_bytes_are_subtracted_again() -> None:
+def test_bytes_of_dropped_blocks_are_subtracted_again() -> None:
     planner = a_planner(2)
     for index in (0, 1):
         planner.added(block(1, index), version(1))

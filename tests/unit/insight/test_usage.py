@@ -121,7 +121,7 @@ def test_large_datasets_have_labels_of_their_own_and_the_rest_is_other() -> None
     told = totals(registry, "outrider_dataset_served_bytes_total")
     assert len(told) == 21
     assert sum(told.values()) == 30 * 120 + 2
-    assert told["bucket/large-0"] == 60, "what came before it had a label stays where it was told"
+    assert told["bucket/large-0"] == 60, "bytes from before the label stay under `other`"
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 200), st.booleans()), max_size=60))

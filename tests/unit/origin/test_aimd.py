@@ -1,4 +1,4 @@
-"""The AIMD limit of fills, driven with numbers."""
+"""The AIMD limit of fills, in virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.core.origin.aimd import FIRST_FILLS, AimdLimit
 
 
 class Line:
-    """An origin that gives each connection 40 MB/s and all of them `total_mb_s`; seconds pass one by one."""
+    """An origin that gives each connection 40 MB/s and all of them `total_mb_s`, simulated second by second."""
 
     def __init__(self, aimd: AimdLimit, total_mb_s: float) -> None:
         self.aimd = aimd
@@ -35,9 +35,9 @@ class Line:
 def test_it_doubles_while_more_brings_more_and_then_stays() -> None:
     line = Line(AimdLimit(1000), total_mb_s=5000)
     limits = line.run(10)
-    assert max(limits) <= 512  # one doubling too many is how it learns of the end
+    assert max(limits) <= 512  # the limit learns of the line's end by one doubling too many
     assert limits[-1] == limits[-2]
-    assert 125 <= limits[-1] < 250  # 125 x 40 MB/s fill the line, and that one is taken back
+    assert 125 <= limits[-1] < 250  # 125 x 40 MB/s fill the line, and the doubling is taken back
 
 
 def test_the_ceiling_holds_and_is_reached() -> None:
@@ -57,8 +57,8 @@ def test_on_a_full_line_it_does_not_creep_up() -> None:
     assert max(limits[10:]) <= FIRST_FILLS + 2
 
 
-def test_time_in_which_less_was_asked_for_does_not_look_like_a_step_in_vain() -> None:
-    """A long burst of readers, then short ones."""
+def test_pauses_of_the_readers_are_not_taken_for_a_step_that_brought_nothing() -> None:
+    """A long burst of readers, and then short ones."""
     line = Line(AimdLimit(64), total_mb_s=10**6)
     line.run(2)
     assert line.aimd.limit == 2 * FIRST_FILLS
@@ -75,7 +75,7 @@ def test_a_step_is_judged_by_bytes_after_those_fills_that_it_admitted_began() ->
     for _ in range(45):
         under_way.append(aimd.limit)
         now += 0.1
-        # What comes now was asked for 0.2 s ago, and 21 connections fill the line.
+        # The bytes that come now were requested 0.2 s ago, and 21 connections fill the line.
         aimd.arrived(min(under_way[-3], 21) * 4_000_000, now, short=True)
     assert aimd.limit == 2 * FIRST_FILLS
 

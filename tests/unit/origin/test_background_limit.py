@@ -1,4 +1,4 @@
-"""The limit of background fills, driven with numbers."""
+"""The LEDBAT-like limit of background fills, in virtual time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from outrider.core.origin.background_limit import BackgroundLimit
 
 
 class Line:
-    """Gives each connection 4 MB/s and all of them 32 MB/s."""
+    """A line that gives each connection 4 MB/s and all of them 32 MB/s."""
 
     def __init__(self) -> None:
         self.background_limit = BackgroundLimit(64)
         self.now = 0.0
 
     def run(self, seconds: float, demand: int, *, queued: bool = True) -> list[int]:
-        """So many connections that somebody waits for; how many others were allowed in each tenth of a second."""
+        """The limit of background fills in each tenth of a second, beside `demand` connections that readers wait
+        for."""
         allowed = []
         for _ in range(int(seconds * 10)):
             background_limit = self.background_limit
@@ -102,8 +103,11 @@ def test_a_line_that_no_large_body_flows_on_tells_of_no_end() -> None:
 
 
 class SmallBodies:
-    """Bodies over a line that takes `each_s` for one, asked for by readers who want one after the other, and by as many
-    fills beside them as are allowed; `scatter` is that of the logarithm of a bucket's latency."""
+    """Small bodies over a line that takes `each_s` for each of them.
+
+    Each of `readers` requests one body after the other, and beside them as many fills run as the limit allows.
+    `scatter` is the standard deviation of the logarithm of a bucket's latency.
+    """
 
     def __init__(self, latency_s: float, each_s: float, *, readers: int = 1, scatter: float = 0.0) -> None:
         self.background_limit = BackgroundLimit(64)
@@ -116,7 +120,8 @@ class SmallBodies:
         self._chance = random.Random(6)
         self._free_at = 0.0
         self._numbers = itertools.count()
-        # When it happens, which body, when that was asked for, whether a reader waits for it, whether the line has it.
+        # The time of the event, the body's number, the time of its request, whether a reader waits, and whether it is
+        # on the line.
         self._outstanding: list[tuple[float, int, float, bool, bool]] = []
         self._beside = 0
         for _ in range(readers):
@@ -128,7 +133,7 @@ class SmallBodies:
         heapq.heappush(self._outstanding, (ready, next(self._numbers), self.now, waited_for, False))
 
     def run(self, seconds: float, *, prefetch: bool = True) -> list[int]:
-        """How many were allowed beside the readers when each body came."""
+        """The limit of fills beside the readers, at each body's arrival."""
         allowed, until = [], self.now + seconds
         while self._outstanding[0][0] < until:
             self.now, number, asked_at, waited_for, on_line = heapq.heappop(self._outstanding)
@@ -156,7 +161,7 @@ class SmallBodies:
 def test_small_bodies_that_queue_behind_each_other_are_held_back() -> None:
     line = SmallBodies(latency_s=0.056, each_s=0.009)
     line.run(2, prefetch=False)
-    # 6 fill the line; 12 would double what a reader waits.
+    # 6 bodies fill the line; 12 would double a reader's wait.
     allowed = line.run(30)
     assert max(allowed) <= 14
     assert 5 <= sum(allowed) / len(allowed) <= 10
@@ -198,7 +203,7 @@ def test_limits_learnt_beside_a_list_do_not_hold_after_it() -> None:
     line.run(1)
     read = line.read
     line.run(5)
-    # A queue of 30 ms would leave a reader 52 of his 76.
+    # A queue of 30 ms would leave a reader 52 of its 76 bodies.
     assert line.read - read >= 60
 
 
@@ -231,7 +236,8 @@ def test_until_the_usual_delay_is_known_the_limit_is_small() -> None:
 
 
 def test_the_first_small_bodies_bring_one_more_each() -> None:
-    """A told order's first batch waits for them: one more for every two or three took a round trip longer."""
+    """The first batch of a hint waits for them. One more fill for every two or three bodies took a round trip
+    longer."""
     background_limit = BackgroundLimit(64)
     for _ in range(6):
         background_limit.hindered()

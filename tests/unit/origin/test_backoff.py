@@ -1,4 +1,4 @@
-"""Backoff: waits below the curve, zero for a chance of zero, and an end."""
+"""Exponential backoff with jitter: each wait is below the curve, it may be zero, and the attempts end."""
 
 from __future__ import annotations
 

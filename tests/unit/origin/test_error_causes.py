@@ -1,4 +1,4 @@
-"""Errors of the origin that blame our clock or our credentials."""
+"""Errors of the origin whose cause is the proxy's clock or its credentials."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_code_of_an_error_document(body: bytes, code: str | None) -> None:
     [(b"<Error><Code>A</Code><Token-0>t</Token-0><Token-12>u\nv</Token-12><HostId>h</HostId></Error>",
       b"<Error><Code>A</Code><HostId>h</HostId></Error>"),
      (b"<StringToSign>a<b></StringToSign><StringToSignBytes>61</StringToSignBytes><Code>A</Code>", b"<Code>A</Code>"),
-     # Cut off, or ended by another: all that follows may be of it.
+     # The element is cut off or closed by another one. All that follows may belong to it.
      (b"<Code>A</Code><CanonicalRequest>GET\n/", b"<Code>A</Code>"),
      (b"<Code>A</Code><Token-0>t</Token-1></Error>", b"<Code>A</Code>"),
      (b"<Message>the Token-0 of <Token>x</Token></Message>", b"<Message>the Token-0 of <Token>x</Token></Message>"),
@@ -60,12 +60,12 @@ def test_which_refusals_blame_the_credentials(status: int, code: str | None, bla
         (400, SKEWED, date(3600), 0.0, None),
         (403, SKEWED, None, 0.0, None),
         (403, SKEWED, "yesterday", 0.0, None),
-        # Signed in its time already.
+        # The request was signed with the origin's time already.
         (403, None, date(3600), 3600.0, None),
         (403, SKEWED, date(0), 0.0, None),
-        # And refused all the same: its date is not what it goes by.
+        # The request was refused although it was signed with that time: the origin goes by another clock than its date.
         (403, SKEWED, date(3600), 3600.0, 0.0),
-        # Our clock was put right meanwhile.
+        # The proxy's clock was set right meanwhile.
         (403, SKEWED, date(0), 3600.0, 0.0),
     ],
 )

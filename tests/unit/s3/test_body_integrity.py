@@ -1,4 +1,4 @@
-"""What the headers of a request state of its body, and the checksums that verify it."""
+"""The integrity of a body: the hash, length and checksums that a request's headers state, and their verification."""
 
 from __future__ import annotations
 

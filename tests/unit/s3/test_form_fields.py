@@ -1,4 +1,4 @@
-"""Browsers' forms: forms made by hand are read, however they are cut into pieces."""
+"""The fields of browser uploads: forms made by hand are parsed, into whatever pieces they are cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider.core.s3.operation import classify
 from tests.support.forms import BOUNDARY, encoded
 
 FORM = "multipart/form-data; boundary=x"
-# What a careless search for the end of the file would stumble over.
+# Bytes at which a careless search for the end of the file would fail.
 tricky = st.lists(
     st.sampled_from([b"\r\n", b"\r", b"\n", b"--", b"-", BOUNDARY.encode(), BOUNDARY.encode()[:9], b"a", b"\0"])
 ).map(b"".join)
@@ -28,7 +28,7 @@ names = st.text("abcdefXYZ-", min_size=1, max_size=8).filter(lambda name: name.l
 
 
 def read(body: bytes, cuts: tuple[int, ...] = ()) -> tuple[PostForm, bytes, bytes]:
-    """The form, its file, and all that is to be sent from the first byte of the file."""
+    """The form, its file, and all bytes that are sent to the origin from the first byte of the file on."""
     reader, scanner = FieldsReader(BOUNDARY), None
     file, form = b"", None
     for start, stop in pairwise(sorted({0, len(body), *(cut % (len(body) + 1) for cut in cuts)})):
@@ -60,7 +60,7 @@ def test_a_form_is_read_as_it_was_meant_however_it_is_cut(
     body = encoded(fields, file, "dir/f.bin", after, "text/x")
     form, got, sent = read(body, cuts)
     assert (list(form.fields), got, form.filename, form.file_type) == (fields, file, "f.bin", "text/x")
-    # Nothing after the file goes on, and the length that was announced stays true.
+    # No byte after the file is sent on, and the announced length stays true.
     head = encoded(fields, b"", "dir/f.bin", (), "text/x")
     assert len(sent) == len(body) - head.rindex(f"\r\n--{BOUNDARY}--".encode())
     assert sent == file + f"\r\n--{BOUNDARY}--".encode() + sent[len(file) + len(BOUNDARY) + 6 :]
@@ -69,7 +69,8 @@ def test_a_form_is_read_as_it_was_meant_however_it_is_cut(
 
 @given(st.lists(st.tuples(names, values), max_size=4, unique_by=lambda pair: pair[0].lower()), tricky)
 def test_another_parser_reads_our_head_alike(fields: list[tuple[str, str]], file: bytes) -> None:
-    """Python's MIME parser as the oracle; it ends lines where it likes, so values are without line breaks."""
+    """Python's MIME parser is the oracle. It ends lines at more characters than the form does, so values have no line
+    breaks."""
     fields = [(name, "".join(value.split())) for name, value in fields if value.isprintable()]
     form = PostForm(BOUNDARY, tuple(fields), "", None)
     body = form.head(fields) + f"\r\n--{BOUNDARY}--\r\n".encode()
@@ -93,7 +94,7 @@ def test_any_bytes_are_a_form_or_an_s3_error(raw: bytes, cuts: tuple[int, ...]) 
 
 
 def test_a_file_that_begins_with_a_delimiter_ends_there() -> None:
-    """Some parsers see a part there: the key that they would find must not pass for bytes of the file."""
+    """Some parsers see a part there. The key that they would find must not pass for bytes of the file."""
     evil = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="key"\r\n\r\nevil\r\n'.encode()
     _, file, sent = read(encoded([("key", "good")], evil + b"rest"))
     assert file == b""
@@ -176,7 +177,7 @@ def test_the_bytes_after_the_file_have_a_limit() -> None:
         ("up/${filename}", "/home/me/f", "up/f"),
         ("up/${filename}", "é/ü", "up/ü"),
         ("up/$filename", "f", "up/$filename"),
-        # A folder in a name would leave the prefix that the policy and the grant allow.
+        # A folder in a file's name would leave the prefix that the policy and the grant allow.
         ("up/${filename}", "../../f", "up/f"),
     ],
 )

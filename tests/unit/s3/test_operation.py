@@ -55,7 +55,7 @@ NOTHING, KEY, KEYS, BUCKET = Forgets.NOTHING, Forgets.KEY, Forgets.KEYS_IN_BODY,
                 "&X-Amz-Signature=s&X-Amz-Security-Token=t", (), GET, NOTHING),
         ("GET", "/bkt/k?AWSAccessKeyId=a&Signature=s&Expires=9", (), GET, NOTHING),
         ("GET", "/bkt/a/b/c", (), GET, NOTHING),
-        # Not plain: the origin judges each time.
+        # These requests are not plain: the origin answers each of them.
         ("GET", "/bkt/k?versionId=1", (), FORWARD, NOTHING),
         ("GET", "/bkt/k?partNumber=1", (), FORWARD, NOTHING),
         ("GET", "/bkt/k?response-content-type=x", (), FORWARD, NOTHING),
@@ -67,13 +67,13 @@ NOTHING, KEY, KEYS, BUCKET = Forgets.NOTHING, Forgets.KEY, Forgets.KEYS_IN_BODY,
         ("GET", "/bkt/k", (("x-amz-request-payer", "requester"),), FORWARD, NOTHING),
         ("GET", "/bkt/k", (("x-amz-expected-bucket-owner", "1"),), FORWARD, NOTHING),
         ("GET", "/bkt/k", (("x-amz-invented-tomorrow", "1"),), FORWARD, NOTHING),
-        # Other stores' own words.
+        # Headers of other stores.
         *((method, "/bkt/k", ((name, "1"),), FORWARD, NOTHING) for method in ("GET", "HEAD") for name in (
             "x-minio-extract", "x-goog-encryption-key", "x-goog-if-generation-match", "x-oss-process",
             "x-obs-process", "x-cos-server-side-encryption-customer-key")),
         ("GET", "/bkt/k", (("origin", "https://x"),), FORWARD, NOTHING),
         ("GET", "/bkt/k", (("if-range", "e"),), FORWARD, NOTHING),
-        # Ranges that stores read differently, and any on a HEAD.
+        # Ranges that stores read differently, and any range on a HEAD.
         *(("GET", "/bkt/k", (("range", odd),), FORWARD, NOTHING) for odd in (
             "bytes=0-1,3-4", "bytes=5-2", "bytes=-", "bytes=", "bytes", "", "items=0-1", "Bytes=0-1", "bytes=a-b",
             "bytes= 0-1", "bytes=0-1,", "bytes=9999999999999999999-", "bytes=+1-2")),
@@ -87,7 +87,7 @@ NOTHING, KEY, KEYS, BUCKET = Forgets.NOTHING, Forgets.KEY, Forgets.KEYS_IN_BODY,
         *(("HEAD", "/bkt/k", odd, FORWARD, NOTHING) for odd in ODD_CONDITIONS),
         *(("GET", "/bkt/k", plain, GET, NOTHING) for plain in PLAIN_CONDITIONS),
         *(("HEAD", "/bkt/k", plain, HEAD, NOTHING) for plain in PLAIN_CONDITIONS),
-        # A folder's own key is served whole by some, whatever was asked of it.
+        # Some stores serve a folder's own key whole, whatever range or condition the request has.
         ("GET", "/bkt/dir/", (), GET, NOTHING),
         ("HEAD", "/bkt/dir/", (), HEAD, NOTHING),
         ("GET", "/bkt/dir/", (("range", "bytes=0-1"),), FORWARD, NOTHING),
@@ -263,7 +263,8 @@ def test_the_keys_of_a_delete_are_those_that_stand_in_it(keys: list[str]) -> Non
             "<?xml version='1.0' encoding='utf-16'?><Delete><Object><Key>a</Key></Object></Delete>".encode("utf-16"),
             ["a"],
         ),
-        # What does not parse, or what parsers read differently: the origin's matter, and a whole bucket's grant.
+        # A body that does not parse, or that parsers read differently, is left to the origin and needs a grant on the
+        # bucket.
         (b"", None),
         (b"{}", None),
         (b"<Delete><Object><Key>a</Key></Object>", None),

@@ -1,4 +1,4 @@
-"""`recognise` reads a request as the HTTP parser and the classification do, and accepts what clients usually send."""
+"""The recognition of plain GETs and HEADs reads a request as the HTTP parser and the classification do."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ends = st.sampled_from(["\r\n"] * 20 + ["\n", "\r", "\r\n ", "\r\n\r\n"])
 
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
-    """Requests close to the plain form: most miss it by little."""
+    """Requests close to the plain form. Most of them miss it by little."""
     method = draw(st.sampled_from(["GET", "GET", "GET", "HEAD", "PUT", "get", "GET "]))
     version = draw(st.sampled_from(["HTTP/1.1"] * 10 + ["HTTP/1.0", "HTTP/1.2"]))
     lines = [f"{method} {draw(targets)} {version}", *draw(st.sampled_from([["Host: h"], ["host: a.b:1"], []]))]
@@ -76,7 +76,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def plain(draw: st.DrawFn) -> bytes:
-    """Requests of the plain form, with what may stand in it: most are recognised."""
+    """Requests of the plain form, with all variations that it allows. Most of them are recognised."""
     fields = {
         "Range": ["bytes=0-9", "bytes=5-", "bytes=-5", "bytes=5-2", "bytes=0-1,3-4"], "If-Match": ['"abc"', "abc", "*"],
         "x-amz-checksum-mode": ["ENABLED", "enabled"], "X-Amz-Content-SHA256": ["UNSIGNED-PAYLOAD", "0" * 64],
@@ -95,7 +95,7 @@ def plain(draw: st.DrawFn) -> bytes:
 
 
 class Parsed:
-    """What the server makes of a request: `headers` are those that `Requests.handle` sees."""
+    """The request as the server's parser reads it. The `headers` are those that the request handler gets."""
 
     def __init__(self, data: bytes) -> None:
         loop = asyncio.new_event_loop()
@@ -141,7 +141,7 @@ def test_a_recognised_request_is_parsed_and_classified_the_same(data: bytes) -> 
         return
     narrowed = read.range is not None or read.if_match is not None
     if narrowed and operation.classify("GET", path, ()).key.endswith("/"):
-        return  # told from the object's name, which the fast path does
+        return  # the fast path decides that by the object's name
     odd = (read.range is not None and ranges.parse(read.range) is None) or (
         read.if_match is not None and not conditions.are_plain((("if-match", read.if_match),))
     )

@@ -1,4 +1,4 @@
-"""The application that a job names by the SDKs' own setting, as boto3 and our SDK send it."""
+"""The application name in the User-Agent, set by the SDKs' own setting, as boto3 and our SDK send it."""
 
 from __future__ import annotations
 
