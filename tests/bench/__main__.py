@@ -44,9 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=chosen.markdown, highlight=False)
     if absent := clients.missing():
-        console.print(
-            f"[bold red]There is no {' and no '.join(absent)}[/]: `make bench-tools` installs what is missing."
-        )
+        console.print(f"[bold red]There is no {' and no '.join(absent)}[/]: `make bench-tools` installs it.")
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupted)
@@ -78,7 +76,7 @@ def run(chosen: argparse.Namespace, console: Console) -> tuple[Results, list[str
         runner.start([kind for kind in ALL if kind.name in used and kind.slug in chosen.targets])
         if "transfer" in chosen.only and clients.aws_program() is None:
             runner.note(
-                "transfer: there is no aws CLI (OUTRIDER_TEST_AWS says where), boto3's transfer manager instead"
+                "transfer: there is no aws CLI (OUTRIDER_TEST_AWS can name one), so boto3's transfer manager is used"
             )
         for load in loads:
             runner.measure(load, rounds)
@@ -121,12 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=_names(NAMES), default=None, metavar="LOAD,...", help=", ".join(NAMES))
     parser.add_argument("--targets", type=_names(known), default=known, metavar="TARGET,...", help=", ".join(known))
     parser.add_argument("--rounds", type=int, default=None, help="default: 3; with --short 1")
-    parser.add_argument(
-        "--short", action="store_true", help="small data, no pipeline: a look at the harness, not at speed"
-    )
-    parser.add_argument("--outrider-flags", default="", metavar="FLAGS", help="more flags of `outrider serve`")
+    parser.add_argument("--short", action="store_true", help="small data, no pipeline: tests the harness, not speed")
+    parser.add_argument("--outrider-flags", default="", metavar="FLAGS", help="further flags of `outrider serve`")
     parser.add_argument("--markdown", action="store_true", help="tables as Markdown, the progress to stderr")
-    parser.add_argument("--json", type=Path, help="write all samples there")
+    parser.add_argument("--json", type=Path, help="write all samples to this file")
     parser.add_argument("--plot", type=Path, help="draw one picture (PNG or SVG)")
     return parser
 

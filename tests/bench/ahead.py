@@ -107,7 +107,7 @@ class Compared:
 
 def _waits_s(rounds: list[list[Epoch]]) -> list[float]:
     """The wait of each epoch: the median of the rounds."""
-    return [median(one.wait_s for one in its) for its in zip(*rounds, strict=True)]
+    return [median(epoch.wait_s for epoch in its) for its in zip(*rounds, strict=True)]
 
 
 Run = Callable[..., list[Epoch]]
@@ -192,12 +192,12 @@ def rows(chosen: argparse.Namespace, directory: Path, told: Callable[[str], None
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.ahead", description=__doc__)
-    parser.add_argument("--short", action="store_true", help="little data, live rows alone: the figures mean nothing")
+    parser.add_argument("--short", action="store_true", help="little data, only live rows: the figures mean nothing")
     parser.add_argument("--only", default="", metavar="WORDS", help="rows with these words in their names")
     parser.add_argument(
         "--rounds", type=int, default=1, help="of each live run; the median of each epoch counts; default: 1"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     parser.add_argument("--keep", action="store_true", help="keep data, logs, and traces of the proxy's metrics")
     chosen = parser.parse_args()
     if chosen.rounds < 1:

@@ -94,7 +94,7 @@ def pondered(count: int, reads: list[int]) -> list[float]:
 def tell(steps_s: list[float], of: str) -> None:
     us, seconds = sorted(steps_s)[len(steps_s) * 99 // 100] * 1e6, sum(steps_s)
     print(f"ponder   99 of 100 steps take {us:4.0f} us at most, goal < 500: {'met' if us < 500 else 'NOT MET'}")
-    print(f"ponder   {len(steps_s)} steps, {seconds:.2f} s in all, until no seed of {of} was found")
+    print(f"ponder   {len(steps_s)} steps, {seconds:.2f} s in all, no seed found for {of}")
 
 
 def main() -> None:

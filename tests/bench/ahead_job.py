@@ -109,9 +109,11 @@ def main() -> None:
     parser.add_argument("--order", choices=["repeated", "fresh"], default="repeated")
     parser.add_argument("--announce", action="store_true")
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--loaded-ahead", type=int, default=2, help="batches, of each worker")
+    parser.add_argument("--loaded-ahead", type=int, default=2, help="batches that each worker loads ahead")
     parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--step-us", type=float, required=True, help="of the emulated accelerator, for each sample")
+    parser.add_argument(
+        "--step-us", type=float, required=True, help="microseconds of the emulated accelerator for each sample"
+    )
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report", type=Path, required=True)

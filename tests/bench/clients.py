@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _SCRIPT = Path(__file__).with_name("wrk.lua")
 _DEADLINE_S = 180.0
-# Heads are about 400 bytes; an answer that is longer than asked for by more than this ignored the range.
+# Heads are about 400 bytes. An answer that exceeds the requested length by more than this ignored the range.
 _HEAD_BYTES_MAX = 2048
 
 
@@ -65,7 +65,7 @@ def wrk(wanted: Sequence[Wanted], answer_bytes: int, *, connections: int, second
         BenchError: an answer failed, or had another length.
     """
     requests = directory / "requests"
-    requests.write_text("".join(one.line for one in wanted))
+    requests.write_text("".join(request.line for request in wanted))
     parts = urlsplit(wanted[0].url)
     threads = min(2, connections)
     done = _run(

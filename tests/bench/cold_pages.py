@@ -26,7 +26,7 @@ CHUNK_BYTES = 2**20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gb", type=float, default=2.0, help="how much is read of cold pages")
+    parser.add_argument("--gb", type=float, default=2.0, help="GB of cold pages to read")
     count = max(1, int(parser.parse_args().gb * 1e9 / OBJECT_BYTES))
     with tempfile.TemporaryDirectory(prefix="outrider-cold-pages-") as directory, Bucket() as bucket:
         fill(bucket, count)
@@ -40,7 +40,7 @@ def main() -> None:
             # The small object stays in memory: its hits are measured.
             drop_pages(proxy.cache_dir, larger_than=CHUNK_BYTES)
             busy = hits_while(proxy, keys)
-    print(f"p99 of a small hit: {idle[0]:.2f} ms with nobody beside it ({idle[1]} hits)")
+    print(f"p99 of a small hit: {idle[0]:.2f} ms without other reads ({idle[1]} hits)")
     print(
         f"while {count * OBJECT_BYTES / 1e9:.1f} GB of cold pages are read: {busy[0]:.2f} ms ({busy[1]} hits), goal 20"
     )

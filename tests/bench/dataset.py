@@ -100,7 +100,7 @@ def write_shards(directory: Path, shards: int, samples_per_shard: int, processes
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_die_with_parent) as pool:
         written = [pool.submit(write_shard, directory, index, samples_per_shard) for index in range(shards)]
         try:
-            for one in as_completed(written):
-                yield one.result()
+            for future in as_completed(written):
+                yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)

@@ -249,7 +249,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.demo", description=__doc__)
     parser.add_argument("--short", action="store_true", help="a small dataset, for CI: the figures mean little")
     parser.add_argument("--opener", choices=["s5cmd", "aws", "boto3", "curl"], default="s5cmd")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     parser.add_argument("--keep", action="store_true", help="keep shards, cache and logs")
     chosen = parser.parse_args()
     # A log file has no width, and 80 columns would break the table.

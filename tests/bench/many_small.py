@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 NAME = "many-small"
 OBJECT_BYTES = 16 * 1024
 OPEN_FILES = 2048
-"""Of these a quarter are for blocks."""
+"""A quarter of these descriptors are for blocks."""
 CONNECTIONS = 8
 ROUNDS = 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--objects", type=int, default=8000, help="how many there are; a few are 256 of them")
+    parser.add_argument("--objects", type=int, default=8000, help="number of objects; the few are 256 of them")
     count = max(256, parser.parse_args().objects)
     with tempfile.TemporaryDirectory(prefix="outrider-many-small-") as directory, Bucket() as bucket:
         keys = [f"sample-{number:07}" for number in range(count)]
@@ -54,8 +54,8 @@ def main() -> None:
             grown = procs.rss_bytes(proxy.pid) - empty
             told: dict[str, list[tuple[float, float]]] = {name: [] for name in epochs}
             for _ in range(ROUNDS):
-                for name, one in epochs.items():
-                    told[name].append(one())
+                for name, measure in epochs.items():
+                    told[name].append(measure())
     print(f"memory: {grown / 1e6:.0f} MB more than empty, {grown / count / 1e3:.1f} kB an object")
     few_us, few_s = (median(part) for part in zip(*told["a few"], strict=True))
     for name, rounds in told.items():

@@ -69,7 +69,7 @@ def footnotes(rows: list[Row], opener: str) -> str:
     own = rows[-1].data_wait_s / (rows[-1].samples / rows[-1].samples_per_s)
     short = (
         f"This machine lacks the CPU for the job: even in (d) it waited {own:.0%} of the time, so the runs differ by\n"
-        "the CPU that each way to the data takes. End other programs, or take more cores, and run it again.\n"
+        "the CPU that each data path takes. End other programs, or take more cores, and run it again.\n"
     )
     return (
         f"{short if own > _SHORT_OF_CPU else ''}"

@@ -29,11 +29,11 @@ class Target:
 
     name: ClassVar[str]
     slug: ClassVar[str]
-    """What the command line calls it."""
+    """Its name on the command line."""
     peer: ClassVar[bool] = True
-    """Counts for "the best peer"."""
+    """True: it competes for "the best peer"."""
     caches: ClassVar[bool] = True
-    """False: there is no cold for it but what it always does."""
+    """False: it caches nothing, so its cold runs are like its warm ones."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -69,7 +69,7 @@ def measure(world: World, rounds: int, tell: Callable[[str], None]) -> dict[str,
             full.append(procs.rss_bytes(_session(target)))
             if number < rounds - 1:
                 target.stop()
-        assert target.status()["blocks"] == world.plan.blocks, "the snapshot was not believed"
+        assert target.status()["blocks"] == world.plan.blocks, "the snapshot was not used"
         ready, indexed = zip(*timed, strict=True)
         figures |= {
             FULL_START: statistics.median(ready), FULL_INDEX: statistics.median(indexed), FULL_RSS: max(full)

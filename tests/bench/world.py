@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NAME = "bench"
 PROBE = "probe"
-"""A small object that every target is asked for before the clock starts: first connections are nobody's speed."""
+"""A small object that is read from every target before the clock starts, so that no first connection is timed."""
 _PROBE_BYTES = 1000
 TTFB_S = 0.030
 CONNECTION_BYTES_S = 40e6

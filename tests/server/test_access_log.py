@@ -58,7 +58,9 @@ def test_two_addresses_are_two_readers_in_a_simulation_of_the_log(bucket: Bucket
     assert len(requests) == len(seen)
     readers = {request.client for request in requests}
     assert len(readers) == 2
-    assert {(request.client, request.key) for request in requests} == {(one, key) for one in readers for key in KEYS}
+    assert {(request.client, request.key) for request in requests} == {
+        (reader, key) for reader in readers for key in KEYS
+    }
 
 
 def test_jobs_at_one_address_that_name_themselves_are_readers_of_their_own(bucket: Bucket, tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_jobs_at_one_address_that_name_themselves_are_readers_of_their_own(bucke
                 assert client.get_object(Bucket=NAME, Key=key)["Body"].read() == key.encode()
                 proxy.settle()
             client.close()
-        shown = {one["name"]: one["requests"] for one in proxy.status()["readers"]}
+        shown = {reader["name"]: reader["requests"] for reader in proxy.status()["readers"]}
     assert shown == {"127.0.0.1": 6, "127.0.0.1 sweep-1": 6, "127.0.0.1 sweep-2": 6}, "hits and misses"
     lines = proxy.log.read_text().splitlines()
     told = [json.loads(line).get("app") for line in lines if '"event": "request"' in line]

@@ -178,5 +178,5 @@ def test_a_form_upload_is_the_same_directly_and_through_the_proxy(
     with sides(bucket, proxies, "forms") as (direct, through):
         wanted = outcome(direct)
         for mode, side in through.items():
-            told = [difference(one, other) for one, other in zip(wanted, outcome(side), strict=True)]
+            told = [difference(expected, other) for expected, other in zip(wanted, outcome(side), strict=True)]
             assert told == [None] * 4, mode

@@ -214,7 +214,7 @@ def test_a_client_that_does_not_know_the_secret_is_refused(proxy: Proxy, told: l
 
 
 def test_refused_requests_create_no_datasets(proxy: Proxy) -> None:
-    """Enough odd names would otherwise turn the names that somebody else reads into one dataset."""
+    """Enough odd names would otherwise merge with another client's names into one dataset."""
     preflight = [("origin", "http://x"), ("access-control-request-method", "GET")]
     for number in range(100):
         path = f"/{NAME}/refused/{'abcdefghij'[number % 10]}{number}x{number * 7919:x}.mp4"

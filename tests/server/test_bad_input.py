@@ -75,7 +75,9 @@ def strict(guarded: Proxy) -> Iterator[Proxy]:
 def proxy(loopback: Proxy) -> Iterator[Proxy]:
     with quiet():
         yield loopback
-        assert ask(loopback.address, "GET", f"/{NAME}/key").body == b"0123456789", "what came before is forgotten"
+        assert ask(loopback.address, "GET", f"/{NAME}/key").body == b"0123456789", (
+            "bytes of earlier requests are forgotten"
+        )
         loopback.settle()
 
 

@@ -86,7 +86,7 @@ def test_a_cold_shard_costs_a_get_a_block_and_a_warm_one_nothing(world: World, t
             assert (warm.bucket_gets, warm.bucket_bytes, warm.bytes) == (0, 0, reads * 9 * MIB)
             assert warm.cpu_s is not None
             assert warm.machine_cpu_s is not None
-            assert warm.machine_cpu_s > warm.cpu_s, "its clients work, too"
+            assert warm.machine_cpu_s > warm.cpu_s, "its clients work too"
         assert cold.cpu_s is not None
         assert cold.machine_cpu_s is None
         assert cold.rss_bytes is not None
@@ -127,7 +127,7 @@ def test_each_goal_has_its_row_measured_or_not() -> None:
         assert promise in named
     assert {row.load for row in rows} == set(NAMES)
     asked = ["stream-8", "first-byte"]
-    assert [row.load for row in goals(Results(), asked)] == ["stream-8"] * 3 + ["first-byte"], "who asks for a few"
+    assert [row.load for row in goals(Results(), asked)] == ["stream-8"] * 3 + ["first-byte"], "only the goals of these loads"
 
 
 def test_a_goal_is_met_or_not_by_the_median_of_its_rounds() -> None:

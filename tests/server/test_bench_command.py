@@ -38,8 +38,8 @@ def test_it_reads_a_bucket_in_three_ways(command: Command) -> None:
     done = command.run("bench", f"s3://{NAME}/train/", "--rounds", "1", "--json")
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
-    assert [one["way"] for one in measured] == ["direct", "cold", "warm"]
-    assert all(one["megabytes_per_s"] > 0 for one in measured)
+    assert [row["way"] for row in measured] == ["direct", "cold", "warm"]
+    assert all(row["megabytes_per_s"] > 0 for row in measured)
     assert measured[0]["from_cache"] == 0
     assert measured[2]["from_cache"] >= 0.5
     assert "could not keep" not in done.stderr

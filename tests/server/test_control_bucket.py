@@ -359,15 +359,15 @@ def test_a_plan_needs_a_grant_for_each_object(guarded: Proxy) -> None:
 
 
 def test_no_client_sees_or_deletes_the_plans_of_others(guarded: Proxy) -> None:
-    one, two = guarded.client(ONE), guarded.client(TWO)
-    one.put_object(Bucket="_outrider", Key="plan/secret", Body=b'{"reads": ["s3://other/secret"]}')
-    one.put_object(Bucket="_outrider", Key="stall/secret", Body=b"{}")
+    owner, stranger = guarded.client(ONE), guarded.client(TWO)
+    owner.put_object(Bucket="_outrider", Key="plan/secret", Body=b'{"reads": ["s3://other/secret"]}')
+    owner.put_object(Bucket="_outrider", Key="stall/secret", Body=b"{}")
     for kind in ("plan", "stall"):
         with pytest.raises(ClientError) as error:
-            two.get_object(Bucket="_outrider", Key=f"{kind}/secret")
+            stranger.get_object(Bucket="_outrider", Key=f"{kind}/secret")
         assert code_of(error)[1] == "NoSuchKey"
-        two.delete_object(Bucket="_outrider", Key=f"{kind}/secret")
-        one.get_object(Bucket="_outrider", Key=f"{kind}/secret")
-    assert [each["Key"] for each in two.list_objects_v2(Bucket="_outrider")["Contents"]] == ["status.json"]
-    mine = {each["Key"] for each in one.list_objects_v2(Bucket="_outrider")["Contents"]}
+        stranger.delete_object(Bucket="_outrider", Key=f"{kind}/secret")
+        owner.get_object(Bucket="_outrider", Key=f"{kind}/secret")
+    assert [each["Key"] for each in stranger.list_objects_v2(Bucket="_outrider")["Contents"]] == ["status.json"]
+    mine = {each["Key"] for each in owner.list_objects_v2(Bucket="_outrider")["Contents"]}
     assert mine >= {"plan/secret", "stall/secret", "status.json"}

@@ -124,7 +124,7 @@ def test_the_numbers_are_those_of_the_metrics_and_follow_them(
 def test_a_page_that_is_paused_stands_still(proxy: Proxy, opened: Callable[..., Page]) -> None:
     page = opened(proxy)
     raw(page, "#total-flight", 0)
-    # By keyboard alone: past the skip link, to the button.
+    # Reached by keyboard alone: past the skip link, to the button.
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Space")

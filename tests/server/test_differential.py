@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # 400 take 15 s on two cores, histories and all; 10,000 take four minutes.
 EXAMPLES = int(os.environ.get("OUTRIDER_DIFFERENTIAL", "400"))
 SEED = int(os.environ.get("OUTRIDER_DIFFERENTIAL_SEED", "20261121"))
-# One in five is about a bucket: those are forwarded, so less can go wrong.
+# One request in five is about a bucket: those are forwarded, so less can go wrong.
 BUCKET_EXAMPLES = max(1, EXAMPLES // 5)
 OBJECT_EXAMPLES = max(1, EXAMPLES - BUCKET_EXAMPLES)
 
@@ -102,7 +102,7 @@ def _ask_about_objects(pair: Pair, shape: Shape, stored: Stored) -> None:
     if shape.exists:
         if stored.multipart and not key.endswith("/"):
             # A checksum belongs to a part, not to the start of an upload.
-            plain = [one for one in stored.headers if one[0] != "x-amz-sdk-checksum-algorithm"]
+            plain = [header for header in stored.headers if header[0] != "x-amz-sdk-checksum-algorithm"]
             pair.direct.put(NAME, key, plain, stored.body(key, 0))
         else:
             assert pair.direct.ask("PUT", NAME, key, "", stored.headers, body=stored.body(key, 0)).status == 200
@@ -139,7 +139,7 @@ def _ask_about_buckets(pair: Pair, shape: BucketShape) -> None:
 def test_no_read_of_an_object_can_tell_the_proxy_from_the_bucket(pair: Pair) -> None:
     _ask_about_objects(pair)
     print(f"seed {SEED}: {OBJECT_EXAMPLES} reads, {pair.direct.asked + pair.proxied.asked} requests, {pair.x_cache}")
-    assert pair.x_cache["HIT"] > OBJECT_EXAMPLES, "the cache was hardly asked"
+    assert pair.x_cache["HIT"] > OBJECT_EXAMPLES, "the cache was hardly used"
 
 
 def test_no_read_of_a_bucket_can_tell_the_proxy_from_the_bucket(pair: Pair) -> None:
@@ -149,17 +149,17 @@ def test_no_read_of_a_bucket_can_tell_the_proxy_from_the_bucket(pair: Pair) -> N
 def test_a_difference_is_seen(pair: Pair) -> None:
     key = "seen/one"
     pair.direct.ask("PUT", NAME, key, body=RAMP[:10], headers=(("content-type", "text/plain"),))
-    one = pair.direct.ask("GET", NAME, key)
-    assert difference(one, one) is None
+    before = pair.direct.ask("GET", NAME, key)
+    assert difference(before, before) is None
     pair.direct.ask("PUT", NAME, key, body=RAMP[:10], headers=(("content-type", "text/html"),))
-    assert "content-type" in str(difference(one, pair.direct.ask("GET", NAME, key)))
+    assert "content-type" in str(difference(before, pair.direct.ask("GET", NAME, key)))
     pair.direct.ask("PUT", NAME, key, body=RAMP[1:11], headers=(("content-type", "text/plain"),))
-    told = str(difference(one, pair.direct.ask("GET", NAME, key)))
+    told = str(difference(before, pair.direct.ask("GET", NAME, key)))
     assert "etag" in told
     assert "body" in told
     missing = pair.direct.ask("GET", NAME, "seen/none")
     assert seen(missing).body == b"code NoSuchKey"
-    assert "status" in str(difference(one, missing))
+    assert "status" in str(difference(before, missing))
 
 
 def test_the_same_bytes_put_again_with_other_headers_show_the_new_ones(pair: Pair) -> None:

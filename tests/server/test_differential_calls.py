@@ -58,12 +58,12 @@ def version_ids(pair: Pair, key: str) -> list[str]:
     """The ids of the versions of `key` and of its delete markers, the newest first."""
     listed = pair.direct.ask("GET", VERSIONS, None, f"versions=&prefix={quote(key, safe='')}")
     root = ElementTree.fromstring(listed.body)
-    return [str(one.findtext("{*}VersionId")) for one in root if one.tag.endswith(("}Version", "}DeleteMarker"))]
+    return [str(entry.findtext("{*}VersionId")) for entry in root if entry.tag.endswith(("}Version", "}DeleteMarker"))]
 
 
 def compare_all(pair: Pair, key: str, when: str) -> None:
     """Send every request about a key with versions, twice: the second time the cache may answer."""
-    queries = ["", *(f"versionId={one}" for one in (*version_ids(pair, key)[:4], "null", "no-such-version"))]
+    queries = ["", *(f"versionId={version}" for version in (*version_ids(pair, key)[:4], "null", "no-such-version"))]
     asks: list[tuple[str, str | None, str]] = [(method, key, q) for q in queries for method in ("HEAD", "GET", "GET")]
     asks += [("GET", key, "tagging="), ("GET", None, f"versions=&prefix={key}"), ("GET", None, f"prefix={key}")]
     for method, at, query in asks:

@@ -353,7 +353,7 @@ def test_a_request_that_comes_before_the_last_ones_task_has_ended_is_answered_at
         watched.proxy.settle()
 
         async def at_once() -> None:
-            (protocol,) = (one for one in watched.proxy.outrider.server.connections if one.peername == own)
+            (protocol,) = (each for each in watched.proxy.outrider.server.connections if each.peername == own)
             answered = watched.proxy.metric("outrider_requests_total")
             # Only the bucket can answer this: a request answered without a wait would leave no gap (Python 3.12 starts
             # tasks eagerly).
@@ -376,7 +376,7 @@ def test_pieces_of_a_request_that_come_before_the_last_ones_task_has_ended_keep_
         watched.proxy.settle()
 
         async def at_once() -> None:
-            (protocol,) = (one for one in watched.proxy.outrider.server.connections if one.peername == own)
+            (protocol,) = (each for each in watched.proxy.outrider.server.connections if each.peername == own)
             answered = watched.proxy.metric("outrider_requests_total")
             # Only the bucket can answer this: a request answered without a wait would leave no gap (Python 3.12 starts
             # tasks eagerly).
@@ -892,8 +892,8 @@ def test_a_connection_that_waits_for_the_disk_does_not_count_as_idle(
         assert readers.asked.wait(60)
 
         async def closes_in_s() -> float:
-            (one,) = watched.proxy.outrider.server.connections
-            return one._next_keepalive_close_time - asyncio.get_running_loop().time()
+            (connection,) = watched.proxy.outrider.server.connections
+            return connection._next_keepalive_close_time - asyncio.get_running_loop().time()
 
         assert watched.proxy.on_loop(closes_in_s) > 0.5, "the disk has one second"
         readers.open.set()
@@ -971,9 +971,9 @@ def test_pages_that_come_late_do_not_affect_the_next_request(bucket: Bucket, mon
         assert readers.asked.wait(60)
 
         async def late() -> None:
-            for one in watched.proxy.outrider.server.connections:
-                assert isinstance(one, Connection)
-                one._pages_came(PageCold(lambda: None, 0.0, Recognised(b"", Who(None, None, UNSIGNED), None)))
+            for connection in watched.proxy.outrider.server.connections:
+                assert isinstance(connection, Connection)
+                connection._pages_came(PageCold(lambda: None, 0.0, Recognised(b"", Who(None, None, UNSIGNED), None)))
 
         watched.proxy.on_loop(late)
         assert watched.seen == ["cold"]
@@ -1099,8 +1099,8 @@ def test_no_byte_of_a_hit_is_copied_by_python(watched: Watched, monkeypatch: pyt
         answer, seen = watched.ask("GET", f"/{NAME}/a", (("range", "bytes=1-32768"),))
         assert (answer.body, seen) == (OBJECTS["a"][1:32769], True)
     assert by_sendfile == [65537]
-    assert [len(one) for one in in_one_call] == [32768, 32768]
-    assert len({id(one.obj) for one in (*read_into, *in_one_call)}) == 1
+    assert [len(view) for view in in_one_call] == [32768, 32768]
+    assert len({id(view.obj) for view in (*read_into, *in_one_call)}) == 1
     assert len(by_python) == 3
     assert sum(by_python) < 3 * 1024, "the heads"
 

@@ -194,20 +194,20 @@ def test_a_malformed_form_is_refused_and_one_that_ends_early_is_not_stored(
     proxy: Proxy, strict: Proxy, direct: Any
 ) -> None:
     direct.put_object(Bucket=NAME, Key="up/early", Body=b"before")
-    for one in (proxy, strict):
+    for each in (proxy, strict):
         body = encoded(signed({"key": "up/early"}, policy(CONDITIONS), WRITER).items(), b"file" * 10)
-        assert post(one.address, NAME, b"nothing of the kind").code == "MalformedPOSTRequest"
-        assert post(one.address, NAME, body, boundary="another").code == "MalformedPOSTRequest"
-        assert post(one.address, NAME, body[:-30]).code == "MalformedPOSTRequest"
-        assert post(one.address, NAME, body[:300]).code == "MalformedPOSTRequest"
+        assert post(each.address, NAME, b"nothing of the kind").code == "MalformedPOSTRequest"
+        assert post(each.address, NAME, body, boundary="another").code == "MalformedPOSTRequest"
+        assert post(each.address, NAME, body[:-30]).code == "MalformedPOSTRequest"
+        assert post(each.address, NAME, body[:300]).code == "MalformedPOSTRequest"
         long = encoded([("key", "k" * 30_000)], b"x")
-        assert post(one.address, NAME, long).code == "MaxPostPreDataLengthExceededError"
+        assert post(each.address, NAME, long).code == "MaxPostPreDataLengthExceededError"
         head = [("content-type", f"multipart/form-data; boundary={BOUNDARY}"), ("transfer-encoding", "chunked")]
-        assert ask(one.address, "POST", f"/{NAME}", head, b"0\r\n\r\n").code == "MissingContentLength"
-        with RawConnection(one.address) as connection:
+        assert ask(each.address, "POST", f"/{NAME}", head, b"0\r\n\r\n").code == "MissingContentLength"
+        with RawConnection(each.address) as connection:
             lines = f"POST /{NAME} HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary={BOUNDARY}\r\n"
             connection.send(f"{lines}content-length: {len(body)}\r\n\r\n".encode() + body[:-20])
-        one.settle()
+        each.settle()
     assert direct.get_object(Bucket=NAME, Key="up/early")["Body"].read() == b"before"
 
 

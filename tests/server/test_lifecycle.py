@@ -274,14 +274,14 @@ def test_a_tls_connection_that_is_gone_can_be_reset(tls: tuple[Proxy, Any], cert
         assert client.recv(4096).startswith(b"HTTP/1.1 200")
 
         async def ended_and_reset() -> None:
-            (protocol,) = (one for one in proxy.outrider.server.connections if one.peername == plain_name)
+            (protocol,) = (each for each in proxy.outrider.server.connections if each.peername == plain_name)
             transport = protocol.transport
             assert isinstance(protocol, Connection)
             assert transport is not None
             transport.abort()
             while transport.get_extra_info("socket") is not None:
                 await asyncio.sleep(0)
-            assert protocol.transport is transport, "it has not heard of it"
+            assert protocol.transport is transport, "the server has not been told of the end"
             protocol.wire.reset()
 
         plain_name = client.getsockname()

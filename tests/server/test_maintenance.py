@@ -107,7 +107,7 @@ def test_objects_that_cannot_be_warmed_are_reported_by_name(proxy: Proxy) -> Non
     state = ended(s3, "warm/x")
     assert state["state"] == "failed"
     assert (state["objects"]["on_disk"], state["objects"]["failed"]) == (5, 3)
-    failures = {one["object"]: one["error"] for one in state["failures"]}
+    failures = {failure["object"]: failure["error"] for failure in state["failures"]}
     assert failures[f"s3://{BUCKET}/none"] == "404 NoSuchKey"
     assert failures[f"s3://{BUCKET}/nothing/"] == "there is no object whose key begins so"
     assert "404" in failures["s3://no-such-bucket/a/"]
@@ -153,13 +153,13 @@ def test_commands_are_listed_and_shown_in_the_status(proxy: Proxy) -> None:
     s3 = proxy.client()
     for folder in ("warm", "pin", "evict", "verify"):
         put(s3, f"{folder}/of mine", f"s3://{BUCKET}/{KEYS[1]}")
-    keys = [one["Key"] for one in s3.list_objects_v2(Bucket="_outrider")["Contents"]]
+    keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket="_outrider")["Contents"]]
     assert keys == ["evict/of mine", "pin/of mine", "status.json", "verify/of mine", "warm/of mine"]
     ended(s3, "warm/of mine")
     ended(s3, "pin/of mine")
     status = told(s3, "status.json")
-    assert [one["name"] for one in status["warmups"]] == ["of mine"]
-    assert [(one["reserved_bytes"], one["bytes"]["on_disk"]) for one in status["pins"]] == [(8192, 1)]
+    assert [command["name"] for command in status["warmups"]] == ["of mine"]
+    assert [(command["reserved_bytes"], command["bytes"]["on_disk"]) for command in status["pins"]] == [(8192, 1)]
     assert proxy.status()["warmups"] == status["warmups"]
 
 
@@ -445,11 +445,11 @@ def test_no_client_sees_or_ends_the_commands_of_others(guarded: Proxy) -> None:
         other.delete_object(Bucket="_outrider", Key=f"{folder}/mine")
         told(team, f"{folder}/mine")
     ended(team, "pin/mine")
-    assert [one["Key"] for one in other.list_objects_v2(Bucket="_outrider")["Contents"]] == ["status.json"]
+    assert [entry["Key"] for entry in other.list_objects_v2(Bucket="_outrider")["Contents"]] == ["status.json"]
     status = told(other, "status.json")
     assert (status["warmups"], status["pins"]) == ([], [])
     assert "secret-name" not in json.dumps(status)
-    assert {one["client"] for one in told(team, "status.json")["pins"]} == {"team"}
+    assert {pin["client"] for pin in told(team, "status.json")["pins"]} == {"team"}
     # A verify of all covers only objects that the client may read.
     put(other, "verify/all", "")
     assert ended(other, "verify/all")["blocks"]["wanted"] == 0

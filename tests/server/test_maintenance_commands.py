@@ -76,7 +76,7 @@ def test_an_interrupted_warm_up_goes_on_in_the_proxy_and_can_be_cancelled_by_nam
     command.run("evict", SHARDS)
     with command.start("warm", SHARDS, "--rate", "1kB", "--name", "slow") as process:
         s3 = proxy.client()
-        until(lambda: "slow" in [one["name"] for one in told(s3, "status.json")["warmups"]])
+        until(lambda: "slow" in [warmup["name"] for warmup in told(s3, "status.json")["warmups"]])
         # The command polls from here on: the proxy has its list.
         until(lambda: told(s3, "warm/slow")["bytes"]["on_disk"] > 0)
         process.send_signal(signal.SIGINT)

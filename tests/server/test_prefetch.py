@@ -219,7 +219,7 @@ def test_after_a_restart_one_list_replaces_a_head_for_each_object(
         proxy.restart(crashed=crashed)
         simulator.reset()
         assert set(epoch(proxy, KEYS)) == {"HIT"}
-        lists = [one for one in simulator.log() if one.method == "GET" and "list-type" in one.query]
+        lists = [request for request in simulator.log() if request.method == "GET" and "list-type" in request.query]
         assert len(lists) == 1
         assert heads(simulator) < SHARDS / 2
         assert simulator.counts().body_bytes < len(SHARD), "the list and no object"
@@ -299,7 +299,7 @@ def test_acknowledged_tags_show_after_a_sigkill(bucket: Bucket, simulator: Simul
             proxy.start()
             simulator.reset()
             read(KEYS[:20])
-            proxy.wait_until(lambda: any("list-type" in one.query for one in simulator.log()), "a LIST")
+            proxy.wait_until(lambda: any("list-type" in request.query for request in simulator.log()), "a LIST")
             read(KEYS[20:-1])
             assert heads(simulator) < SHARDS - 5, "the list confirms others"
         assert tags_told(proxy.address) == "1"

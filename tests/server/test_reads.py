@@ -216,8 +216,8 @@ def test_an_unknown_object_costs_one_get_per_block_and_no_head(proxy: Proxy, sim
     if SIZES[key]:
         assert (counts.gets, counts.heads) == (-(-SIZES[key] // BLOCK), 0)
     else:
-        assert counts.requests <= 2, "a range of nothing is a 416; only a HEAD tells the rest"
-    assert counts.body_bytes - SIZES[key] < 1000, "nothing twice (an error document is all that may be more)"
+        assert counts.requests <= 2, "an empty range is a 416; only a HEAD has the other headers"
+    assert counts.body_bytes - SIZES[key] < 1000, "no byte twice (only an error document may add some)"
 
 
 def test_cached_objects_cost_the_bucket_nothing(proxy: Proxy, simulator: Simulator) -> None:
@@ -304,8 +304,8 @@ def test_one_connection_carries_many_requests(proxy: Proxy) -> None:
 
 def test_pipelined_requests_are_answered_in_order(proxy: Proxy) -> None:
     with RawConnection(proxy.address) as connection:
-        one = f"GET /{NAME}/five HTTP/1.1\r\nhost: x\r\nrange: bytes=%d-%d\r\n\r\n"
-        connection.send("".join(one % (n, n + 9) for n in range(10)).encode())
+        template = f"GET /{NAME}/five HTTP/1.1\r\nhost: x\r\nrange: bytes=%d-%d\r\n\r\n"
+        connection.send("".join(template % (n, n + 9) for n in range(10)).encode())
         assert [connection.read_answer().body for _ in range(10)] == [RAMP[n : n + 10] for n in range(10)]
 
 
@@ -325,8 +325,8 @@ def test_http_1_0_gets_the_body_and_the_end_of_the_connection(proxy: Proxy) -> N
 def test_a_reader_that_hangs_up_stops_neither_the_fill_nor_the_others(proxy: Proxy, simulator: Simulator) -> None:
     simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
     with RawConnection(proxy.address) as leader, RawConnection(proxy.address) as follower:
-        for one in (leader, follower):
-            one.send(f"GET /{NAME}/five HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        for reader in (leader, follower):
+            reader.send(f"GET /{NAME}/five HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         assert leader.read_head().read(MIB) == RAMP[:MIB]
         head = follower.read_head()
         leader.close()
@@ -501,7 +501,7 @@ def test_the_send_buffer_of_a_nearby_client_is_bounded(
         assert ask(proxy.address, "GET", f"/{NAME}/five-blocks").body == RAMP
         proxy.settle()
     assert held
-    assert all((one <= 2 * sender._NEAR_BUFFER_BYTES) == bounded for one in held), held
+    assert all((size <= 2 * sender._NEAR_BUFFER_BYTES) == bounded for size in held), held
 
 
 def test_a_hit_goes_from_the_block_file_to_the_socket_by_the_kernel(

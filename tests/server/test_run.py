@@ -160,7 +160,7 @@ def test_loopback_is_kept_from_an_http_proxy() -> None:
     assert child["no_proxy"] == child["NO_PROXY"] == "internal,127.0.0.1,localhost"
     environ = {"http_proxy": "http://web", "no_proxy": "*"}
     child = for_child(environ, endpoint="http://e", admin="http://a", region=None, needs_keys=False)
-    assert child["no_proxy"] == child["NO_PROXY"] == "*", "beside other hosts it would mean nothing"
+    assert child["no_proxy"] == child["NO_PROXY"] == "*", "a star beside other hosts would have no effect"
     assert "NO_PROXY" not in for_child({}, endpoint="http://e", admin="http://a", region=None, needs_keys=False)
 
 

@@ -116,7 +116,7 @@ def test_a_warm_up_that_is_not_waited_for_goes_on_in_the_proxy(client: Client) -
     warmed = client.warm(TEMPLATE, wait=False, rate="100kB")
     assert not warmed.done
     assert not warmed.wait(timeout_s=0).done
-    assert [one["state"] for one in client.status().warmups] == ["running"]
+    assert [warmup["state"] for warmup in client.status().warmups] == ["running"]
     assert client.warm(TEMPLATE, wait=False, rate="100kB").name == warmed.name
     warmed.cancel()
     assert warmed.done

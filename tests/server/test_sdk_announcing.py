@@ -46,7 +46,7 @@ SAMPLES = 60
 URLS = [f"s3://{NAME}/train-{number:03}.tar" for number in range(SHARDS)]
 EXIT_FLUSH_S = 60.0
 NO_PROXY = "training goes on without them"
-# For a process of its own on a busy machine.
+# The time limit of a separate process on a busy machine.
 PATIENT = (
     f"from outrider_sdk import announcing; announcing._LOOKUP_TIMEOUT_S = announcing._EXIT_FLUSH_S = {EXIT_FLUSH_S}"
 )
@@ -84,8 +84,8 @@ def without_announcers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> Iterat
         monkeypatch.delenv(name, raising=False)
     yield
     # No hint of one test reaches the next.
-    for one in announcing._announcers.values():
-        assert one.flush(EXIT_FLUSH_S)
+    for announcer in announcing._announcers.values():
+        assert announcer.flush(EXIT_FLUSH_S)
 
 
 @pytest.fixture
@@ -588,9 +588,9 @@ def test_a_connection_that_the_proxy_closed_meanwhile_is_made_anew(
     plans: ToldPlans, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def close_all() -> None:
-        for one in proxy.outrider.server.connections:
-            assert one.transport is not None
-            one.transport.abort()
+        for connection in proxy.outrider.server.connections:
+            assert connection.transport is not None
+            connection.transport.abort()
 
     teller = announcing.announcer(None)
     for number in range(3):

@@ -60,7 +60,7 @@ def status(proxy: Proxy) -> dict[str, Any]:
 
 
 def reader(proxy: Proxy, dataset: str) -> dict[str, Any]:
-    found = [one for one in status(proxy)["readers"] if one["dataset"] == dataset]
+    found = [reader for reader in status(proxy)["readers"] if reader["dataset"] == dataset]
     return dict(found[0]) if found else {"requests": 0}
 
 
@@ -210,12 +210,12 @@ def test_every_byte_is_counted_once_by_dataset_and_by_reader(proxy: Proxy) -> No
     told = status(proxy)
     by_source = {source: proxy.metric("outrider_served_bytes_total", source=source) for source in SOURCES}
     assert sum(by_source.values()) == 12 * (len(SMALL) + 100) + 2 * len(LARGE)
-    datasets = {one["name"]: one for one in told["datasets"]}
+    datasets = {dataset["name"]: dataset for dataset in told["datasets"]}
     assert datasets["small-{}.tar"]["requests"] == 36
     for rows in (told["datasets"], told["readers"], [told["reads"]]):
         assert {source: sum(row["served_bytes"][source] for row in rows) for source in SOURCES} == by_source
-    assert sum(one["bucket_bytes"] for one in told["datasets"]) == proxy.metric("outrider_origin_bytes_total")
-    assert sum(one["bucket_gets"] for one in told["datasets"]) == proxy.metric("outrider_origin_requests_total")
+    assert sum(dataset["bucket_bytes"] for dataset in told["datasets"]) == proxy.metric("outrider_origin_bytes_total")
+    assert sum(dataset["bucket_gets"] for dataset in told["datasets"]) == proxy.metric("outrider_origin_requests_total")
     assert told["saved"]["egress_bytes"] == sum(by_source.values()) - proxy.metric("outrider_origin_bytes_total")
     assert told["saved"]["gets"] == 38 - proxy.metric("outrider_origin_requests_total")
     look_twice = status(proxy)
@@ -272,7 +272,7 @@ def test_requests_that_fail_are_among_the_recent_errors(bucket: Bucket) -> None:
         assert ask(proxy.address, "GET", f"/{NAME}/small-000.tar").status == 503
         proxy.settle()
         errors = status(proxy)["errors"]
-    assert any(one["what"] == "answered 503" and one["detail"].endswith("small-000.tar") for one in errors)
+    assert any(error["what"] == "answered 503" and error["detail"].endswith("small-000.tar") for error in errors)
 
 
 def test_many_readers_take_bounded_room_and_lose_no_byte(bucket: Bucket) -> None:

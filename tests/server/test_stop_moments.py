@@ -48,11 +48,11 @@ def stop_between(proxy: Proxy, *parts: bytes | int) -> None:
     server = proxy.outrider.server
 
     async def happen() -> None:
-        (one,) = server.connections
-        assert isinstance(one, Connection)
+        (connection,) = server.connections
+        assert isinstance(connection, Connection)
         for part in parts:
             if isinstance(part, bytes):
-                one.data_received(part)
+                connection.data_received(part)
                 continue
             for _ in range(part):
                 await asyncio.sleep(0)

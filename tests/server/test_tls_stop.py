@@ -101,11 +101,11 @@ def test_a_handshake_that_ends_amid_a_stop_has_one_request(proxy: Proxy, certifi
 async def _give_room(proxy: Proxy, count: int) -> bool:
     """Set how many bytes the kernel takes for each connection; the transports keep the rest. Returns whether they have
     bytes left in the same loop iteration."""
-    (one,) = proxy.outrider.server.connections
-    assert isinstance(one, Connection)
-    assert one.transport is not None
-    one.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, count)
-    return one.has_work
+    (connection,) = proxy.outrider.server.connections
+    assert isinstance(connection, Connection)
+    assert connection.transport is not None
+    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, count)
+    return connection.has_work
 
 
 async def _under_way(proxy: Proxy) -> int:
@@ -131,7 +131,10 @@ def test_a_reply_that_waits_for_its_client_in_the_transport_is_still_under_way(
 
         async def is_drained() -> bool:
             """Looks as soon as the connection closes; the server needs only a few loop iterations more."""
-            while any(one.transport is not None and not one.transport.is_closing() for one in server.connections):
+            while any(
+                connection.transport is not None and not connection.transport.is_closing()
+                for connection in server.connections
+            ):
                 await asyncio.sleep(0)
             drained = asyncio.create_task(server.idle())
             for _ in range(5):

@@ -37,7 +37,7 @@ def objects(bucket: Bucket) -> None:
 
 
 def names(s3: Any) -> list[str]:
-    return [one["name"] for one in told(s3, "status.json")["warmups"]]
+    return [warmup["name"] for warmup in told(s3, "status.json")["warmups"]]
 
 
 def stalled() -> Fault:
@@ -51,7 +51,7 @@ def test_a_warm_up_resumes_ends_and_does_not_begin_again(bucket: Bucket, simulat
         put(s3, "warm/done", f"s3://{NAME}/none")
         assert ended(s3, "warm/done")["state"] == "failed"
         put(s3, "warm/cut", PREFIX, rate="500MB")
-        until(lambda: any("/train/" in one.path for one in simulator.log()))
+        until(lambda: any("/train/" in request.path for request in simulator.log()))
         proxy.stop()
         simulator.weather.faults = []
         simulator.release()
@@ -96,7 +96,7 @@ def test_a_warm_up_resumes_only_for_a_key_that_still_has_the_grant(bucket: Bucke
 
 ENTRY = {"owner": "", "name": "x", "body": PREFIX, "at": 1.0, "bytes_per_s": 0.0}
 ENTRIES: list[dict[str, object]] = [{}, ENTRY | {"body": "\ud800"}, ENTRY | {"at": 1e30}, ENTRY | {"bytes_per_s": -1.0}]
-OF_ENTRIES = [json.dumps({"format": 1, "warmups": [one]}) for one in ENTRIES]
+OF_ENTRIES = [json.dumps({"format": 1, "warmups": [entry]}) for entry in ENTRIES]
 
 
 @pytest.mark.parametrize("written", ["", "[]", '{"format": 2, "warmups": []}', *OF_ENTRIES])

@@ -77,8 +77,8 @@ def test_long_bodies_go_out_of_all_loops_at_once_and_are_counted_once(proxy: Pro
 
 
 def test_a_connection_moves_between_loops_and_loses_no_request(proxy: Proxy) -> None:
-    with RawConnection(proxy.address) as one, RawConnection(proxy.address) as two:
-        for connection in (one, two):
+    with RawConnection(proxy.address) as first, RawConnection(proxy.address) as second:
+        for connection in (first, second):
             for number in range(3):
                 key = f"new-{id(connection)}-{number}"
                 for _ in range(12):

@@ -255,11 +255,11 @@ def test_chunks_of_each_form_are_verified_and_stored(strict: Proxy, direct: Any,
 
 def test_a_payload_that_differs_from_the_signed_one_is_not_stored(proxy: Proxy, strict: Proxy, direct: Any) -> None:
     for size in (10, 3 * MIB):
-        for one in (proxy, strict):
+        for each in (proxy, strict):
             wrong = sha256(b"something else").hexdigest()
             target = f"/{NAME}/wrong-hash"
-            head = signed_head("PUT", one.endpoint, target, KEYS, [], wrong)
-            with RawConnection(one.address) as connection:
+            head = signed_head("PUT", each.endpoint, target, KEYS, [], wrong)
+            with RawConnection(each.address) as connection:
                 lines = "".join(f"{name}: {value}\r\n" for name, value in head)
                 connection.send(
                     f"PUT {target} HTTP/1.1\r\n{lines}content-length: {size}\r\n\r\n".encode() + RAMP[:size]

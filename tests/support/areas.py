@@ -127,7 +127,7 @@ AREAS: dict[str, list[Step]] = {
         get("all", "", x_amz_expected_bucket_owner="123456789012"), Step("PATCH", "all"), Step("PUT", "a" * 1025),
     ],
     "ranges": [
-        put("r", RAMP), *(get("r", "", range=f"bytes={one}") for one in (
+        put("r", RAMP), *(get("r", "", range=f"bytes={extent}") for extent in (
             "0-0", "0-", "5-9", "-1", "-0", "-99999", "99999-", "0-99999", "9-5", "0-1,4-5", "-", "a-b", "10039-10040")),
         head("r", "", range="bytes=0-1"), get("r", "", range="items=0-1"), get("r", "", range="bytes=0-1", if_range="{etag}"),
         get("r", "", range="bytes=0-1", if_range='"other"'), get("r", "", range="bytes=0-1", if_match='"other"'),

@@ -185,11 +185,11 @@ def _identities_json(identities: tuple[Identity, ...]) -> str:
         {
             "identities": [
                 {
-                    "name": one.name,
-                    "credentials": [{"accessKey": one.access_key, "secretKey": one.secret_key}],
-                    "actions": list(one.actions),
+                    "name": identity.name,
+                    "credentials": [{"accessKey": identity.access_key, "secretKey": identity.secret_key}],
+                    "actions": list(identity.actions),
                 }
-                for one in identities
+                for identity in identities
             ]
         }
     )

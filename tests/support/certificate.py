@@ -30,6 +30,6 @@ def certify(directory: Path) -> Certificate:
     server = authority.issue_cert("127.0.0.1")
     authority.cert_pem.write_to_path(made.authority)
     server.private_key_pem.write_to_path(made.key)
-    for number, one in enumerate(server.cert_chain_pems):
-        one.write_to_path(made.chain, append=number > 0)
+    for number, certificate in enumerate(server.cert_chain_pems):
+        certificate.write_to_path(made.chain, append=number > 0)
     return made

@@ -27,7 +27,7 @@ CASES: dict[str, Values] = {
     for path in sorted((CHART / "ci").glob("*-values.yaml"))
 }
 NODE_CASES = {name: values for name, values in CASES.items() if values.get("mode") != "sidecar"}
-"""Those of the DaemonSet."""
+"""The value files of the DaemonSet."""
 
 
 def documents(chart: helm.Chart, values: Values, release: str = RELEASE) -> list[Manifest]:

@@ -104,4 +104,7 @@ class Collector:
 
 
 def _plain(attributes: Iterable[KeyValue]) -> dict[str, Any]:
-    return {one.key: getattr(one.value, one.value.WhichOneof("value") or "string_value") for one in attributes}
+    return {
+        attribute.key: getattr(attribute.value, attribute.value.WhichOneof("value") or "string_value")
+        for attribute in attributes
+    }

@@ -26,7 +26,7 @@ def check(cluster: Cluster, root: Path) -> None:
         for each in cluster.of_kind("Secret")
         for key in each["data"]
     }
-    assert wanted == made, f"Secrets: asked for and not made {wanted - made}; made for nobody {made - wanted}"
+    assert wanted == made, f"Secrets: referenced and missing {wanted - made}; created and unused {made - wanted}"
     proxies = []
     for number, (namespace, pod) in enumerate(cluster.pods()):
         for container in _containers(pod):

@@ -37,7 +37,7 @@ class Stored:
     size: int
     headers: Headers
     multipart: bool = False
-    """Put as the only part of a multipart upload."""
+    """True: stored as the only part of a multipart upload."""
 
     def body(self, key: str, generation: int) -> bytes:
         """Another content of the same length for each generation.
@@ -160,8 +160,8 @@ def _conditions(*, honest: bool) -> st.SearchStrategy[list[tuple[str, str]]]:
         values = _CONDITIONS[name]
         return st.tuples(st.just(name), st.sampled_from(values[:_HONEST] if honest else values))
 
-    one = st.sampled_from(sorted(_CONDITIONS)).flatmap(with_value)
-    return st.lists(one, max_size=4, unique_by=lambda pair: pair[0])
+    condition = st.sampled_from(sorted(_CONDITIONS)).flatmap(with_value)
+    return st.lists(condition, max_size=4, unique_by=lambda pair: pair[0])
 
 
 _other_headers = st.lists(

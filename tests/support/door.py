@@ -81,11 +81,11 @@ class S3Client:
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
-    """Modules that must be there, beyond what every test has."""
+    """Modules that must be installed, beyond those of every test."""
     runs: ClassVar[tuple[str, ...]] = ()
-    """Programs that must be there."""
+    """Programs that must be installed."""
     cannot: ClassVar[frozenset[str]] = frozenset()
-    """What fails against the bucket too: `read_range` (the tool has none), `read_empty`."""
+    """Operations that fail against the bucket too: `read_range` (the tool has none), `read_empty`."""
 
     def __init__(self, door: Door) -> None:
         self.door = door

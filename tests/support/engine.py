@@ -79,7 +79,7 @@ class Engine:
     reads: ObjectReads
     passthrough: Passthrough
     prefetch: Prefetch
-    """Prefetches nothing, unless the policy is `epoch` and it is told of reads."""
+    """It prefetches only if the policy is `epoch` and it is told of reads."""
     planner: Planner
     scheduler: FillScheduler
     pins: Pins

@@ -121,7 +121,7 @@ class Fault:
     bug: Exception | None = None
     gate: asyncio.Event | None = None
     answer_first: bool = False
-    """With `gate`: the reply is made before the wait, and so tells of the object as it was then."""
+    """With `gate`: the reply is made before the wait, so it has the object's state of that moment."""
     body_gate: asyncio.Event | None = None
     gate_after: int = 0
     shift: int = 0

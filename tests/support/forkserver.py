@@ -51,7 +51,7 @@ def is_forkable(argv: Sequence[str], env: Mapping[str, str] | None = None, **how
 
 
 def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
-    """Variables that an interpreter reads as it starts; a child follows PYTHONPATH nevertheless."""
+    """Whether an interpreter reads this variable as it starts. A child follows PYTHONPATH nevertheless."""
     return {
         name: value
         for name, value in env.items()
@@ -108,7 +108,8 @@ class Process(subprocess.Popen[Any]):
         return None
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        """As `os.waitpid`. The child is a zombie until its status was read here, so that its number stays its own."""
+        """Like `os.waitpid`. The child stays a zombie until its status is read here, so that its number stays its
+        own."""
         if not self.is_forked:
             return super()._try_wait(wait_flags)  # type: ignore[misc, no-any-return]
         self._status.setblocking(not wait_flags & os.WNOHANG)
@@ -171,7 +172,7 @@ def serve(control: socket.socket) -> str:
     while True:
         for key, _ in chosen.select():
             if key.fileobj is not control:
-                # The child has ended, or whoever started it knows its status and has closed the socket.
+                # The child has ended, or the process that started it knows its status and has closed the socket.
                 _advance(chosen, key)
                 continue
             data, fds, _, _ = socket.recv_fds(control, _REQUEST_BYTES_MAX, len(_STREAMS) + 1)
@@ -194,7 +195,7 @@ def _advance(chosen: selectors.BaseSelector, key: selectors.SelectorKey) -> None
         ended = os.waitid(os.P_PIDFD, key.fileobj, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         os.close(key.fileobj)
-        # As `os.waitpid` has it.
+        # The status as `os.waitpid` returns it.
         told = ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status
         with contextlib.suppress(OSError):
             status.send(f"end {told}".encode())
@@ -205,7 +206,7 @@ def _advance(chosen: selectors.BaseSelector, key: selectors.SelectorKey) -> None
 
 
 def _close_all(chosen: selectors.BaseSelector) -> None:
-    """In a new child: what belongs to the server and to the other children."""
+    """Close, in a new child, the descriptors of the server and of the other children."""
     for key in list(chosen.get_map().values()):
         os.close(key.fd)
         if key.data is not None and key.data[1].fileno() != key.fd:
@@ -214,7 +215,7 @@ def _close_all(chosen: selectors.BaseSelector) -> None:
 
 
 def _become(request: dict[str, Any], streams: Sequence[int], status: socket.socket) -> str:
-    """Make this child what `python -m` would have made of it."""
+    """Make this child equal to one that `python -m` would have started."""
     with status:
         if request["new_session"]:
             os.setsid()
@@ -224,7 +225,7 @@ def _become(request: dict[str, Any], streams: Sequence[int], status: socket.sock
         for given, (stream, _) in zip(streams, _STREAMS, strict=True):
             os.dup2(given, stream)
             os.close(given)
-        # An interpreter without any of PYTHONPATH has the working directory first.
+        # Without PYTHONPATH an interpreter puts the working directory first in its path.
         others = request["env"].get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:] = [request["cwd"], *(os.path.abspath(path) for path in others if path), *sys.path]
         sys.argv[:] = request["argv"]
@@ -238,7 +239,7 @@ def _become(request: dict[str, Any], streams: Sequence[int], status: socket.sock
 
 
 def _like(before: io.TextIOWrapper, raw: io.FileIO) -> io.TextIOWrapper:
-    """What a new interpreter makes of a standard stream, with the server's encoding and its `-u`."""
+    """A standard stream as a new interpreter opens it, with the server's encoding and its `-u`."""
     unbuffered = isinstance(before.buffer, io.RawIOBase)
     buffer = io.BufferedReader(raw) if raw.readable() else raw if unbuffered else io.BufferedWriter(raw)
     by_line = before.line_buffering or (raw.isatty() and not unbuffered)

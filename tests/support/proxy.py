@@ -45,7 +45,7 @@ CACHE_SIZE = "1GiB"
 
 Keys = tuple[str, str]
 ANY_KEYS: Keys = ("anybody", "anything")
-"""What a client of a loopback proxy signs with: nobody looks."""
+"""Keys for clients of a loopback proxy, which checks no signature."""
 
 
 def s3_client(endpoint: str, keys: Keys = ANY_KEYS, *, verify: bool | str = True, **config: Any) -> Any:
@@ -156,11 +156,11 @@ class Proxy:
         async def settled() -> None:
             running = self.outrider
             async with asyncio.timeout(START_DEADLINE_S):
-                await _turns()
+                await _some_loop_iterations()
                 # A worker counts a hit after its last byte, so a client that has this byte must wait for the worker's
                 # next iteration.
                 for worker in running.server.workers._workers if running.server.workers is not None else ():
-                    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_turns(), worker._loop))
+                    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_some_loop_iterations(), worker._loop))
                 store = running.store
                 while (
                     len(running.flights) or running.server.handler.in_flight or store._leaving or store.work._cleaning
@@ -234,7 +234,7 @@ class Proxy:
             await self._stopping.wait()
 
 
-async def _turns() -> None:
+async def _some_loop_iterations() -> None:
     for _ in range(_TURNS):
         await asyncio.sleep(0)
 

@@ -15,7 +15,7 @@ SIZE = 110_000
 def beside_each_other(order: list[int], batch: int, workers: int, chance: Random) -> list[int]:
     """The reads of workers of about the same speed: a batch of each in turn."""
     batches = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
-    queues = [[one for its in batches[worker::workers] for one in its] for worker in range(workers)]
+    queues = [[number for its in batches[worker::workers] for number in its] for worker in range(workers)]
     read: list[int] = []
     while any(queues):
         for queue in chance.sample(queues, workers):
@@ -73,9 +73,9 @@ class Sampled:
         numbers_of = {dataset.names.find(ref.key): number for number, ref in enumerate(self.refs)}
         foreseen = 0
         for number in numbers:
-            one = dataset.epochs()[-1] if dataset.epochs() else None
-            if one is not None and one.order_known:
-                unread = (numbers_of[key] for key in one.agenda if one.unread(key))
+            epoch = dataset.epochs()[-1] if dataset.epochs() else None
+            if epoch is not None and epoch.order_known:
+                unread = (numbers_of[key] for key in epoch.agenda if epoch.unread(key))
                 foreseen += number in set(islice(unread, within))
             self.read([number])
             for _ in self.steps():
@@ -86,6 +86,6 @@ class Sampled:
     def expected(self) -> list[int]:
         """The reads expected next, in the known order; empty: no order is known."""
         [dataset] = self.planner.registry.datasets()
-        one = dataset.epochs()[-1]
+        epoch = dataset.epochs()[-1]
         numbers = {ref.key: number for number, ref in enumerate(self.refs)}
-        return [numbers[dataset.names.keys[key]] for key in one.agenda] if one.order_known else []
+        return [numbers[dataset.names.keys[key]] for key in epoch.agenda] if epoch.order_known else []

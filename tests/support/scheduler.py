@@ -57,10 +57,10 @@ class SeededThreads(ThreadPoolExecutor):
         return future
 
 
-async def leave_after(turns: int, work: Coroutine[Any, Any, None]) -> bool:
+async def leave_after(iterations: int, work: Coroutine[Any, Any, None]) -> bool:
     """Run `work`, and cancel it after this many loop iterations; False: it had ended before."""
     task = asyncio.ensure_future(work)
-    for _ in range(turns):
+    for _ in range(iterations):
         if task.done():
             break
         await asyncio.sleep(0)

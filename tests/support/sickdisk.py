@@ -63,9 +63,9 @@ class SickDisk:
 
     def __enter__(self) -> Self:
         for name, (act, place) in _CALLS.items():
-            one = patch.object(os, name, self._sick(getattr(os, name), act, place))
-            one.start()
-            self._patches.append(one)
+            patched = patch.object(os, name, self._sick(getattr(os, name), act, place))
+            patched.start()
+            self._patches.append(patched)
         known = patch.object(pagecache, "open_known", self._unknowing(pagecache.open_known))
         known.start()
         self._patches.append(known)
@@ -73,8 +73,8 @@ class SickDisk:
 
     def __exit__(self, *_: object) -> None:
         self.heal()
-        for one in self._patches:
-            one.stop()
+        for patched in self._patches:
+            patched.stop()
 
     def _sick(self, call: Callable[..., Any], act: str, place: int) -> Callable[..., Any]:
         def sick(*args: Any, **named: Any) -> Any:

@@ -156,7 +156,7 @@ def control_server(simulator: Simulator, port: int) -> ThreadingHTTPServer:
     /weather."""
 
     def log(_: dict[str, Any]) -> Any:
-        return [[one.method, one.path, one.query, one.headers] for one in simulator.log()]
+        return [[request.method, request.path, request.query, request.headers] for request in simulator.log()]
 
     actions: dict[str, Callable[[dict[str, Any]], Any]] = {
         "GET /counts": lambda _: simulator.counts().as_json(),

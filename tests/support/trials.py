@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 SCALE = int(os.environ.get("OUTRIDER_TEST_SCALE", "1"))
-"""How many times longer than in `make test`."""
+"""The factor by which trials are longer than in `make test`."""
 
 
 def rounds(short: int) -> int:

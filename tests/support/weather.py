@@ -116,7 +116,7 @@ class Weather:
             raise ValueError(f"unknown knobs {sorted(unknown)}: there are {sorted(known)}")
         for name, value in changes.items():
             if name == "faults":
-                self.faults = [Fault(**{**one, "kind": FaultKind(one["kind"])}) for one in value]
+                self.faults = [Fault(**{**fault, "kind": FaultKind(fault["kind"])}) for fault in value]
             else:
                 setattr(self, name, value)
 
