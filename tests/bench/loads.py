@@ -166,7 +166,7 @@ def _epoch_boto(readers: int) -> Run:
 
 
 def _some_shards(world: World, readers: int) -> list[str]:
-    # One reader alone gets 40 MB/s from the bucket: two shards tell as much as all, in a quarter of the time.
+    # One reader alone gets 40 MB/s from the bucket: two shards measure the same as all, in a quarter of the time.
     return world.shards if readers > 1 else world.shards[:2]
 
 

@@ -94,7 +94,7 @@ class NginxStatic(Target):
     def argv(self) -> list[str | Path]:
         config = self.directory / "nginx.conf"
         text = _NGINX.format(directory=self.directory, port=self.port, http=self.http(), server=self.server())
-        # As root, nginx's workers become another user, who may not read this directory.
+        # As root, nginx's workers change to another user, which cannot read this directory.
         config.write_text(("user root;\n" if os.geteuid() == 0 else "") + text)
         return [program("nginx"), "-p", self.directory, "-e", self.directory / "log", "-c", config]
 

@@ -43,7 +43,7 @@ class Target:
         self.child: Child | None = None
         self._urls: dict[str, str] = {}
 
-    # -- to be told by each ------------------------------------------------------------------------------------
+    # -- each target defines these -----------------------------------------------------------------------------
 
     @classmethod
     def lacks(cls) -> str | None:
@@ -64,7 +64,7 @@ class Target:
     def populate(self) -> None:
         """Put the data where only this target finds it. Called once, while it runs."""
 
-    # -- the same for all --------------------------------------------------------------------------------------
+    # -- common to all targets ---------------------------------------------------------------------------------
 
     @property
     def endpoint(self) -> str | None:

@@ -146,7 +146,7 @@ class World:
         self.simulator.set_weather(ttfb_s=0.0, connection_bytes_s=None, total_bytes_s=None)
 
     def far_away(self) -> None:
-        """A bucket over a network: the weather of all cold loads."""
+        """A bucket over a network: the latency and rates of all cold loads."""
         self.simulator.set_weather(ttfb_s=TTFB_S, connection_bytes_s=CONNECTION_BYTES_S, total_bytes_s=TOTAL_BYTES_S)
 
     def settle(self) -> None:

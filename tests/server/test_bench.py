@@ -127,7 +127,9 @@ def test_each_goal_has_its_row_measured_or_not() -> None:
         assert promise in named
     assert {row.load for row in rows} == set(NAMES)
     asked = ["stream-8", "first-byte"]
-    assert [row.load for row in goals(Results(), asked)] == ["stream-8"] * 3 + ["first-byte"], "only the goals of these loads"
+    assert [row.load for row in goals(Results(), asked)] == ["stream-8"] * 3 + ["first-byte"], (
+        "only the goals of these loads"
+    )
 
 
 def test_a_goal_is_met_or_not_by_the_median_of_its_rounds() -> None:

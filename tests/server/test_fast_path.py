@@ -344,7 +344,7 @@ def test_a_bucket_in_the_host_is_part_of_the_name(bucket: Bucket) -> None:
         assert watched.seen == [True]
 
 
-# -- one connection, both ways ---------------------------------------------------------------------------------------
+# -- one connection, both paths --------------------------------------------------------------------------------------
 
 
 def test_a_request_that_comes_before_the_last_ones_task_has_ended_is_answered_at_once_too(watched: Watched) -> None:
@@ -485,7 +485,7 @@ def test_a_proxy_that_is_full_begins_nothing(bucket: Bucket) -> None:
         assert watched.ask("GET", f"/{NAME}/a")[0].status == 200
 
 
-# -- what is believed ------------------------------------------------------------------------------------------------
+# -- freshness -------------------------------------------------------------------------------------------------------
 
 
 def test_a_write_between_two_hits_is_seen_by_the_second(bucket: Bucket) -> None:
@@ -559,7 +559,7 @@ def test_a_connection_with_hits_alone_does_not_count_as_idle(watched: Watched) -
         assert protocol._next_keepalive_close_time > 0.0
 
 
-# -- counted and told ------------------------------------------------------------------------------------------------
+# -- counters and logs -----------------------------------------------------------------------------------------------
 
 
 def test_each_byte_is_counted_once_whichever_path_sent_it(watched: Watched) -> None:
@@ -678,7 +678,7 @@ def test_a_client_that_is_gone_before_the_first_byte_is_logged(
         assert (told["op"], told["method"], told["bytes"], told["cut"]) == (method.lower(), method, 0, "client left")
 
 
-# -- the end ---------------------------------------------------------------------------------------------------------
+# -- a stop ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_begun_reply_ends_whole_when_the_proxy_is_told_to_stop(bucket: Bucket, tmp_path: Path) -> None:
@@ -708,7 +708,7 @@ def test_a_begun_reply_is_a_request_under_way_from_its_first_byte(watched: Watch
     assert watched.seen == ["begun"]
 
 
-# -- what it costs ---------------------------------------------------------------------------------------------------
+# -- cost ------------------------------------------------------------------------------------------------------------
 
 
 class GatedReaders(ThreadPoolExecutor):

@@ -68,7 +68,7 @@ def test_a_request_leaves_no_cycle(
             answer = connection.ask(method, f"/{NAME}/{path.format(number)}", (*headers, *length), body)
             assert answer.status == status
 
-        once(0)  # what is imported and made at the first
+        once(0)  # imports and objects made once, at the first
         left = cycles_of(proxy, partial(repeat, once), _BESIDE)
     assert left <= _BESIDE, f"{left / _TIMES:.1f} objects a request"
 

@@ -58,7 +58,7 @@ class FakeClock:
 
 
 class RawClient:
-    """GETs by presigned URL, with no retry, no pool and no opinion about what comes back."""
+    """GETs by presigned URL, with no retry, no pool and no check of the answer."""
 
     def __init__(self, client: Any, bucket: str) -> None:
         self._url = urlsplit(client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "ramp"}))

@@ -99,7 +99,7 @@ def test_pipelined_requests_are_answered_in_order(proxy: Proxy) -> None:
 
 
 def test_settle_waits_for_requests_sent_before_it(proxy: Proxy) -> None:
-    """Tests `Proxy.settle`: a count after it includes all requests sent before it, even those whose answer nobody has
+    """A count after `Proxy.settle` includes all requests sent before it, even those whose answers the test has not
     read."""
     before = proxy.metric("outrider_requests_total")
     with ExitStack() as stack:

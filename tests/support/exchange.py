@@ -30,7 +30,7 @@ DRAIN_S = 1.0
 
 
 class CutError(Exception):
-    """A fault of the weather ended this connection."""
+    """A fault ended this connection."""
 
 
 class Sky(Protocol):
@@ -232,7 +232,7 @@ class Body:
         """Pass on a slice.
 
         Raises:
-            CutError: the fault struck; what came before it was sent.
+            CutError: the fault struck; the bytes before it were sent.
         """
         fault = self._fault
         if fault is not None and self._sent_bytes + len(view) > fault.after_bytes:

@@ -17,7 +17,7 @@ from outrider.ports import Chunks, OriginRequest
 
 
 def ramp(count: int, start: int = 0) -> bytes:
-    """Bytes that tell their offset: 251 is prime, so a shift by any number of blocks shows. `start`: the first
+    """Bytes that show their offset: 251 is prime, so a shift by any number of blocks shows. `start`: the first
     offset."""
     period = bytes((start + i) % 251 for i in range(251))
     return (period * (count // 251 + 1))[:count]
@@ -80,7 +80,7 @@ class FakeTasks:
             self.failures.append(error)
 
     async def settle(self) -> None:
-        """Raises what a task ended with: background work must not fail."""
+        """Raises the error with which a task ended: background work must not fail."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         if self.failures:

@@ -1,9 +1,9 @@
-"""A parent that has imported Outrider and forks a child for each `python -m MODULE` that a test starts.
+"""A fork server: a parent that has imported Outrider and forks a child for each `python -m MODULE` that a test starts.
 
 An import of Outrider takes half a second of CPU, and the tests start hundreds of processes. `Process` stands in for
 `subprocess.Popen`. The server is started with the first child, has one thread, and ends with the process that started
 it. A request is one message on a socket: a JSON object, the child's standard streams, and one end of a socket pair. On
-that pair the child tells its number, and the server tells later how the child ended.
+that pair the child sends its pid, and the server later sends how the child ended.
 
 A child runs its module through `runpy`, as `python -m` does, and its interpreter ends as usual. Four things differ from
 a real start: `/proc/PID/cmdline` and `/proc/PID/environ` are the server's, memory that the imports take is shared, all
