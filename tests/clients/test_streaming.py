@@ -48,7 +48,7 @@ def streamed(kind: str, door: Door, *acts: str) -> list[str]:
 
 # litdata's Rust client takes no http.
 @pytest.mark.parametrize(("kind", "module", "tls"), [("litdata", "litdata", True), ("mosaicml", "streaming", False)])
-def test_a_dataset_is_the_same_whoever_wrote_it_and_is_filled_once(
+def test_a_dataset_is_the_same_whichever_side_wrote_it_and_is_filled_once(
     kind: str, module: str, tls: bool, bucket: Bucket, certificate: Certificate, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

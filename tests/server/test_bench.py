@@ -162,7 +162,7 @@ def test_the_probe_is_in_the_bucket_and_in_no_load(world: World) -> None:
 
 
 @pytest.mark.skipif(not HAS_TORCH, reason="torch is pinned to a release without a wheel for this Python")
-def test_the_goals_of_riding_ahead_are_measured_live(tmp_path: Path) -> None:
+def test_the_goals_of_prefetch_are_measured_live(tmp_path: Path) -> None:
     """Only the shape: each job reads the samples that were written, and each goal has its row. The data is too small
     for figures. `make test` runs the jobs that announce their order, `make soak` all jobs."""
     rows = tmp_path / "rows.json"

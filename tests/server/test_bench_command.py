@@ -34,7 +34,7 @@ def command(bucket: Bucket, tmp_path: Path) -> Command:
     return made
 
 
-def test_it_reads_a_bucket_in_three_ways(command: Command) -> None:
+def test_the_command_reads_a_bucket_direct_cold_and_warm(command: Command) -> None:
     done = command.run("bench", f"s3://{NAME}/train/", "--rounds", "1", "--json")
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
@@ -45,7 +45,7 @@ def test_it_reads_a_bucket_in_three_ways(command: Command) -> None:
     assert "could not keep" not in done.stderr
 
 
-def test_the_bucket_is_where_serve_finds_it_and_not_a_proxy_that_runs(
+def test_the_command_finds_the_bucket_as_serve_does_and_ignores_a_running_proxy(
     command: Command, bucket: Bucket, tmp_path: Path
 ) -> None:
     (port,) = free_ports(1)
@@ -57,7 +57,7 @@ def test_the_bucket_is_where_serve_finds_it_and_not_a_proxy_that_runs(
     assert done.returncode == 0, done.stderr
 
 
-def test_it_prints_its_progress_and_results_for_people(command: Command) -> None:
+def test_the_command_prints_its_progress_and_results_for_people(command: Command) -> None:
     done = command.run("bench", f"s3://{NAME}/train/", "--rounds", "1", "--objects", "2")
     assert "2 objects, 0.4 MB" in done.stderr
     assert "of direct" in done.stdout

@@ -98,7 +98,7 @@ def test_status_does_not_show_clients_the_origins_address(proxy: Proxy, bucket: 
     assert "origin_bytes" in body
 
 
-def test_a_plan_reaches_the_planner_in_its_order_and_with_its_numbers(proxy: Proxy) -> None:
+def test_a_plan_reaches_the_planner_in_its_order_and_with_its_indexes(proxy: Proxy) -> None:
     plans = told_by(proxy)
     proxy.client().put_object(Bucket="_outrider", Key="plan/worker-0", Body=json.dumps(PLAN).encode())
     assert in_order(plans) == (READS, list(range(7, 7 + len(READS))))
@@ -106,7 +106,7 @@ def test_a_plan_reaches_the_planner_in_its_order_and_with_its_numbers(proxy: Pro
     assert max(len(piece.urls) for piece in plans.pieces) <= 1000, "other work runs between pieces"
 
 
-def test_a_plan_without_numbers_is_from_the_start_and_of_an_unknown_length(proxy: Proxy) -> None:
+def test_a_plan_without_indexes_is_from_the_start_and_of_an_unknown_length(proxy: Proxy) -> None:
     plans = told_by(proxy)
     body = b'{"reads": ["s3://b-1/\\u00e4 %20#?.tar"]}'
     proxy.client().put_object(Bucket="_outrider", Key="plan/w", Body=body)
@@ -293,7 +293,7 @@ def test_a_key_of_a_virtual_host_bucket_may_begin_with_the_reserved_name(bucket:
         assert connection.read_answer().body == b"theirs"
 
 
-def test_names_are_forgotten_when_there_are_too_many(proxy: Proxy) -> None:
+def test_the_oldest_stall_reports_are_forgotten_when_there_are_too_many(proxy: Proxy) -> None:
     s3 = proxy.client()
     for number in range(NAMES_MAX + 5):
         s3.put_object(Bucket="_outrider", Key=f"stall/many-{number}", Body=b"{}")
@@ -304,7 +304,7 @@ def test_names_are_forgotten_when_there_are_too_many(proxy: Proxy) -> None:
     s3.get_object(Bucket="_outrider", Key=f"stall/many-{NAMES_MAX + 4}")
 
 
-def test_plans_are_forgotten_when_they_are_too_long_in_all(proxy: Proxy) -> None:
+def test_the_oldest_plans_are_forgotten_when_they_are_too_large_in_total(proxy: Proxy) -> None:
     s3 = proxy.client()
     long = b'{"reads": []' + b" " * (BODY_BYTES_MAX - 13) + b"}"
     for number in range(3):

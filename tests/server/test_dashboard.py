@@ -121,7 +121,7 @@ def test_the_numbers_are_those_of_the_metrics_and_follow_them(
     assert complaints == []
 
 
-def test_a_page_that_is_paused_stands_still(proxy: Proxy, opened: Callable[..., Page]) -> None:
+def test_a_paused_page_does_not_change(proxy: Proxy, opened: Callable[..., Page]) -> None:
     page = opened(proxy)
     raw(page, "#total-flight", 0)
     # Reached by keyboard alone: past the skip link, to the button.
@@ -175,7 +175,7 @@ def test_all_can_be_reached_by_keyboard(proxy: Proxy, opened: Callable[..., Page
 
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_and_has_two_themes(
+def test_the_page_fits_and_has_two_themes(
     proxy: Proxy, opened: Callable[..., Page], complaints: list[str], width: int, scheme: str
 ) -> None:
     read(proxy, *shards(8), *shards(8), f"{HOSTILE}/a.tar")
@@ -223,7 +223,7 @@ def test_a_hostile_key_is_shown_as_text(proxy: Proxy, opened: Callable[..., Page
     assert complaints == []
 
 
-def test_nothing_comes_from_elsewhere_and_no_inline_code_would_run(
+def test_the_page_loads_nothing_from_other_hosts_and_runs_no_inline_code(
     proxy: Proxy, opened: Callable[..., Page], complaints: list[str]
 ) -> None:
     for path in ("/", "/dashboard.css", "/dashboard.js"):
@@ -287,7 +287,7 @@ def test_a_warmup_and_a_pin_are_shown(
     assert complaints == []
 
 
-def test_a_warmup_that_runs_tells_its_rate_and_its_end(proxy: Proxy, opened: Callable[..., Page]) -> None:
+def test_a_running_warmup_shows_its_rate_and_its_end(proxy: Proxy, opened: Callable[..., Page]) -> None:
     told = proxy.status()
     told["warmups"] = [{
         "name": "val", "state": "running", "objects": {"wanted": 50, "on_disk": 20, "failed": 1},
@@ -298,7 +298,7 @@ def test_a_warmup_that_runs_tells_its_rate_and_its_end(proxy: Proxy, opened: Cal
     page.locator(".job", has_text="20 of 50 objects, 400 B of 1.0 kB, 1 failed, 100 B/s, 6 s left").wait_for()
 
 
-def test_it_says_when_the_proxy_is_gone(bucket: Bucket, opened: Callable[..., Page]) -> None:
+def test_the_page_says_when_the_proxy_is_gone(bucket: Bucket, opened: Callable[..., Page]) -> None:
     with Proxy(bucket) as proxy:
         page = opened(proxy)
         page.locator("#state", has_text="live").wait_for()

@@ -173,7 +173,7 @@ def test_browsers_cannot_tell_the_proxy_from_the_bucket(pair: Pair) -> None:
     _ask_as_a_browser(pair)
 
 
-def test_a_version_is_a_version_of_its_own(pair: Pair) -> None:
+def test_the_bucket_keeps_versions(pair: Pair) -> None:
     """Checks that SeaweedFS keeps versions: otherwise the generated requests would show nothing."""
     key = "own"
     for body in (b"one", b"two"):

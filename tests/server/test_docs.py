@@ -100,7 +100,7 @@ def a_page(directory: Path, text: str) -> Path:
         ("```sh\nhelm install fast charts/outrider --set cahce.hostPath=/mnt\n```\n", "did not end well"),
     ],
 )
-def test_a_page_that_is_wrong_is_found_out(text: str, why: str, tmp_path: Path) -> None:
+def test_a_wrong_page_fails(text: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(PageFailed, match=why):
         run(a_page(tmp_path, text), tmp_path, world=False)
 
@@ -110,7 +110,7 @@ def test_console_blocks_are_commands_and_what_they_print(tmp_path: Path) -> None
     assert [(step.command, step.printed) for step in steps_of(block)] == [("one \\\n  more", "out\nput\n"), ("two", "")]
 
 
-def test_a_mark_says_what_is_run(tmp_path: Path) -> None:
+def test_a_mark_decides_whether_a_block_is_run(tmp_path: Path) -> None:
     text = "".join(f"```sh{mark}\ntrue\n```\n" for mark in ("", " no-run", " if=serve", " if=levitate", " if=pytest"))
     blocks = shell_blocks(a_page(tmp_path, text))
     assert [possible(block) for block in blocks] == [True, False, True, False, True]

@@ -81,7 +81,7 @@ def test_a_disk_slower_than_a_network_makes_no_cache(write_bytes_s: float, read_
     assert ("local SSD" in finding.do) is (level is Level.WARN)
 
 
-def test_it_leaves_nothing_in_the_cache_directory_but_its_layout(command: Command) -> None:
+def test_the_command_leaves_only_the_layout_in_the_cache_directory(command: Command) -> None:
     command.cache_dir.mkdir()
     status, _ = findings(command)
     assert status == 0
@@ -89,7 +89,7 @@ def test_it_leaves_nothing_in_the_cache_directory_but_its_layout(command: Comman
     assert not list((command.cache_dir / "tmp").iterdir())
 
 
-def test_for_people_it_is_a_line_each_and_what_to_do_under_it(command: Command) -> None:
+def test_for_people_each_finding_is_a_line_with_its_remedy_under_it(command: Command) -> None:
     command.without("AWS_ENDPOINT_URL")
     lines = command.run("doctor").stdout.splitlines()
     assert lines[0].startswith("ok    settings ")
@@ -136,7 +136,9 @@ def test_a_missing_profile_is_reported(command: Command) -> None:
     assert "nobody" in found["credentials"].text
 
 
-def test_it_asks_the_origin_that_a_proxy_would_find(command: Command, bucket: Bucket, tmp_path: Path) -> None:
+def test_the_command_checks_the_origin_that_a_proxy_would_find(
+    command: Command, bucket: Bucket, tmp_path: Path
+) -> None:
     command.without("OUTRIDER_ORIGIN")
     config = tmp_path / "config"
     config.write_text(f"[default]\nendpoint_url = {bucket.endpoint}\n")
@@ -146,7 +148,7 @@ def test_it_asks_the_origin_that_a_proxy_would_find(command: Command, bucket: Bu
     assert bucket.endpoint in found["origin"].text
 
 
-def test_an_origin_where_nobody_listens(command: Command) -> None:
+def test_an_origin_that_refuses_connections(command: Command) -> None:
     (port,) = free_ports(1)
     status, found = findings(command, "--origin", f"http://127.0.0.1:{port}")
     assert status == 1
@@ -160,7 +162,7 @@ def test_an_origin_without_a_name_in_the_dns(command: Command) -> None:
     assert "no such name" in found["network"].text
 
 
-def test_an_origin_beyond_a_proxy_of_the_environments_need_have_no_name_here(command: Command, bucket: Bucket) -> None:
+def test_an_origin_behind_an_http_proxy_need_not_resolve_here(command: Command, bucket: Bucket) -> None:
     command.environ |= {"OUTRIDER_ORIGIN": "http://nowhere.invalid", "HTTP_PROXY": bucket.endpoint}
     _, found = findings(command)
     assert (found["network"].level, found["origin"].level) == (Level.OK, Level.OK)
@@ -253,7 +255,7 @@ def test_the_region_that_the_origin_names_is_reported() -> None:
 
 
 @pytest.mark.parametrize("date", [None, "yesterday", "Sat, 99 Nov 2026 05:00:00 GMT"])
-def test_an_origin_that_tells_no_time(date: str | None) -> None:
+def test_an_origin_without_a_date_header(date: str | None) -> None:
     assert check_clock(answer(200, date=date)).level is Level.WARN
 
 
@@ -262,7 +264,7 @@ def test_an_origin_with_our_time_agrees() -> None:
 
 
 @pytest.mark.parametrize(("key", "shown"), [("AKIAIOSFODNN7EXAMPLE", "AKIA...MPLE"), ("minio", "mi...")])
-def test_a_key_is_shown_by_its_ends(key: str, shown: str) -> None:
+def test_a_key_is_shown_by_its_first_and_last_letters(key: str, shown: str) -> None:
     assert masked(key) == shown
 
 

@@ -347,7 +347,7 @@ def test_a_bucket_in_the_host_is_part_of_the_name(bucket: Bucket) -> None:
 # -- one connection, both paths --------------------------------------------------------------------------------------
 
 
-def test_a_request_that_comes_before_the_last_ones_task_has_ended_is_answered_at_once_too(watched: Watched) -> None:
+def test_a_request_that_comes_before_the_last_ones_task_has_ended_takes_the_fast_path_too(watched: Watched) -> None:
     with watched.connect() as connection:
         own = connection.sock.getsockname()
         watched.proxy.settle()
@@ -471,7 +471,7 @@ def test_requests_in_one_packet_and_while_a_reply_is_on_its_way_are_answered_in_
         assert watched.next(connection, "GET", f"/{NAME}/b").body == OBJECTS["b"]
 
 
-def test_a_proxy_that_is_full_begins_nothing(bucket: Bucket) -> None:
+def test_a_full_proxy_answers_503_until_a_request_ends(bucket: Bucket) -> None:
     with watched_proxy(bucket, requests="1") as watched:
         client = watched.proxy.client()
         client.get_object(Bucket=NAME, Key="large")["Body"].read()
@@ -757,7 +757,7 @@ def page_cold(
             readers.open.set()
 
 
-def test_a_page_that_is_not_in_memory_holds_up_nobody_else(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_not_in_memory_delays_no_other_client(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting, watched.connect() as other:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
@@ -821,7 +821,7 @@ def test_a_disk_that_brings_nothing_in_time_is_left_to_the_slow_path(
         assert watched.seen == ["cold", False]
 
 
-def test_a_request_that_waits_for_the_disk_is_under_way_to_a_stop(
+def test_a_request_that_waits_for_the_disk_counts_as_under_way_to_a_stop(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
@@ -1044,13 +1044,15 @@ def calls_per_request(watched: Watched, target: str, headers: Headers) -> float:
     return median(of_each)
 
 
-def test_a_hit_takes_few_steps(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hit_takes_few_function_calls(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)  # a log line for each request costs extra, for those who enable it
     with watched_proxy(bucket) as watched:
         assert calls_per_request(watched, f"/{NAME}/a", (("range", "bytes=0-65535"),)) < CALLS_PER_HIT
 
 
-def test_a_signed_hit_takes_few_steps_more(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_signed_hit_takes_few_function_calls_more(
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS)
@@ -1108,7 +1110,7 @@ def test_no_byte_of_a_hit_is_copied_by_python(watched: Watched, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("first", "last", "waits"), [(4096, 4096 + 131071, True), (4096, 4096 + 131072, False), (1, 65536, False)]
 )
-def test_a_head_waits_for_a_body_that_fits_beside_it(
+def test_a_head_is_sent_together_with_a_body_that_fits_beside_it(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, first: int, last: int, waits: bool
 ) -> None:
     told: list[bool] = []

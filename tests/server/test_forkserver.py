@@ -40,7 +40,7 @@ def told(directory: Path, *, forked: bool) -> dict[str, Any]:
     return found
 
 
-def test_a_child_has_the_words_streams_environment_and_path_of_a_new_interpreter(tmp_path: Path) -> None:
+def test_a_child_has_the_arguments_streams_environment_and_path_of_a_new_interpreter(tmp_path: Path) -> None:
     forked, executed = told(tmp_path, forked=True), told(tmp_path, forked=False)
     assert forked == executed
     assert forked["stdin"] == "what is typed\n"
@@ -72,7 +72,7 @@ def test_a_signal_ends_it_and_is_its_status(forked: bool, number: signal.Signals
 
 
 @BOTH
-def test_its_number_is_its_own_until_it_was_waited_for(forked: bool) -> None:
+def test_its_pid_is_not_reused_until_it_was_waited_for(forked: bool) -> None:
     with started("exit", "0", forked=forked, stdout=subprocess.DEVNULL) as process:
         pidfd = os.pidfd_open(process.pid)
         readable, _, _ = select.select([pidfd], [], [], DEADLINE_S)

@@ -104,7 +104,7 @@ def collected_after(proxy: Proxy, act: Callable[[], object]) -> int:
     ("order", "rate", "status"),
     [("warm", "1KB", 200), ("warm", "", 200), ("pin", "", 404), ("verify", "", 200), ("plan", "", 200)],
 )
-def test_an_order_that_is_taken_back_or_refused_leaves_no_cycle(
+def test_a_plan_or_command_that_is_withdrawn_or_refused_leaves_no_cycle(
     proxy: Proxy, order: str, rate: str, status: int
 ) -> None:
     """Each hint refers to all of its names."""

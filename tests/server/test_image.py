@@ -34,7 +34,7 @@ def of(word: str, stage: int = 1) -> list[str]:
     return [step.rest for step in STEPS if (step.word, step.stage) == (word, stage)]
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_finds_nothing_wrong() -> None:
     done = subprocess.run(
         [program("hadolint"), "--no-color", ROOT / "Dockerfile"], capture_output=True, text=True, check=False
     )
@@ -63,7 +63,7 @@ def test_the_image_runs_as_an_unprivileged_user_and_stops_by_the_proxys_signal()
     assert ports == {"9480 9481"}
 
 
-def test_the_build_copies_only_what_the_context_has_and_the_context_has_no_more() -> None:
+def test_the_build_copies_exactly_the_files_of_its_context() -> None:
     copied = {
         name
         for step in STEPS

@@ -238,7 +238,7 @@ def tls(bucket: Bucket, certificate: Certificate) -> Iterator[tuple[Proxy, Any]]
         client.close()
 
 
-def test_tls_serves_and_takes_objects(tls: tuple[Proxy, Any], bucket: Bucket) -> None:
+def test_objects_are_read_and_written_over_tls(tls: tuple[Proxy, Any], bucket: Bucket) -> None:
     proxy, client = tls
     assert proxy.endpoint.startswith("https://")
     for _ in range(2):
@@ -400,7 +400,7 @@ def test_a_cache_in_memory_hits_and_leaves_nothing(bucket: Bucket) -> None:
     assert not where.exists()
 
 
-def test_an_interrupt_amid_the_imports_is_no_traceback(tmp_path: Path) -> None:
+def test_an_interrupt_amid_the_imports_prints_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
     done = subprocess.run(
         [sys.executable, "-m", "outrider", "serve"], env=os.environ | {"PYTHONPATH": str(tmp_path)},

@@ -148,7 +148,7 @@ def test_another_plan_goes_on_as_it_was(bucket: Bucket) -> None:
         assert read(proxy, ORDER[20:]) == ["HIT"] * 20
 
 
-def test_without_prefetch_a_plan_says_so(bucket: Bucket) -> None:
+def test_without_prefetch_the_status_of_a_plan_says_so(bucket: Bucket) -> None:
     with Proxy(bucket, prefetch="off") as proxy:
         tell(proxy, ORDER[:5])
         assert progress(proxy) == {"told": 0, "read": 0, "here": 0, "left": 0, "unknown": 0, "ignored": 5}

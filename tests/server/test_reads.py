@@ -244,7 +244,7 @@ def test_a_read_that_finds_half_of_its_blocks_says_partial(proxy: Proxy) -> None
     assert ask(proxy.address, "GET", f"/{NAME}/five?tagging").headers["x-cache"] == "BYPASS"
 
 
-def test_fifty_cold_readers_bring_each_byte_once(small_blocks: Proxy, simulator: Simulator) -> None:
+def test_fifty_cold_readers_fetch_each_byte_once(small_blocks: Proxy, simulator: Simulator) -> None:
     simulator.weather.ttfb_s = 0.05
     with ThreadPoolExecutor(50) as readers:
         target = f"/{NAME}/block-and-one"
@@ -336,7 +336,7 @@ def test_a_reader_that_hangs_up_stops_neither_the_fill_nor_the_others(proxy: Pro
     assert simulator.counts().gets == 1
 
 
-def test_a_fill_whose_only_reader_left_ends_on_disk(proxy: Proxy, simulator: Simulator) -> None:
+def test_a_fill_continues_to_disk_after_its_only_reader_left(proxy: Proxy, simulator: Simulator) -> None:
     simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
     with RawConnection(proxy.address) as reader:
         reader.send(f"GET /{NAME}/five HTTP/1.1\r\nhost: x\r\n\r\n".encode())
@@ -438,7 +438,9 @@ def test_an_overwrite_past_the_proxy_is_seen_whole_or_not_at_all(
         assert ask(proxy.address, "GET", f"/{NAME}/moving").body == second
 
 
-def test_an_overwrite_before_the_first_byte_begins_once_more(bucket: Bucket, simulator: Simulator, direct: Any) -> None:
+def test_an_overwrite_before_the_first_byte_restarts_the_read(
+    bucket: Bucket, simulator: Simulator, direct: Any
+) -> None:
     direct.put_object(Bucket=NAME, Key="moved", Body=b"first" * 1000)
     with Proxy(bucket, simulator.endpoint, freshness="immutable") as proxy:
         assert ask(proxy.address, "HEAD", f"/{NAME}/moved").headers["content-length"] == "5000"
@@ -447,7 +449,7 @@ def test_an_overwrite_before_the_first_byte_begins_once_more(bucket: Bucket, sim
         assert (answer.status, answer.body) == (200, b"second" * 1000)
 
 
-def test_ttl_and_always_ask_the_bucket_as_they_promise(bucket: Bucket, simulator: Simulator, direct: Any) -> None:
+def test_ttl_and_always_revalidate_when_they_promise(bucket: Bucket, simulator: Simulator, direct: Any) -> None:
     direct.put_object(Bucket=NAME, Key="asked", Body=b"first")
     with Proxy(bucket, simulator.endpoint, freshness="always") as proxy:
         ask(proxy.address, "GET", f"/{NAME}/asked")
@@ -475,7 +477,7 @@ def test_each_byte_sent_is_counted_once_with_its_source(small_blocks: Proxy, sim
     assert small_blocks.metric("outrider_origin_bytes_total") == simulator.counts().body_bytes
 
 
-def test_an_error_of_the_origin_is_not_remembered(proxy: Proxy, direct: Any) -> None:
+def test_an_error_of_the_origin_is_not_cached(proxy: Proxy, direct: Any) -> None:
     direct.delete_object(Bucket=NAME, Key="late")
     assert ask(proxy.address, "GET", f"/{NAME}/late").code == "NoSuchKey"
     direct.put_object(Bucket=NAME, Key="late", Body=b"here")

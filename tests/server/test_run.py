@@ -105,7 +105,7 @@ def test_the_child_keeps_its_own_credentials(command: Command, bucket: Bucket) -
     assert (told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"]) == (bucket.access_key, bucket.secret_key)
 
 
-def test_a_child_without_any_credentials_gets_ones_that_sign_and_prove_nothing(command: Command) -> None:
+def test_a_child_without_credentials_gets_placeholder_keys(command: Command) -> None:
     command.without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     told = environment_of_child(command)
     assert told["AWS_ACCESS_KEY_ID"] == told["AWS_SECRET_ACCESS_KEY"] == "outrider-accepts-any"
@@ -173,14 +173,14 @@ def test_loopback_is_kept_from_an_http_proxy() -> None:
         ({"AWS_ENDPOINT_URL_STS": "http://sts"}, None, "http://sts"),
     ],
 )
-def test_a_child_with_a_role_asks_for_it_where_it_would_have_without_us(
+def test_a_child_with_a_role_requests_it_from_its_own_endpoint(
     environ: dict[str, str], region: str | None, sts: str
 ) -> None:
     child = for_child(environ, endpoint="http://e", admin="http://a", region=region, needs_keys=False)
     assert child["AWS_ENDPOINT_URL_STS"] == sts
 
 
-def test_a_child_with_a_single_sign_on_asks_where_it_would_have_without_us(tmp_path: Path) -> None:
+def test_a_child_with_a_single_sign_on_requests_it_from_its_own_endpoint(tmp_path: Path) -> None:
     names = ("AWS_ENDPOINT_URL_SSO", "AWS_ENDPOINT_URL_SSO_OIDC")
 
     def told(environ: dict[str, str], region: str | None) -> list[str | None]:
@@ -201,13 +201,17 @@ def test_a_child_with_a_single_sign_on_asks_where_it_would_have_without_us(tmp_p
     ("endpoint", "environ", "told"),
     [("http://e", {}, "true"), ("http://e", {"AWS_ALLOW_HTTP": "false"}, "false"), ("https://e", {}, None)],
 )
-def test_a_child_that_refuses_http_takes_ours(endpoint: str, environ: dict[str, str], told: str | None) -> None:
+def test_a_child_that_refuses_http_accepts_the_proxys_endpoint(
+    endpoint: str, environ: dict[str, str], told: str | None
+) -> None:
     child = for_child(environ, endpoint=endpoint, admin="http://a", region=None, needs_keys=False)
     assert child.get("AWS_ALLOW_HTTP") == told
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
-def test_the_endpoint_of_our_own_environment_is_the_origin(command: Command, bucket: Bucket, name: str) -> None:
+def test_the_endpoint_in_the_commands_own_environment_is_the_origin(
+    command: Command, bucket: Bucket, name: str
+) -> None:
     command.without("OUTRIDER_ORIGIN")
     command.environ[name] = bucket.endpoint
     done = command.run("run", "--", *python(READ_BY_BOTO))
@@ -303,7 +307,7 @@ def test_a_command_that_would_read_from_the_proxy_itself_is_refused(command: Com
     assert "the proxy would ask itself" in done.stderr
 
 
-def test_an_origin_that_was_named_wins_over_the_endpoint_of_our_environment(command: Command) -> None:
+def test_a_named_origin_wins_over_the_endpoint_in_the_environment(command: Command) -> None:
     command.environ["AWS_ENDPOINT_URL"] = "http://127.0.0.1:1"
     done = command.run("run", "--", *python(READ_BY_BOTO))
     assert (done.returncode, done.stdout) == (0, f"{len(RAMP)}\n"), done.stderr
@@ -327,7 +331,7 @@ def test_an_outrider_runs_in_an_outrider(command: Command) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 1, 3, 255])
-def test_the_childs_status_is_ours(command: Command, status: int) -> None:
+def test_the_childs_status_is_the_commands(command: Command, status: int) -> None:
     assert command.run("run", "--", "sh", "-c", f"exit {status}").returncode == status
 
 
@@ -340,7 +344,7 @@ def test_options_after_the_command_are_the_commands_own(command: Command) -> Non
     assert (done.returncode, done.stdout) == (0, "--help -- --origin\n")
 
 
-def test_a_command_that_is_not_there_is_127(command: Command) -> None:
+def test_a_missing_command_exits_with_127(command: Command) -> None:
     done = command.run("run", "--", "no-such-command")
     assert done.returncode == 127
     assert "no-such-command: command not found" in done.stderr
@@ -354,7 +358,9 @@ def test_a_command_that_is_not_there_is_127(command: Command) -> None:
         (0o755, "\x00no program", "cannot be run"),
     ],
 )
-def test_a_command_that_cannot_be_run_is_126(command: Command, tmp_path: Path, mode: int, text: str, says: str) -> None:
+def test_a_command_that_cannot_be_run_exits_with_126(
+    command: Command, tmp_path: Path, mode: int, text: str, says: str
+) -> None:
     script = tmp_path / "script"
     script.write_text(text)
     script.chmod(mode)
@@ -371,7 +377,7 @@ def test_a_directory_that_another_outrider_uses_is_refused_with_what_to_do(comma
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH"])
-def test_a_signal_sent_to_us_reaches_the_child_once(command: Command, name: str) -> None:
+def test_a_signal_sent_to_the_command_reaches_the_child_once(command: Command, name: str) -> None:
     with started(command) as process:
         assert process.stdout is not None
         process.send_signal(getattr(signal, name))
@@ -381,7 +387,7 @@ def test_a_signal_sent_to_us_reaches_the_child_once(command: Command, name: str)
     assert process.returncode == 5
 
 
-def test_a_signal_that_was_ignored_when_we_started_stays_ignored_in_the_child(command: Command) -> None:
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored_in_the_child(command: Command) -> None:
     told = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
     argv = ["nohup", sys.executable, "-m", "outrider", "run", "--", *python(told)]
     done = subprocess.run(argv, env=command.environ, capture_output=True, text=True, timeout=DEADLINE_S, check=True)

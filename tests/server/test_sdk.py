@@ -179,7 +179,7 @@ def test_a_proxy_that_requires_signatures_is_named_as_such(
 
 
 @pytest.mark.usefixtures("signing")
-def test_where_signatures_are_wanted_the_keys_of_the_environment_sign(guarded: Proxy) -> None:
+def test_where_signatures_are_required_the_keys_of_the_environment_sign(guarded: Proxy) -> None:
     client, plans = Client(guarded.endpoint), ToldPlans()
     guarded.outrider.control.plans = plans
     assert client.warm(["s3://sdk/train-001.tar", "s3://sdk/of/ä b+c%.tar"], rate="1GB").failures == {}
@@ -317,7 +317,7 @@ def test_a_huge_template_costs_no_memory() -> None:
     assert next(expand("{000000000..999999999}-{000000000..999999999}")) == "000000000-000000000"
 
 
-def test_it_imports_nothing_but_the_standard_library() -> None:
+def test_the_sdk_imports_only_the_standard_library() -> None:
     folder = Path(outrider_sdk.__file__).parent
     allowed = {*sys.stdlib_module_names, "outrider_sdk"}
     for path in folder.glob("*.py"):

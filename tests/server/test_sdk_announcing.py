@@ -145,7 +145,7 @@ def test_each_worker_announces_exactly_the_order_in_which_it_reads(plans: ToldPl
         assert {piece.client for piece in plans.pieces} == {"127.0.0.1"}
 
 
-def test_a_ready_made_webdataset_is_announced_with_one_call(plans: ToldPlans) -> None:
+def test_a_complete_webdataset_is_announced_with_one_call(plans: ToldPlans) -> None:
     dataset = wds.WebDataset([cat(url) for url in URLS], shardshuffle=100, detshuffle=True, seed=1)
     assert announced(dataset) is dataset
     read = loaded(dataset.compose(Reading()), 2, persistent_workers=True)
@@ -523,7 +523,7 @@ def test_a_name_that_does_not_resolve_is_not_waited_for(
         answer.set()
 
 
-def test_a_proxy_that_wants_other_keys_changes_nothing(
+def test_a_proxy_that_requires_other_keys_changes_nothing(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = tmp_path / "clients.toml"
@@ -664,7 +664,7 @@ def test_where_no_thread_can_look_for_a_proxy_nothing_is_announced(
     assert NO_PROXY in warning
 
 
-def test_it_imports_without_torch_and_webdataset() -> None:
+def test_the_sdk_imports_without_torch_and_webdataset() -> None:
     names = ["outrider_sdk", *(f"outrider_sdk.{path.stem}" for path in (ROOT / "sdk/outrider_sdk").glob("[a-z]*.py"))]
     program = (
         f"import sys; sys.modules.update(torch=None, webdataset=None); import {', '.join(names)}\n"

@@ -264,7 +264,9 @@ def test_a_chunked_answer_keeps_its_framing_and_trailer() -> None:
         (Weather(), 0.0),
     ],
 )
-def test_an_answer_takes_its_time(bucket: Bucket, ramp_bucket: str, weather: Weather, expected_s: float) -> None:
+def test_an_answer_takes_the_configured_time(
+    bucket: Bucket, ramp_bucket: str, weather: Weather, expected_s: float
+) -> None:
     clock = FakeClock()
     with Simulator(bucket.address, weather, clock=clock, sleep=clock.sleep) as simulator:
         client = bucket.client(simulator.endpoint)
@@ -273,7 +275,7 @@ def test_an_answer_takes_its_time(bucket: Bucket, ramp_bucket: str, weather: Wea
     assert clock.now == pytest.approx(expected_s, rel=0.1)
 
 
-def test_sharers_of_a_line_get_equal_parts() -> None:
+def test_clients_of_one_line_get_equal_shares() -> None:
     """Ten that each ask for their next slice as soon as the last has passed."""
     line, rate = Line(0.0), 250e6
     next_at, sent = [0.0] * 10, [0] * 10

@@ -243,7 +243,7 @@ def test_forwarded_requests_save_nothing_and_cost_nothing(proxy: Proxy) -> None:
     assert told["saved"]["egress_bytes"] == saved["egress_bytes"] <= 0
 
 
-def test_tls_is_counted_too(bucket: Bucket, certificate: Certificate) -> None:
+def test_waiting_times_over_tls_are_counted_too(bucket: Bucket, certificate: Certificate) -> None:
     with Proxy(bucket, tls_cert=certificate.chain, tls_key=certificate.key) as proxy:
         client = proxy.client(verify=str(certificate.authority))
         for _ in range(2):

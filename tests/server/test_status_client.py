@@ -141,7 +141,7 @@ def drain(terminal: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["ls", "stats"])
-def test_without_a_proxy_it_says_what_to_do(command: Command, name: str) -> None:
+def test_without_a_proxy_the_command_says_what_to_do(command: Command, name: str) -> None:
     (port,) = free_ports(1)
     done = command.run(name, "--admin", f"127.0.0.1:{port}")
     assert (done.returncode, done.stdout) == (1, "")
@@ -161,7 +161,7 @@ def test_a_token_is_taken_from_the_environment(bucket: Bucket, command: Command)
         assert TOKEN not in done.stdout
 
 
-def test_inside_outrider_run_it_finds_the_proxy_by_itself(proxy: Proxy, command: Command) -> None:
+def test_inside_outrider_run_the_command_finds_the_proxy_by_itself(proxy: Proxy, command: Command) -> None:
     command.environ["OUTRIDER_STATUS_URL"] = proxy.admin
     assert "train-{}.tar" in command.run("ls").stdout
 

@@ -138,7 +138,7 @@ def test_a_request_that_the_client_does_not_sample_has_no_span(bucket: Bucket, c
     assert [span.name for span in collector.spans] == [f"HEAD {NAME}"]
 
 
-def test_the_variables_of_opentelemetry_count(bucket: Bucket, collector: Collector) -> None:
+def test_the_variables_of_opentelemetry_are_followed(bucket: Bucket, collector: Collector) -> None:
     more = {"OTEL_SERVICE_NAME": "cache-1", "OTEL_RESOURCE_ATTRIBUTES": "k8s.pod.name=pod-7"}
     with traced(bucket, collector, **more) as proxy:
         ask(proxy.address, "GET", f"/{NAME}/small")
@@ -277,7 +277,7 @@ def test_a_collector_that_does_not_answer_holds_up_no_request_and_no_stop(bucket
         assert not flushing[0].is_alive()
 
 
-def test_without_the_extra_the_start_names_it(bucket: Bucket, collector: Collector) -> None:
+def test_without_the_extra_the_start_fails_and_names_it(bucket: Bucket, collector: Collector) -> None:
     without = {"opentelemetry.exporter.otlp.proto.http.trace_exporter": None}
     with patch.dict(sys.modules, without):
         sys.modules.pop("outrider.adapters.origin.traced_origin", None)

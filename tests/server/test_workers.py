@@ -204,7 +204,7 @@ def test_a_stop_tells_a_busy_client_that_its_next_request_is_the_last(bucket: Bu
         stopping.join()
 
 
-def test_the_command_takes_them_and_stops_cleanly(bucket: Bucket, tmp_path: Path) -> None:
+def test_the_command_accepts_several_workers_and_stops_cleanly(bucket: Bucket, tmp_path: Path) -> None:
     with ServedProxy(bucket, tmp_path, workers="2") as served:
         assert ask(served.address, "GET", SMALL).body == RAMP[:1000]
         served.settle()

@@ -98,7 +98,7 @@ def test_a_put_is_stored_and_the_next_read_is_the_new_one(proxy: Proxy, direct: 
         assert client.get_object(Bucket=NAME, Key="plain")["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == "HIT"
 
 
-def test_every_kind_of_write_makes_the_next_read_ask(proxy: Proxy, direct: Any) -> None:
+def test_every_kind_of_write_makes_the_next_read_revalidate(proxy: Proxy, direct: Any) -> None:
     client = proxy.client()
 
     def begin() -> None:
@@ -142,7 +142,7 @@ def test_a_read_during_a_write_does_not_outlive_it(proxy: Proxy, direct: Any) ->
     assert read(proxy, "overtaken") == b"new version"
 
 
-def test_a_form_upload_makes_the_next_read_ask(proxy: Proxy, direct: Any) -> None:
+def test_a_form_upload_makes_the_next_read_revalidate(proxy: Proxy, direct: Any) -> None:
     direct.put_object(Bucket=NAME, Key="form", Body=b"old")
     assert read(proxy, "form") == b"old"
     post = direct.generate_presigned_post(NAME, "form", ExpiresIn=600)
@@ -213,7 +213,7 @@ def test_an_unsigned_trailer_is_passed_on(proxy: Proxy, direct: Any, name: str, 
     assert told.get(f"Checksum{name.upper()}", checksum(name, body)) == checksum(name, body)
 
 
-def test_the_encoding_of_the_object_is_kept_and_that_of_the_wire_is_not(proxy: Proxy, direct: Any) -> None:
+def test_the_objects_content_encoding_is_kept_and_aws_chunked_is_removed(proxy: Proxy, direct: Any) -> None:
     upload = Chunked(b"zipped", trailer=("x-amz-checksum-crc32", checksum("crc32", b"zipped")))
     headers = [*upload.headers()[::2], ("content-encoding", "aws-chunked,gzip"), ("x-amz-content-sha256", upload.form)]
     assert put(proxy, "zipped", headers, upload.encode()).status == 200
@@ -290,7 +290,7 @@ WRONG_CHUNKS: dict[str, tuple[Chunked, Callable[[bytes], bytes]]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_CHUNKS)
-def test_chunks_that_are_wrong_are_not_stored(proxy: Proxy, direct: Any, case: str) -> None:
+def test_wrong_chunks_are_not_stored(proxy: Proxy, direct: Any, case: str) -> None:
     upload, damage = WRONG_CHUNKS[case]
     answer = put(proxy, "wrong", [*upload.headers(), ("x-amz-content-sha256", upload.form)], damage(upload.encode()))
     assert answer.status == 400, answer.body
@@ -328,7 +328,7 @@ def test_an_early_refusal_of_the_origin_reaches_the_client(proxy: Proxy) -> None
     assert (answer.status, answer.code) == (404, "NoSuchBucket")
 
 
-def test_a_write_while_the_origin_is_down_is_503(proxy: Proxy, bucket: Bucket) -> None:
+def test_a_write_while_the_origin_is_down_gets_503(proxy: Proxy, bucket: Bucket) -> None:
     with Proxy(bucket, "http://127.0.0.1:1") as lost:
         answer = put(lost, "key", [], b"body")
         assert (answer.status, answer.code) == (503, "ServiceUnavailable")
