@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, Epoch
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from tests.unit.ahead.test_properties import BLOCK, Store, calls_of
+from tests.support.planned import BLOCK, PlannedStore, calls_of, drive, land, ratio, shuffled, think
 
 
 def cut(keys: list[int], sizes: list[int]) -> list[tuple[int, list[int]]]:
@@ -73,51 +73,19 @@ def test_a_piece_costs_what_it_brings_where_workers_are_about_as_far() -> None:
     assert placed < 8 * 8000, "each once, and again for some pieces beside it"
 
 
-def drive(store: Store, order: list[ObjectRef], client: str = "a") -> list[bool]:
-    """Reads one after the other, while two blocks come with each. Which of them were hits."""
-    hits = []
-    for ref in order:
-        store.now += 0.01
-        hits.append(store.key(ref, 0) in store.present)
-        store.ask(ref, client)
-        store.read_on(ref)
-        for _ in range(2):
-            think(store)
-            land(store, 1)
-    return hits
-
-
-def think(store: Store) -> None:
-    free_bytes = (store.capacity_blocks - len(store.present)) * BLOCK
-    store.take(store.planner.wants(store.now, free_bytes, 16))
-
-
-def land(store: Store, count: int) -> None:
-    for block in sorted(store.outstanding)[:count]:
-        store.land(block)
-
-
-def shuffled(store: Store, seed: int) -> list[ObjectRef]:
-    return Random(seed).sample(store.refs, len(store.refs))
-
-
-def tell(store: Store, order: list[ObjectRef], total: int | None) -> None:
+def tell(store: PlannedStore, order: list[ObjectRef], total: int | None) -> None:
     """As the server passes it on."""
     for at in range(0, len(order), 100):
         store.planner.told("a", order[at : at + 100], store.now, start=at, total=total)
 
 
-def ratio(hits: list[bool]) -> float:
-    return sum(hits) / len(hits)
-
-
-def agenda(store: Store) -> list[str]:
+def agenda(store: PlannedStore) -> list[str]:
     [dataset] = store.planner.registry.datasets()
     return [dataset.names.keys[key] for key in dataset.epochs()[-1].agenda]
 
 
 def test_the_pieces_of_a_plan_without_a_total_are_read_one_after_the_other() -> None:
-    store = Store(300, 1, 30)
+    store = PlannedStore(300, 1, 30)
     order = shuffled(store, 1)
     tell(store, order, None)
     assert agenda(store) == [ref.key for ref in order]
@@ -125,7 +93,7 @@ def test_the_pieces_of_a_plan_without_a_total_are_read_one_after_the_other() -> 
 
 @pytest.mark.parametrize(("piece", "ahead"), [(400, 0), (40, 20), (40, 2), (4, 2), (1, 1)])
 def test_an_order_that_repeats_is_foreseen_in_pieces_too_told_when_few_reads_are_left(piece: int, ahead: int) -> None:
-    store = Store(400, 1, 100)
+    store = PlannedStore(400, 1, 100)
     order = shuffled(store, 1)
     for _ in range(3):
         hits: list[bool] = []
@@ -147,7 +115,7 @@ def test_ranks_whose_sampler_pads_the_last_batch_are_foreseen_in_the_next_epochs
 ) -> None:
     """DistributedSampler gives each rank as many: some of the first are read once more at the end of an epoch. With
     that begins the next one, not somebody who follows."""
-    store, random = Store(count, 1, count // 4), Random(0)
+    store, random = PlannedStore(count, 1, count // 4), Random(0)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     order, ratios = shuffled(store, 1), []
     for epoch in range(6):
@@ -163,7 +131,7 @@ def test_ranks_whose_sampler_pads_the_last_batch_are_foreseen_in_the_next_epochs
 
 def test_a_set_that_went_since_it_was_read_is_fetched_from_its_first_object_on_when_it_comes_again() -> None:
     """A validation set between epochs: of it the last goes first."""
-    store = Store(360, 1, 130)
+    store = PlannedStore(360, 1, 130)
     train = shuffled(store, 1)[:300]
     check = [ref for ref in store.refs if ref not in train]
     names = {ref: ObjectRef("bucket", f"check/{number:05d}.tar") for number, ref in enumerate(check)}
@@ -181,7 +149,7 @@ def test_a_set_that_went_since_it_was_read_is_fetched_from_its_first_object_on_w
 @pytest.mark.parametrize(("fresh", "goal"), [(False, 0.8), (True, 0.35)])
 def test_a_run_that_is_taken_up_from_a_checkpoint_has_the_rest_of_its_epoch_fetched(fresh: bool, goal: float) -> None:
     """Some of what it had read is read again, in the same order; the rest comes after it."""
-    store = Store(400, 1, 100)
+    store = PlannedStore(400, 1, 100)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     drive(store, shuffled(store, 1))
     order = shuffled(store, 2 if fresh else 1)
@@ -192,7 +160,7 @@ def test_a_run_that_is_taken_up_from_a_checkpoint_has_the_rest_of_its_epoch_fetc
 
 
 def test_what_a_run_that_was_taken_up_has_left_behind_is_fetched_when_it_comes_round() -> None:
-    store = Store(400, 1, 100)
+    store = PlannedStore(400, 1, 100)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     order = shuffled(store, 1)
     drive(store, order)
@@ -205,7 +173,7 @@ def test_what_a_run_that_was_taken_up_has_left_behind_is_fetched_when_it_comes_r
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_a_node_that_reads_another_part_in_each_epoch_has_nothing_fetched_but_what_it_asks_for(nodes: int) -> None:
     """DistributedSampler over several nodes, of which this is one. What is kept is what it has not read."""
-    store = Store(1000, 1, 250)
+    store = PlannedStore(1000, 1, 250)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     for epoch in range(2):
         drive(store, shuffled(store, epoch)[::nodes])
@@ -222,14 +190,14 @@ def test_a_node_that_reads_another_part_in_each_epoch_has_nothing_fetched_but_wh
 
 @pytest.mark.parametrize("part", [500, 700])
 def test_a_run_begun_anew_in_a_new_order_is_an_epoch_again(part: int) -> None:
-    store = Store(1000, 1, 250)
+    store = PlannedStore(1000, 1, 250)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     drive(store, shuffled(store, 1)[:part])
     for epoch in range(2, 4):
         assert ratio(drive(store, shuffled(store, epoch))) > 0.45
 
 
-def drive_beside(store: Store, parts: list[list[ObjectRef]], random: Random) -> list[bool]:
+def drive_beside(store: PlannedStore, parts: list[list[ObjectRef]], random: Random) -> list[bool]:
     """Readers that are up to three objects apart, each with one open until it opens the next."""
     hits, at, last = [], [0] * len(parts), dict[int, ObjectRef]()
     while going := [i for i, part in enumerate(parts) if at[i] < len(part) and at[i] <= min(at) + 3]:
@@ -255,7 +223,7 @@ def drive_beside(store: Store, parts: list[list[ObjectRef]], random: Random) -> 
 
 
 def test_what_a_run_taken_up_amid_a_told_order_has_left_behind_does_not_stop_it() -> None:
-    store = Store(1000, 1, 250)
+    store = PlannedStore(1000, 1, 250)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     order = shuffled(store, 1)
     store.planner.told("a", order, 0.0)
@@ -285,7 +253,7 @@ def test_a_plan_for_which_another_set_is_forgotten_is_told_as_a_whole() -> None:
 
 
 def test_a_plan_told_anew_in_another_order_takes_the_place_of_the_one_under_way() -> None:
-    store = Store(500, 1, 100)
+    store = PlannedStore(500, 1, 100)
     first, second = shuffled(store, 1), shuffled(store, 2)
     store.planner.told("a", first, 0.0)
     drive(store, first[:80])
@@ -297,7 +265,7 @@ def test_a_plan_told_anew_in_another_order_takes_the_place_of_the_one_under_way(
 
 
 def test_draws_with_replacement_that_were_told_are_foreseen() -> None:
-    store = Store(400, 1, 120)
+    store = PlannedStore(400, 1, 120)
     draws = Random(1).choices(store.refs, k=400)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     tell(store, draws, 400)
@@ -305,7 +273,7 @@ def test_draws_with_replacement_that_were_told_are_foreseen() -> None:
 
 
 def test_an_object_that_is_told_twice_in_one_piece_is_waited_for_once() -> None:
-    store = Store(100, 1, 30)
+    store = PlannedStore(100, 1, 30)
     store.planner.told("a", store.refs[:50] + store.refs[:10], 0.0)
     assert len(agenda(store)) == 50
 
@@ -314,7 +282,7 @@ def test_a_piece_of_a_plan_costs_as_much_as_it_brings_however_much_is_kept() -> 
     """Measured in calls of functions."""
 
     def work(cached: int) -> int:
-        store = Store(2 * cached, 1, 2 * cached)
+        store = PlannedStore(2 * cached, 1, 2 * cached)
         for ref in store.refs[:cached]:
             store.ask(ref, "a")
             store.read_on(ref)
@@ -328,7 +296,7 @@ def test_a_piece_of_a_plan_costs_as_much_as_it_brings_however_much_is_kept() -> 
 def test_while_a_reader_computes_its_batch_the_next_one_is_fetched() -> None:
     """Its pace while it reads is not all that counts: it rests, and then reads a batch in one go."""
     batch = 40
-    store = Store(8 * batch, 1, 4 * batch)
+    store = PlannedStore(8 * batch, 1, 4 * batch)
     order = shuffled(store, 1)
     tell(store, order, len(order))
     for ref in order[:batch]:

@@ -2,102 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable
 from random import Random
 from statistics import median
-from types import FrameType
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.ahead.candidates import Want
 from outrider.core.ahead.dataset import templates
 from outrider.core.ahead.hints import Hint
-from outrider.core.ahead.planner import Planner
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.core.model import ObjectRef
 from outrider.simulator.run import Simulation
 from tests.support.mixtures import hit_ratio, mixture
+from tests.support.planned import BLOCK, PlannedStore, calls_of
 from tests.support.trials import SCALE
 
-BLOCK = 1024
 # A hundred in `make soak`.
 MIXTURES = 100 if SCALE > 1 else 25
-
-
-class Store:
-    """A store too simple to be wrong, that does what the planner says and checks that it may be said."""
-
-    def __init__(self, objects: int, blocks: int, capacity_blocks: int, *, odd: bool = False) -> None:
-        names = [f"train/{chr(97 + i)}1x.tar" if odd else f"train/{i:05d}.tar" for i in range(objects)]
-        self.refs = [ObjectRef("bucket", name) for name in names]
-        self.size = blocks * BLOCK
-        self.versions = {ref: ObjectVersion(ref, '"e"', self.size) for ref in self.refs}
-        self.ids = {ref: i.to_bytes(16, "big") for i, ref in enumerate(self.refs)}
-        self.capacity_blocks = capacity_blocks
-        self.planner = Planner(capacity_blocks * BLOCK, BLOCK)
-        self.present: set[BlockKey] = set()
-        self.outstanding: set[BlockKey] = set()
-        self.reading: dict[ObjectRef, set[int]] = {}
-        self.client_of: dict[ObjectRef, str] = {}
-        self.now = 0.0
-
-    def key(self, ref: ObjectRef, index: int) -> BlockKey:
-        return BlockKey(self.ids[ref], index)
-
-    def fill(self, ref: ObjectRef, index: int) -> bool:
-        block, version = self.key(ref, index), self.versions[ref]
-        while len(self.present) >= self.capacity_blocks:
-            victim = next(self.planner.victims(block, version), None)
-            if victim is None:
-                return False
-            assert victim in self.present
-            self.check_unprotected(victim)
-            self.present.discard(victim)
-            self.planner.removed(victim)
-        self.present.add(block)
-        self.planner.added(block, version)
-        return True
-
-    def check_unprotected(self, victim: BlockKey) -> None:
-        ref = self.refs[int.from_bytes(victim.version_id, "big")]
-        served = self.reading.get(ref)
-        assert served is None or victim.index in served, "a reader has yet to read this block"
-
-    def ask(self, ref: ObjectRef, client: str = "a") -> None:
-        self.planner.asked(client, ref, self.size, Extent(0, self.size), self.now)
-        self.reading[ref] = set()
-        self.client_of[ref] = client
-
-    def read_on(self, ref: ObjectRef) -> None:
-        """The next block of a reader, or its end."""
-        index = len(self.reading[ref])
-        block = self.key(ref, index)
-        if block not in self.present and self.fill(ref, index):
-            self.outstanding.discard(block)
-        self.planner.read(block)
-        self.reading[ref].add(index)
-        if (index + 1) * BLOCK >= self.size:
-            del self.reading[ref]
-            self.planner.sent(self.client_of[ref], ref, self.now)
-
-    def take(self, wants: list[Want]) -> None:
-        for want in wants:
-            for index in want.blocks:
-                block = self.key(want.ref, index)
-                assert block not in self.present, "wanted, though it is here"
-                assert block not in self.outstanding, "wanted twice"
-                self.outstanding.add(block)
-
-    def land(self, block: BlockKey) -> None:
-        self.outstanding.discard(block)
-        ref = self.refs[int.from_bytes(block.version_id, "big")]
-        if block not in self.present and not self.fill(ref, block.index):
-            self.planner.dropped(ref)
-            self.outstanding = {other for other in self.outstanding if other.version_id != block.version_id}
 
 
 @settings(max_examples=100, deadline=None)
@@ -112,10 +35,10 @@ def test_for_any_trace_the_budget_holds_and_nothing_is_wanted_twice_or_taken_fro
     comes by pages of `page` names, among the rest; 0: none comes. `odd`: each name is a dataset of its own until there
     are six."""
     with patch.object(templates, "_SINGLE_NAMES_MAX", 5):
-        follow_a_trace(Random(seed), Store(objects, blocks, capacity, odd=odd), page, in_epochs, seed % 3 == 0)
+        follow_a_trace(Random(seed), PlannedStore(objects, blocks, capacity, odd=odd), page, in_epochs, seed % 3 == 0)
 
 
-def follow_a_trace(chance: Random, store: Store, page: int, in_epochs: bool, with_plans: bool) -> None:
+def follow_a_trace(chance: Random, store: PlannedStore, page: int, in_epochs: bool, with_plans: bool) -> None:
     objects, capacity = len(store.refs), store.capacity_blocks
     to_list = [(ref.key, store.size) for ref in store.refs] if page else []
     to_read: dict[str, list[ObjectRef]] = {"a": [], "b": []}
@@ -178,25 +101,9 @@ def test_hits_never_fall_under_lru_by_more_than_two_in_a_hundred(seeds: range) -
     assert not worse
 
 
-def calls_of(act: Callable[[], object]) -> int:
-    """Python functions that `act` enters."""
-    count = 0
-
-    def note(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(note)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def work_per_event(objects: int) -> dict[str, float]:
     """The median work of each kind of event in the second epoch, in calls."""
-    store = Store(objects, 1, objects // 4)
+    store = PlannedStore(objects, 1, objects // 4)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     work: dict[str, list[int]] = {"asked": [], "wants": [], "victims": []}
     for epoch in range(2):
@@ -222,7 +129,7 @@ def test_the_work_of_an_event_does_not_grow_with_the_number_of_objects() -> None
 
 
 def test_an_object_that_is_read_once_more_is_no_second_object() -> None:
-    store = Store(3, 2, 10)
+    store = PlannedStore(3, 2, 10)
     for _ in range(3):
         store.ask(store.refs[0])
         store.read_on(store.refs[0])

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from outrider.core.ahead.candidates import Want
 from outrider.core.ahead.hints import Hint, HintedObjects
 from outrider.core.model import BlockKey, ObjectRef
-from tests.unit.ahead.test_properties import BLOCK, Store
+from tests.support.planned import BLOCK, PlannedStore
 
 COUNT = 40
 
 
-def in_chance_order(store: Store, seed: int) -> list[ObjectRef]:
+def in_chance_order(store: PlannedStore, seed: int) -> list[ObjectRef]:
     return Random(seed).sample(store.refs, len(store.refs))
 
 
-def tell(store: Store, refs: list[ObjectRef], client: str = "a", telling: Hint | None = None) -> Hint:
+def tell(store: PlannedStore, refs: list[ObjectRef], client: str = "a", telling: Hint | None = None) -> Hint:
     telling = telling or Hint()
     store.planner.told(client, refs, store.now, telling=telling)
     return telling
@@ -33,7 +33,7 @@ def told_by(telling: Hint, at_once: int = 7) -> HintedObjects:
     return HintedObjects(sum(each.read for each in pieces), unread, sum(each.unknown for each in pieces))
 
 
-def read(store: Store, refs: list[ObjectRef], client: str = "a") -> None:
+def read(store: PlannedStore, refs: list[ObjectRef], client: str = "a") -> None:
     for ref in refs:
         store.now += 0.01
         store.ask(ref, client)
@@ -41,7 +41,7 @@ def read(store: Store, refs: list[ObjectRef], client: str = "a") -> None:
             store.read_on(ref)
 
 
-def wanted(store: Store, blocks: int = COUNT) -> list[ObjectRef]:
+def wanted(store: PlannedStore, blocks: int = COUNT) -> list[ObjectRef]:
     """As if nothing came of it."""
     wants = store.planner.wants(store.now, store.capacity_blocks * BLOCK, blocks)
     for want in wants:
@@ -49,7 +49,7 @@ def wanted(store: Store, blocks: int = COUNT) -> list[ObjectRef]:
     return [want.ref for want in wants]
 
 
-def bring(store: Store, blocks: int = COUNT) -> list[Want]:
+def bring(store: PlannedStore, blocks: int = COUNT) -> list[Want]:
     """`blocks` at most, and all of them before more are asked for."""
     wants = store.planner.wants(store.now, (store.capacity_blocks - len(store.present)) * BLOCK, blocks)
     store.take(wants)
@@ -58,20 +58,20 @@ def bring(store: Store, blocks: int = COUNT) -> list[Want]:
     return wants
 
 
-def size_known(store: Store) -> None:
+def size_known(store: PlannedStore) -> None:
     """Of many of unknown size one would come first, to tell what the others take."""
     for ref in store.refs:
         store.planner.found(ref, store.size)
 
 
 @pytest.fixture
-def store() -> Store:
-    store = Store(COUNT, 1, COUNT)
+def store() -> PlannedStore:
+    store = PlannedStore(COUNT, 1, COUNT)
     size_known(store)
     return store
 
 
-def test_what_was_told_and_withdrawn_is_not_fetched(store: Store) -> None:
+def test_what_was_told_and_withdrawn_is_not_fetched(store: PlannedStore) -> None:
     order = in_chance_order(store, 1)
     telling = tell(store, order)
     assert wanted(store, 4) == order[:4]
@@ -80,7 +80,7 @@ def test_what_was_told_and_withdrawn_is_not_fetched(store: Store) -> None:
     assert store.planner.withdraw(telling, (), store.now) == 0
 
 
-def test_in_mid_epoch_only_what_is_unread_is_withdrawn(store: Store) -> None:
+def test_in_mid_epoch_only_what_is_unread_is_withdrawn(store: PlannedStore) -> None:
     order = in_chance_order(store, 2)
     telling = tell(store, order)
     read(store, order[:15])
@@ -96,7 +96,7 @@ def test_in_mid_epoch_only_what_is_unread_is_withdrawn(store: Store) -> None:
 
 def test_what_the_next_epoch_took_over_from_a_told_one_is_withdrawn_too() -> None:
     """An object that is read again when nearly all were read begins the next epoch, which expects what is left."""
-    store = Store(12, 1, 12)
+    store = PlannedStore(12, 1, 12)
     order = in_chance_order(store, 12)
     telling = tell(store, order)
     read(store, [*order[:-2], *order[:8]])
@@ -107,7 +107,7 @@ def test_what_the_next_epoch_took_over_from_a_told_one_is_withdrawn_too() -> Non
     assert wanted(store) == []
 
 
-def test_what_is_on_its_way_comes_and_is_not_asked_for_twice(store: Store) -> None:
+def test_what_is_on_its_way_comes_and_is_not_asked_for_twice(store: PlannedStore) -> None:
     order = in_chance_order(store, 3)
     telling = tell(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 3))
@@ -121,7 +121,7 @@ def test_what_is_on_its_way_comes_and_is_not_asked_for_twice(store: Store) -> No
     assert store.planner.blocks_coming == 0
 
 
-def test_what_another_plan_of_the_same_client_tells_is_still_expected(store: Store) -> None:
+def test_what_another_plan_of_the_same_client_tells_is_still_expected(store: PlannedStore) -> None:
     order = in_chance_order(store, 4)
     mine, its = tell(store, order[:30]), tell(store, order[20:])
     assert store.planner.withdraw(mine, [its], store.now) == 20
@@ -129,7 +129,7 @@ def test_what_another_plan_of_the_same_client_tells_is_still_expected(store: Sto
     assert set(wanted(store)) == set(order[20:])
 
 
-def test_what_another_client_told_is_untouched(store: Store) -> None:
+def test_what_another_client_told_is_untouched(store: PlannedStore) -> None:
     order, other = in_chance_order(store, 5), in_chance_order(store, 6)
     mine, its = tell(store, order, "a"), tell(store, other, "b")
     read(store, order[:5], "a")
@@ -142,7 +142,7 @@ def test_what_another_client_told_is_untouched(store: Store) -> None:
 
 
 def test_blocks_that_came_for_it_go_before_those_of_a_plan_that_holds() -> None:
-    store = Store(COUNT, 1, 20)
+    store = PlannedStore(COUNT, 1, 20)
     size_known(store)
     order = in_chance_order(store, 7)
     mine, its = tell(store, order[:10]), tell(store, order[10:20], "b")
@@ -155,7 +155,7 @@ def test_blocks_that_came_for_it_go_before_those_of_a_plan_that_holds() -> None:
 
 
 def test_a_later_plan_of_the_same_name_is_fetched_though_all_that_came_for_the_first_goes_for_it() -> None:
-    store = Store(2 * COUNT, 1, 20)
+    store = PlannedStore(2 * COUNT, 1, 20)
     size_known(store)
     telling = tell(store, store.refs[:COUNT])
     bring(store)
@@ -170,7 +170,7 @@ def test_a_later_plan_of_the_same_name_is_fetched_though_all_that_came_for_the_f
 
 
 def test_what_was_on_its_way_when_its_plan_was_withdrawn_is_no_wrong_guess_either() -> None:
-    store = Store(COUNT, 1, 20)
+    store = PlannedStore(COUNT, 1, 20)
     size_known(store)
     telling = tell(store, store.refs[:10])
     store.take(store.planner.wants(store.now, 20 * BLOCK, 10))
@@ -183,7 +183,7 @@ def test_what_was_on_its_way_when_its_plan_was_withdrawn_is_no_wrong_guess_eithe
     assert wanted(store, 4) == store.refs[10:14]
 
 
-def test_after_a_withdrawal_in_mid_epoch_the_rest_of_a_set_that_was_listed_is_expected(store: Store) -> None:
+def test_after_a_withdrawal_in_mid_epoch_the_rest_of_a_set_that_was_listed_is_expected(store: PlannedStore) -> None:
     """As of any job that tells nothing."""
     store.planner.listed("bucket", [(ref.key, BLOCK) for ref in store.refs], 0.0)
     order = in_chance_order(store, 11)
@@ -199,7 +199,7 @@ def test_after_a_withdrawal_in_mid_epoch_the_rest_of_a_set_that_was_listed_is_ex
     assert not set(seen) & set(order[:10])
 
 
-def test_an_order_that_was_expected_before_the_plan_is_expected_again(store: Store) -> None:
+def test_an_order_that_was_expected_before_the_plan_is_expected_again(store: PlannedStore) -> None:
     order, plan = in_chance_order(store, 8), in_chance_order(store, 9)
     read(store, order)
     store.present.clear()
@@ -219,7 +219,7 @@ def test_an_order_that_was_expected_before_the_plan_is_expected_again(store: Sto
     assert order[0] in wanted(store), "and that the next epoch will have the same"
 
 
-def test_more_may_be_told_under_a_name_and_what_is_over_is_forgotten(store: Store) -> None:
+def test_more_may_be_told_under_a_name_and_what_is_over_is_forgotten(store: PlannedStore) -> None:
     order = in_chance_order(store, 10)
     telling = Hint()
     for first in range(0, COUNT, 10):
@@ -232,7 +232,7 @@ def test_more_may_be_told_under_a_name_and_what_is_over_is_forgotten(store: Stor
     assert told_by(telling) == HintedObjects(0, (), 0)
 
 
-def test_what_is_told_again_and_again_takes_no_more_memory(store: Store) -> None:
+def test_what_is_told_again_and_again_takes_no_more_memory(store: PlannedStore) -> None:
     telling = Hint()
     for _ in range(50):
         tell(store, store.refs, telling=telling)
@@ -244,7 +244,7 @@ def test_what_is_told_again_and_again_takes_no_more_memory(store: Store) -> None
 @given(seed=st.integers(0, 2**32), readers=st.integers(1, 3))
 def test_only_what_was_read_or_is_told_by_a_plan_that_holds_is_ever_wanted(seed: int, readers: int) -> None:
     """Nothing lists this dataset, and one client reads it: all that is known of it, it has read or told."""
-    chance, store = Random(seed), Store(24, 1, 24)
+    chance, store = Random(seed), PlannedStore(24, 1, 24)
     hints: dict[str, tuple[Hint, set[ObjectRef]]] = {}
     opened: set[ObjectRef] = set()
     to_read: list[ObjectRef] = []
@@ -286,7 +286,7 @@ def test_a_plan_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, 
     """Beside a planner that never heard of it, whatever is read before and after. There is room for all: what goes for
     what is looked at again with each plan, and from time to time else."""
     chance = Random(seed)
-    stores = Store(24, 1, 48), Store(24, 1, 48)
+    stores = PlannedStore(24, 1, 48), PlannedStore(24, 1, 48)
     epochs = [ref for _ in range(6) for ref in in_chance_order(stores[0], seed if seed % 2 else chance.randint(0, 9))]
     for store in stores:
         store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
@@ -299,7 +299,7 @@ def test_a_plan_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, 
         assert wanted(stores[0], 4) == wanted(stores[1], 4)
 
 
-def test_an_object_that_left_the_planners_memory_is_unknown_and_nothing_is_withdrawn_of_it(store: Store) -> None:
+def test_an_object_that_left_the_planners_memory_is_unknown_and_nothing_is_withdrawn_of_it(store: PlannedStore) -> None:
     telling = tell(store, store.refs[:10])
     [dataset] = store.planner.registry.datasets()
     dataset.shrink()
@@ -307,7 +307,7 @@ def test_an_object_that_left_the_planners_memory_is_unknown_and_nothing_is_withd
     assert store.planner.withdraw(telling, (), store.now) == 0
 
 
-def test_what_happens_while_a_long_plan_is_counted_does_no_harm(store: Store) -> None:
+def test_what_happens_while_a_long_plan_is_counted_does_no_harm(store: PlannedStore) -> None:
     telling = tell(store, store.refs)
     pieces = telling.told(10)
     assert next(pieces) == HintedObjects(0, tuple(store.refs[:10]), 0)

@@ -6,9 +6,8 @@ import pytest
 
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.worlds import JobSpec, Shards, order_of
+from tests.support.planned import PlannedStore, drive, shuffled
 from tests.support.trials import SCALE
-from tests.unit.ahead.test_planner_told import drive, shuffled
-from tests.unit.ahead.test_properties import Store
 
 SHARDS = Shards(200, 8 * 2**20)
 READERS = 2
@@ -72,7 +71,7 @@ def test_who_has_followed_a_job_that_is_ended_early_goes_on_by_itself(clients: i
 
 
 def test_the_followers_of_a_job_that_has_gone_read_names_that_it_never_heard_of() -> None:
-    store = Store(60, 1, 20)
+    store = PlannedStore(60, 1, 20)
     known, new = store.refs[:40], store.refs[40:]
     store.planner.listed("bucket", [(ref.key, store.size) for ref in known], 0.0)
     order = known[::3] + known[1::3] + known[2::3]
@@ -85,7 +84,7 @@ def test_the_followers_of_a_job_that_has_gone_read_names_that_it_never_heard_of(
 
 
 def test_what_a_follower_tells_of_its_order_counts_beyond_what_the_other_has_read() -> None:
-    store = Store(60, 1, 20)
+    store = PlannedStore(60, 1, 20)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     order = shuffled(store, 1)
     drive(store, order[:20], "a")

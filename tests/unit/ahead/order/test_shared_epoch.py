@@ -12,17 +12,16 @@ from outrider.core.ahead.dataset import job_table as job_table_module
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.model import ObjectRef
-from tests.unit.ahead.test_planner_told import drive, ratio, shuffled
-from tests.unit.ahead.test_properties import Store
+from tests.support.planned import PlannedStore, drive, ratio, shuffled
 
 
-def listed(count: int) -> Store:
-    store = Store(count, 1, count // 4)
+def listed(count: int) -> PlannedStore:
+    store = PlannedStore(count, 1, count // 4)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     return store
 
 
-def by_turns(store: Store, parts: list[list[ObjectRef]]) -> list[bool]:
+def by_turns(store: PlannedStore, parts: list[list[ObjectRef]]) -> list[bool]:
     hits = []
     for turn in zip_longest(*parts):
         for client, ref in enumerate(turn):
