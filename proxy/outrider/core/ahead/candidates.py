@@ -1,9 +1,10 @@
-"""What to fetch ahead: what each pass reads next of what is not here, and whether there is room for it."""
+"""Prefetch candidates: for each epoch the next object that is not on disk, and whether the cache has room for it."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -15,67 +16,77 @@ from outrider.core.ahead.outstanding import Outstanding
 from outrider.core.block_layout import block_count
 from outrider.core.model import ObjectRef
 
-# A block goes for one that is needed sooner by this part of its dataset's pass; less would only trade places.
+# A block may be evicted for one that is needed sooner by this part of an epoch. To replace blocks for less would only
+# trade places.
 SOONER = 0.01
-# What is kept free for the readers' own misses, per reader and as part of an object, where the next read is anybody's.
+# Where the next reads are not known, so much room is kept free for the readers' own misses: as part of an object, for
+# each reader.
 _RESERVE = 0.3
-_FAREST = float("inf")
-# Times the pace of the readers at which a set of unknown order is fetched.
+_FARTHEST = float("inf")
+# A dataset of unknown order is fetched at so many times the pace of its readers.
 _PACE = 2
-# Offers that are tried, soonest due first: where there is no room for one, there is none for what is due later.
-_TRIED = 16
-# Of more sets than this, so many that were read last are thought of each time, and as many of the others in turn.
+# Candidates that are tried, soonest due first. Where there is no room for one, there is none for those due later.
+_TRIED_MAX = 16
+# Datasets that are asked for candidates each time: all of them up to twice this number. Of more, so many that were read
+# last, and so many of the others in turn.
 _ATTENDED = 8
-# Objects that are here already, or coming, and passed by in one thought, some 2 us each; and in a step of `go_on`.
+# Objects that need no prefetch are passed by at some 2 us each: so many of one epoch in one call of `wants`, and in one
+# step of `go_on`.
 _PASSED_BY, _PASSED_BY_STEP = 1024, 32
-# An order so likely that what lies far behind the readers is given up.
+# The confidence in an order at which objects far behind its readers are left for the end of the epoch.
 _SURE = 0.8
 
 
 class Want(NamedTuple):
-    """Fill these blocks of an object, first to last. `size` -1: not known; then the only block is 0, and the planner
-    learns the rest by `found`."""
+    """Fill these blocks of an object, first to last. `size` -1: not known. Then `blocks` has block 0 alone, and
+    `Planner.found` returns the others."""
 
     ref: ObjectRef
     size: int
     blocks: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CacheSpace:
+    """How large the cache and its blocks are. `disk_bytes`: how much of the capacity a block of so many bytes takes."""
+
+    capacity_bytes: int
+    block_bytes: int
+    disk_bytes: Callable[[int], int]
+
+
 class _Candidate(NamedTuple):
-    """What a pass reads next of what is not here, and in what part of a pass."""
+    """The next object of an epoch that is not on disk. It is due after `until` parts of the epoch."""
 
     due_s: float
     until: float
     dataset: Dataset
-    by: Epoch
-    key: int
+    epoch: Epoch
+    object_index: int
 
 
 class Candidates:
-    """Called from one thread. `handed` counts what is handed out here, until it has come or will not."""
+    """Selects the objects to prefetch. Called from one thread. An object that it hands out goes into `outstanding`."""
 
     def __init__(
-        self, registry: DatasetRegistry, open_objects: OpenObjects, handed: Outstanding,
-        may_fetch: Callable[[Dataset], bool],
-        farthest: Callable[[float], Iterator[CachedObject]], *, capacity_bytes: int, block_bytes: int,
-        disk_bytes: Callable[[int], int],
+        self, registry: DatasetRegistry, open_objects: OpenObjects, outstanding: Outstanding, space: CacheSpace,
+        may_fetch: Callable[[Dataset], bool], farthest: Callable[[float], Iterator[CachedObject]],
     ) -> None:  # fmt: skip
-        """`farthest`: what may go of what is needed later than in so many seconds, about the farthest first."""
+        """`farthest` returns the objects that may be evicted and are needed later than in so many seconds, about the
+        farthest first."""
         self._registry = registry
         self._open_objects = open_objects
-        self._handed = handed
+        self._outstanding = outstanding
+        self._space = space
         self._may_fetch = may_fetch
         self._farthest = farthest
-        self._capacity_bytes = capacity_bytes
-        self._block_bytes = block_bytes
-        self._disk_bytes = disk_bytes
         self._now = 0.0
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
-        self._turn = self._pass_turn = 0
-        # Passes of which the last thought has not found what they read next.
-        self._cut: list[tuple[Dataset, Epoch]] = []
-        # In one thought: so many bytes had no room, in place of what is needed later than that.
-        self._no_room = _FAREST, _FAREST
+        self._dataset_turn = self._epoch_turn = 0
+        # Epochs whose next object the last call of `wants` has not found among `_PASSED_BY` objects.
+        self._unfinished: list[tuple[Dataset, Epoch]] = []
+        # In one call of `wants`: so many bytes found no room in place of objects that are needed later than that.
+        self._no_room = _FARTHEST, _FARTHEST
 
     def opened(self, dataset: Dataset) -> None:
         if dataset not in self._read_last:
@@ -83,169 +94,191 @@ class Candidates:
 
     def forget(self, dataset: Dataset) -> None:
         if dataset in self._read_last:
-            self._read_last = deque((one for one in self._read_last if one is not dataset), _ATTENDED)
-        self._cut = [pair for pair in self._cut if pair[0] is not dataset]
+            self._read_last = deque((other for other in self._read_last if other is not dataset), _ATTENDED)
+        self._unfinished = [pair for pair in self._unfinished if pair[0] is not dataset]
 
     def wants(self, now: float, free_bytes: int, blocks: int) -> list[Want]:
         """See `Planner.wants`."""
         self._now = now
-        self._no_room = _FAREST, _FAREST
-        self._cut.clear()
+        self._no_room = _FARTHEST, _FARTHEST
+        self._unfinished.clear()
         wants: list[Want] = []
-        if self._handed.blocks >= blocks:
+        if self._outstanding.blocks >= blocks:
             return wants
-        active = [(dataset, one) for dataset in self._attended() if self._may_fetch(dataset)
-                  for one in dataset.epochs() if one.trusted and self._is_active(dataset, one)]  # fmt: skip
-        if len(active) > 2 * _ATTENDED:
-            # Each thought would cost as much as there are jobs; all have their turn within a few reads.
-            self._pass_turn = (self._pass_turn + 2 * _ATTENDED) % len(active)
-            active = (active + active)[self._pass_turn : self._pass_turn + 2 * _ATTENDED]
+        active = self._active()
         candidates: list[_Candidate] = []
-        anew = active
-        while anew and self._handed.blocks < blocks:
-            for dataset, one in anew:
-                if (offer := self._offer(dataset, one)) is not None:
-                    candidates.append(offer)
+        asked = active
+        while asked and self._outstanding.blocks < blocks:
+            for dataset, epoch in asked:
+                if (candidate := self._candidate(dataset, epoch)) is not None:
+                    candidates.append(candidate)
             if len(candidates) > 1:
-                candidates.sort(key=lambda offer: offer.due_s)
-            anew = []
-            for offer in candidates[:_TRIED]:
-                want = self._want(offer, free_bytes)
+                candidates.sort(key=lambda candidate: candidate.due_s)
+            asked = []
+            for candidate in candidates[:_TRIED_MAX]:
+                want = self._want(candidate, free_bytes)
                 if want is not None:
                     wants.append(want)
-                    offer.by.cursor.advance(offer.by.agenda)
-                    # Others who read the same set may have offered the same.
-                    anew = [pair for pair in active if pair[0] is offer.dataset]
-                    candidates = [other for other in candidates if other.dataset is not offer.dataset]
+                    candidate.epoch.cursor.advance(candidate.epoch.agenda)
+                    # Other epochs over the same dataset may have had the same candidate.
+                    asked = [pair for pair in active if pair[0] is candidate.dataset]
+                    candidates = [other for other in candidates if other.dataset is not candidate.dataset]
                     break
         return wants
 
     def go_on(self) -> bool:
-        """Look on, for about 0.1 ms, where `wants` was cut short; whether there is more to look at. After the last time
-        there may be more to want."""
-        if self._cut:
-            self._next(*self._cut.pop(), _PASSED_BY_STEP)
-        return len(self._cut) > 0
+        """Looks on, for about 0.1 ms, where `wants` stopped at `_PASSED_BY` objects. Returns whether there is more to
+        look at. After the last time there may be more to want."""
+        if self._unfinished:
+            self._next(*self._unfinished.pop(), _PASSED_BY_STEP)
+        return len(self._unfinished) > 0
+
+    # -- which epochs -------------------------------------------------------------------------------------------
+
+    def _active(self) -> list[tuple[Dataset, Epoch]]:
+        active = [(dataset, epoch) for dataset in self._attended() if self._may_fetch(dataset)
+                  for epoch in dataset.epochs() if epoch.trusted and self._is_active(dataset, epoch)]  # fmt: skip
+        if len(active) > 2 * _ATTENDED:
+            # To ask all would cost as much as there are jobs. Each has its turn within a few reads.
+            self._epoch_turn = (self._epoch_turn + 2 * _ATTENDED) % len(active)
+            active = (active + active)[self._epoch_turn : self._epoch_turn + 2 * _ATTENDED]
+        return active
 
     def _attended(self) -> Iterable[Dataset]:
-        """Of many sets, such as a folder for each class, a bounded number."""
+        """A bounded number of datasets: there may be many, such as a folder for each class."""
         datasets = self._registry.datasets()
         if len(datasets) <= 2 * _ATTENDED:
             return datasets
-        self._turn = (self._turn + _ATTENDED) % len(datasets)
-        return dict.fromkeys([*self._read_last, *islice(datasets, self._turn, self._turn + _ATTENDED)])
+        self._dataset_turn = (self._dataset_turn + _ATTENDED) % len(datasets)
+        return dict.fromkeys([*self._read_last, *islice(datasets, self._dataset_turn, self._dataset_turn + _ATTENDED)])
 
-    def _offer(self, dataset: Dataset, one: Epoch) -> _Candidate | None:
-        key = self._next(dataset, one, _PASSED_BY)
-        if key is None:
-            return None
-        until = one.until(key)
-        return _Candidate(until * one.seconds(self._now), until, dataset, one, key)
-
-    def _is_active(self, dataset: Dataset, one: Epoch) -> bool:
-        if self._now - one.last <= 1.0:
+    def _is_active(self, dataset: Dataset, epoch: Epoch) -> bool:
+        if self._now - epoch.last <= 1.0:
             return True
-        alive = max(one.last, min(dataset.active_at, one.last + 8 * self._open_objects.readers * one.gap_s))
-        return self._now - alive <= max(1.0, 1.5 * one.pause_s)
+        alive = max(epoch.last, min(dataset.active_at, epoch.last + 8 * self._open_objects.readers * epoch.gap_s))
+        return self._now - alive <= max(1.0, 1.5 * epoch.pause_s)
 
-    def _next(self, dataset: Dataset, one: Epoch, most: int) -> int | None:
-        """The next key that this pass will read and that is neither here nor coming; None: none, or not among so many
-        (as when another part of a large set is thought to be read)."""
-        cursor, agenda = one.cursor, one.agenda
-        for _ in range(most):
+    # -- which object of an epoch -------------------------------------------------------------------------------
+
+    def _candidate(self, dataset: Dataset, epoch: Epoch) -> _Candidate | None:
+        index = self._next(dataset, epoch, _PASSED_BY)
+        if index is None:
+            return None
+        until = epoch.until(index)
+        return _Candidate(until * epoch.seconds(self._now), until, dataset, epoch, index)
+
+    def _next(self, dataset: Dataset, epoch: Epoch, passed_by_max: int) -> int | None:
+        """The next object that the epoch will read and that is neither on disk nor on its way. None: there is none, or
+        none among so many (as where the reads suggest another part of a large dataset)."""
+        cursor, agenda = epoch.cursor, epoch.agenda
+        for _ in range(passed_by_max):
             index = cursor.current(agenda)
             in_next_epoch = index is None
             if index is None:
-                index = self._current_in_next(one)
+                index = self._current_in_next(epoch)
             if index is None:
                 return None
-            is_needed = in_next_epoch or one.to_come(index)
-            if is_needed and not (self._is_here(dataset, index) or self._is_too_large(dataset, one, index)):
-                if cursor.is_behind(agenda) or not (one.confidence > _SURE and one.is_passed_over(index)):
+            is_needed = in_next_epoch or epoch.to_come(index)
+            if is_needed and not (self._is_here(dataset, index) or self._is_too_large(dataset, epoch, index)):
+                if cursor.is_behind(agenda) or not (epoch.confidence > _SURE and epoch.is_passed_over(index)):
                     return index
-                # What a run taken up in mid-epoch has left behind comes round much later: it is not waited for.
+                # A run that was resumed in mid-epoch reads the objects that it skipped much later.
                 cursor.leave_behind(index)
             cursor.advance(agenda)
-        self._cut.append((dataset, one))
+        self._unfinished.append((dataset, epoch))
         return None
 
-    def _is_too_large(self, dataset: Dataset, one: Epoch, key: int) -> bool:
-        """An exception among its like, that would hold up the others."""
-        size, room_bytes = dataset.names.sizes[key], self._capacity_bytes // (self._open_objects.readers + 1)
-        return self._disk_bytes(size) > room_bytes >= self._disk_bytes(dataset.usual_bytes) >= 0 and one.progress < 1
-
-    def _current_in_next(self, one: Epoch) -> int | None:
-        """Past the end of the epoch lies the next one, once this one's objects are all fetched."""
-        index = one.cursor.current_in_next(one.agenda, one.next_agenda) if one.agenda else None
-        return index if index is not None and one.left <= self._window(one) else None
+    def _current_in_next(self, epoch: Epoch) -> int | None:
+        """The next epoch is prefetched once all objects of this one are fetched, and its end is within the window."""
+        index = epoch.cursor.current_in_next(epoch.agenda, epoch.next_agenda) if epoch.agenda else None
+        return index if index is not None and epoch.left <= self._window(epoch) else None
 
     def _is_here(self, dataset: Dataset, index: int) -> bool:
         """The object is on disk, on its way, or known to be missing."""
-        if (dataset, index) in self._handed or index in dataset.discovery.missing:
+        if (dataset, index) in self._outstanding or index in dataset.discovery.missing:
             return True
         cached = dataset.cached.get(index)
         return cached is not None and (cached.reading or cached.present.bit_count() == cached.blocks)
 
-    def _window(self, one: Epoch, rest_s: float = 0.0) -> int:
-        """How many objects ahead of the readers a known order is fetched: what each of them opens next, and what they
-        open while a fill takes its time, with room for its spread. Of readers who rest for `rest_s`, as a loop does
-        that computes, what they would have opened meanwhile: they may open it in one go."""
+    def _is_too_large(self, dataset: Dataset, epoch: Epoch, index: int) -> bool:
+        """The object is much larger than usual, and would hold up the others."""
+        disk_bytes, room_bytes = self._space.disk_bytes, self._space.capacity_bytes // (self._open_objects.readers + 1)
+        is_exception = disk_bytes(dataset.names.sizes[index]) > room_bytes >= disk_bytes(dataset.usual_bytes) >= 0
+        return is_exception and epoch.progress < 1
+
+    # -- whether it is fetched now ------------------------------------------------------------------------------
+
+    def _window(self, epoch: Epoch, rest_s: float = 0.0) -> int:
+        """How many objects ahead of the readers a known order is fetched: one for each reader to open next, and those
+        that they open while a fill takes its time, with room for its spread.
+
+        `rest_s`: the readers have read nothing for so long, as in a training loop that computes. They may then open in
+        one go what they would have opened meanwhile.
+        """
         readers = self._open_objects.readers
         beside = readers + readers // 4 + 2
-        if one.gap_s <= 0:
-            # How fast they read is not known yet; what they read is, where it was told.
-            return one.size if one.told else beside
-        at_once = max(beside, int(rest_s / one.gap_s))
-        return at_once + int((self._handed.fill_s + 4 * self._handed.spread_s) / one.gap_s)
+        if epoch.gap_s <= 0:
+            # The pace of the readers is not known yet. A told order is known for certain, so all of it may be fetched.
+            return epoch.size if epoch.told else beside
+        at_once = max(beside, int(rest_s / epoch.gap_s))
+        return at_once + int((self._outstanding.fill_s + 4 * self._outstanding.spread_s) / epoch.gap_s)
 
-    def _pace(self, one: Epoch) -> int:
-        """How many objects may be on their way where the next reads are anybody's: as many as bring twice what is read
-        (Little's law). More would come no sooner to be of use, and what a reader waits for would queue behind it."""
-        each_s = one.seconds(self._now) / one.size
-        return 1 + int(_PACE * self._handed.fill_s / each_s)
+    def _outstanding_max(self, epoch: Epoch) -> int:
+        """How many objects may be on their way where the order is not known: as many as bring twice the bytes that are
+        read (Little's law). More would not come in time to be of use, and demand would queue behind them."""
+        each_s = epoch.seconds(self._now) / epoch.size
+        return 1 + int(_PACE * self._outstanding.fill_s / each_s)
 
-    def _want(self, offer: _Candidate, free_bytes: int) -> Want | None:
-        due_s, until, dataset, one, key = offer
-        if (known := one.order_known) and until * one.size > self._window(one, self._now - one.last):
+    def _want(self, candidate: _Candidate, free_bytes: int) -> Want | None:
+        _, until, dataset, epoch, index = candidate
+        if epoch.order_known and until * epoch.size > self._window(epoch, self._now - epoch.last):
             return None
-        size = dataset.names.sizes[key]
-        cached = dataset.cached.get(key)
-        likely = size if size >= 0 else dataset.usual_bytes
-        if likely < 0 and self._handed.has_any_of(dataset):
-            # Of many whose size nobody knows, too much would come: the first tells what the others take.
+        size = dataset.names.sizes[index]
+        likely_bytes = size if size >= 0 else dataset.usual_bytes
+        if likely_bytes < 0 and self._outstanding.has_any_of(dataset):
+            # No size of the dataset is known, so too much might come: the first object tells what the others take.
             return None
-        count = max(1, block_count(likely, self._block_bytes))
+        block_bytes, disk_bytes = self._space.block_bytes, self._space.disk_bytes
+        count = max(1, block_count(likely_bytes, block_bytes))
+        cached = dataset.cached.get(index)
         missing = ((1 << count) - 1) & ~(cached.present if cached is not None else 0)
-        each_bytes = self._disk_bytes(-(-likely // count) if likely >= 0 else self._block_bytes)
-        object_bytes = count * each_bytes
-        if object_bytes * (self._open_objects.readers + 1) > self._capacity_bytes and one.progress < 1:
+        each_bytes = disk_bytes(-(-likely_bytes // count) if likely_bytes >= 0 else block_bytes)
+        if not self._fits(candidate, free_bytes, count * each_bytes, missing.bit_count() * each_bytes):
             return None
-        # Where the next reads are anybody's, the readers' misses need room that is not taken from what is fetched.
-        reserve = (
-            0 if known else min(self._capacity_bytes // 4, int(self._open_objects.readers * object_bytes * _RESERVE))
-        )
-        need = self._handed.bytes + missing.bit_count() * each_bytes + reserve
-        in_next_pass = not known and not one.to_come(key)
-        if not known and free_bytes < need and len(self._handed) >= self._pace(one):
+        ref = ObjectRef(dataset.bucket, dataset.names.keys[index])
+        if self._outstanding.of(ref) is not None:
+            # It was handed out as part of the dataset that it belonged to before.
             return None
-        if not self._has_room(free_bytes, need, _FAREST if in_next_pass else due_s + SOONER * one.seconds(self._now)):
-            return None
-        ref = ObjectRef(dataset.bucket, dataset.names.keys[key])
-        if self._handed.of(ref) is not None:
-            return None  # as another dataset's, which it was
-        self._handed.hand_out((dataset, key), ref, missing, each_bytes, self._now)
-        blocks = tuple(index for index in range(count if size >= 0 else 1) if missing >> index & 1)
+        self._outstanding.hand_out((dataset, index), ref, missing, each_bytes, self._now)
+        blocks = tuple(block for block in range(count if size >= 0 else 1) if missing >> block & 1)
         return Want(ref, size, blocks)
 
-    def _has_room(self, free_bytes: int, need: int, later_than_s: float) -> bool:
-        if free_bytes >= need:
+    def _fits(self, candidate: _Candidate, free_bytes: int, object_bytes: int, missing_bytes: int) -> bool:
+        """Whether there is room for the missing bytes of an object, or victims that are needed later."""
+        epoch, capacity_bytes, readers = candidate.epoch, self._space.capacity_bytes, self._open_objects.readers
+        if object_bytes * (readers + 1) > capacity_bytes and epoch.progress < 1:
+            return False
+        need_bytes = self._outstanding.bytes + missing_bytes
+        later_than_s = candidate.due_s + SOONER * epoch.seconds(self._now)
+        if not epoch.order_known:
+            # The readers' own misses need room that is not taken from prefetched objects.
+            need_bytes += min(capacity_bytes // 4, int(readers * object_bytes * _RESERVE))
+            if free_bytes < need_bytes and len(self._outstanding) >= self._outstanding_max(epoch):
+                return False
+            if not epoch.to_come(candidate.object_index):
+                # The object is of the next epoch: only outdated versions are evicted for it.
+                later_than_s = _FARTHEST
+        return self._has_room(free_bytes, need_bytes, later_than_s)
+
+    def _has_room(self, free_bytes: int, need_bytes: int, later_than_s: float) -> bool:
+        if free_bytes >= need_bytes:
             return True
         refused_bytes, refused_s = self._no_room
-        if need >= refused_bytes and later_than_s >= refused_s:
+        if need_bytes >= refused_bytes and later_than_s >= refused_s:
             return False
         for cached in self._farthest(later_than_s):
             free_bytes += may_go(cached).bit_count() * cached.block_bytes
-            if free_bytes >= need:
+            if free_bytes >= need_bytes:
                 return True
-        self._no_room = need, later_than_s
+        self._no_room = need_bytes, later_than_s
         return False

@@ -1,4 +1,4 @@
-"""What was handed out to be fetched ahead and is not here yet, and how long that takes."""
+"""Outstanding prefetches: objects that were handed out to be prefetched and are not all on disk yet."""
 
 from __future__ import annotations
 
@@ -11,82 +11,84 @@ from outrider.core.model import ObjectRef
 
 
 @dataclass(slots=True)
-class Handed:
-    """Of one object, the blocks that are still to come, as bits; `block_bytes`: what one will take on disk.
-
-    `asked_for`: a client has asked since. `excused`: for a plan that was withdrawn since.
-    """
+class Prefetch:
+    """One object on its way. `block_bytes` is what each of its blocks will take on disk."""
 
     ref: ObjectRef
+    # The blocks that have not landed, as bits.
     missing: int
-    at: float
+    began_at: float
     block_bytes: int
+    # A client has asked for the object since.
     asked_for: bool = False
+    # The hint that it was prefetched for was withdrawn since.
     excused: bool = False
 
 
 class Outstanding:
-    """All of it: `blocks`, the `bytes` that they will take, how long an object took of late (`fill_s`), and by how much
-    that varies (`spread_s`); 0: none has come yet."""
+    """All prefetches on their way. Invariant: `blocks` is the sum of their missing blocks, and `bytes` is what these
+    will take on disk."""
 
     def __init__(self) -> None:
-        self._handed: dict[Item, Handed] = {}
+        self._prefetches: dict[Item, Prefetch] = {}
         self._items: dict[ObjectRef, Item] = {}
         self.blocks = self.bytes = 0
         self.fill_s = self.spread_s = 0.0
+        """How long the recent prefetches took on average, and their mean deviation from it. 0: none has ended yet."""
 
     def __len__(self) -> int:
-        return len(self._handed)
+        return len(self._prefetches)
 
     def __contains__(self, item: Item) -> bool:
-        return item in self._handed
+        return item in self._prefetches
 
-    def get(self, item: Item) -> Handed | None:
-        return self._handed.get(item)
+    def get(self, item: Item) -> Prefetch | None:
+        return self._prefetches.get(item)
 
-    def of(self, ref: ObjectRef) -> Handed | None:
-        """As whatever it was handed out: it was of another dataset then, perhaps."""
+    def of(self, ref: ObjectRef) -> Prefetch | None:
+        """Unlike `get`, this finds an object that was handed out as part of another dataset."""
         item = self._items.get(ref)
-        return None if item is None else self._handed.get(item)
+        return None if item is None else self._prefetches.get(item)
 
     def has_any_of(self, dataset: Dataset) -> bool:
-        return any(one is dataset for one, _ in self._handed)
+        return any(other is dataset for other, _ in self._prefetches)
 
     def hand_out(self, item: Item, ref: ObjectRef, missing: int, block_bytes: int, now: float) -> None:
-        self._handed[item] = Handed(ref, missing, now, block_bytes)
+        self._prefetches[item] = Prefetch(ref, missing, now, block_bytes)
         self._items[ref] = item
         self._count(missing.bit_count(), block_bytes)
 
-    def found(self, handed: Handed, count: int, block_bytes: int) -> None:
-        """It has so many blocks of this size; until now it was taken for one like the last."""
-        self._count(-handed.missing.bit_count(), handed.block_bytes)
-        handed.missing, handed.block_bytes = (1 << count) - 1, block_bytes
+    def found(self, prefetch: Prefetch, count: int, block_bytes: int) -> None:
+        """The object has `count` blocks of this size. Until now only its first block was known."""
+        self._count(-prefetch.missing.bit_count(), prefetch.block_bytes)
+        prefetch.missing, prefetch.block_bytes = (1 << count) - 1, block_bytes
         self._count(count, block_bytes)
 
     def landed(self, ref: ObjectRef, bits: int, now: float) -> None:
-        """These blocks are here."""
-        handed = self.of(ref)
-        if handed is None or not handed.missing & bits:
+        """These blocks of the object are on disk."""
+        prefetch = self.of(ref)
+        if prefetch is None or not prefetch.missing & bits:
             return
-        self._count(-(handed.missing & bits).bit_count(), handed.block_bytes)
-        handed.missing &= ~bits
-        if not handed.missing:
-            del self._handed[self._items.pop(ref)]
-            took_s = now - handed.at
+        self._count(-(prefetch.missing & bits).bit_count(), prefetch.block_bytes)
+        prefetch.missing &= ~bits
+        if not prefetch.missing:
+            del self._prefetches[self._items.pop(ref)]
+            took_s = now - prefetch.began_at
             self.spread_s += (abs(took_s - self.fill_s) - self.spread_s) / 8
             self.fill_s += (took_s - self.fill_s) / 8
 
     def drop(self, ref: ObjectRef) -> None:
-        """What is still missing of it will not come."""
-        handed = self._handed.pop(self._items.pop(ref))
-        self._count(-handed.missing.bit_count(), handed.block_bytes)
+        """The missing blocks of the object will not come."""
+        prefetch = self._prefetches.pop(self._items.pop(ref))
+        self._count(-prefetch.missing.bit_count(), prefetch.block_bytes)
 
     def move(self, items: Mapping[Item, Item]) -> None:
-        self._handed = {items.get(item, item): handed for item, handed in self._handed.items()}
+        """Objects belong to other datasets now."""
+        self._prefetches = {items.get(item, item): prefetch for item, prefetch in self._prefetches.items()}
         self._items = {ref: items.get(item, item) for ref, item in self._items.items()}
 
     def forget(self, dataset: Dataset) -> None:
-        for ref in [handed.ref for (whose, _), handed in self._handed.items() if whose is dataset]:
+        for ref in [prefetch.ref for (other, _), prefetch in self._prefetches.items() if other is dataset]:
             self.drop(ref)
 
     def _count(self, blocks: int, block_bytes: int) -> None:

@@ -1,14 +1,15 @@
-"""Riding ahead: facts about reads in, decisions out: what to fetch next, what may go for it.
+"""The planner: facts about reads, blocks and names go in; the objects to prefetch and the blocks to evict come out.
 
-The planner is the cache policy `epoch` too (see `eviction`), so that fetching and evicting go by one foreknowledge. It
-has no clock: each fact brings its time, and the policy's calls, which bring none, happen at the time of the last fact.
+The planner is the cache policy `epoch` as well (see `core.cache.policies`), so that prefetch and eviction use one
+prediction. It has no clock. Each fact brings its time; a call of the policy, which brings none, happens at the time of
+the last fact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from outrider.core.ahead.candidates import SOONER, Candidates, Want
+from outrider.core.ahead.candidates import SOONER, CacheSpace, Candidates, Want
 from outrider.core.ahead.dataset.dataset import CachedObject, Dataset, blocks_of
 from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
 from outrider.core.ahead.dataset.templates import Templates
@@ -24,17 +25,17 @@ from outrider.core.block_layout import block_count
 from outrider.core.cache.pins import Pins
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
-# Of the cache, how much may have been fetched in vain lately before fetching pauses.
+# Prefetch for a dataset pauses once so much of the cache was prefetched for it in vain lately.
 _WASTE = 0.02
-# How fast that is forgiven: so much of it with each object read.
+# With each object that is opened, so much of that waste is forgiven.
 _FORGIVEN = 1 / 16
 
 
 class Planner:
-    """Called from one thread. `registry` has what is known of datasets, to be exported and restored.
+    """Called from one thread. `registry` has all that is known of datasets, to be exported and restored.
 
-    All facts cost O(log n) of what is kept, apart from `listed` and `told`, which cost as much as they bring, and the
-    end of a pass and `withdraw`, which make new tables for the keys of a pass.
+    A fact costs O(log n) of the cached objects. Exceptions are `listed` and `told`, which cost as much as they bring,
+    and `withdraw` and the end of an epoch, which make new tables for all objects of the epoch.
     """
 
     def __init__(
@@ -43,82 +44,82 @@ class Planner:
         believed_s: Callable[[ObjectRef], float] = lambda ref: FAREST,
         pins: Pins | None = None, templates: Templates | None = None,
     ) -> None:  # fmt: skip
-        """`disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` hears of each pass over an
-        object (see `miss_ratio`). `believed_s`: for how long a name is believed without asking the origin again. What
-        `pins` hold never goes; None: nothing is pinned. `templates` names datasets, elsewhere, too; None: here alone.
-
-        `keys_max`: names remembered at most; beyond it the dataset that was silent for longest is forgotten.
+        """`keys_max`: at most so many names are remembered; beyond that, the dataset that was silent for longest is
+        forgotten. `disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` is called when a
+        client begins to read an object (see `miss_ratio`). `believed_s`: for how long a name is believed without asking
+        the origin again. Objects that `pins` hold are never victims; None: nothing is pinned. `templates`: the names of
+        datasets, where others use them too; None: only the planner does.
         """
         self._on_opened = opened
         self._pins = Pins(int, lambda version: b"") if pins is None else pins
         self._pins_released = 0
-        self._capacity_bytes = capacity_bytes
-        self._block_bytes = block_bytes
-        self._disk_bytes = disk_bytes
+        self._space = CacheSpace(capacity_bytes, block_bytes, disk_bytes)
         self._now = 0.0
         self.registry = DatasetRegistry(
             keys_max, self._forget, self._move, Templates() if templates is None else templates,
         )  # fmt: skip
         self._discovery = Discovery(self.registry, believed_s)
         self._cached: dict[bytes, CachedObject] = {}
-        # Versions that another one has replaced: nobody will ask for them.
+        # Versions that another version has replaced. No client will ask for them.
         self._outdated: dict[bytes, CachedObject] = {}
-        self._streams = Readers()
+        self._readers = Readers()
         self._open_objects = OpenObjects()
-        self._handed = Outstanding()
-        self._owing: dict[Dataset, float] = {}
+        self._outstanding = Outstanding()
+        # Bytes prefetched in vain and not forgiven yet.
+        self._waste_bytes: dict[Dataset, float] = {}
         self._candidates = Candidates(
-            self.registry, self._open_objects, self._handed, self._may_fetch, self._farthest,
-            capacity_bytes=capacity_bytes, block_bytes=block_bytes, disk_bytes=disk_bytes,
-        )  # fmt: skip
+            self.registry, self._open_objects, self._outstanding, self._space, self._may_fetch, self._farthest
+        )
         self._order_search = OrderSearch()
         self.fetched_bytes = 0
+        """Bytes that were prefetched."""
         self.wasted_bytes = 0
+        """Bytes that were prefetched and evicted before a client asked for them."""
 
     def _forget(self, dataset: Dataset) -> None:
-        self._handed.forget(dataset)
+        self._outstanding.forget(dataset)
         self._open_objects.forget(dataset)
-        self._owing.pop(dataset, None)
+        self._waste_bytes.pop(dataset, None)
         self._candidates.forget(dataset)
 
     def _move(self, items: Mapping[Item, Item]) -> None:
-        """These objects are of another dataset now, and go by other numbers."""
-        self._handed.move(items)
+        """These objects belong to another dataset now, and have other indexes."""
+        self._outstanding.move(items)
         self._open_objects.move(items)
-        self._streams.move(items)
+        self._readers.move(items)
         for (old, _), (new, _) in items.items():
-            if owing := self._owing.pop(old, 0.0):
-                self._owing[new] = self._owing.get(new, 0.0) + owing
+            if waste_bytes := self._waste_bytes.pop(old, 0.0):
+                self._waste_bytes[new] = self._waste_bytes.get(new, 0.0) + waste_bytes
             self._candidates.forget(old)
 
     # -- facts: requests ----------------------------------------------------------------------------------------
 
     def asked(self, client: str, ref: ObjectRef, size: int, extent: Extent, now: float) -> Extent | None:
-        """A client asks for `extent` of an object of `size` bytes. What else of it is worth filling at once; None:
-        nothing. `client`: whatever tells clients apart, such as address and access key."""
+        """A client asks for `extent` of an object of `size` bytes. Returns which other bytes of it are worth filling at
+        once; None: none. `client`: all that tells clients apart, such as address and access key."""
         self._now = now
         item = self.registry.item(ref)
-        dataset, key = item
-        dataset.names.sizes[key] = dataset.usual_bytes = size
+        dataset, index = item
+        dataset.names.sizes[index] = dataset.usual_bytes = size
         dataset.active_at = now
-        asked = self._streams.asked(client, item, size, extent, now)
+        asked = self._readers.asked(client, item, size, extent, now)
         if asked.opened:
             self._opened(client, ref, item)
             self._on_opened(ref, size)
-        if (handed := self._handed.of(ref)) is not None:
-            handed.asked_for = True
+        if (prefetch := self._outstanding.of(ref)) is not None:
+            prefetch.asked_for = True
         return asked.ahead
 
     def _opened(self, client: str, ref: ObjectRef, item: Item) -> None:
-        dataset, key = item
+        dataset, index = item
         self._open_objects.opened(item, self._now)
-        if dataset in self._owing:
-            self._owing[dataset] *= 1 - _FORGIVEN
-        dataset.opened(client, key, self._open_objects.readers, self._now)
+        if dataset in self._waste_bytes:
+            self._waste_bytes[dataset] *= 1 - _FORGIVEN
+        dataset.opened(client, index, self._open_objects.readers, self._now)
         if dataset.puzzles:
             self._order_search.begin(dataset)
         self._candidates.opened(dataset)
-        self._discovery.opened(dataset, key, ref, self._now)
+        self._discovery.opened(dataset, index, ref, self._now)
 
     @property
     def readers(self) -> int:
@@ -128,40 +129,41 @@ class Planner:
         """A request for the object has ended, answered in full or cut."""
         self._now = now
         item = self.registry.item(ref)
-        reader = self._streams.reader(client, item)
+        reader = self._readers.reader(client, item)
         if item in self._open_objects and reader is not None and reader.complete:
             self._open_objects.ended(item)
 
-    # -- facts: sets and orders ---------------------------------------------------------------------------------
+    # -- facts: names -------------------------------------------------------------------------------------------
 
     def please_list(self) -> list[tuple[str, str]]:
-        """Buckets and prefixes worth a LIST, each told once: to learn what there is, or that what is believed of many
-        names still holds. Answer by `listed`, and before that by `list_failed` or `list_refused`; a prefix that is not
-        answered is not asked for again."""
+        """Buckets and prefixes that are worth a LIST, each returned once: to learn which objects there are, or that
+        what is believed of many names still holds. Answer by `listed`, and before that by `list_failed` or
+        `list_refused`. A prefix without an answer is not returned again."""
         return self._discovery.please_list()
 
     def please_count(self) -> list[tuple[str, NumberedNames]]:
-        """Buckets and names of which it is worth to know how far they count, each told once. Answer by `counted`
+        """Buckets and numbered names whose highest number is worth finding out, each returned once. Answer by `counted`
         or by `not_counted`."""
         return self._discovery.please_count()
 
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
-        """A LIST that was asked for has failed, and may come when it is tried again: it will be, after a rest."""
+        """A LIST has failed, and may succeed later: it will be asked for again, after a rest."""
         self._discovery.list_failed(bucket, prefix, now)
 
     def list_refused(self, bucket: str, prefix: str, now: float) -> None:
-        """A LIST that was asked for is not to be had."""
+        """The origin refuses a LIST."""
         self._discovery.list_refused(bucket, prefix, now)
 
     def not_counted(self, bucket: str, numbering: NumberedNames, now: float) -> None:
-        """These names do not count one by one, or nobody would tell."""
+        """These names do not count one by one, or the origin refuses to tell."""
         self._discovery.not_counted(bucket, numbering, now)
 
     def counted(
         self, numbering: NumberedNames, names: Iterable[str], now: float, *, before: int = 0, more: bool = False
     ) -> bool:
-        """More of the names that count, in the order of a LIST, of which `before` have been told already, and whether
-        `more` are to come; some may not be there, and there may be others. False: nobody wants to know of more."""
+        """These numbered names exist, as far as the samples show: some of them may not, and there may be others. They
+        come in the order of a LIST, after `before` others. `more`: others will follow. Returns False if no more are
+        wanted."""
         self._now = now
         dataset = self._discovery.counting(numbering)
         if dataset is None or (dataset.names.listed and not dataset.discovery.is_numbered):
@@ -180,8 +182,8 @@ class Planner:
         self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, prefix: str | None = None,
         before: int = 0, more: bool = False,
     ) -> None:  # fmt: skip
-        """Keys and sizes under `prefix` (None: of whatever sets they are), in the order of the LIST, of which `before`
-        have been told already, and whether `more` are to come: a part of it is worth fetching from, too."""
+        """Keys and sizes under `prefix` (None: of any datasets) in the order of the LIST, after `before` others.
+        `more`: others will follow. Prefetch may begin with the first part."""
         self._now = now
         entries = list(entries)
         told = self.registry.list(bucket, entries, prefix=prefix)
@@ -199,98 +201,109 @@ class Planner:
             elif dataset.prefix.startswith(prefix):
                 dataset.listed(more=False)
 
+    # -- facts: hints -------------------------------------------------------------------------------------------
+
     def told(
         self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,
         telling: Hint | None = None,
     ) -> None:  # fmt: skip
-        """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may come.
-        `telling` remembers it, to be asked about or withdrawn."""
+        """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may follow.
+        `telling` remembers the objects, so that it can be asked about or withdrawn."""
         self._now = now
-        for dataset, its in self.registry.items_of(refs, now).items():
-            one = dataset.told(client, its, start, total or COUNT_MAX, now)
+        for dataset, indexes in self.registry.items_of(refs, now).items():
+            epoch = dataset.told(client, indexes, start, total or COUNT_MAX, now)
             if telling is not None:
-                telling.add(dataset, one, its)
+                telling.add(dataset, epoch, indexes)
             if not dataset.discovery.requested and not dataset.names.listed:
-                # It would cost the first reads their bandwidth: a name in a LIST may be a good part of a small sample.
+                # A LIST now would cost the first reads bandwidth: a name in it may be a good part of a small sample.
                 dataset.discovery.asked_at = dataset.discovery.asked_at or now
                 dataset.discovery.pages = 1 + len(dataset.names.keys) // NAMES_PER_PAGE
 
     def withdraw(self, telling: Hint, others: Iterable[Hint], now: float) -> int:
-        """Expect no longer what was told and is unread, but for what `others` have told as well; how many objects that
-        are. What of them is here or on its way is kept as anything else is."""
+        """Expect the unread objects of a hint no longer, except for those that `others` have told as well. Returns how
+        many that are. Those that are cached or on their way are kept as any others."""
         self._now = now
         others = list(others)
         count = 0
-        for dataset, one, keys in list(telling.unread()):
+        for dataset, epoch, indexes in list(telling.unread()):
             for other in others:
-                keys.difference_update(other.indexes_of(one))
-            if not keys:
+                indexes.difference_update(other.indexes_of(epoch))
+            if not indexes:
                 continue
-            dataset.withdraw(one, keys, now)
-            count += len(keys)
-            for key in keys:
-                # That it came in vain is nobody's wrong guess, and no reason to fetch less for a later plan.
-                for here in (dataset.cached.get(key), self._handed.get((dataset, key))):
+            dataset.withdraw(epoch, indexes, now)
+            count += len(indexes)
+            for index in indexes:
+                # A prefetch in vain for a withdrawn hint is no wrong prediction, and no reason to prefetch less for a
+                # later hint.
+                for here in (dataset.cached.get(index), self._outstanding.get((dataset, index))):
                     if here is not None:
                         here.excused = True
         return count
 
+    # -- facts: prefetches and blocks (the policy's side) -------------------------------------------------------
+
     def found(self, ref: ObjectRef, size: int) -> tuple[int, ...]:
-        """The size of a wanted object is known now: the blocks of it that are wanted, too."""
-        dataset, key = self.registry.item(ref)
-        unknown = dataset.names.sizes[key] < 0
-        dataset.names.sizes[key] = dataset.usual_bytes = size
-        handed = self._handed.of(ref)
-        if handed is None or not unknown:
+        """A wanted object of unknown size has this size. Returns its other blocks that are wanted."""
+        dataset, index = self.registry.item(ref)
+        unknown = dataset.names.sizes[index] < 0
+        dataset.names.sizes[index] = dataset.usual_bytes = size
+        prefetch = self._outstanding.of(ref)
+        if prefetch is None or not unknown:
             return ()
-        count = max(1, block_count(size, self._block_bytes))
-        self._handed.found(handed, count, self._disk_bytes(-(-size // count)))
+        count = max(1, block_count(size, self._space.block_bytes))
+        self._outstanding.found(prefetch, count, self._space.disk_bytes(-(-size // count)))
         return tuple(range(1, count))
 
-    # -- facts: blocks (the policy's side) ----------------------------------------------------------------------
-
     def added(self, block: BlockKey, version: ObjectVersion) -> None:
-        item = dataset, key = self.registry.item(version.ref)
+        """A block has landed on disk."""
+        dataset, _ = item = self.registry.item(version.ref)
         cached = self._cached.get(block.version_id)
         if cached is None:
-            dataset.names.sizes[key] = dataset.usual_bytes = version.size
-            handed = self._handed.of(version.ref)
-            count = block_count(version.size, self._block_bytes)
-            block_bytes = self._disk_bytes(-(-version.size // count))
-            cached = CachedObject(
-                dataset, key, block.version_id, count, block_bytes, self._now, self._now,
-                ahead=handed is not None and not handed.asked_for, excused=handed is not None and handed.excused,
-                reading=item in self._open_objects,
-            )  # fmt: skip
-            self._cached[block.version_id] = cached
-            if (old := dataset.cached.get(key)) is not None:
-                dataset.next_use.drop(old)
-                # Its readers' end would be told of the new one.
-                old.reading = False
-                self._outdated[old.version_id] = old
-            dataset.next_use.add(cached, self._now)
+            cached = self._begin_cached(item, block, version)
         cached.present |= 1 << block.index
         dataset.kept_bytes += cached.block_bytes
         if cached.ahead:
             self.fetched_bytes += cached.block_bytes
-        self._handed.landed(version.ref, 1 << block.index, self._now)
+        self._outstanding.landed(version.ref, 1 << block.index, self._now)
+
+    def _begin_cached(self, item: Item, block: BlockKey, version: ObjectVersion) -> CachedObject:
+        dataset, index = item
+        dataset.names.sizes[index] = dataset.usual_bytes = version.size
+        prefetch = self._outstanding.of(version.ref)
+        count = block_count(version.size, self._space.block_bytes)
+        block_bytes = self._space.disk_bytes(-(-version.size // count))
+        cached = CachedObject(
+            dataset, index, block.version_id, count, block_bytes, self._now, self._now,
+            ahead=prefetch is not None and not prefetch.asked_for,
+            excused=prefetch is not None and prefetch.excused,
+            reading=item in self._open_objects,
+        )  # fmt: skip
+        self._cached[block.version_id] = cached
+        if (old := dataset.cached.get(index)) is not None:
+            dataset.next_use.drop(old)
+            # When its readers end, `reading` of the new version is reset instead.
+            old.reading = False
+            self._outdated[old.version_id] = old
+        dataset.next_use.add(cached, self._now)
+        return cached
 
     def dropped(self, ref: ObjectRef, *, again: bool = True, missing: bool = False) -> None:
-        """What is still missing of a wanted object will not come. `again`: it may come when it is tried again;
-        `missing`: there is no such object, or it is not to be had."""
-        dataset, key = self.registry.item(ref)
-        if self._handed.of(ref) is not None:
-            self._handed.drop(ref)
+        """The missing blocks of a wanted object will not come. `again`: a later try may bring them. `missing`: there is
+        no such object, or the origin refuses it."""
+        dataset, index = self.registry.item(ref)
+        if self._outstanding.of(ref) is not None:
+            self._outstanding.drop(ref)
             if again:
-                self._fetch_again(dataset, key)
+                self._fetch_again(dataset, index)
             elif missing:
-                self._discovery.missed(dataset, key, self._now)
+                self._discovery.missed(dataset, index, self._now)
 
-    def _fetch_again(self, dataset: Dataset, key: int) -> None:
-        for one in dataset.epochs():
-            one.fetch_again(key)
+    def _fetch_again(self, dataset: Dataset, index: int) -> None:
+        for epoch in dataset.epochs():
+            epoch.fetch_again(index)
 
     def read(self, block: BlockKey) -> None:
+        """A client has read a block from the cache."""
         cached = self._cached.get(block.version_id)
         if cached is not None:
             cached.served |= 1 << block.index
@@ -298,6 +311,7 @@ class Planner:
             self._open_objects.heard_of((cached.dataset, cached.index), self._now)
 
     def removed(self, block: BlockKey) -> None:
+        """A block is on disk no more."""
         cached = self._cached.get(block.version_id)
         if cached is None:
             return
@@ -307,37 +321,36 @@ class Planner:
         if cached.ahead:
             self.wasted_bytes += cached.block_bytes
             if not cached.excused:
-                self._owing[dataset] = self._owing.get(dataset, 0.0) + cached.block_bytes
+                self._waste_bytes[dataset] = self._waste_bytes.get(dataset, 0.0) + cached.block_bytes
         if dataset.cached.get(cached.index) is cached:
-            # An outdated one's number may be from before the set was forgotten.
+            # The index of an outdated version may be from before the dataset was forgotten.
             self._fetch_again(dataset, cached.index)
         if not cached.present:
             del self._cached[block.version_id]
             self._outdated.pop(block.version_id, None)
             dataset.next_use.drop(cached)
 
-    # -- decisions: what may go ---------------------------------------------------------------------------------
+    # -- decisions: which blocks to evict -----------------------------------------------------------------------
 
     def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
-        sooner_s = -1.0
+        """Blocks that may be evicted for `incoming`, about the one that is needed last first."""
+        later_than_s = -1.0
         if incoming is not None and version is not None:
-            dataset, key = self.registry.item(version.ref)
-            handed = self._handed.of(version.ref)
-            if handed is not None and not handed.asked_for and handed.missing >> incoming.index & 1:
-                # For what nobody waits for, only those may go that are needed later.
-                sooner_s = self._worth(dataset, key)
-        return self._victims(sooner_s)
+            dataset, index = self.registry.item(version.ref)
+            prefetch = self._outstanding.of(version.ref)
+            if prefetch is not None and not prefetch.asked_for and prefetch.missing >> incoming.index & 1:
+                # No client waits for this block, so only those may go that are needed later.
+                later_than_s = self._victims_later_than_s(dataset, index)
+        return (block for cached in self._farthest(later_than_s) for block in blocks_of(cached))
 
-    def _worth(self, dataset: Dataset, key: int) -> float:
-        """Seconds beyond which the next use of a block must lie that goes for this object."""
-        return min((one.seconds(self._now) * (one.until(key) + SOONER) for one in dataset.epochs()), default=FAREST)
-
-    def _victims(self, later_than_s: float) -> Iterator[BlockKey]:
-        for cached in self._farthest(later_than_s):
-            yield from blocks_of(cached)
+    def _victims_later_than_s(self, dataset: Dataset, index: int) -> float:
+        """A block may be evicted for this object if its next use is later than in so many seconds."""
+        return min(
+            (epoch.seconds(self._now) * (epoch.until(index) + SOONER) for epoch in dataset.epochs()), default=FAREST
+        )
 
     def _farthest(self, later_than_s: float) -> Iterator[CachedObject]:
-        """What is needed later than that, about the farthest first."""
+        """The outdated versions, and then the objects that are needed later than that, about the farthest first."""
         if self._pins_released != self._pins.released:
             self._pins_released = self._pins.released
             for dataset in self.registry.datasets():
@@ -345,44 +358,45 @@ class Planner:
         holds = self._pins.holds
         if self._outdated:
             yield from (cached for cached in self._outdated.values() if not holds(cached.version_id))
-        passed_by: list[CachedObject] = []
+        pinned: list[CachedObject] = []
         try:
             for seconds, cached in self.registry.farthest(self._now):
                 if seconds <= later_than_s:
                     return
                 if holds(cached.version_id):
-                    passed_by.append(cached)
+                    pinned.append(cached)
                 else:
                     yield cached
         finally:
-            for cached in passed_by:
+            for cached in pinned:
                 cached.dataset.next_use.set_aside(cached)
 
-    # -- decisions: what to fetch -------------------------------------------------------------------------------
+    # -- decisions: which objects to prefetch -------------------------------------------------------------------
 
     def wants(self, now: float, free_bytes: int, blocks: int) -> list[Want]:
-        """What to fetch now, most urgent first: some `blocks` blocks at most are on their way for the planner at any
-        time. `free_bytes`: room that is neither used nor reserved. Each object handed out must end in `added` for each
-        of its blocks, or in `dropped`."""
+        """The objects to prefetch now, most urgent first, so that at most some `blocks` blocks are on their way at any
+        time. `free_bytes`: room that is neither used nor reserved. Each returned object must end in `added` for each of
+        its blocks, or in `dropped`."""
         self._now = now
         return self._candidates.wants(now, free_bytes, blocks)
 
     def ponder(self) -> bool:
-        """Think for about 0.1 ms of what takes longer, such as by which sampler a job reads; whether there is more to
-        think of. After the last time there may be more to want."""
+        """One step, of about 0.1 ms, of computations that take longer, such as the seed search. Returns whether there
+        is more to do. After the last step there may be more to want."""
         return self._candidates.go_on() or self._order_search.step()
 
     @property
     def blocks_coming(self) -> int:
-        """Handed out to be fetched, and not here yet."""
-        return self._handed.blocks
+        """The blocks of wanted objects that are not on disk yet."""
+        return self._outstanding.blocks
 
     @property
     def bytes_coming(self) -> int:
-        return self._handed.bytes
+        return self._outstanding.bytes
 
-    def is_coming(self, dataset: Dataset, key: int) -> bool:
-        return (dataset, key) in self._handed
+    def is_coming(self, dataset: Dataset, index: int) -> bool:
+        return (dataset, index) in self._outstanding
 
     def _may_fetch(self, dataset: Dataset) -> bool:
-        return self._owing.get(dataset, 0.0) <= _WASTE * self._capacity_bytes + 2 * self._block_bytes
+        waste_max_bytes = _WASTE * self._space.capacity_bytes + 2 * self._space.block_bytes
+        return self._waste_bytes.get(dataset, 0.0) <= waste_max_bytes

@@ -138,7 +138,7 @@ def test_many_share_epochs_as_a_few_do(nodes: int) -> None:
 
 def test_of_many_jobs_each_thought_looks_at_some_and_all_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     offered: list[int] = []
-    wants, offer = Candidates.wants, Candidates._offer
+    wants, offer = Candidates.wants, Candidates._candidate
 
     def counted(self: Candidates, dataset: Dataset, one: Epoch) -> object:
         offered[-1] += 1
@@ -150,7 +150,7 @@ def test_of_many_jobs_each_thought_looks_at_some_and_all_have_their_turn(monkeyp
         offered[-1] //= 1 + len(found)
         return found
 
-    monkeypatch.setattr(Candidates, "_offer", counted)
+    monkeypatch.setattr(Candidates, "_candidate", counted)
     monkeypatch.setattr(Candidates, "wants", thought)
     store = listed(160)
     orders = [shuffled(store, job) for job in range(20)]
