@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.order import webdataset_shuffle
+from outrider.core.ahead.order import shuffle_search, webdataset_shuffle
+from outrider.core.ahead.order.shuffle_search import SearchResult
 from outrider.core.ahead.order.torch_sampler import at_once
 from outrider.core.ahead.order.webdataset_shuffle import (
     ALL_SEEDS,
-    SearchResult,
     Shuffle,
     drawn,
     next_shuffles,
@@ -65,8 +65,8 @@ def first_reads(order: Order, rounds: int, epoch: int = 0, chance: int = 1) -> l
 
 
 def found(reads: list[int], count: int = COUNT, tried: int = 0) -> SearchResult:
-    workers = at_once(webdataset_shuffle.workers_of(reads, count))
-    return at_once(webdataset_shuffle.found(reads, count, workers, tried))
+    workers = at_once(shuffle_search.workers_of(reads, count))
+    return at_once(shuffle_search.found(reads, count, workers, tried))
 
 
 def steps_of(work: Generator[None, None, T]) -> tuple[T, int]:
@@ -98,7 +98,7 @@ def test_a_small_seed_is_found_by_a_few_shards_of_each_worker(
 
 def test_webdatasets_own_seed_is_found_among_a_million() -> None:
     reads = first_reads(shuffled(seed=600_123), 6)
-    (search, steps), last = steps_of(webdataset_shuffle.found(reads, COUNT, WORKERS)), 600_123
+    (search, steps), last = steps_of(shuffle_search.found(reads, COUNT, WORKERS)), 600_123
     assert search.shuffle is not None
     assert set(dict(search.shuffle.seeds).values()) == {last}
     # In steps of 0.1 ms.
@@ -166,7 +166,7 @@ def test_of_several_ranks_all_seeds_or_none_are_known() -> None:
 @given(st.integers(2**32, 2**64), st.sampled_from([100, 1000, 5000]), st.integers(16, 96))
 def test_chance_has_neither_workers_nor_a_seed(chance: int, count: int, reads: int) -> None:
     read = Random(chance).sample(range(count), min(reads, count - 1))
-    assert at_once(webdataset_shuffle.workers_of(read, count)) == 1
+    assert at_once(shuffle_search.workers_of(read, count)) == 1
     search = found(read, count)
     assert search.shuffle is None
     # And a million seeds are not tried for it.
@@ -177,14 +177,14 @@ def test_chance_has_neither_workers_nor_a_seed(chance: int, count: int, reads: i
 def test_shards_that_are_read_in_their_order_are_no_workers(reads: int) -> None:
     about = beside_each_other([list(range(worker, COUNT, WORKERS)) for worker in range(WORKERS)], Random(1))
     for order in (range(COUNT), about):
-        assert at_once(webdataset_shuffle.workers_of(order[:reads], COUNT)) == 1
+        assert at_once(shuffle_search.workers_of(order[:reads], COUNT)) == 1
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8, 16, 48])
 @pytest.mark.parametrize("rounds", [3, 6, 30])
 def test_workers_are_neither_halved_nor_doubled(workers: int, rounds: int) -> None:
     reads = first_reads(shuffled(6000, workers, seed=99_999), max(rounds, 16 // workers))
-    assert at_once(webdataset_shuffle.workers_of(reads, 6000)) == workers
+    assert at_once(shuffle_search.workers_of(reads, 6000)) == workers
 
 
 def test_the_next_epoch_is_the_same_or_the_next_seeds() -> None:
@@ -315,7 +315,7 @@ def test_chance_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated(order)]
 
     with_it = fresh()
-    monkeypatch.setattr(webdataset_shuffle, "_SMALL_SEEDS", 0)
+    monkeypatch.setattr(shuffle_search, "_SMALL_SEEDS", 0)
     assert fresh() == with_it
 
 
@@ -334,13 +334,13 @@ def test_a_seed_that_is_found_when_its_epoch_is_over_tells_that_of_the_next_one(
 
 def test_a_search_goes_on_while_more_is_read_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
-    search = webdataset_shuffle.found
+    search = shuffle_search.found
 
     def counted(*args: Any) -> Generator[None, None, SearchResult]:
         begun.append(len(args[0]))
         return (yield from search(*args))
 
-    monkeypatch.setattr(webdataset_shuffle, "found", counted)
+    monkeypatch.setattr(shuffle_search, "found", counted)
     proxy = Sampled(COUNT)
     [*reads] = beside_each_other(shuffled(seed=2**40)(0), Random(1))
     steps = proxy.steps()

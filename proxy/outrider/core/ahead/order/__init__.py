@@ -10,7 +10,7 @@
 The order of an epoch is known in one of three ways. It repeats the order of the last epoch, or a `LearnedOrder` of an
 earlier job. It is told by a hint, and `ToldOrder` merges the orders of several workers. Or a seed draws it:
 `OrderSearch` looks for a seed that explains the first reads, of a PyTorch sampler (`torch_sampler`) or of WebDataset's
-workers (`webdataset_shuffle`), and works out the rest; `SeedState` is what is known of the seed.
+workers (`shuffle_search`, `webdataset_shuffle`), and works out the rest; `SeedState` is what is known of the seed.
 
 Modules import the names that they need from the submodules, since those of `dataset` and `order` use each other.
 """

@@ -1,7 +1,7 @@
 """The seed search: finds epochs whose order is drawn by a seed, and the workers that read an order beside each other.
 
 A search is a generator whose steps take about 0.1 ms, so that it never holds up the event loop. The draws themselves
-are worked out in `torch_sampler` and `webdataset_shuffle`.
+are worked out in `torch_sampler`, `webdataset_shuffle` and `shuffle_search`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.names import Names
-from outrider.core.ahead.order import webdataset_shuffle
+from outrider.core.ahead.order import shuffle_search, webdataset_shuffle
 from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.ahead.order.learned_order import blanks
 from outrider.core.ahead.order.seed_state import SEARCH_FIRST, SEARCH_KNOWN, SHUFFLE_SEEDS_MAX, DrawnOrder, Seeded
@@ -209,12 +209,10 @@ class _EpochSearch:
         tried = seed_state.seeds_tried
         if not SEARCH_FIRST <= len(reads) < self._count or sum(tried.values()) >= SHUFFLE_SEEDS_MAX:
             return None
-        workers = yield from webdataset_shuffle.workers_of(reads, self._count)
+        workers = yield from shuffle_search.workers_of(reads, self._count)
         yield from self._drop_unseen_workers(workers, reads)
         self.is_among_all_seeds = True
-        result = yield from webdataset_shuffle.found(
-            reads, self._count, workers, seed_state.seeds_tried.get(workers, 0)
-        )
+        result = yield from shuffle_search.found(reads, self._count, workers, seed_state.seeds_tried.get(workers, 0))
         self.is_among_all_seeds = False
         seed_state.seeds_tried[workers] = result.tried
         if result.search_at:

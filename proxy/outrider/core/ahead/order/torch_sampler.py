@@ -1,9 +1,9 @@
 """The orders that PyTorch's samplers draw, worked out from their seeds.
 
-A training script that is to be reproducible gives its sampler a seed, and that is most often a small number:
-`DistributedSampler` draws each epoch's order from `seed + epoch` (0 by default), `RandomSampler` from the generator
-that it was given (https://docs.pytorch.org/docs/stable/notes/randomness.html). Then nothing in the new order of an
-epoch is chance: who knows the first few reads can find the seed, and from it all the others.
+A training script that is to be reproducible gives its sampler a seed, most often a small number: `DistributedSampler`
+draws each epoch's order from `seed + epoch` (0 by default), `RandomSampler` from the generator that it was given
+(https://docs.pytorch.org/docs/stable/notes/randomness.html). Such an order is not random: its first few reads tell the
+seed, and the seed tells all other reads.
 
 `torch.randperm` on the CPU is a Fisher-Yates shuffle from the front, by the 32-bit numbers of an MT19937 (M. Matsumoto,
 T. Nishimura, 1998), which Python's `random` has, too.
@@ -21,37 +21,41 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-# Seeds that are tried, and those that people like beyond them, with the epochs that follow each.
+# The seeds that are tried: all below this number, and beyond it those that people like, with the seeds of the epochs
+# that follow each.
 _SEEDS = 4096
 _LIKED = (12345, 31337, 123456)
 _EPOCHS = 128
-# Two numbers that a `DataLoader` takes for its workers' seeds from the generator that it was given, before each epoch.
+# A `DataLoader` that was given a generator takes two numbers from it before each epoch, for its workers' seeds.
 _FOR_WORKERS = 2
-# Numbers that are looked at of each seed, and of one that may be it: at these lengths of its beginning.
+# How many numbers of each seed are looked at; and of a seed that may be the right one, at which lengths of the order's
+# beginning it is tested.
 _GLANCE, _LOOKS = 32, (16, 32, 64, 128, 256)
-# Of an order of which more is read than one part in so many, no beginning is to be seen any more.
+# Once more than one part in so many of an order is read, its beginning cannot be told from the other reads.
 _BEGUN = 3
-# More reads than that among the first numbers prove one of the few orders that may follow a known one.
+# One of the few orders that may follow a known one is proven by more reads among its first numbers than this.
 _LITTLE_PROOF = 3
 # Reads that are looked at.
 _READS_MAX = 1296
-# Every n-th of an order is taken for a rank's share only after so many reads: before, it may be each worker's first.
+# Every n-th object of an order is taken for a rank's share only after so many reads: before, these may be the first
+# objects of each worker.
 _PROOF_OF_SHARE = 48
-# Ranks, or the workers of small batches, overtake each other; what is farther apart are batches. Of a batch that has
-# so many reads the first is there. More in a row than the ranks of a node are a batch.
+# Ranks, and workers of small batches, overtake each other by up to `_GAP` places; objects that are farther apart are of
+# different batches. The first object of a batch is among the reads once the batch has `_SETTLED` reads. More places in
+# a row than a node has ranks, `_RUN`, are a batch.
 _GAP, _SETTLED, _RUN = 8, 3, 17
-# Of those who read beside each other one reads after another more often than this: once in so many reads.
+# Parallel workers take turns more often than once in so many reads.
 _SWITCHED = 16
-# Of the reads so far, so many were the very first of the order.
+# An order is taken to be read as it is once so much of the reads are the very first objects of it.
 _WHOLE = 0.75
-# Steps of work that are done at once.
+# Steps of work that are done without a pause.
 _AT_ONCE = 512
 _WORDS, _STATE_VERSION = 624, 3
 
 
 class Draw(NamedTuple):
-    """Where a sampler's generator stood before an epoch: made from `seed`, `spent` numbers taken from it. What one
-    process reads is every `share`-th of the order, from number `first` on."""
+    """The state of a sampler's generator before an epoch: made from `seed`, with `spent` numbers taken from it. One
+    process reads every `share`-th object of the order, from number `first` on."""
 
     seed: int
     spent: int = 0
@@ -60,18 +64,18 @@ class Draw(NamedTuple):
 
 
 def next_draws(draw: Draw, count: int) -> tuple[Draw, ...]:
-    """Where it may stand an epoch over `count` objects later."""
+    """The draws that may follow this one, one epoch over `count` objects later."""
     taken = count - 1
     return (
         draw._replace(seed=draw.seed + 1),  # DistributedSampler
-        draw,  # DistributedSampler, of which nobody called set_epoch
-        # RandomSampler draws another order at the end, of which it needs nothing.
+        draw,  # DistributedSampler, if the script calls no set_epoch
+        # At its end RandomSampler draws another order, of which it uses nothing.
         *(draw._replace(spent=draw.spent + orders * taken + more) for orders in (2, 1) for more in (0, _FOR_WORKERS)),
     )
 
 
 def order_of(draw: Draw, count: int) -> Generator[None, None, array[int]]:
-    """What it draws of `count` objects, as their numbers; yields now and then."""
+    """The order that is drawn of the numbers below `count`. Yields now and then."""
     numbers = _Numbers(draw.seed)
     yield from numbers.skip(draw.spent)
     order = array("i")
@@ -81,18 +85,18 @@ def order_of(draw: Draw, count: int) -> Generator[None, None, array[int]]:
     for begin in range(0, count - 1, _AT_ONCE):
         end = min(begin + _AT_ONCE, count - 1)
         for place, number in enumerate(numbers.take(end - begin), begin):
-            at = place + number % (count - place)
-            order[place], order[at] = order[at], order[place]
+            other = place + number % (count - place)
+            order[place], order[other] = order[other], order[place]
         yield
     own = order[draw.first :: draw.share]
     if len(own) < -(-count // draw.share):
-        # Each rank gets as many: there are some of the first again.
+        # Each rank gets the same number of objects: the last ones get some of the first objects again.
         own.append(order[draw.first + draw.share * len(own) - count])
     return own
 
 
 def at_once(work: Generator[None, None, T]) -> T:
-    """Its result, for who has the time."""
+    """The result of a generator that works in small steps, without the pauses."""
     while True:
         try:
             next(work)
@@ -102,24 +106,25 @@ def at_once(work: Generator[None, None, T]) -> T:
 
 
 def order_at_once(draw: Draw, count: int) -> array[int]:
-    """See `order_of`: a million take most of a second."""
+    """See `order_of`: a million objects take most of a second."""
     return at_once(order_of(draw, count))
 
 
 def turn_of(number: int, batch: int, workers: int) -> int:
-    """As the how-many-th it is read of an order that workers read beside each other, a batch of each in turn."""
-    begun, rest = divmod(number, batch * workers)
+    """When the object at place `number` of an order is read, as a place among all reads, if `workers` workers read the
+    order beside each other, a batch of `batch` each in turn."""
+    rounds, rest = divmod(number, batch * workers)
     worker, each = divmod(rest, batch)
-    return begun * batch * workers + each * workers + worker
+    return rounds * batch * workers + each * workers + worker
 
 
 def in_batches(order: array[int], batch: int, workers: int) -> Generator[None, None, array[int]]:
-    """All of an order by `turn_of`; yields now and then."""
+    """All of an order by `turn_of`. Yields now and then."""
     if workers == 1:
         return order
-    read, round_of_all = array("i"), batch * workers
-    for begin in range(0, len(order), round_of_all):
-        some = order[begin : begin + round_of_all]
+    read, in_round = array("i"), batch * workers
+    for begin in range(0, len(order), in_round):
+        some = order[begin : begin + in_round]
         for each in range(min(batch, len(some))):
             read.extend(some[each::batch])
             if each % _AT_ONCE == 0:
@@ -128,21 +133,24 @@ def in_batches(order: array[int], batch: int, workers: int) -> Generator[None, N
 
 
 def out_of_batches(read: array[int], batch: int, workers: int) -> Generator[None, None, array[int]]:
-    """The order of which `in_batches` made this; yields now and then."""
+    """The order that `in_batches` made this from. Yields now and then."""
     if workers == 1:
         return read
-    order, round_of_all = array("i", read), batch * workers
-    for begin in range(0, len(read), round_of_all):
-        some = read[begin : begin + round_of_all]
+    order, in_round = array("i", read), batch * workers
+    for begin in range(0, len(read), in_round):
+        some = read[begin : begin + in_round]
         turns = yield from in_batches(array("i", range(len(some))), batch, workers)
-        for number, key in zip(turns, some, strict=True):
-            order[begin + number] = key
+        for number, value in zip(turns, some, strict=True):
+            order[begin + number] = value
         yield
     return order
 
 
+# -- batches of workers ------------------------------------------------------------------------------------------------
+
+
 class _Run:
-    """Places that were read one after the other, about: `next` follows on the last."""
+    """Places that were read about one after the other, from `first` up to `next` (half-open)."""
 
     __slots__ = ("first", "length", "next")
 
@@ -152,14 +160,14 @@ class _Run:
 
 
 def batches_of(places: Sequence[int]) -> tuple[int, int] | None:
-    """How large the batches are, and how many workers read one each, by the places in their order of what was read so
-    far. 1, 1 is one after the other. None: not clear, or no process reads so."""
-    # Ranks of one node read about what the others do.
+    """The size of the batches, and how many workers read one each, by the places of the first reads in their order.
+    1, 1: the order is read as it is. None: not clear, or no process reads like this."""
+    # Without a gap first: the ranks of one node read objects that are close to each other.
     found = _batches_of(places, 0) or _batches_of(places, _GAP)
     if found is None:
         count = len(places)
         if sum(place < count for place in places) >= max(_RUN, _WHOLE * count):
-            # Whoever reads: nothing is left out.
+            # However many read, they leave nothing out.
             return 1, 1
     return found
 
@@ -170,34 +178,34 @@ def _batches_of(places: Sequence[int], gap: int) -> tuple[int, int] | None:
         return (1, 1) if runs[0].next <= len(places) + _GAP else None
     starts = [run.first for run in runs if run.length >= _SETTLED]
     batch = gcd(*starts)
-    if sum(one is not after for one, after in pairwise(of_each)) * _SWITCHED < len(places):
-        return None  # one after the other; what was heard of late looks like another one's
+    if sum(run is not after for run, after in pairwise(of_each)) * _SWITCHED < len(places):
+        return None  # The order is read as it is, and some reads that were heard of late look like another worker's.
     if len(places) < _RUN * len(runs) or batch <= _GAP:
-        # As some of a node's ranks read, of which others are on other nodes; or it is too early.
+        # Some ranks of a node read like this while the others are on other nodes; or it is too early to tell.
         return None
     under_way: dict[_Run, int] = {}
     workers = 0
     for number, (place, run) in enumerate(zip(places, of_each, strict=True)):
         under_way[run] = number
         if (place + 1) % batch == 0:
-            # The last one of its batch.
+            # The last object of its batch.
             del under_way[run]
         workers = max(workers, len(under_way))
     if any(len(places) - number > _RUN * workers for number in under_way.values()):
-        # Nobody goes on there.
+        # A batch that nobody has gone on with is no batch.
         return None
     return batch, workers
 
 
 def _runs_of(places: Sequence[int], gap: int) -> tuple[list[_Run], list[_Run]]:
-    """All of them, and that of each place; what is no farther apart is one."""
+    """All runs, and the run of each place. Places that are no farther apart than `gap` are of one run."""
     runs: list[_Run] = []
     of_each: list[_Run] = []
     heads: dict[int, _Run] = {}
     for place in places:
         run = heads.get(place)
         if run is None:
-            run = next(filter(None, (heads.get(place + apart) for apart in range(-gap, gap + 1))), None)
+            run = next(filter(None, (heads.get(place + distance) for distance in range(-gap, gap + 1))), None)
         if run is None:
             run = _Run(place)
             runs.append(run)
@@ -210,30 +218,34 @@ def _runs_of(places: Sequence[int], gap: int) -> tuple[list[_Run], list[_Run]]:
     return runs, of_each
 
 
+# -- the search for a seed ---------------------------------------------------------------------------------------------
+
+
 class Seeds:
-    """The first numbers of each seed that is tried, made when they are needed for the first time: 0.1 ms each."""
+    """The first numbers of each seed that is tried. They are made when they are first needed, 0.1 ms each seed."""
 
     def __init__(self) -> None:
         self._seeds = array("I", [*range(_SEEDS), *(seed + epoch for seed in _LIKED for epoch in range(_EPOCHS))])
         self._numbers: array[int] = array("I")
 
     def found(self, reads: Sequence[int], count: int) -> Generator[None, None, Draw | None]:
-        """The draw of `count` objects that began with these reads, in about this order; None: none of those that are
-        tried. Yields now and then."""
+        """The draw of `count` objects that begins with these reads, about in this order. None: no seed that is tried
+        has such a draw. Yields now and then."""
         read = frozenset(reads[:_READS_MAX])
         each = _GLANCE + _FOR_WORKERS
         if not is_enough(len(reads), count):
             return None
-        # More than chance gives, but for one seed in some hundred, and what every sixteenth of an order gives.
+        # Chance gives so many reads for one seed in some hundred only. At least 2: a rank that reads every sixteenth
+        # object reads as many of the first 32.
         by_chance = _GLANCE * len(read) / count
         least = max(2, int(1 + by_chance + 3 * sqrt(by_chance)))
-        for index, seed in enumerate(self._seeds):
-            if len(self._numbers) < (index + 1) * each:
+        for place, seed in enumerate(self._seeds):
+            if len(self._numbers) < (place + 1) * each:
                 self._numbers.extend(_Numbers(seed).take(each))
                 yield
-            elif index % 16 == 0:
+            elif place % 16 == 0:
                 yield
-            numbers = self._numbers[index * each : (index + 1) * each]
+            numbers = self._numbers[place * each : (place + 1) * each]
             for spent in (0, _FOR_WORKERS):
                 if sum(map(read.__contains__, _drawn(numbers[spent : spent + _GLANCE], count))) >= least:
                     found = _if_proven(Draw(seed, spent), read, count)
@@ -244,24 +256,24 @@ class Seeds:
 
 
 def is_enough(reads: int, count: int) -> bool:
-    """So many reads may prove an order of so many objects."""
+    """Whether so many reads may prove an order of `count` objects."""
     return _LOOKS[0] <= reads <= count // _BEGUN
 
 
 def _proof(by_chance: float) -> float:
-    """So many of the first numbers were read of no order by chance, which gives so many in the mean, but once in a
-    billion (Poisson's distribution, rounded up)."""
+    """If chance gives `by_chance` reads among the first numbers of an order in the mean, it gives so many only once in
+    a billion times (Poisson's distribution, rounded up)."""
     return 6 + 6 * sqrt(by_chance) + by_chance
 
 
 def following(
     draws: Iterable[Draw], reads: Sequence[int], count: int, batch: int = 1, workers: int = 1
 ) -> Generator[None, None, Draw | None]:
-    """Which of these few began with these reads of workers in batches; None: none of them, or too few have come to
-    tell. Yields now and then."""
+    """Which of these few draws begins with these reads, if workers read it in batches. None: none of them, or there are
+    too few reads to tell. Yields now and then."""
     read = frozenset(reads)
     for draw in draws:
-        # What would have been read four times as far in the order.
+        # The places that would be read by four times as many reads.
         expected = {
             draw.first + draw.share * (worker * batch + each)
             for each in range(1 + 4 * len(read) // workers)
@@ -279,7 +291,7 @@ def following(
 
 
 def _if_proven(draw: Draw, read: Set[int], count: int) -> Draw | None:
-    """It, with the share that was read of it; None: what was read is another one's."""
+    """The draw with the share that was read of it. None: the reads are of another order."""
     places = _places_read(draw, read, count)
     if not any(bisect_left(places, look) >= _proof(look * len(read) / count) for look in _LOOKS):
         return None
@@ -288,12 +300,12 @@ def _if_proven(draw: Draw, read: Set[int], count: int) -> Draw | None:
 
 
 def as_read(draw: Draw, reads: Iterable[int], count: int) -> Draw:
-    """A draw that was found, with the share that was read of it by now: others may have begun meanwhile."""
+    """A proven draw with the share that was read of it by now: other ranks may have begun meanwhile."""
     return _with_share(draw, _places_read(draw, frozenset(reads), count))
 
 
 def _places_read(draw: Draw, read: Set[int], count: int) -> list[int]:
-    """Of the first ones that it draws."""
+    """The places among the first of the order whose objects were read."""
     numbers = _Numbers(draw.seed)
     for _ in numbers.skip(draw.spent):
         pass
@@ -307,22 +319,22 @@ def _with_share(draw: Draw, places: Sequence[int]) -> Draw:
 
 
 def _drawn(numbers: Iterable[int], count: int) -> Iterator[int]:
-    """The beginning of an order of `count`, from a generator's numbers."""
+    """The beginning of an order of `count` objects, drawn by a generator's numbers."""
     moved: dict[int, int] = {}
     for place, number in enumerate(numbers):
-        at = place + number % (count - place)
-        yield moved.get(at, at)
-        moved[at] = moved.get(place, place)
+        other = place + number % (count - place)
+        yield moved.get(other, other)
+        moved[other] = moved.get(place, place)
 
 
 class _Numbers:
-    """What `torch.Generator().manual_seed(seed)` gives, 32 bits at a time."""
+    """The numbers of `torch.Generator().manual_seed(seed)`, 32 bits at a time."""
 
     def __init__(self, seed: int) -> None:
         word = seed & 0xFFFFFFFF
         words = [word]
-        for index in range(1, _WORDS):
-            word = (1812433253 * (word ^ word >> 30) + index) & 0xFFFFFFFF
+        for number in range(1, _WORDS):
+            word = (1812433253 * (word ^ word >> 30) + number) & 0xFFFFFFFF
             words.append(word)
         self._random = Random(0)  # noqa: S311 nothing is to be kept from anybody
         self._random.setstate((_STATE_VERSION, (*words, _WORDS), None))
