@@ -113,13 +113,13 @@ async def test_prefetch_begins_after_its_readers_may_have_asked_for_more(
 
 async def test_after_a_withdrawal_only_fills_under_way_are_completed(making: Making) -> None:
     with making(prefetch_blocks=2) as room:
-        gate, telling = asyncio.Event(), Hint()
+        gate, hint = asyncio.Event(), Hint()
         room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
         sizes_known(room)
-        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, hint=telling)
+        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, hint=hint)
         await under_way(room, 2)
         before = gets(room)
-        assert room.prefetch.withdraw(telling, ()) == COUNT
+        assert room.prefetch.withdraw(hint, ()) == COUNT
         gate.set()
         await room.tasks.settle()
         await room.prefetch.tick()
@@ -132,21 +132,21 @@ async def test_after_a_withdrawal_only_fills_under_way_are_completed(making: Mak
 
 async def test_progress_counts_objects_that_are_here_as_a_whole(making: Making) -> None:
     with making() as room:
-        telling, gate = Hint(), asyncio.Event()
+        hint, gate = Hint(), asyncio.Event()
         # Of one object, the first block comes whole and the second one in part.
         room.origin.faults += [Fault(key=REFS[5].key), Fault(key=REFS[5].key, body_gate=gate, gate_after=10)]
-        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, hint=telling)
+        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, hint=hint)
         async with asyncio.timeout(60):
             while len(room.store) < 2 * COUNT - 1:
                 await asyncio.sleep(0)
-        assert (await room.prefetch.progress(telling)).here == COUNT - 1
+        assert (await room.prefetch.progress(hint)).here == COUNT - 1
         gate.set()
         await room.tasks.settle()
-        assert await room.prefetch.progress(telling) == PlanProgress(told=COUNT, here=COUNT)
+        assert await room.prefetch.progress(hint) == PlanProgress(told=COUNT, here=COUNT)
         await read(room, REFS[0])
-        assert await room.prefetch.progress(telling) == PlanProgress(told=COUNT, read=1, here=COUNT - 1)
+        assert await room.prefetch.progress(hint) == PlanProgress(told=COUNT, read=1, here=COUNT - 1)
         room.versions.forget(REFS[1])
-        assert await room.prefetch.progress(telling) == PlanProgress(told=COUNT, read=1, here=COUNT - 2, left=1)
+        assert await room.prefetch.progress(hint) == PlanProgress(told=COUNT, read=1, here=COUNT - 2, left=1)
 
 
 async def test_a_reader_joins_the_prefetch_of_its_object(making: Making) -> None:

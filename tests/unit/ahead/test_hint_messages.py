@@ -59,14 +59,14 @@ def test_stalls_are_added() -> None:
 
 def test_a_hint_is_counted_by_its_size_in_memory_too() -> None:
     """A hint grows with each part that is sent under its name."""
-    notes, planner, telling = ControlObjects(10, 4950), Planner(1 << 20, 1 << 10), Hint()
+    notes, planner, hint = ControlObjects(10, 4950), Planner(1 << 20, 1 << 10), Hint()
     notes.put("", "short", ControlObject(bytes(100), 0.0))
     for part in range(3):
         refs = [ObjectRef("bkt", f"{part}-{number:04}") for number in range(400)]
-        planner.told("a", refs, 0.0, telling=telling)
-        notes.put("", "long", ControlObject(bytes(100), 0.0, telling))
+        planner.told("a", refs, 0.0, hint=hint)
+        notes.put("", "long", ControlObject(bytes(100), 0.0, hint))
         assert [name for name, _ in notes.of("")] == (["short", "long"] if part < 2 else ["long"])
-    assert notes.hints() == [telling]
+    assert notes.hints() == [hint]
     notes.pop("", "long")
     notes.put("", "next", ControlObject(bytes(4850), 0.0))
     notes.put("", "other", ControlObject(bytes(100), 0.0))

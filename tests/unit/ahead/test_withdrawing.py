@@ -20,14 +20,14 @@ def in_chance_order(store: PlannedStore, seed: int) -> list[ObjectRef]:
     return Random(seed).sample(store.refs, len(store.refs))
 
 
-def tell(store: PlannedStore, refs: list[ObjectRef], client: str = "a", telling: Hint | None = None) -> Hint:
-    telling = telling or Hint()
-    store.planner.told(client, refs, store.now, telling=telling)
-    return telling
+def tell(store: PlannedStore, refs: list[ObjectRef], client: str = "a", hint: Hint | None = None) -> Hint:
+    hint = hint or Hint()
+    store.planner.told(client, refs, store.now, hint=hint)
+    return hint
 
 
-def told_by(telling: Hint, at_once: int = 7) -> HintedObjects:
-    pieces = list(telling.told(at_once))
+def told_by(hint: Hint, at_once: int = 7) -> HintedObjects:
+    pieces = list(hint.told(at_once))
     assert all(each.read + len(each.unread) + each.unknown <= at_once for each in pieces)
     unread = tuple(ref for each in pieces for ref in each.unread)
     return HintedObjects(sum(each.read for each in pieces), unread, sum(each.unknown for each in pieces))
@@ -73,22 +73,22 @@ def store() -> PlannedStore:
 
 def test_what_was_told_and_withdrawn_is_not_fetched(store: PlannedStore) -> None:
     order = in_chance_order(store, 1)
-    telling = tell(store, order)
+    hint = tell(store, order)
     assert wanted(store, 4) == order[:4]
-    assert store.planner.withdraw(telling, (), store.now) == COUNT
+    assert store.planner.withdraw(hint, (), store.now) == COUNT
     assert wanted(store) == []
-    assert store.planner.withdraw(telling, (), store.now) == 0
+    assert store.planner.withdraw(hint, (), store.now) == 0
 
 
 def test_in_mid_epoch_only_what_is_unread_is_withdrawn(store: PlannedStore) -> None:
     order = in_chance_order(store, 2)
-    telling = tell(store, order)
+    hint = tell(store, order)
     read(store, order[:15])
-    assert told_by(telling) == HintedObjects(15, tuple(order[15:]), 0)
+    assert told_by(hint) == HintedObjects(15, tuple(order[15:]), 0)
     assert wanted(store) != []
-    assert store.planner.withdraw(telling, (), store.now) == COUNT - 15
+    assert store.planner.withdraw(hint, (), store.now) == COUNT - 15
     assert wanted(store) == []
-    assert told_by(telling) == HintedObjects(15, (), COUNT - 15)
+    assert told_by(hint) == HintedObjects(15, (), COUNT - 15)
     # Nobody takes that for the end of an epoch, after which the same would be read again.
     read(store, order[20:21])
     assert not set(wanted(store)) & set(order[:15])
@@ -98,21 +98,21 @@ def test_what_the_next_epoch_took_over_from_a_told_one_is_withdrawn_too() -> Non
     """An object that is read again when nearly all were read begins the next epoch, which expects what is left."""
     store = PlannedStore(12, 1, 12)
     order = in_chance_order(store, 12)
-    telling = tell(store, order)
+    hint = tell(store, order)
     read(store, [*order[:-2], *order[:8]])
     [job] = [job for dataset in store.planner.registry.datasets() for job in dataset.jobs.values()]
     assert [one.told for one in job.epochs] == [True, False]
     assert [one.left for one in job.epochs] == [2, 4]
-    assert store.planner.withdraw(telling, (), store.now) == 2
+    assert store.planner.withdraw(hint, (), store.now) == 2
     assert wanted(store) == []
 
 
 def test_what_is_on_its_way_comes_and_is_not_asked_for_twice(store: PlannedStore) -> None:
     order = in_chance_order(store, 3)
-    telling = tell(store, order)
+    hint = tell(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 3))
     outstanding = store.planner.blocks_coming
-    store.planner.withdraw(telling, (), store.now)
+    store.planner.withdraw(hint, (), store.now)
     assert store.planner.blocks_coming == outstanding == 3
     tell(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 6))
@@ -157,11 +157,11 @@ def test_blocks_that_came_for_it_go_before_those_of_a_plan_that_holds() -> None:
 def test_a_later_plan_of_the_same_name_is_fetched_though_all_that_came_for_the_first_goes_for_it() -> None:
     store = PlannedStore(2 * COUNT, 1, 20)
     size_known(store)
-    telling = tell(store, store.refs[:COUNT])
+    hint = tell(store, store.refs[:COUNT])
     bring(store)
     assert len(store.present) == 20
-    store.planner.withdraw(telling, (), store.now)
-    tell(store, store.refs[COUNT:], telling=telling)
+    store.planner.withdraw(hint, (), store.now)
+    tell(store, store.refs[COUNT:], hint=hint)
     came: list[ObjectRef] = []
     while wants := bring(store, 2):
         came += [want.ref for want in wants]
@@ -172,9 +172,9 @@ def test_a_later_plan_of_the_same_name_is_fetched_though_all_that_came_for_the_f
 def test_what_was_on_its_way_when_its_plan_was_withdrawn_is_no_wrong_guess_either() -> None:
     store = PlannedStore(COUNT, 1, 20)
     size_known(store)
-    telling = tell(store, store.refs[:10])
+    hint = tell(store, store.refs[:10])
     store.take(store.planner.wants(store.now, 20 * BLOCK, 10))
-    store.planner.withdraw(telling, (), store.now)
+    store.planner.withdraw(hint, (), store.now)
     for block in sorted(store.outstanding):
         store.land(block)
         store.planner.removed(block)
@@ -188,9 +188,9 @@ def test_after_a_withdrawal_in_mid_epoch_the_rest_of_a_set_that_was_listed_is_ex
     store.planner.listed("bucket", [(ref.key, BLOCK) for ref in store.refs], 0.0)
     order = in_chance_order(store, 11)
     read(store, order[:30])
-    telling = tell(store, order)
+    hint = tell(store, order)
     read(store, order[:10])
-    store.planner.withdraw(telling, (), store.now)
+    store.planner.withdraw(hint, (), store.now)
     store.present.clear()
     for number in range(COUNT):
         store.planner.removed(BlockKey(number.to_bytes(16, "big"), 0))
@@ -208,9 +208,9 @@ def test_an_order_that_was_expected_before_the_plan_is_expected_again(store: Pla
     read(store, order[:10])
     before = wanted(store, 4)
     assert set(before) <= set(order[10:20])
-    telling = tell(store, plan)
+    hint = tell(store, plan)
     assert set(wanted(store, 4)) != set(before)
-    store.planner.withdraw(telling, (), store.now)
+    store.planner.withdraw(hint, (), store.now)
     assert wanted(store, 4) == before
     read(store, order[10:-1])
     for ref in order[:3]:
@@ -221,23 +221,23 @@ def test_an_order_that_was_expected_before_the_plan_is_expected_again(store: Pla
 
 def test_more_may_be_told_under_a_name_and_what_is_over_is_forgotten(store: PlannedStore) -> None:
     order = in_chance_order(store, 10)
-    telling = Hint()
+    hint = Hint()
     for first in range(0, COUNT, 10):
-        telling.go_on()
-        store.planner.told("a", order[first : first + 10], store.now, start=first, total=COUNT, telling=telling)
-    assert told_by(telling).unread == tuple(order)
+        hint.go_on()
+        store.planner.told("a", order[first : first + 10], store.now, start=first, total=COUNT, hint=hint)
+    assert told_by(hint).unread == tuple(order)
     read(store, order)
-    assert told_by(telling) == HintedObjects(COUNT, (), 0)
-    telling.go_on()
-    assert told_by(telling) == HintedObjects(0, (), 0)
+    assert told_by(hint) == HintedObjects(COUNT, (), 0)
+    hint.go_on()
+    assert told_by(hint) == HintedObjects(0, (), 0)
 
 
 def test_what_is_told_again_and_again_takes_no_more_memory(store: PlannedStore) -> None:
-    telling = Hint()
+    hint = Hint()
     for _ in range(50):
-        tell(store, store.refs, telling=telling)
-    assert telling.bytes <= 3 * 4 * COUNT
-    assert told_by(telling).unread == tuple(store.refs)
+        tell(store, store.refs, hint=hint)
+    assert hint.bytes <= 3 * 4 * COUNT
+    assert told_by(hint).unread == tuple(store.refs)
 
 
 @settings(max_examples=100, deadline=None)
@@ -267,16 +267,16 @@ def test_only_what_was_read_or_is_told_by_a_plan_that_holds_is_ever_wanted(seed:
                 store.planner.dropped(want.ref)
         elif act == "t":
             name, refs = chance.choice("xy"), chance.sample(store.refs, chance.randint(1, 12))
-            telling, before = hints.get(name, (Hint(), set()))
-            telling.go_on()
-            tell(store, refs, telling=telling)
-            hints[name] = telling, before | set(refs)
+            hint, before = hints.get(name, (Hint(), set()))
+            hint.go_on()
+            tell(store, refs, hint=hint)
+            hints[name] = hint, before | set(refs)
         elif hints:
-            telling, _ = hints.pop(chance.choice(sorted(hints)))
+            hint, _ = hints.pop(chance.choice(sorted(hints)))
             others = [other for other, _ in hints.values()]
             expected = {other: set(told_by(other).unread) for other in others}
-            store.planner.withdraw(telling, others, store.now)
-            assert not set(told_by(telling).unread) - set().union(*expected.values())
+            store.planner.withdraw(hint, others, store.now)
+            assert not set(told_by(hint).unread) - set().union(*expected.values())
             assert {other: set(told_by(other).unread) for other in others} == expected
 
 
@@ -291,8 +291,8 @@ def test_a_plan_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, 
     for store in stores:
         store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
         read(store, epochs[:before])
-    telling = tell(stores[0], in_chance_order(stores[0], seed + 1))
-    stores[0].planner.withdraw(telling, (), stores[0].now)
+    hint = tell(stores[0], in_chance_order(stores[0], seed + 1))
+    stores[0].planner.withdraw(hint, (), stores[0].now)
     for ref in epochs[before : before + 60]:
         for store in stores:
             read(store, [ref])
@@ -300,20 +300,20 @@ def test_a_plan_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, 
 
 
 def test_an_object_that_left_the_planners_memory_is_unknown_and_nothing_is_withdrawn_of_it(store: PlannedStore) -> None:
-    telling = tell(store, store.refs[:10])
+    hint = tell(store, store.refs[:10])
     [dataset] = store.planner.registry.datasets()
     dataset.shrink()
-    assert told_by(telling) == HintedObjects(0, (), 10)
-    assert store.planner.withdraw(telling, (), store.now) == 0
+    assert told_by(hint) == HintedObjects(0, (), 10)
+    assert store.planner.withdraw(hint, (), store.now) == 0
 
 
 def test_what_happens_while_a_long_plan_is_counted_does_no_harm(store: PlannedStore) -> None:
-    telling = tell(store, store.refs)
-    pieces = telling.told(10)
+    hint = tell(store, store.refs)
+    pieces = hint.told(10)
     assert next(pieces) == HintedObjects(0, tuple(store.refs[:10]), 0)
     read(store, store.refs[10:15])
     assert next(pieces) == HintedObjects(5, tuple(store.refs[15:20]), 0)
-    tell(store, [ObjectRef("bucket", "train/12345.tar")], telling=telling)
+    tell(store, [ObjectRef("bucket", "train/12345.tar")], hint=hint)
     [dataset] = store.planner.registry.datasets()
     dataset.shrink()
     assert next(pieces) == HintedObjects(0, (), 10)

@@ -205,27 +205,27 @@ class Planner:
 
     def told(
         self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,
-        telling: Hint | None = None,
+        hint: Hint | None = None,
     ) -> None:  # fmt: skip
         """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may follow.
-        `telling` remembers the objects, so that it can be asked about or withdrawn."""
+        `hint` remembers the objects, so that it can be asked about or withdrawn."""
         self._now = now
         for dataset, indexes in self.registry.items_of(refs, now).items():
             epoch = dataset.told(client, indexes, start, total or COUNT_MAX, now)
-            if telling is not None:
-                telling.add(dataset, epoch, indexes)
+            if hint is not None:
+                hint.add(dataset, epoch, indexes)
             if not dataset.discovery.requested and not dataset.names.listed:
                 # A LIST now would cost the first reads bandwidth: a name in it may be a good part of a small sample.
                 dataset.discovery.asked_at = dataset.discovery.asked_at or now
                 dataset.discovery.pages = 1 + len(dataset.names.keys) // NAMES_PER_PAGE
 
-    def withdraw(self, telling: Hint, others: Iterable[Hint], now: float) -> int:
+    def withdraw(self, hint: Hint, others: Iterable[Hint], now: float) -> int:
         """Expect the unread objects of a hint no longer, except for those that `others` have told as well. Returns how
         many that are. Those that are cached or on their way are kept as any others."""
         self._now = now
         others = list(others)
         count = 0
-        for dataset, epoch, indexes in list(telling.unread()):
+        for dataset, epoch, indexes in list(hint.unread()):
             for other in others:
                 indexes.difference_update(other.indexes_of(epoch))
             if not indexes:

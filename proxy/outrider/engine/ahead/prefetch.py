@@ -147,7 +147,7 @@ class Prefetch:
         if hint is not None:
             hint.ignored += len(refs) - len(wanted)
         if wanted:
-            self._planner.told(client, wanted, self._clock(), start=start, total=total, telling=hint)
+            self._planner.told(client, wanted, self._clock(), start=start, total=total, hint=hint)
         self.think()
 
     def withdraw(self, hint: Hint, others: Iterable[Hint]) -> int:

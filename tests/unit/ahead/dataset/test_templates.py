@@ -315,8 +315,8 @@ def test_a_hint_in_pieces_is_merged_as_one_hint() -> None:
         for worker in range(8):
             refs = [ObjectRef("b", key) for key in keys[worker::8]]
             hints.append(Hint())
-            planner.told("a", refs, 0.0, total=len(refs), telling=hints[-1])
-        assert sum(len(one.unread) for telling in hints for one in telling.told(10**6)) == len(keys)
+            planner.told("a", refs, 0.0, total=len(refs), hint=hints[-1])
+        assert sum(len(one.unread) for hint in hints for one in hint.told(10**6)) == len(keys)
         assert sum(planner.withdraw(one, (), 0.1) for one in hints) == len(keys)
 
 
@@ -341,9 +341,9 @@ def test_a_merger_in_the_midst_of_a_hint_applies_to_all_of_it(at: int, monkeypat
         return of(self, bucket, key)
 
     monkeypatch.setattr(Templates, "of", merged_then)
-    telling = Hint()
-    planner.told("a", refs, 0.0, telling=telling)
-    assert sorted(ref for one in telling.told(10**6) for ref in one.unread) == sorted(refs)
+    hint = Hint()
+    planner.told("a", refs, 0.0, hint=hint)
+    assert sorted(ref for one in hint.told(10**6) for ref in one.unread) == sorted(refs)
     assert len(planner.registry) == 5
 
 

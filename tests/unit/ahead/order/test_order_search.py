@@ -375,8 +375,8 @@ def test_a_plan_that_is_taken_back_for_another_while_workers_are_thought_of_stay
     first, rest = told[:800], [number for number in range(COUNT) if number not in set(told)][:300]
     cached, gone = Hint(), Hint()
     planner = proxy.planner
-    planner.told("client", [proxy.refs[number] for number in first], proxy.now, start=0, total=None, telling=cached)
-    planner.told("client", [proxy.refs[n] for n in told[800:1100]], proxy.now, start=800, total=None, telling=gone)
+    planner.told("client", [proxy.refs[number] for number in first], proxy.now, start=0, total=None, hint=cached)
+    planner.told("client", [proxy.refs[n] for n in told[800:1100]], proxy.now, start=800, total=None, hint=gone)
     steps = proxy.steps()
     proxy.read(beside_each_other(first, 64, 8, Random(1))[:200])
     next(steps)
