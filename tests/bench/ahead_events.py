@@ -75,7 +75,7 @@ def workers_reads() -> list[int]:
     return [8 * place + worker for place in places for worker in range(8)]
 
 
-def pondered(count: int, reads: list[int]) -> list[float]:
+def step_times_s(count: int, reads: list[int]) -> list[float]:
     """The duration in seconds of each step of a seed search that finds no seed."""
     planner = Planner(BYTES, BYTES)
     refs = [ObjectRef("bucket", f"train/part-{i:08d}.tar") for i in range(count)]
@@ -86,15 +86,15 @@ def pondered(count: int, reads: list[int]) -> list[float]:
     steps_s, more = [], True
     while more:
         begun = time.perf_counter()
-        more = planner.ponder()
+        more = planner.step()
         steps_s.append(time.perf_counter() - begun)
     return steps_s
 
 
 def tell(steps_s: list[float], of: str) -> None:
     us, seconds = sorted(steps_s)[len(steps_s) * 99 // 100] * 1e6, sum(steps_s)
-    print(f"ponder   99 of 100 steps take {us:4.0f} us at most, goal < 500: {'met' if us < 500 else 'NOT MET'}")
-    print(f"ponder   {len(steps_s)} steps, {seconds:.2f} s in all, no seed found for {of}")
+    print(f"step     99 of 100 steps take {us:4.0f} us at most, goal < 500: {'met' if us < 500 else 'NOT MET'}")
+    print(f"step     {len(steps_s)} steps, {seconds:.2f} s in all, no seed found for {of}")
 
 
 def main() -> None:
@@ -109,8 +109,8 @@ def main() -> None:
             f"{name:8} median {us:6.1f} us, goal < {GOAL_US}: {'met' if us < GOAL_US else 'NOT MET'}"
             f" (longest {max(took_s) * 1e3:.1f} ms)"
         )
-    tell(pondered(OBJECTS, chance_reads()), "a sampler")
-    tell(pondered(OBJECTS, workers_reads()), "WebDataset's workers")
+    tell(step_times_s(OBJECTS, chance_reads()), "a sampler")
+    tell(step_times_s(OBJECTS, workers_reads()), "WebDataset's workers")
     tracemalloc.start()
     planner = Planner(BYTES, BYTES)
     planner.listed("bucket", ((f"train/part-{i:08d}.tar", BYTES) for i in range(1_000_000)), 0.0)

@@ -64,7 +64,7 @@ class Sampled:
 
     def steps(self) -> Iterator[None]:
         """One step of the seed search at a time, until none is left."""
-        while self.planner.ponder():
+        while self.planner.step():
             yield
 
     def foreseen(self, numbers: list[int], within: int) -> float:

@@ -69,7 +69,7 @@ class EpochResult:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine of a run. `ahead_blocks`: prefetched blocks that are on their way at any time, at most. `ponder_s`:
+    """The machine of a run. `ahead_blocks`: prefetched blocks that are on their way at any time, at most. `step_s`:
     the time between two steps of the planner's long computations; such a step takes 0.1 ms, and the engine gives a
     tenth of its time to them."""
 
@@ -78,7 +78,7 @@ class Machine:
     latency_s: float = 0.05
     block_bytes: int = 8 * 2**20
     ahead_blocks: int = 16
-    ponder_s: float = 0.001
+    step_s: float = 0.001
     prefetch: bool = True
     listing: bool = True
 
@@ -103,7 +103,7 @@ class Simulation:
         self.opened: list[tuple[ObjectRef, EpochResult]] = []
         self.objects: dict[ObjectRef, SimObject] = {}
         self.readers = 0
-        self._pondering = False
+        self._is_stepping = False
         for job in jobs:
             for index in range(job.shards.count):
                 self._know(ObjectRef(job.shards.bucket, job.shards.key(index)), job.shards.size)
@@ -132,7 +132,7 @@ class Simulation:
     def prefetch(self) -> None:
         if self.planner is None or not self.machine.prefetch:
             return
-        self._ponder()
+        self._take_steps()
         for bucket, prefix in self.planner.please_list():
             if self.machine.listing:
                 self.time.at(self.time.now + _LIST_S, lambda b=bucket, p=prefix: self._list(b, p))  # type: ignore[misc]
@@ -151,15 +151,15 @@ class Simulation:
             for index in blocks:
                 self.origin.ask(of, index, (PREFETCHED, self.time.now))
 
-    def _ponder(self) -> None:
-        if not self._pondering and self.planner is not None and self.planner.ponder():
-            self._pondering = True
-            self.time.at(self.time.now + self.machine.ponder_s, self._go_on_pondering)
+    def _take_steps(self) -> None:
+        if not self._is_stepping and self.planner is not None and self.planner.step():
+            self._is_stepping = True
+            self.time.at(self.time.now + self.machine.step_s, self._next_step)
 
-    def _go_on_pondering(self) -> None:
-        self._pondering = False
-        self._ponder()
-        if not self._pondering:
+    def _next_step(self) -> None:
+        self._is_stepping = False
+        self._take_steps()
+        if not self._is_stepping:
             self.prefetch()
 
     def _list(self, bucket: str, prefix: str) -> None:

@@ -532,13 +532,13 @@ async def test_a_bug_in_a_long_computation_ends_no_other_one(
     def fail() -> bool:
         raise RuntimeError("a thought of ours")
 
-    monkeypatch.setattr(room.planner, "ponder", fail)
+    monkeypatch.setattr(room.planner, "step", fail)
     tell(room)
     assert "prefetch failed" in caplog.text
     thoughts = iter([True, True])
-    monkeypatch.setattr(room.planner, "ponder", lambda: next(thoughts))
+    monkeypatch.setattr(room.planner, "step", lambda: next(thoughts))
     await room.tasks.settle()
-    assert not room.prefetch._pondering
+    assert not room.prefetch._is_stepping
     assert await read(room, REFS[0]) == "HIT"
 
 

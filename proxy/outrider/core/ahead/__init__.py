@@ -22,7 +22,7 @@ out its decisions. The mechanism, from the ground up:
    then of the objects whose next read is farthest away (`dataset.next_use`). For a block that no client waits for, only
    blocks that are needed later may go.
 
-Long computations run in steps of about 0.1 ms (`Planner.ponder`).
+Long computations run in steps of about 0.1 ms (`Planner.step`).
 """
 
 from __future__ import annotations

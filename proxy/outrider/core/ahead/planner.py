@@ -116,7 +116,7 @@ class Planner:
         if dataset in self._waste_bytes:
             self._waste_bytes[dataset] *= 1 - _FORGIVEN
         dataset.opened(client, index, self._open_objects.readers, self._now)
-        if dataset.puzzles:
+        if dataset.to_search:
             self._order_search.begin(dataset)
         self._candidates.opened(dataset)
         self._discovery.opened(dataset, index, ref, self._now)
@@ -380,7 +380,7 @@ class Planner:
         self._now = now
         return self._candidates.wants(now, free_bytes, blocks)
 
-    def ponder(self) -> bool:
+    def step(self) -> bool:
         """One step, of about 0.1 ms, of computations that take longer, such as the seed search. Returns whether there
         is more to do. After the last step there may be more to want."""
         return self._candidates.go_on() or self._order_search.step()

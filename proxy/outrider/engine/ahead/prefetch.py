@@ -106,7 +106,7 @@ class Prefetch:
         self._untold: deque[ClientRead] = deque()
         self._pause_s = self._paused_until = 0.0
         self._log_after = self._took_s = self._rested_at = 0.0
-        self._pondering = self._will_think = False
+        self._is_stepping = self._will_think = False
 
     # -- events of clients ------------------------------------------------------------------------------------------
 
@@ -217,9 +217,9 @@ class Prefetch:
         """Asks the planner what it wants now, and begins it."""
         now = self._clock()
         with self._harmless():
-            if not self._pondering and self._planner.ponder():
-                self._pondering = True
-                self._spawn(self._ponder(), "ponder")
+            if not self._is_stepping and self._planner.step():
+                self._is_stepping = True
+                self._spawn(self._take_steps(), "planner steps")
         self._discovery.begin()
         if now < max(self._paused_until, self._rested_at):
             return
@@ -230,18 +230,18 @@ class Prefetch:
         if (took_s := min(before_s, self._took_s)) > _LONG_S:
             self._rested_at = now + _REST * took_s
 
-    async def _ponder(self) -> None:
+    async def _take_steps(self) -> None:
         """Runs the planner's long computations: on a tenth of a core at most, and briefly enough at once that no reader
         notices."""
         began = self._clock()
         try:
             with self._harmless():
-                while self._planner.ponder():
+                while self._planner.step():
                     if (took_s := self._clock() - began) >= _PONDER_S:
                         await asyncio.sleep(_REST * took_s)
                         began = self._clock()
         finally:
-            self._pondering = False
+            self._is_stepping = False
         self.think()
 
     def _wants(self, now: float) -> Iterator[Want]:

@@ -43,7 +43,7 @@ class Reading:
 
     def add_job(self, client: str, *, free: bool = False) -> Job:
         job = self.jobs.jobs[client] = Job(client, 0.0)
-        job.free = free
+        job.is_by_chance = free
         self.jobs.forget_epochs()
         return job
 

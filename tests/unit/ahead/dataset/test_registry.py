@@ -224,7 +224,7 @@ def test_the_search_for_candidates_passes_over_a_bounded_number_of_cached_object
 def test_candidates_beyond_that_bound_are_found_in_steps() -> None:
     planner, steps = large_set(5000), 0
     assert planner.wants(0.01, 10**6 * MIB, 16) == []
-    while planner.ponder():
+    while planner.step():
         steps += 1
     assert steps > 100
     assert [want.ref.key for want in planner.wants(0.02, 10**6 * MIB, 16)] == ["train/004999"]
@@ -234,7 +234,7 @@ def test_a_later_search_goes_on_where_the_last_one_ended() -> None:
     planner = large_set(5000)
     found = [len(planner.wants(0.01, 10**6 * MIB, 16)) for _ in range(5)]
     assert found == [0, 0, 0, 0, 1]
-    assert not planner.ponder()
+    assert not planner.step()
 
 
 def test_a_dataset_that_was_forgotten_between_two_steps_is_not_searched() -> None:
@@ -243,7 +243,7 @@ def test_a_dataset_that_was_forgotten_between_two_steps_is_not_searched() -> Non
     for dataset in list(planner.registry.datasets()):
         planner._forget(dataset)
         dataset.shrink()
-    assert not planner.ponder()
+    assert not planner.step()
 
 
 def test_if_one_candidate_has_no_room_those_due_later_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,9 +54,9 @@ def a_job(
     return JobSpec(name, Shards(count, SIZE), order, epochs, RATE, client)
 
 
-def simulated(jobs: list[JobSpec], readers: int, cache_part: float = 0.1, ponder_s: float = 0.001) -> list[EpochResult]:
+def simulated(jobs: list[JobSpec], readers: int, cache_part: float = 0.1, step_s: float = 0.001) -> list[EpochResult]:
     """With 1.3 times the bandwidth that they need."""
-    machine = Machine(int(cache_part * jobs[0].shards.count * SIZE), 1.3 * RATE * readers, ponder_s=ponder_s)
+    machine = Machine(int(cache_part * jobs[0].shards.count * SIZE), 1.3 * RATE * readers, step_s=step_s)
     return Simulation(machine, "epoch", jobs).run()
 
 
@@ -116,7 +116,7 @@ def test_a_worker_that_was_held_up_is_not_taken_for_two_where_all_was_read_as_kn
         a_job(sampled(2003, workers=2, rank=rank, ranks=4), name=f"rank {rank}", count=2003, client="node")
         for rank in range(4)
     ]
-    epochs = simulated(jobs, 8, ponder_s=0.0002)
+    epochs = simulated(jobs, 8, step_s=0.0002)
     assert min(epoch.hit_ratio for epoch in epochs if epoch.number > 1) > 0.94
 
 
@@ -163,7 +163,7 @@ def test_where_chance_is_at_work_nothing_changes(monkeypatch: pytest.MonkeyPatch
         return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated([a_job(order)], 1)]
 
     with_it = told()
-    monkeypatch.setattr(OrderSearch, "begin", lambda self, dataset: dataset.puzzles.clear())
+    monkeypatch.setattr(OrderSearch, "begin", lambda self, dataset: dataset.to_search.clear())
     assert told() == with_it
 
 
@@ -226,7 +226,7 @@ def test_an_order_told_in_pieces_stays_the_same_when_more_workers_are_seen(piece
                 planner.asked("a", refs[number], SIZE, Extent(0, SIZE), float(reads))
                 planner.sent("a", refs[number], float(reads))
                 reads += 1
-                while planner.ponder():
+                while planner.step():
                     pass
                 if not its:
                     assert (one.batch, one.workers) == (batch, workers)
@@ -251,7 +251,7 @@ def test_hits_that_are_heard_of_later_than_misses_make_no_workers_of_one_reader(
             if number < count:
                 planner.asked("a", refs[number], SIZE, Extent(0, SIZE), each_s * number)
                 planner.sent("a", refs[number], each_s * number)
-                while planner.ponder():
+                while planner.step():
                     pass
                 order_search += [(one.batch, one.workers) for one in dataset.epochs()]
         read += hits + misses

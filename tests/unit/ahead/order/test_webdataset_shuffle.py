@@ -206,7 +206,7 @@ def simulated(
     rate = 50.0 * MIB
     job = JobSpec("train", Shards(count, size), order, epochs, rate)
     readers = len(order(0))
-    return Simulation(Machine(count * size // 4, 1.3 * rate * readers, ponder_s=0, **machine), "epoch", [job]).run()
+    return Simulation(Machine(count * size // 4, 1.3 * rate * readers, step_s=0, **machine), "epoch", [job]).run()
 
 
 WORLDS: dict[str, tuple[Order, int]] = {

@@ -63,7 +63,7 @@ class Dataset:
         self.active_at = 0.0
         self.usual_bytes = -1
         """The size learned last: an object of unknown size is taken to be as large. -1: no size is known."""
-        self.puzzles: list[Epoch] = []
+        self.to_search: list[Epoch] = []
         """Epochs whose reads so far may tell by which seed their order is drawn (see `order_search`)."""
         # The number of listed names when the jobs last heard of them.
         self._names_heard = 0
@@ -139,9 +139,9 @@ class Dataset:
         job = jobs.job_of(client, len(self.names.keys), now)
         self.next_use.rerank_some(now)
         self.next_use.advance(jobs.opened(client, job, index, self.names, readers, now))
-        if job is not None and job.puzzle is not None:
-            self.puzzles.append(job.puzzle)
-            job.puzzle = None
+        if job is not None and job.to_search is not None:
+            self.to_search.append(job.to_search)
+            job.to_search = None
         cached = self.cached.get(index)
         if cached is not None:
             cached.ahead, cached.reading, cached.served, cached.used_at = False, True, 0, now
@@ -192,7 +192,7 @@ class Dataset:
         self.discovery.forget_names()
         self.job_table.clear()
         self.next_use.clear()
-        self.puzzles.clear()
+        self.to_search.clear()
         for cached in objects:
             size = names.sizes[cached.index]
             cached.index = self.names.add(names.keys[cached.index])

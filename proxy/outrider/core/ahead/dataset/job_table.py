@@ -52,7 +52,7 @@ class JobTable:
             if self.shared_epoch is None and len(self.jobs) == 1:
                 # The usual case: one client that shares its epochs with nobody.
                 (job,) = self.jobs.values()
-                self._is_shared, self.is_by_chance = False, job.free
+                self._is_shared, self.is_by_chance = False, job.is_by_chance
                 self.computed = job.predicting.copy()
                 return self.computed
             own = self._own_epochs()
@@ -60,7 +60,7 @@ class JobTable:
             # A known order of one client predicts more than the rest of the shared epoch does. An epoch that is not
             # trusted is no such order: among many clients, the first reads of some suggest an order by chance.
             self._is_shared = bool(shared) and not any(epoch.trusted and epoch.order_known for epoch in own)
-            self.is_by_chance = not self._is_shared and any(job.free for job in self.jobs.values())
+            self.is_by_chance = not self._is_shared and any(job.is_by_chance for job in self.jobs.values())
             self.computed = shared if self._is_shared else own
         return self.computed
 
@@ -101,7 +101,7 @@ class JobTable:
         if len(self.jobs) > 1 and self.shared_epoch is None:
             self.shared_epoch = SharedEpoch(self.jobs.values(), names, now)
         if job is not None:
-            job.opened(index, names, readers, self.orders if job.free or len(job.epochs) < 2 else list, now)
+            job.opened(index, names, readers, self.orders if job.is_by_chance or len(job.epochs) < 2 else list, now)
         if self.shared_epoch is not None:
             self.shared_epoch.opened(client, index, names, readers, now)
         self.forget_epochs()

@@ -58,13 +58,13 @@ class ReadOrder(Protocol):
 class Job:
     """The epochs of one client over one dataset, oldest first: mostly one, or several jobs behind one address.
 
-    `free`: it reads by chance, so no epoch is to be seen. Then `epochs` has at most one, which watches for the return
-    of epochs, and nothing is predicted.
+    `is_by_chance`: it reads at random, so no epoch is to be seen. Then `epochs` has at most one, which watches for the
+    return of epochs, and nothing is predicted.
     """
 
     def __init__(self, client: str, now: float) -> None:
         self.client = client
-        self.free = False
+        self.is_by_chance = False
         self.epochs: list[Epoch] = []
         self.last = now
         self._evidence = RepeatEvidence()
@@ -72,11 +72,11 @@ class Job:
         self._part_size = 0
         self._part = PartGuess()
         # An epoch whose order may be found by its reads so far: the seed search (`order_search`) is to look at it.
-        self.puzzle: Epoch | None = None
+        self.to_search: Epoch | None = None
 
     @property
     def predicting(self) -> list[Epoch]:
-        return [] if self.free else self.epochs
+        return [] if self.is_by_chance else self.epochs
 
     def grow(self, index_count: int) -> None:
         for epoch in self.epochs:
@@ -95,7 +95,7 @@ class Job:
         if len(self.epochs) > 1:
             self._drop_silent(max(16, 4 * readers))
         self._count(index, names, index_count)
-        if self._evidence.repeats and not self.free and not self._is_told:
+        if self._evidence.repeats and not self.is_by_chance and not self._is_told:
             self._judge_epochs(names, now)
         if self.epochs[-1].seed_state.draw is not None:
             self._begin_next_draw(index, readers, now)
@@ -114,7 +114,7 @@ class Job:
         oldest, by_chance = self.epochs[0], 0.0
         if names.listed or oldest.number > 0:
             size = oldest.size
-            by_chance = len(oldest.log) / (index_count if self.free and index_count > size else size)
+            by_chance = len(oldest.log) / (index_count if self.is_by_chance and index_count > size else size)
         self._evidence.read(by_chance)
         if oldest.unread(index) or any(later.trusted and later.unread(index) for later in self.epochs[1:]):
             return
@@ -125,7 +125,7 @@ class Job:
         """Whether the reads are still epochs, or random, or epochs over another part of the dataset each."""
         later_agree = any(epoch.confidence > _LEANS for epoch in self.epochs[1:])
         if not later_agree and self._evidence.is_chance():
-            self.free = True
+            self.is_by_chance = True
             self._restart(len(names.keys), now)
             return
         oldest = self.epochs[0]
@@ -180,9 +180,15 @@ class Job:
             newest.begin_next(now)
             self._evidence = RepeatEvidence()
             return newest
-        if newest.trusted and newest.agenda and newest.left <= tail_max and newest.leader is None and not self.free:
+        if (
+            newest.trusted
+            and newest.agenda
+            and newest.left <= tail_max
+            and newest.leader is None
+            and not self.is_by_chance
+        ):
             return self._follow(newest, index_count, now, trusted=True)
-        if self.free:
+        if self.is_by_chance:
             # The reads are still random: watch anew.
             self._restart(index_count, now)
             return self.epochs[0]
@@ -236,9 +242,9 @@ class Job:
     def _conclude(
         self, epoch: Epoch, readers: int, names: Names, orders: Callable[[], Sequence[ReadOrder]], now: float
     ) -> None:
-        if self.free:
+        if self.is_by_chance:
             if self._evidence.is_epoch:
-                self.free = False
+                self.is_by_chance = False
                 self._evidence = RepeatEvidence()
                 epoch.expect(index for index, size in enumerate(names.sizes) if size >= 0 or names.place_of(index) >= 0)
             return
@@ -297,7 +303,7 @@ class Job:
         seed_state = epoch.seed_state
         if seed_state.draw is not None:
             self._doubt_draw(epoch, names)
-        if len(epoch.log) < seed_state.search_at or self.free:
+        if len(epoch.log) < seed_state.search_at or self.is_by_chance:
             return
         told = epoch.told_order
         if told is not None or seed_state.draw is not None:
@@ -308,7 +314,7 @@ class Job:
             is_known = epoch.order_known and epoch.number > 0 and seed_state.last_draw is None
             may_tell = not is_known and len(names.listed) > 0
         if may_tell:
-            self.puzzle = epoch
+            self.to_search = epoch
 
     def _doubt_draw(self, epoch: Epoch, names: Names) -> None:
         if epoch.confidence < _REFUTED:
@@ -362,7 +368,7 @@ class Job:
                 # The draw was from another number of names.
                 epoch.give_up_draw(refuted=False)
             seed_state.seeds_tried = {}
-            if epoch.number == 0 and not epoch.told and seed_state.draw is None and not self.free:
+            if epoch.number == 0 and not epoch.told and seed_state.draw is None and not self.is_by_chance:
                 seed_state.search_at = min(seed_state.search_at, max(SEARCH_FIRST, len(epoch.log)))
                 epoch.is_dealt = False
                 self._part = PartGuess()
@@ -376,7 +382,7 @@ class Job:
     def told(self, indexes: Sequence[int], start: int, total: int, index_count: int, now: float) -> Epoch:
         """One worker tells its next reads. They are of the epoch that is under way; where that has read most of them,
         they are of the next one. Returns that epoch."""
-        self.last, self.free = now, False
+        self.last, self.is_by_chance = now, False
         self.grow(index_count)
         if self.epochs and len(self.epochs[0].log) < _HARDLY_BEGUN:
             # The oldest epoch has just begun, so it is the one that is told of.

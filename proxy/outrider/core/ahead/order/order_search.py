@@ -61,7 +61,7 @@ class OrderSearch:
 
     def begin(self, dataset: Dataset) -> None:
         """Queues the epochs of `dataset` whose reads may tell more."""
-        for epoch in dataset.puzzles:
+        for epoch in dataset.to_search:
             seed_state, reads = epoch.seed_state, max(1, len(epoch.log))
             seed_state.search_at = (_SEARCH_LATER if reads < _MANY else _SEARCH_SOONER) * reads
             if any(search.epoch is epoch and search.is_among_all_seeds for search in self._searches):
@@ -70,7 +70,7 @@ class OrderSearch:
             self._searches = deque(search for search in self._searches if search.epoch is not epoch)
             if len(self._searches) < _SEARCHES_MAX and seed_state.failed_searches < _FAILED_MAX:
                 self._searches.append(_EpochSearch(dataset, epoch, self._seeds))
-        dataset.puzzles.clear()
+        dataset.to_search.clear()
 
     def step(self) -> bool:
         """Search on for about 0.1 ms. Returns whether there is more to search."""
