@@ -47,7 +47,7 @@ _LOG_PAUSE_S = 60.0
 # call took.
 _LONG_S, _REST = 0.002, 10.0
 # The planner's long computations run for so long at once, with the same rests.
-_PONDER_S = 0.0005
+_STEPS_S = 0.0005
 
 
 class Mode(Enum):
@@ -237,7 +237,7 @@ class Prefetch:
         try:
             with self._harmless():
                 while self._planner.step():
-                    if (took_s := self._clock() - began) >= _PONDER_S:
+                    if (took_s := self._clock() - began) >= _STEPS_S:
                         await asyncio.sleep(_REST * took_s)
                         began = self._clock()
         finally:
