@@ -1,4 +1,4 @@
-"""The planner and what is unusual: objects that are overwritten, sets that are forgotten, plans that change."""
+"""The planner in unusual cases: objects that are overwritten, datasets that are forgotten, hints that change."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def read(planner: Planner, ref: ObjectRef, now: float, client: str = "a") -> Non
 
 
 def lists_of(planner: Planner, now: float) -> list[tuple[str, str]]:
-    """What it wants to be listed, where names do not count one by one."""
+    """The prefixes that it wants to be listed, where names are not numbered."""
     for bucket, numbering in planner.please_count():
         planner.not_counted(bucket, numbering, now)
     return planner.please_list()
 
 
-def test_an_object_that_is_overwritten_while_it_is_open_may_go() -> None:
+def test_an_object_that_is_overwritten_while_it_is_open_may_be_evicted() -> None:
     planner = Planner(100, SIZE)
     ref = ObjectRef("b", "ckpt/latest.pt")
     for vid, now in ((OLD, 1.0), (NEW, 100.0)):
@@ -46,7 +46,7 @@ def test_an_object_that_is_overwritten_while_it_is_open_may_go() -> None:
     assert [block.version_id for block in planner.victims()] == [OLD, OLD, NEW, NEW]
 
 
-def test_an_outdated_version_goes_after_its_set_was_forgotten_and_numbered_anew() -> None:
+def test_an_outdated_version_is_evicted_after_its_dataset_was_forgotten_and_numbered_anew() -> None:
     planner = Planner(10_000, SIZE, keys_max=100)
     refs = refs_of(50)
     for i, ref in enumerate(refs):
@@ -63,7 +63,7 @@ def test_an_outdated_version_goes_after_its_set_was_forgotten_and_numbered_anew(
     assert [block.version_id for block in planner.victims()] == [NEW]
 
 
-def test_a_long_read_does_not_keep_what_others_have_left_open() -> None:
+def test_a_long_read_does_not_keep_objects_that_others_have_left_open() -> None:
     planner = Planner(10_000, SIZE)
     long = ObjectRef("b", "big/one.tar")
     planner.asked("slow", long, 100_000, Extent(0, 100_000), 0.0)
@@ -79,7 +79,7 @@ def test_a_follower_that_left_does_not_hear_of_names_that_it_has_no_room_for() -
     planner = Planner(10_000, SIZE)
     refs = refs_of(120)
     steps = [("a", i) for i in range(100)] + [("b", i) for i in range(8)]
-    # Then it reads the same few again and again.
+    # Then the client reads the same few objects again and again.
     steps += [("b", i) for _ in range(40) for i in range(4)] + [("a", i) for i in range(100, 120)]
     for step, (client, i) in enumerate(steps):
         read(planner, refs[i], 0.1 * step, client)
@@ -113,7 +113,8 @@ def test_one_object_too_large_for_the_cache_does_not_hold_up_the_others() -> Non
 
 @pytest.mark.parametrize("came", [0, 10])
 def test_a_list_that_failed_is_tried_again_after_rests_that_double(came: int) -> None:
-    """Also where it broke off after its first pages: of the rest nothing would be fetched ahead."""
+    """A LIST that broke off after its first pages is tried again, too: the rest of the names would never be
+    prefetched."""
     planner = Planner(10_000, SIZE)
     asked = []
     refs = refs_of(1200)
@@ -127,10 +128,10 @@ def test_a_list_that_failed_is_tried_again_after_rests_that_double(came: int) ->
             if len(asked) < 4:
                 planner.list_failed(bucket, prefix, float(i))
             planner.listed(bucket, (), float(i), before=came_now)
-    assert asked == [2, 62, 182, 422], "and not again, once it was whole"
+    assert asked == [2, 62, 182, 422], "and not again once the LIST was complete"
 
 
-def test_a_set_of_more_names_than_may_be_known_is_not_listed_over_and_over() -> None:
+def test_a_dataset_of_more_names_than_may_be_known_is_not_listed_over_and_over() -> None:
     planner = Planner(10_000, SIZE, keys_max=300)
     refs = refs_of(500)
     lists = 0
@@ -151,7 +152,7 @@ def id_of(version: ObjectVersion) -> bytes:
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["none", "epochs", "by chance", "many folders"]))
-def test_all_that_is_not_pinned_may_go_and_nothing_else_may(seed: int, world: str) -> None:
+def test_all_blocks_that_are_not_pinned_may_be_evicted_and_no_others(seed: int, world: str) -> None:
     chance = Random(seed)
     pins = Pins(int, id_of)
     planner = Planner(10_000, SIZE, pins=pins)
@@ -188,8 +189,8 @@ def test_all_that_is_not_pinned_may_go_and_nothing_else_may(seed: int, world: st
 
 
 @pytest.mark.parametrize("folders", [1, 20])
-def test_what_is_pinned_costs_those_who_look_for_a_victim_nothing(folders: int) -> None:
-    """50,000 idle ones, walked over each time, held all readers up for 69 ms at each eviction."""
+def test_pinned_objects_cost_the_search_for_victims_nothing(folders: int) -> None:
+    """50,000 idle pinned objects, walked over at each eviction, held all readers up for 69 ms each time."""
 
     def work(count: int) -> int:
         pins = Pins(int, id_of)

@@ -1,4 +1,4 @@
-"""Orders that were told: in pieces, in part, anew, or with an object twice."""
+"""Orders that clients tell: in pieces, in part, told again, or with an object twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.planned import BLOCK, PlannedStore, calls_of, drive, land, ra
 
 
 def cut(keys: list[int], sizes: list[int]) -> list[tuple[int, list[int]]]:
-    """Pieces of those sizes, the last as long as it takes, and where each begins."""
+    """Pieces of those sizes and one with the rest, and the number at which each begins."""
     pieces, start = [], 0
     for size in [*sizes, len(keys)]:
         if start < len(keys):
@@ -25,7 +25,7 @@ def cut(keys: list[int], sizes: list[int]) -> list[tuple[int, list[int]]]:
 
 
 @given(st.integers(1, 5), st.lists(st.integers(1, 9), max_size=6), st.randoms(use_true_random=False))
-def test_what_workers_tell_in_pieces_is_one_order_however_they_come(
+def test_pieces_of_several_workers_are_merged_into_one_order_however_they_come(
     workers: int, sizes: list[int], random: Random
 ) -> None:
     order = random.sample(range(60), 60)
@@ -37,7 +37,7 @@ def test_what_workers_tell_in_pieces_is_one_order_however_they_come(
         start, piece = left[worker].pop(0)
         one.cursor.position = len(one.agenda)
         one.tell(piece, start, len(shares[worker]))
-        assert set(piece) <= set(one.agenda[one.cursor.position :]), "it is yet to be fetched"
+        assert set(piece) <= set(one.agenda[one.cursor.position :]), "the told objects are still to be prefetched"
         if read and random.random() < 0.5:
             one.read(read.pop(), 1.0)
     part = {key: (index + 0.5) / len(keys) for keys in shares.values() for index, key in enumerate(keys)}
@@ -47,15 +47,15 @@ def test_what_workers_tell_in_pieces_is_one_order_however_they_come(
 
 
 @pytest.mark.parametrize("turns", [[(0, 3), (0, 1), (1, 2), (1, 0)], [(0, 1), (0, 3), (1, 0), (1, 2)]])
-def test_workers_that_are_told_to_be_equally_far_stand_in_one_order(turns: list[tuple[int, int]]) -> None:
+def test_workers_that_are_equally_far_have_one_order_whichever_tells_first(turns: list[tuple[int, int]]) -> None:
     one = Epoch((), 4, 0.0, confidence=ORDER_UNLIKELY)
     for start, key in turns:
         one.tell([key], start, 2)
     assert list(one.agenda) == [1, 3, 0, 2]
 
 
-def test_a_piece_costs_what_it_brings_where_workers_are_about_as_far() -> None:
-    """Eight ranks of a node tell theirs in turn: the whole merged each time would hold all readers up."""
+def test_a_piece_costs_as_much_as_it_brings_where_workers_are_about_equally_far() -> None:
+    """Eight ranks of a node tell their orders in turn. To merge all of them each time would hold all readers up."""
     placed = 0
 
     class Counted(Epoch):
@@ -70,11 +70,11 @@ def test_a_piece_costs_what_it_brings_where_workers_are_about_as_far() -> None:
             keys = range(worker * 1000 + start, worker * 1000 + start + 50)
             one.tell(keys, start, 1000)
     assert len(one.agenda) == 8000
-    assert placed < 8 * 8000, "each once, and again for some pieces beside it"
+    assert placed < 8 * 8000, "each object is placed once, and again for some pieces beside it"
 
 
 def tell(store: PlannedStore, order: list[ObjectRef], total: int | None) -> None:
-    """As the server passes it on."""
+    """Tells an order in the pieces in which the server passes it on."""
     for at in range(0, len(order), 100):
         store.planner.told("a", order[at : at + 100], store.now, start=at, total=total)
 
@@ -84,7 +84,7 @@ def agenda(store: PlannedStore) -> list[str]:
     return [dataset.names.keys[key] for key in dataset.epochs()[-1].agenda]
 
 
-def test_the_pieces_of_a_plan_without_a_total_are_read_one_after_the_other() -> None:
+def test_the_pieces_of_a_hint_without_a_total_are_read_one_after_the_other() -> None:
     store = PlannedStore(300, 1, 30)
     order = shuffled(store, 1)
     tell(store, order, None)
@@ -92,7 +92,7 @@ def test_the_pieces_of_a_plan_without_a_total_are_read_one_after_the_other() -> 
 
 
 @pytest.mark.parametrize(("piece", "ahead"), [(400, 0), (40, 20), (40, 2), (4, 2), (1, 1)])
-def test_an_order_that_repeats_is_foreseen_in_pieces_too_told_when_few_reads_are_left(piece: int, ahead: int) -> None:
+def test_an_order_that_repeats_is_predicted_also_if_its_pieces_are_told_when_few_reads_are_left(piece: int, ahead: int) -> None:
     store = PlannedStore(400, 1, 100)
     order = shuffled(store, 1)
     for _ in range(3):
@@ -110,11 +110,11 @@ def test_an_order_that_repeats_is_foreseen_in_pieces_too_told_when_few_reads_are
 
 @pytest.mark.parametrize(("kind", "goal"), [("told", 0.7), ("repeated", 0.7), ("fresh", 0.45)])
 @pytest.mark.parametrize(("count", "ranks"), [(403, 4), (403, 8), (201, 16)])
-def test_ranks_whose_sampler_pads_the_last_batch_are_foreseen_in_the_next_epochs_too(
+def test_ranks_whose_sampler_pads_the_last_batch_are_predicted_in_the_next_epochs_too(
     kind: str, goal: float, count: int, ranks: int
 ) -> None:
-    """DistributedSampler gives each rank as many: some of the first are read once more at the end of an epoch. With
-    that begins the next one, not somebody who follows."""
+    """DistributedSampler gives each rank the same number of objects: some of the first are read again at the end of an
+    epoch. These reads begin the next epoch, not a follower."""
     store, random = PlannedStore(count, 1, count // 4), Random(0)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     order, ratios = shuffled(store, 1), []
@@ -129,8 +129,8 @@ def test_ranks_whose_sampler_pads_the_last_batch_are_foreseen_in_the_next_epochs
     assert min(ratios[1:]) > goal, ratios
 
 
-def test_a_set_that_went_since_it_was_read_is_fetched_from_its_first_object_on_when_it_comes_again() -> None:
-    """A validation set between epochs: of it the last goes first."""
+def test_a_dataset_that_was_evicted_since_is_prefetched_from_its_first_object_on_when_it_is_read_again() -> None:
+    """A validation set between epochs: its last objects are evicted first."""
     store = PlannedStore(360, 1, 130)
     train = shuffled(store, 1)[:300]
     check = [ref for ref in store.refs if ref not in train]
@@ -147,8 +147,8 @@ def test_a_set_that_went_since_it_was_read_is_fetched_from_its_first_object_on_w
 
 
 @pytest.mark.parametrize(("fresh", "goal"), [(False, 0.8), (True, 0.35)])
-def test_a_run_that_is_taken_up_from_a_checkpoint_has_the_rest_of_its_epoch_fetched(fresh: bool, goal: float) -> None:
-    """Some of what it had read is read again, in the same order; the rest comes after it."""
+def test_for_a_run_that_is_resumed_from_a_checkpoint_the_rest_of_its_epoch_is_prefetched(fresh: bool, goal: float) -> None:
+    """Some of the objects that it had read are read again, in the same order; the rest comes after them."""
     store = PlannedStore(400, 1, 100)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     drive(store, shuffled(store, 1))
@@ -159,7 +159,7 @@ def test_a_run_that_is_taken_up_from_a_checkpoint_has_the_rest_of_its_epoch_fetc
     assert ratio(drive(store, order[200:])) > goal
 
 
-def test_what_a_run_that_was_taken_up_has_left_behind_is_fetched_when_it_comes_round() -> None:
+def test_objects_that_a_resumed_run_has_skipped_are_prefetched_at_the_end_of_the_epoch() -> None:
     store = PlannedStore(400, 1, 100)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     order = shuffled(store, 1)
@@ -171,8 +171,8 @@ def test_what_a_run_that_was_taken_up_has_left_behind_is_fetched_when_it_comes_r
 
 
 @pytest.mark.parametrize("nodes", [2, 4])
-def test_a_node_that_reads_another_part_in_each_epoch_has_nothing_fetched_but_what_it_asks_for(nodes: int) -> None:
-    """DistributedSampler over several nodes, of which this is one. What is kept is what it has not read."""
+def test_for_a_node_that_reads_another_part_in_each_epoch_nothing_is_prefetched(nodes: int) -> None:
+    """DistributedSampler over several nodes, of which this is one. Objects that it has not read in this epoch are kept."""
     store = PlannedStore(1000, 1, 250)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     for epoch in range(2):
@@ -185,11 +185,11 @@ def test_a_node_that_reads_another_part_in_each_epoch_has_nothing_fetched_but_wh
     assert (outlook.part_reads > 0, outlook.set_reads, outlook.set_bytes) == (True, 0, 1000 * store.size)
     for epoch in range(6, 8):
         hits = drive(store, shuffled(store, epoch))
-    assert ratio(hits) > 0.45, "it reads all of it now"
+    assert ratio(hits) > 0.45, "the node reads all objects now"
 
 
 @pytest.mark.parametrize("part", [500, 700])
-def test_a_run_begun_anew_in_a_new_order_is_an_epoch_again(part: int) -> None:
+def test_a_run_that_is_started_again_in_a_new_order_is_an_epoch(part: int) -> None:
     store = PlannedStore(1000, 1, 250)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     drive(store, shuffled(store, 1)[:part])
@@ -198,7 +198,7 @@ def test_a_run_begun_anew_in_a_new_order_is_an_epoch_again(part: int) -> None:
 
 
 def drive_beside(store: PlannedStore, parts: list[list[ObjectRef]], random: Random) -> list[bool]:
-    """Readers that are up to three objects apart, each with one open until it opens the next."""
+    """Readers that are up to three objects apart. Each has one object open until it opens the next."""
     hits, at, last = [], [0] * len(parts), dict[int, ObjectRef]()
     while going := [i for i, part in enumerate(parts) if at[i] < len(part) and at[i] <= min(at) + 3]:
         reader = random.choice(going)
@@ -222,7 +222,7 @@ def drive_beside(store: PlannedStore, parts: list[list[ObjectRef]], random: Rand
     return hits
 
 
-def test_what_a_run_taken_up_amid_a_told_order_has_left_behind_does_not_stop_it() -> None:
+def test_objects_that_a_run_resumed_within_a_told_order_has_skipped_do_not_stop_prefetch() -> None:
     store = PlannedStore(1000, 1, 250)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     order = shuffled(store, 1)
@@ -233,7 +233,7 @@ def test_what_a_run_taken_up_amid_a_told_order_has_left_behind_does_not_stop_it(
     assert ratio(drive(store, order[500:])[60:]) > 0.8
 
 
-def test_a_plan_of_more_names_than_may_be_known_is_told_as_far_as_it_goes() -> None:
+def test_a_hint_of_more_names_than_may_be_known_is_taken_as_far_as_it_goes() -> None:
     planner = Planner(10 * BLOCK, BLOCK, keys_max=1500)
     planner.asked("x", ObjectRef("b", "other/000001.jpg"), BLOCK, Extent(0, BLOCK), 1.0)
     refs = [ObjectRef("b", f"d/{i:06d}.jpg") for i in range(1800)]
@@ -243,7 +243,7 @@ def test_a_plan_of_more_names_than_may_be_known_is_told_as_far_as_it_goes() -> N
     assert planner.wants(2.0, BLOCK, 1)
 
 
-def test_a_plan_for_which_another_set_is_forgotten_is_told_as_a_whole() -> None:
+def test_a_hint_for_which_another_dataset_is_forgotten_is_taken_as_a_whole() -> None:
     planner = Planner(10 * BLOCK, BLOCK, keys_max=1000)
     for i in range(700):
         planner.asked("x", ObjectRef("b", f"old/{i:06d}.jpg"), BLOCK, Extent(0, BLOCK), 1.0)
@@ -252,19 +252,19 @@ def test_a_plan_for_which_another_set_is_forgotten_is_told_as_a_whole() -> None:
     assert sum(one.left for dataset in planner.registry.datasets() for one in dataset.epochs()) == 400
 
 
-def test_a_plan_told_anew_in_another_order_takes_the_place_of_the_one_under_way() -> None:
+def test_a_hint_in_another_order_replaces_the_told_order_under_way() -> None:
     store = PlannedStore(500, 1, 100)
     first, second = shuffled(store, 1), shuffled(store, 2)
     store.planner.told("a", first, 0.0)
     drive(store, first[:80])
     store.planner.told("a", first, store.now)
-    assert ratio(drive(store, first[80:100])) == 1.0, "the same once more changes nothing"
+    assert ratio(drive(store, first[80:100])) == 1.0, "the same order told again changes nothing"
     store.now += 30.0
     tell(store, second, 500)
     assert ratio(drive(store, second)) > 0.9
 
 
-def test_draws_with_replacement_that_were_told_are_foreseen() -> None:
+def test_draws_with_replacement_that_were_told_are_predicted() -> None:
     store = PlannedStore(400, 1, 120)
     draws = Random(1).choices(store.refs, k=400)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
@@ -272,14 +272,14 @@ def test_draws_with_replacement_that_were_told_are_foreseen() -> None:
     assert ratio(drive(store, draws)) > 0.8
 
 
-def test_an_object_that_is_told_twice_in_one_piece_is_waited_for_once() -> None:
+def test_an_object_that_is_told_twice_in_one_piece_is_expected_once() -> None:
     store = PlannedStore(100, 1, 30)
     store.planner.told("a", store.refs[:50] + store.refs[:10], 0.0)
     assert len(agenda(store)) == 50
 
 
-def test_a_piece_of_a_plan_costs_as_much_as_it_brings_however_much_is_kept() -> None:
-    """Measured in calls of functions."""
+def test_a_piece_of_a_hint_costs_as_much_as_it_brings_however_much_is_cached() -> None:
+    """The cost is measured in function calls."""
 
     def work(cached: int) -> int:
         store = PlannedStore(2 * cached, 1, 2 * cached)
@@ -294,7 +294,7 @@ def test_a_piece_of_a_plan_costs_as_much_as_it_brings_however_much_is_kept() -> 
 
 
 def test_while_a_reader_computes_its_batch_the_next_one_is_fetched() -> None:
-    """Its pace while it reads is not all that counts: it rests, and then reads a batch in one go."""
+    """The reader rests, and then reads a batch in one go: its pace while it reads is not enough to go by."""
     batch = 40
     store = PlannedStore(8 * batch, 1, 4 * batch)
     order = shuffled(store, 1)
@@ -311,4 +311,4 @@ def test_while_a_reader_computes_its_batch_the_next_one_is_fetched() -> None:
         store.now += 0.01
         land(store, 16)
     assert all(store.key(ref, 0) in store.present for ref in order[batch : 2 * batch])
-    assert len(store.present) < 2.5 * batch, "no more than it may read at its pace"
+    assert len(store.present) < 2.5 * batch, "no more objects are fetched than the reader reads at its pace"

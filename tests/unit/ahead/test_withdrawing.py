@@ -1,4 +1,4 @@
-"""Told orders taken back: nothing more is fetched or kept for them, and everything else goes on as it did."""
+"""Hints that are withdrawn: nothing more is prefetched or kept for them, and all else goes on as before."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read(store: PlannedStore, refs: list[ObjectRef], client: str = "a") -> None:
 
 
 def wanted(store: PlannedStore, blocks: int = COUNT) -> list[ObjectRef]:
-    """As if nothing came of it."""
+    """Asks what is wanted, and drops it again."""
     wants = store.planner.wants(store.now, store.capacity_blocks * BLOCK, blocks)
     for want in wants:
         store.planner.dropped(want.ref)
@@ -50,7 +50,7 @@ def wanted(store: PlannedStore, blocks: int = COUNT) -> list[ObjectRef]:
 
 
 def bring(store: PlannedStore, blocks: int = COUNT) -> list[Want]:
-    """`blocks` at most, and all of them before more are asked for."""
+    """At most `blocks` at once, and all of them land before more are asked for."""
     wants = store.planner.wants(store.now, (store.capacity_blocks - len(store.present)) * BLOCK, blocks)
     store.take(wants)
     for block in sorted(store.outstanding):
@@ -59,7 +59,7 @@ def bring(store: PlannedStore, blocks: int = COUNT) -> list[Want]:
 
 
 def size_known(store: PlannedStore) -> None:
-    """Of many of unknown size one would come first, to tell what the others take."""
+    """Makes the size of the objects known: otherwise one object would be fetched first."""
     for ref in store.refs:
         store.planner.found(ref, store.size)
 
@@ -71,7 +71,7 @@ def store() -> PlannedStore:
     return store
 
 
-def test_what_was_told_and_withdrawn_is_not_fetched(store: PlannedStore) -> None:
+def test_objects_of_a_withdrawn_hint_are_not_prefetched(store: PlannedStore) -> None:
     order = in_chance_order(store, 1)
     hint = tell(store, order)
     assert wanted(store, 4) == order[:4]
@@ -80,7 +80,7 @@ def test_what_was_told_and_withdrawn_is_not_fetched(store: PlannedStore) -> None
     assert store.planner.withdraw(hint, (), store.now) == 0
 
 
-def test_in_mid_epoch_only_what_is_unread_is_withdrawn(store: PlannedStore) -> None:
+def test_in_mid_epoch_only_unread_objects_are_withdrawn(store: PlannedStore) -> None:
     order = in_chance_order(store, 2)
     hint = tell(store, order)
     read(store, order[:15])
@@ -89,13 +89,13 @@ def test_in_mid_epoch_only_what_is_unread_is_withdrawn(store: PlannedStore) -> N
     assert store.planner.withdraw(hint, (), store.now) == COUNT - 15
     assert wanted(store) == []
     assert told_by(hint) == HintedObjects(15, (), COUNT - 15)
-    # Nobody takes that for the end of an epoch, after which the same would be read again.
+    # That is not taken for the end of an epoch, after which the same objects would be read again.
     read(store, order[20:21])
     assert not set(wanted(store)) & set(order[:15])
 
 
-def test_what_the_next_epoch_took_over_from_a_told_one_is_withdrawn_too() -> None:
-    """An object that is read again when nearly all were read begins the next epoch, which expects what is left."""
+def test_objects_that_the_next_epoch_took_over_from_a_told_one_are_withdrawn_too() -> None:
+    """A repeat when nearly all objects were read begins the next epoch, which expects the objects that are left."""
     store = PlannedStore(12, 1, 12)
     order = in_chance_order(store, 12)
     hint = tell(store, order)
@@ -107,7 +107,7 @@ def test_what_the_next_epoch_took_over_from_a_told_one_is_withdrawn_too() -> Non
     assert wanted(store) == []
 
 
-def test_what_is_on_its_way_comes_and_is_not_asked_for_twice(store: PlannedStore) -> None:
+def test_objects_on_their_way_land_and_are_not_asked_for_twice(store: PlannedStore) -> None:
     order = in_chance_order(store, 3)
     hint = tell(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 3))
@@ -121,7 +121,7 @@ def test_what_is_on_its_way_comes_and_is_not_asked_for_twice(store: PlannedStore
     assert store.planner.blocks_coming == 0
 
 
-def test_what_another_plan_of_the_same_client_tells_is_still_expected(store: PlannedStore) -> None:
+def test_objects_of_another_hint_of_the_same_client_are_still_expected(store: PlannedStore) -> None:
     order = in_chance_order(store, 4)
     mine, its = tell(store, order[:30]), tell(store, order[20:])
     assert store.planner.withdraw(mine, [its], store.now) == 20
@@ -129,7 +129,7 @@ def test_what_another_plan_of_the_same_client_tells_is_still_expected(store: Pla
     assert set(wanted(store)) == set(order[20:])
 
 
-def test_what_another_client_told_is_untouched(store: PlannedStore) -> None:
+def test_the_hint_of_another_client_is_untouched(store: PlannedStore) -> None:
     order, other = in_chance_order(store, 5), in_chance_order(store, 6)
     mine, its = tell(store, order, "a"), tell(store, other, "b")
     read(store, order[:5], "a")
@@ -138,10 +138,10 @@ def test_what_another_client_told_is_untouched(store: PlannedStore) -> None:
     assert told_by(its) == HintedObjects(5, tuple(other[5:]), 0)
     seen = wanted(store)
     assert seen
-    assert seen == [ref for ref in other[5:] if ref in seen], "in its order"
+    assert seen == [ref for ref in other[5:] if ref in seen], "in the order of the other hint"
 
 
-def test_blocks_that_came_for_it_go_before_those_of_a_plan_that_holds() -> None:
+def test_blocks_that_came_for_a_withdrawn_hint_are_evicted_before_those_of_a_hint_that_holds() -> None:
     store = PlannedStore(COUNT, 1, 20)
     size_known(store)
     order = in_chance_order(store, 7)
@@ -154,7 +154,7 @@ def test_blocks_that_came_for_it_go_before_those_of_a_plan_that_holds() -> None:
     assert first == set(order[:10])
 
 
-def test_a_later_plan_of_the_same_name_is_fetched_though_all_that_came_for_the_first_goes_for_it() -> None:
+def test_a_later_hint_of_the_same_name_is_prefetched_although_all_blocks_of_the_first_are_evicted_for_it() -> None:
     store = PlannedStore(2 * COUNT, 1, 20)
     size_known(store)
     hint = tell(store, store.refs[:COUNT])
@@ -166,10 +166,10 @@ def test_a_later_plan_of_the_same_name_is_fetched_though_all_that_came_for_the_f
     while wants := bring(store, 2):
         came += [want.ref for want in wants]
     assert came == store.refs[COUNT : COUNT + 20]
-    assert store.planner.wasted_bytes == 20 * BLOCK, "it is told all the same"
+    assert store.planner.wasted_bytes == 20 * BLOCK, "the waste is counted all the same"
 
 
-def test_what_was_on_its_way_when_its_plan_was_withdrawn_is_no_wrong_guess_either() -> None:
+def test_objects_on_their_way_when_their_hint_is_withdrawn_are_no_wasted_prefetch() -> None:
     store = PlannedStore(COUNT, 1, 20)
     size_known(store)
     hint = tell(store, store.refs[:10])
@@ -183,8 +183,8 @@ def test_what_was_on_its_way_when_its_plan_was_withdrawn_is_no_wrong_guess_eithe
     assert wanted(store, 4) == store.refs[10:14]
 
 
-def test_after_a_withdrawal_in_mid_epoch_the_rest_of_a_set_that_was_listed_is_expected(store: PlannedStore) -> None:
-    """As of any job that tells nothing."""
+def test_after_a_withdrawal_in_mid_epoch_the_rest_of_a_listed_dataset_is_expected(store: PlannedStore) -> None:
+    """So it is for any job that sends no hint."""
     store.planner.listed("bucket", [(ref.key, BLOCK) for ref in store.refs], 0.0)
     order = in_chance_order(store, 11)
     read(store, order[:30])
@@ -199,7 +199,7 @@ def test_after_a_withdrawal_in_mid_epoch_the_rest_of_a_set_that_was_listed_is_ex
     assert not set(seen) & set(order[:10])
 
 
-def test_an_order_that_was_expected_before_the_plan_is_expected_again(store: PlannedStore) -> None:
+def test_an_order_that_was_expected_before_the_hint_is_expected_again(store: PlannedStore) -> None:
     order, plan = in_chance_order(store, 8), in_chance_order(store, 9)
     read(store, order)
     store.present.clear()
@@ -216,10 +216,10 @@ def test_an_order_that_was_expected_before_the_plan_is_expected_again(store: Pla
     for ref in order[:3]:
         store.present.discard(store.key(ref, 0))
         store.planner.removed(store.key(ref, 0))
-    assert order[0] in wanted(store), "and that the next epoch will have the same"
+    assert order[0] in wanted(store), "the next epoch is expected in the same order"
 
 
-def test_more_may_be_told_under_a_name_and_what_is_over_is_forgotten(store: PlannedStore) -> None:
+def test_more_may_be_told_under_a_name_and_epochs_that_are_over_are_forgotten(store: PlannedStore) -> None:
     order = in_chance_order(store, 10)
     hint = Hint()
     for first in range(0, COUNT, 10):
@@ -232,7 +232,7 @@ def test_more_may_be_told_under_a_name_and_what_is_over_is_forgotten(store: Plan
     assert told_by(hint) == HintedObjects(0, (), 0)
 
 
-def test_what_is_told_again_and_again_takes_no_more_memory(store: PlannedStore) -> None:
+def test_a_hint_that_is_told_again_and_again_takes_no_more_memory(store: PlannedStore) -> None:
     hint = Hint()
     for _ in range(50):
         tell(store, store.refs, hint=hint)
@@ -242,8 +242,8 @@ def test_what_is_told_again_and_again_takes_no_more_memory(store: PlannedStore) 
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), readers=st.integers(1, 3))
-def test_only_what_was_read_or_is_told_by_a_plan_that_holds_is_ever_wanted(seed: int, readers: int) -> None:
-    """Nothing lists this dataset, and one client reads it: all that is known of it, it has read or told."""
+def test_only_objects_that_were_read_or_are_told_by_a_hint_that_holds_are_wanted(seed: int, readers: int) -> None:
+    """Nothing lists this dataset, and one client reads it: only its reads and hints tell of objects."""
     chance, store = Random(seed), PlannedStore(24, 1, 24)
     hints: dict[str, tuple[Hint, set[ObjectRef]]] = {}
     opened: set[ObjectRef] = set()
@@ -282,9 +282,9 @@ def test_only_what_was_read_or_is_told_by_a_plan_that_holds_is_ever_wanted(seed:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), before=st.integers(0, 100))
-def test_a_plan_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, before: int) -> None:
-    """Beside a planner that never heard of it, whatever is read before and after. There is room for all: what goes for
-    what is looked at again with each plan, and from time to time else."""
+def test_a_hint_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, before: int) -> None:
+    """Compared with a planner that was never told, whatever is read before and after. There is room for all objects: ranks
+    are looked at again with each hint, and otherwise from time to time, so victims may differ."""
     chance = Random(seed)
     stores = PlannedStore(24, 1, 48), PlannedStore(24, 1, 48)
     epochs = [ref for _ in range(6) for ref in in_chance_order(stores[0], seed if seed % 2 else chance.randint(0, 9))]
@@ -299,7 +299,7 @@ def test_a_plan_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, 
         assert wanted(stores[0], 4) == wanted(stores[1], 4)
 
 
-def test_an_object_that_left_the_planners_memory_is_unknown_and_nothing_is_withdrawn_of_it(store: PlannedStore) -> None:
+def test_an_object_that_the_planner_has_forgotten_is_unknown_and_is_not_withdrawn(store: PlannedStore) -> None:
     hint = tell(store, store.refs[:10])
     [dataset] = store.planner.registry.datasets()
     dataset.shrink()
@@ -307,7 +307,7 @@ def test_an_object_that_left_the_planners_memory_is_unknown_and_nothing_is_withd
     assert store.planner.withdraw(hint, (), store.now) == 0
 
 
-def test_what_happens_while_a_long_plan_is_counted_does_no_harm(store: PlannedStore) -> None:
+def test_reads_and_hints_while_a_long_hint_is_counted_do_no_harm(store: PlannedStore) -> None:
     hint = tell(store, store.refs)
     pieces = hint.told(10)
     assert next(pieces) == HintedObjects(0, tuple(store.refs[:10]), 0)

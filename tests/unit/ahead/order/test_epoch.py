@@ -1,4 +1,5 @@
-"""Datasets found by their names, epochs followed, worlds told apart, and all of it remembered."""
+"""Epochs through the planner: datasets are found by their names, epochs predicted, kinds of reading told apart, and
+learned orders kept."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ KEYS = [f"train/part-{i:05d}.tar" for i in range(COUNT)]
     ("data/ab/train/0af3c29be1d04455aa17.bin", "data/ab/train/{}.bin"),
     ("data/ab/part-1.tar", "data/ab/part-{}.tar"),
 ])  # fmt: skip
-def test_a_key_tells_its_template_and_the_template_what_to_list(key: str, template: str) -> None:
+def test_a_key_has_a_template_and_the_template_a_prefix_to_list(key: str, template: str) -> None:
     assert template_of(key) == template
     assert key.startswith(prefix_of(template))
 
@@ -71,7 +72,7 @@ class Riders:
         self.planner.added(BlockKey(b"%d" % i, 0), version)
 
     def ride(self) -> int:
-        """What is wanted most comes."""
+        """The most urgent wanted object lands."""
         [want] = self.planner.wants(self.now, COUNT * self.size, 1)
         self.came(number := KEYS.index(want.ref.key))
         self.planner.dropped(want.ref)
@@ -90,14 +91,14 @@ class Riders:
 SHUFFLED = Random(3).sample(range(COUNT), COUNT)
 
 
-def test_an_order_that_repeats_is_foreseen() -> None:
+def test_an_order_that_repeats_is_predicted() -> None:
     riders = Riders()
     riders.read(SHUFFLED)
     riders.read(SHUFFLED[:50])
     assert set(riders.wanted()) <= set(SHUFFLED[50:60])
 
 
-def test_a_set_in_a_new_order_is_fetched_from_what_is_unread() -> None:
+def test_of_a_dataset_in_a_new_order_unread_objects_are_prefetched() -> None:
     riders, other = Riders(), Random(4).sample(range(COUNT), COUNT)
     riders.read(SHUFFLED)
     riders.read(other[:50])
@@ -124,7 +125,7 @@ def test_a_template_is_listed_once_after_its_first_keys() -> None:
     assert riders.planner.please_list() == []
 
 
-def test_what_was_listed_a_moment_ago_is_not_listed_again() -> None:
+def test_a_prefix_that_was_listed_a_moment_ago_is_not_listed_again() -> None:
     riders, asked = Riders(listed=False, believed_s=60.0), []
     riders.now = 1000.0
     for _ in range(100):
@@ -137,7 +138,7 @@ def test_what_was_listed_a_moment_ago_is_not_listed_again() -> None:
     assert all(45.0 <= later - sooner <= 46.1 for sooner, later in pairwise(asked))
 
 
-def test_a_list_that_comes_by_pages_is_fetched_from_by_its_first_and_thought_over_at_each_doubling(
+def test_prefetch_begins_with_the_first_page_of_a_list_and_the_agenda_is_renewed_at_each_doubling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     riders, thought = Riders(listed=False), list[object]()
@@ -146,14 +147,14 @@ def test_a_list_that_comes_by_pages_is_fetched_from_by_its_first_and_thought_ove
     for before in range(0, COUNT, 10):
         page = [(key, MIB) for key in KEYS[before : before + 10]]
         riders.planner.listed("b", page, riders.now, before=before, more=True)
-        assert riders.wanted(), "of what is known so far"
+        assert riders.wanted(), "prefetch uses the names known so far"
     riders.planner.listed("b", (), riders.now, before=COUNT)
     assert thought == [10, 30, 70, 150, COUNT]
     riders.read(SHUFFLED[:50])
     assert set(riders.wanted(150)) == set(range(COUNT)) - set(SHUFFLED[:50]) - {5, 0, 8, 3}
 
 
-def test_what_a_page_has_told_may_be_read_and_kept_before_the_list_is_whole() -> None:
+def test_names_of_a_page_may_be_read_and_cached_before_the_list_is_complete() -> None:
     riders = Riders(listed=False)
     riders.read([5, 0, 8, 3])
     riders.read([5, 0, 8, 3], client="b")
@@ -163,10 +164,10 @@ def test_what_a_page_has_told_may_be_read_and_kept_before_the_list_is_whole() ->
         riders.came(before + 9)
         riders.read([before + 7])
         riders.read([before + 6], client="b")
-        assert riders.wanted(), "of what is known so far"
+        assert riders.wanted(), "prefetch uses the names known so far"
 
 
-def test_a_set_that_was_forgotten_but_for_what_is_kept_is_learned_anew_from_a_shorter_list() -> None:
+def test_a_dataset_that_was_forgotten_except_for_cached_objects_is_learned_anew_from_a_shorter_list() -> None:
     riders = Riders()
     riders.read(SHUFFLED[:20])
     riders.came(150)
@@ -185,7 +186,7 @@ def spied(method: Callable[..., None], calls: list[object]) -> Callable[..., Non
 
 
 @pytest.mark.parametrize(("believed_s", "lists"), [(60.0, 2), (0.0, 0), (float("inf"), 0)])
-def test_a_set_that_is_read_fast_is_listed_again_before_its_names_grow_stale(believed_s: float, lists: int) -> None:
+def test_a_dataset_that_is_read_fast_is_listed_again_before_its_names_grow_stale(believed_s: float, lists: int) -> None:
     riders = Riders(believed_s=believed_s)
     assert lists_asked(riders, lambda: riders.read([0, 1])) == lists, "at 45 and at 90 seconds"
 
@@ -201,14 +202,14 @@ def lists_asked(riders: Riders, each_second: Callable[[], None], seconds: int = 
     return asked
 
 
-def test_a_set_of_tiny_objects_that_are_not_here_is_listed_for_its_new_names_alone() -> None:
-    """Each read asks anyhow, and a LIST takes much of the line."""
+def test_a_dataset_of_tiny_objects_that_are_not_cached_is_listed_again_only_for_its_new_names() -> None:
+    """Each read asks the origin in any case, and a LIST takes much of the bandwidth."""
     riders, order = Riders(believed_s=60.0, size=1024), cycle(SHUFFLED)
     assert lists_asked(riders, lambda: riders.read([next(order), next(order)]), 440) == 0
     assert lists_asked(riders, lambda: riders.read([next(order), next(order)]), 440) == 1
 
 
-def test_a_set_of_tiny_objects_that_come_a_moment_before_their_readers_is_not_listed_again() -> None:
+def test_a_dataset_of_tiny_objects_that_land_a_moment_before_they_are_read_is_not_listed_again() -> None:
     riders, seen = Riders(believed_s=60.0, size=1024), set(SHUFFLED[:8])
     riders.read(SHUFFLED[:8])
 
@@ -220,7 +221,7 @@ def test_a_set_of_tiny_objects_that_come_a_moment_before_their_readers_is_not_li
     assert lists_asked(riders, one_here_and_one_not, 60) == 0
 
 
-def test_reads_of_tiny_objects_that_have_been_here_for_a_while_call_for_a_list() -> None:
+def test_reads_of_tiny_objects_that_were_cached_for_a_while_make_a_list_worthwhile() -> None:
     riders = Riders(believed_s=60.0, size=1024)
     riders.read(SHUFFLED[:8])
     ahead = [riders.ride() for _ in range(16)]
@@ -234,10 +235,10 @@ def test_reads_of_tiny_objects_that_have_been_here_for_a_while_call_for_a_list()
     riders.planner.listed("b", (), riders.now, prefix="train/part-")
     riders.now += 45.0
     riders.read([number for number in SHUFFLED if number not in ahead][:50])
-    assert riders.planner.please_list() == [], "what was spared then"
+    assert riders.planner.please_list() == [], "reads that spared a question before the last LIST do not count"
 
 
-def test_a_set_that_is_read_slowly_or_is_a_small_part_of_a_long_list_is_not_listed_again() -> None:
+def test_a_dataset_that_is_read_slowly_or_is_a_small_part_of_a_long_list_is_not_listed_again() -> None:
     slowly, beside = Riders(believed_s=60.0), Riders(believed_s=60.0)
     beside.planner.listed("b", [(f"other/{i}", 1) for i in range(20_000)] + [(key, MIB) for key in KEYS], 0.0)
     for i in range(20):
@@ -249,13 +250,13 @@ def test_a_set_that_is_read_slowly_or_is_a_small_part_of_a_long_list_is_not_list
         assert ("b", "train/part-") not in beside.planner.please_list()
 
 
-def test_sampling_with_replacement_is_noticed_and_nothing_more_fetched() -> None:
+def test_sampling_with_replacement_is_noticed_and_ends_prefetch() -> None:
     riders = Riders()
     riders.read(Random(5).choices(range(COUNT), k=COUNT))
     assert riders.wanted() == []
 
 
-def test_epochs_that_come_back_are_noticed_too() -> None:
+def test_epochs_that_return_after_random_reads_are_noticed() -> None:
     riders = Riders()
     riders.read(Random(5).choices(range(COUNT), k=COUNT))
     riders.read(SHUFFLED)
@@ -265,7 +266,7 @@ def test_epochs_that_come_back_are_noticed_too() -> None:
 
 
 @pytest.mark.parametrize("part", [range(1, COUNT, 4), range(50, 100)], ids=["every fourth", "a quarter in a row"])
-def test_a_sidecar_that_reads_its_part_has_hardly_more_than_that_fetched(part: range) -> None:
+def test_for_a_sidecar_that_reads_a_part_hardly_any_other_objects_are_prefetched(part: range) -> None:
     riders, own = Riders(), set(part)
     riders.read(Random(6).sample(sorted(own), 25))
     fetched = set(riders.wanted(60))
@@ -273,7 +274,7 @@ def test_a_sidecar_that_reads_its_part_has_hardly_more_than_that_fetched(part: r
     assert len(fetched - own) <= 10
 
 
-def test_a_name_that_the_list_has_not_says_nothing_of_the_part_that_is_read() -> None:
+def test_a_read_of_an_unlisted_name_does_not_change_the_guess_of_the_part() -> None:
     riders, own = Riders(listed=False), range(1, COUNT, 4)
     reads = Random(6).sample(own, 25)
     riders.read(reads[:12])
@@ -284,8 +285,8 @@ def test_a_name_that_the_list_has_not_says_nothing_of_the_part_that_is_read() ->
 
 
 @pytest.mark.parametrize(("seed", "read_before"), [(0, 21), (1, 7), (2, 3), (3, 10)])
-def test_a_set_that_is_read_in_order_by_several_is_fetched_to_its_end(seed: int, read_before: int) -> None:
-    """Though it was taken for the part of one sidecar, and all of that is read: that is no end of an epoch."""
+def test_a_dataset_that_several_readers_read_in_order_is_prefetched_to_its_end(seed: int, read_before: int) -> None:
+    """It was taken for the part of one sidecar, and all of that part is read. The epoch does not end there."""
     riders, chance = Riders(listed=False), Random(seed)
     overtaking = sorted(range(COUNT), key=lambda i: i + chance.random() * chance.choice((2, 4, 8)))
     riders.read(overtaking[:read_before])
@@ -294,7 +295,7 @@ def test_a_set_that_is_read_in_order_by_several_is_fetched_to_its_end(seed: int,
     for number in range(read_before, COUNT - 32):
         riders.read([overtaking[number]])
         idle += not set(riders.wanted(8)) - set(overtaking[: number + 1])
-    assert idle <= 8, "now and then the guess must grow first"
+    assert idle <= 8, "only now and then the guess of the part must grow first"
 
 
 def test_a_told_order_is_followed_from_its_first_shard() -> None:
@@ -318,8 +319,8 @@ def test_a_told_order_is_not_listed_before_its_names_grow_stale() -> None:
     assert riders.planner.please_list() == [("b", "train/part-")]
 
 
-def test_the_first_reads_of_a_told_epoch_may_be_heard_of_before_its_order() -> None:
-    """A LIST would share the line with the first batch."""
+def test_the_first_reads_of_a_told_epoch_may_arrive_before_its_order() -> None:
+    """A LIST would take bandwidth from the first batch."""
     riders = Riders(listed=False)
     riders.tell(SHUFFLED)
     riders.read(SHUFFLED)
@@ -331,14 +332,15 @@ def test_the_first_reads_of_a_told_epoch_may_be_heard_of_before_its_order() -> N
     riders.read(SHUFFLED[:15])
     assert riders.planner.please_list() == []
     riders.read(SHUFFLED[15:17])
-    assert riders.planner.please_list() == [("b", "train/part-")], "nobody tells of this one any more"
+    assert riders.planner.please_list() == [("b", "train/part-")], "no worker will tell this epoch's order any more"
 
 
-def test_a_told_order_is_fetched_ahead_from_its_first_moment() -> None:
-    """The first one as far as there is room, while it is not known how fast they read; the next one as the last."""
+def test_a_told_order_is_prefetched_from_its_first_moment() -> None:
+    """The first told order is fetched as far as there is room, while the pace of the readers is not known. The next one
+    is fetched at the pace of the last epoch."""
     riders = Riders(listed=False)
     riders.tell(SHUFFLED)
-    assert riders.wanted(40) == SHUFFLED[:1], "how large they are is not known either"
+    assert riders.wanted(40) == SHUFFLED[:1], "the size of the objects is not known either"
     riders.came(SHUFFLED[0])
     assert len(set(riders.wanted(40)) & set(SHUFFLED[:41])) == 40
     for i in SHUFFLED[:-10]:
@@ -351,27 +353,29 @@ def test_a_told_order_is_fetched_ahead_from_its_first_moment() -> None:
         riders.planner.removed(BlockKey(b"%d" % i, 0))
     riders.tell(SHUFFLED[::-1])
     ahead = len(riders.planner.wants(riders.now, COUNT * MIB, 40))
-    assert 4 <= ahead < 20, "what they open next, and while it comes; no more, for what is here has its uses, too"
+    assert 4 <= ahead < 20, (
+        "the objects that readers open next and during a fill, but no more: cached objects are of use, too"
+    )
 
 
 @pytest.mark.parametrize("padding", [0, 1])
-def test_after_a_told_epoch_nothing_is_fetched_in_its_order_before_the_next_is_told(padding: int) -> None:
-    """It would take the next epoch's first shards the bandwidth, and the room."""
+def test_after_a_told_epoch_its_order_is_not_prefetched_again_before_the_next_order_is_told(padding: int) -> None:
+    """It would take bandwidth and room from the next epoch's first shards."""
     riders, other = Riders(listed=False), Random(8).sample(range(COUNT), COUNT)
     for i in SHUFFLED[-COUNT // 4 :]:
         riders.came(i)
     for order, wanted in (SHUFFLED, []), (other, []), (other, other[padding : padding + 2]):
         riders.tell(order)
-        # A sampler that pads reads some of the first once more, before the slowest reader has come to its end.
+        # A sampler that pads reads some of the first objects again, before the slowest reader has come to its end.
         riders.read([*order[:-2], *order[:padding], *order[-2:]])
         wants = riders.planner.wants(riders.now, 0, 2)
-        assert [KEYS.index(want.ref.key) for want in wants] == wanted, "only plans that repeat are an order"
+        assert [KEYS.index(want.ref.key) for want in wants] == wanted, "only hints that repeat tell the next order"
         for want in wants:
             riders.planner.dropped(want.ref)
 
 
-def test_a_set_of_unknown_order_is_replaced_at_twice_the_pace_of_its_readers() -> None:
-    """More at once would be of use no sooner, and what a reader waits for would queue behind it."""
+def test_a_dataset_of_unknown_order_is_replaced_at_twice_the_pace_of_its_readers() -> None:
+    """More prefetches at once would not be of use any sooner, and demand would queue behind them."""
     riders, other = Riders(), Random(4).sample(range(COUNT), COUNT)
     for i in SHUFFLED[:50]:
         riders.came(i)
@@ -384,8 +388,9 @@ def test_a_set_of_unknown_order_is_replaced_at_twice_the_pace_of_its_readers() -
     assert len(riders.planner.wants(riders.now, 0, 20)) == 1, "a fill takes no time here"
 
 
-def test_room_is_counted_as_the_disk_gives_it() -> None:
-    """Blocks of 1 KiB in files of 8: what fits by its bytes alone would be refused, wanted again, and so for ever."""
+def test_room_is_counted_in_bytes_on_disk() -> None:
+    """Blocks of 1 KiB take 8 KiB on disk. Counted by their own size they would be wanted, refused for lack of room, and
+    wanted again for ever."""
     planner = Planner(80 * 8192, MIB, disk_bytes=lambda length: 4096 + -(-length // 4096) * 4096)
     refs = [ObjectRef("b", key) for key in KEYS]
     planner.listed("b", [(key, 1024) for key in KEYS], 0.0)
@@ -395,8 +400,8 @@ def test_room_is_counted_as_the_disk_gives_it() -> None:
     assert len(planner.wants(0.0, 2 * 8192, 4)) == 2
 
 
-def test_an_object_of_unknown_size_is_taken_for_one_like_the_last() -> None:
-    """Not for a whole block, of which a small cache would have none to spare."""
+def test_an_object_of_unknown_size_is_taken_to_be_as_large_as_the_last_one() -> None:
+    """It is not taken for a whole block, for which a small cache would have no room."""
     planner = Planner(MIB // 4, MIB)
     refs = [ObjectRef("b", key) for key in KEYS]
     planner.told("a", refs, 0.0)
@@ -405,8 +410,8 @@ def test_an_object_of_unknown_size_is_taken_for_one_like_the_last() -> None:
     assert planner.wants(0.0, MIB // 4, 4) != []
 
 
-def test_what_was_fetched_in_vain_pauses_fetching_until_reads_have_made_up_for_it() -> None:
-    """A fiftieth of the cache, and two blocks, may have gone unread lately: 3 of these 50."""
+def test_prefetch_in_vain_pauses_prefetch_until_reads_have_made_up_for_it() -> None:
+    """A fiftieth of the cache, and two blocks, may have been evicted unread lately: 3 of these 50."""
     riders = Riders()
     planner = riders.planner
     riders.read(SHUFFLED)
@@ -425,7 +430,7 @@ def test_what_was_fetched_in_vain_pauses_fetching_until_reads_have_made_up_for_i
     assert riders.wanted() != []
 
 
-def test_readers_that_stop_have_nothing_fetched_a_second_later() -> None:
+def test_a_second_after_the_readers_stop_prefetch_stops() -> None:
     riders = Riders()
     riders.read(SHUFFLED)
     riders.read(SHUFFLED[:50])
@@ -446,12 +451,12 @@ def test_a_learned_order_survives_a_restart() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"x\x9c\x03\x00\x00\x00\x00\x01"])
-def test_what_is_no_memory_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_learned_state_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         Riders().planner.registry.restore(data)
 
 
-def test_an_order_that_has_a_key_twice_is_none_of_ours() -> None:
+def test_a_stored_order_that_has_an_object_twice_is_refused() -> None:
     riders = Riders()
     riders.read(SHUFFLED)
     riders.read(SHUFFLED[:20])
@@ -473,8 +478,8 @@ def test_names_are_remembered_up_to_a_bound() -> None:
     assert len(planner.registry) <= 1000
 
 
-def test_a_hundred_thousand_names_that_are_read_take_a_bounded_memory() -> None:
-    """Names and passes; `tests.bench.ahead_events` measures a million. The readers of now come on top."""
+def test_a_hundred_thousand_names_that_are_read_take_bounded_memory() -> None:
+    """Names and epochs; `tests.bench.ahead_events` measures a million. The active readers are not counted."""
     tracemalloc.start()
     try:
         planner = Planner(MIB, MIB)

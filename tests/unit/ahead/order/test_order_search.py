@@ -1,4 +1,4 @@
-"""Jobs whose sampler has a seed that can be found are ridden ahead of as if they had told their order."""
+"""Jobs whose sampler has a seed that the search finds are predicted as if they had told their order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sampled(
     count: int = COUNT, *, batch: int = 32, workers: int = 1, rank: int = 0, ranks: int = 1, padded: bool = True,
     drop_last: bool = False, draw: Callable[[int, int], Draw] = lambda epoch, count: Draw(7 + epoch),
 ) -> Order:  # fmt: skip
-    """What the workers of one rank's data loader read, in batches of its sampler's order."""
+    """The reads of the workers of one rank's data loader, in batches of its sampler's order."""
 
     def order(epoch: int) -> list[list[int]]:
         whole = drawn_order(draw(epoch, count), count)
@@ -55,13 +55,13 @@ def a_job(
 
 
 def simulated(jobs: list[JobSpec], readers: int, cache_part: float = 0.1, step_s: float = 0.001) -> list[EpochResult]:
-    """With 1.3 times the bandwidth that they need."""
+    """The origin gives 1.3 times the bandwidth that the readers need."""
     machine = Machine(int(cache_part * jobs[0].shards.count * SIZE), 1.3 * RATE * readers, step_s=step_s)
     return Simulation(machine, "epoch", jobs).run()
 
 
 def of_one_generator(epoch: int, count: int) -> Draw:
-    """`RandomSampler(generator=...)`: it draws a second order as an epoch ends, of which it needs nothing."""
+    """`RandomSampler(generator=...)`: at the end of an epoch it draws a second order, and uses nothing of it."""
     return Draw(7, spent=epoch * 2 * (count - 1))
 
 
@@ -81,7 +81,7 @@ WORLDS: MappingProxyType[str, dict[str, Any]] = MappingProxyType({
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_new_order_each_epoch_is_known_as_well_as_one_that_was_told(world: str) -> None:
+def test_a_new_seeded_order_each_epoch_is_predicted_as_well_as_a_told_one(world: str) -> None:
     how = WORLDS[world]
     first, *later = simulated([a_job(sampled(**how))], how.get("workers", 1))
     assert first.hit_ratio > 0.85
@@ -89,15 +89,15 @@ def test_a_new_order_each_epoch_is_known_as_well_as_one_that_was_told(world: str
         assert epoch.hit_ratio > 0.985
         assert epoch.stall < 0.02
         assert epoch.traffic < 0.9 + 0.04
-    # By then the next order is known before it begins: what of it is here stays, and its first ones are on their way.
+    # By then the next order is known before it begins: its cached objects stay, and its first objects are on their way.
     assert later[-1].hit_ratio > 0.998
     assert later[-1].traffic < 0.9 + 0.0045
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("one_client", [True, False])
-def test_the_ranks_of_a_run_are_known_by_their_shares(one_client: bool, drop_last: bool) -> None:
-    """DistributedSampler; each behind an address of its own, or all of a node behind one."""
+def test_the_ranks_of_a_run_are_recognised_by_their_shares(one_client: bool, drop_last: bool) -> None:
+    """DistributedSampler: each rank has an address of its own, or all ranks of a node have one."""
     jobs = [
         a_job(
             sampled(2003, workers=2, rank=rank, ranks=4, padded=not drop_last, drop_last=drop_last),
@@ -110,8 +110,8 @@ def test_the_ranks_of_a_run_are_known_by_their_shares(one_client: bool, drop_las
     assert min(epoch.hit_ratio for epoch in epochs if epoch.number > 1) > 0.94
 
 
-def test_a_worker_that_was_held_up_is_not_taken_for_two_where_all_was_read_as_known() -> None:
-    """After this much thought one rank is a batch ahead of another."""
+def test_a_worker_that_was_held_up_is_not_taken_for_two_where_the_known_dealing_explains_all_reads() -> None:
+    """By the time that the search takes here, one rank is a batch ahead of another."""
     jobs = [
         a_job(sampled(2003, workers=2, rank=rank, ranks=4), name=f"rank {rank}", count=2003, client="node")
         for rank in range(4)
@@ -120,7 +120,7 @@ def test_a_worker_that_was_held_up_is_not_taken_for_two_where_all_was_read_as_kn
     assert min(epoch.hit_ratio for epoch in epochs if epoch.number > 1) > 0.94
 
 
-def test_what_some_ranks_read_again_for_all_to_have_as_many_is_no_new_epoch() -> None:
+def test_padding_that_some_ranks_read_again_begins_no_new_epoch() -> None:
     jobs = [
         a_job(sampled(1003, workers=2, rank=rank, ranks=4), name=f"rank {rank}", count=1003, client="node")
         for rank in range(4)
@@ -130,8 +130,8 @@ def test_what_some_ranks_read_again_for_all_to_have_as_many_is_no_new_epoch() ->
     assert max(epoch.waste for epoch in epochs if epoch.number == 3) < 0.01
 
 
-def test_one_rank_of_many_fetches_nothing_of_the_others() -> None:
-    """A sidecar, whose pod has one of eight ranks."""
+def test_for_one_rank_of_many_no_objects_of_the_others_are_prefetched() -> None:
+    """A sidecar whose pod runs one of eight ranks."""
     epochs = simulated([a_job(sampled(4001, workers=2, rank=3, ranks=8), count=4001)], 2)
     assert [epoch.opened for epoch in epochs] == [501, 501, 501]
     for epoch in epochs[1:]:
@@ -139,8 +139,9 @@ def test_one_rank_of_many_fetches_nothing_of_the_others() -> None:
         assert epoch.origin_bytes < 1.1 * 501 * SIZE
 
 
-def test_some_ranks_of_many_fetch_nothing_of_the_others() -> None:
-    """Two of eight behind one proxy look like workers of batches of two: nothing is fetched between them."""
+def test_for_some_ranks_of_many_no_objects_of_the_others_are_prefetched() -> None:
+    """Two of eight ranks behind one proxy look like workers with batches of two. The objects between theirs are not
+    prefetched."""
     jobs = [a_job(sampled(4001, rank=rank, ranks=8), count=4001, name=f"rank {rank}", client="node") for rank in (2, 3)]
     of_all = sum(epoch.origin_bytes for epoch in simulated(jobs, 2))
     with_chance = [replace(job, order=chance_of(sampled(4001, rank=i, ranks=8))) for i, job in enumerate(jobs, 2)]
@@ -148,7 +149,7 @@ def test_some_ranks_of_many_fetch_nothing_of_the_others() -> None:
 
 
 def chance_of(order: Order) -> Order:
-    """The same reads of the same set, by seeds that nobody would try."""
+    """The same reads of the same dataset, by seeds that the search does not try."""
 
     @cache
     def name_of(epoch: int) -> list[int]:
@@ -157,7 +158,7 @@ def chance_of(order: Order) -> Order:
     return lambda epoch: [[name_of(epoch)[one] for one in its] for its in order(epoch)]
 
 
-def test_where_chance_is_at_work_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_changes_nothing_for_random_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> list[tuple[float, float]]:
         order: Order = lambda epoch: [Random(f"no seed {epoch}").sample(range(COUNT), COUNT)]  # noqa: E731
         return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated([a_job(order)], 1)]
@@ -168,7 +169,7 @@ def test_where_chance_is_at_work_nothing_changes(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_epoch_in_another_order_is_given_up_and_the_next_ones_are_found_again() -> None:
-    """The script was begun anew with another seed, or samples by hand for an epoch."""
+    """The script was started again with another seed, or draws one epoch by hand."""
 
     def draw(epoch: int, count: int) -> Draw:
         return Draw(2**31 if epoch == 2 else 7 + epoch)
@@ -184,7 +185,9 @@ def test_an_epoch_in_another_order_is_given_up_and_the_next_ones_are_found_again
 
 @pytest.mark.parametrize(("batch", "workers"), [(32, 2), (64, 8), (128, 4)])
 @pytest.mark.parametrize("piece", [COUNT, 200])
-def test_what_a_sampler_tells_is_fetched_as_its_workers_read_it(piece: int, batch: int, workers: int) -> None:
+def test_an_order_that_a_sampler_tells_is_prefetched_as_its_workers_read_it(
+    piece: int, batch: int, workers: int
+) -> None:
     """The main process tells the sampler's order; each of its workers reads in another batch of it."""
     proxy = Sampled(COUNT)
     parts = []
@@ -195,12 +198,12 @@ def test_what_a_sampler_tells_is_fetched_as_its_workers_read_it(piece: int, batc
             proxy.planner.told("client", refs, proxy.now, start=begin, total=None)
         parts.append(proxy.foreseen(beside_each_other(told, batch, workers, Random(epoch)), 2 * workers + 4))
     first, second = parts
-    # Seventeen reads of each tell how many they are.
+    # Seventeen reads of each worker tell how many workers there are.
     assert first > 1 - 1.25 * (48 + 17 * workers) / COUNT
     assert second > 0.95
 
 
-def test_what_one_worker_reads_as_told_stays_as_it_was_told() -> None:
+def test_an_order_that_one_worker_reads_as_told_stays_as_it_was_told() -> None:
     proxy = Sampled(400)
     told = Random("no seed").sample(range(400), 400)
     proxy.planner.told("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=400)
@@ -209,7 +212,7 @@ def test_what_one_worker_reads_as_told_stays_as_it_was_told() -> None:
 
 @pytest.mark.parametrize("pieces", [(1000, 400), (600, 424, 376), (1400,)])
 def test_an_order_told_in_pieces_stays_the_same_when_more_workers_are_seen(pieces: tuple[int, ...]) -> None:
-    """Whose turn it is, and so in which order they read, is thought over with each; what was told is certain."""
+    """The order in which workers take turns is worked out anew with each piece. The set of told objects is certain."""
     count, batch, told, reads = sum(pieces), 64, 0, 0
     refs = [ObjectRef("b", f"s/{number:06d}") for number in range(count)]
     planner = Planner(100 * SIZE, SIZE)
@@ -236,9 +239,11 @@ def test_an_order_told_in_pieces_stays_the_same_when_more_workers_are_seen(piece
 
 @pytest.mark.parametrize("hits_max", [10, 18])
 @pytest.mark.parametrize("seed", range(12))
-def test_hits_that_are_heard_of_later_than_misses_make_no_workers_of_one_reader(seed: int, hits_max: int) -> None:
-    """A hit that needs nobody is heard of at the next tick, and what is missing at once: who reads one after the other
-    seems to have read both beside each other."""
+def test_hits_that_the_planner_hears_of_later_than_misses_do_not_make_one_reader_look_like_several(
+    seed: int, hits_max: int
+) -> None:
+    """The planner hears of a hit that the fast path served at the next tick, and of a miss at once. So reads one after
+    the other look like parallel reads."""
     chance, count, each_s = Random(seed), 500, 0.005
     refs = [ObjectRef("b", f"s/{number:06d}") for number in range(count)]
     planner, order_search = Planner(100 * SIZE, SIZE), list[tuple[int, int]]()
@@ -258,8 +263,8 @@ def test_hits_that_are_heard_of_later_than_misses_make_no_workers_of_one_reader(
     assert set(order_search) == {(1, 1)}
 
 
-def test_what_several_tell_of_their_own_reads_stays_as_they_told_it() -> None:
-    """Workers that drift look like batches, and are none."""
+def test_orders_that_several_workers_tell_of_their_own_reads_stay_as_told() -> None:
+    """Workers that drift look like workers with batches."""
     for seed in range(20):
         proxy, chance = Sampled(400), Random(seed)
         queues = [[number for number in range(400) if number % 4 == worker] for worker in range(4)]
@@ -278,7 +283,7 @@ def test_what_several_tell_of_their_own_reads_stays_as_they_told_it() -> None:
 
 
 def test_loaders_of_one_job_may_have_other_batches_and_workers() -> None:
-    """As one for training and one for validation, or the next run of a client."""
+    """Such as a loader for training and one for validation, or the next run of a client."""
     proxy = Sampled(COUNT)
     foreseen = []
     for epoch, (batch, workers) in enumerate([(64, 8), (1, 1), (32, 2), (64, 8)]):
@@ -292,7 +297,8 @@ def test_loaders_of_one_job_may_have_other_batches_and_workers() -> None:
 
 
 def foreseen_of(count: int, ranks: int, batch: int, workers: int, at_once: float, seed: int = 1) -> list[float]:
-    """Of one rank's reads in each of three epochs: among those that its loader has handed out to its workers."""
+    """One rank's reads in each of three epochs, each drawn at random from those that its loader has handed to
+    workers."""
     proxy, chance, foreseen = Sampled(count * ranks), Random(seed), []
     for epoch in range(3):
         mine = drawn_order(Draw(7 + seed + epoch, share=ranks, first=seed % ranks), count * ranks)
@@ -303,7 +309,7 @@ def foreseen_of(count: int, ranks: int, batch: int, workers: int, at_once: float
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize(("count", "batch", "workers"), [(300, 8, 4), (900, 16, 4)])
 @pytest.mark.parametrize("at_once", [0, 8])
-def test_workers_that_drift_by_whole_batches_refute_no_order_of_a_small_set(
+def test_workers_that_drift_by_whole_batches_do_not_refute_an_order_of_a_small_dataset(
     ranks: int, count: int, batch: int, workers: int, at_once: float
 ) -> None:
     first, *later = foreseen_of(count, ranks, batch, workers, at_once)
@@ -312,21 +318,22 @@ def test_workers_that_drift_by_whole_batches_refute_no_order_of_a_small_set(
 
 
 @pytest.mark.parametrize("seed", [2, 3, 4])
-def test_a_seed_is_found_where_drift_leaves_little_of_the_beginning_and_kept_until_batches_are_clear(seed: int) -> None:
-    """The more is read, the less of it are the first ones that were drawn: it is looked for them often, and once."""
+def test_a_seed_is_found_although_drift_hides_the_beginning_and_is_kept_until_the_batches_are_clear(seed: int) -> None:
+    """The more reads there are, the fewer of them are of the order's beginning. So the search is repeated often, and a
+    proven seed is kept."""
     first, *later = foreseen_of(300, 4, 16, 4, 8, seed)
     assert first > 0.5
     assert min(later) > 0.95
 
 
 @pytest.mark.parametrize("count", [300, 900])
-def test_reads_refute_an_order_of_a_small_set_as_soon_as_ever(count: int) -> None:
-    """Of those that are not in it, few go on by chance where a worker has just been."""
+def test_reads_refute_a_drawn_order_of_a_small_dataset_as_soon_as_of_a_large_one(count: int) -> None:
+    """Few random reads go on by chance where a worker has just read."""
     given_up_after = []
     for seed in range(9):
         proxy, chance = Sampled(count), Random(seed)
         proxy.foreseen(drifting(drawn_order(Draw(7 + seed), count), 8, 2, chance, 0), 1)
-        # It begins as the next draw would; four reads prove that.
+        # The epoch begins as the next draw would: four reads prove that.
         begun = drawn_order(Draw(8 + seed), count)[:8]
         proxy.foreseen(begun, 1)
         assert proxy.expected
@@ -342,22 +349,22 @@ def test_reads_refute_an_order_of_a_small_set_as_soon_as_ever(count: int) -> Non
 # -- what is found, and given up ------------------------------------------------------------------------------------
 
 
-def test_other_orders_after_those_of_a_seed_are_learned_as_ever() -> None:
+def test_orders_without_a_seed_are_learned_after_orders_with_one() -> None:
     chosen = sampled(draw=lambda epoch, count: Draw(7 + epoch))
     repeated = Random("no seed").sample(range(COUNT), COUNT)
     epochs = simulated([a_job(lambda epoch: chosen(epoch) if epoch < 3 else [repeated], epochs=7)], 1)
     assert epochs[2].hit_ratio > 0.99
-    assert epochs[3].hit_ratio < 0.5, "the first time"
+    assert epochs[3].hit_ratio < 0.5, "the seed is not known the first time"
     assert min(epoch.hit_ratio for epoch in epochs[4:]) > 0.95
 
 
-def test_a_script_that_begins_anew_is_found_anew() -> None:
+def test_the_seed_of_a_script_that_is_started_again_is_found_again() -> None:
     chosen = sampled(workers=2)
     epochs = simulated([a_job(lambda epoch: chosen(epoch % 3), epochs=6)], 2)
     assert min(epoch.hit_ratio for epoch in epochs) > 0.9
 
 
-def test_a_name_that_is_new_meanwhile_does_no_harm() -> None:
+def test_a_name_that_appears_during_the_search_does_no_harm() -> None:
     proxy = Sampled(2000)
     order = drawn_order(Draw(50), 2000)
     proxy.read(order[:16])
@@ -369,7 +376,7 @@ def test_a_name_that_is_new_meanwhile_does_no_harm() -> None:
     assert proxy.expected[:2000] == order
 
 
-def test_a_plan_that_is_taken_back_for_another_while_workers_are_thought_of_stays_the_other() -> None:
+def test_a_hint_that_replaces_a_withdrawn_one_during_the_search_for_workers_holds() -> None:
     proxy = Sampled(COUNT)
     told = Random("no seed").sample(range(COUNT), 1200)
     first, rest = told[:800], [number for number in range(COUNT) if number not in set(told)][:300]
@@ -390,18 +397,18 @@ def test_a_plan_that_is_taken_back_for_another_while_workers_are_thought_of_stay
 # -- what it costs -------------------------------------------------------------------------------------------------
 
 
-def test_it_is_thought_of_in_small_steps() -> None:
-    """A step is about 0.1 ms; what takes longer would hold up readers."""
+def test_the_search_runs_in_small_steps() -> None:
+    """A step takes about 0.1 ms. Longer steps would hold up readers."""
     count = 50_000
     read = Sampled(count)
     order = drawn_order(Draw(3000), count)
     read.read(order[:16])
     steps = sum(1 for _ in read.steps())
-    assert steps > 3000 + count / 512 + 2 * count / 1024, "each seed, each piece of the order"
+    assert steps > 3000 + count / 512 + 2 * count / 1024, "a step for each seed, and for each piece of the order"
     assert read.expected == order
 
 
-def test_what_is_forgotten_meanwhile_is_not_thought_of_any_more() -> None:
+def test_a_dataset_that_is_forgotten_meanwhile_is_not_searched_any_more() -> None:
     read = Sampled(2000)
     order = drawn_order(Draw(50), 2000)
     read.read(order[:16])
@@ -413,7 +420,7 @@ def test_what_is_forgotten_meanwhile_is_not_thought_of_any_more() -> None:
     assert not dataset.epochs()
 
 
-def test_what_was_told_meanwhile_stays() -> None:
+def test_an_order_that_is_told_meanwhile_stays() -> None:
     read = Sampled(2000)
     order = drawn_order(Draw(50), 2000)
     read.read(order[:16])
@@ -424,8 +431,9 @@ def test_what_was_told_meanwhile_stays() -> None:
     assert read.expected[:5] == [1999, 1998, 1997, 1996, 1995]
 
 
-def test_names_that_are_no_longer_in_order_are_left_alone() -> None:
-    """What a second LIST has found stands behind what was known: numbers of a sampler are of the order of names."""
+def test_no_seed_is_searched_where_the_listed_names_are_not_sorted_any_more() -> None:
+    """Names that a second LIST has found come after the known ones, and the numbers of a sampler stand for sorted
+    names."""
     read = Sampled(600)
     read.planner.listed("bucket", [("train/0000001.jpg", SIZE)], 1.0)
     assert len(read.planner.registry) == 601
@@ -435,8 +443,8 @@ def test_names_that_are_no_longer_in_order_are_left_alone() -> None:
     assert read.expected == []
 
 
-def test_readers_whose_blocks_are_here_are_ranked_anew() -> None:
-    """What is needed last goes first, by the order that was found, be it kept since before."""
+def test_cached_objects_are_ranked_anew_when_a_seed_is_found() -> None:
+    """The object that is needed last by the found order is evicted first, also if it was cached before."""
     read = Sampled(400)
     order = drawn_order(Draw(9), 400)
     cached = {}

@@ -1,4 +1,5 @@
-"""Jobs that read a dataset in one order, each begun a little later: a sweep over parameters, WebDataset's default."""
+"""Jobs that read a dataset in the same order, each started a little later: a sweep over parameters with WebDataset's
+default."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tests.support.trials import SCALE
 SHARDS = Shards(200, 8 * 2**20)
 READERS = 2
 READER_BYTES_S = 100 * 2**20
-# A quarter of the dataset is cached, and the bucket gives 1.3 times what all of them read.
+# A quarter of the dataset is cached, and the bucket gives 1.3 times the bandwidth that all jobs need.
 SHARE, BANDWIDTH = 0.25, 1.3
 EPOCHS = 4
 
@@ -46,22 +47,22 @@ SWEEPS = [
 
 
 @pytest.mark.parametrize(("one_client", "jobs", "apart"), SWEEPS)
-def test_who_follows_another_reads_from_the_cache_and_it_all_comes_from_the_bucket_about_once(
+def test_a_job_that_follows_another_reads_from_the_cache_and_the_bucket_is_read_about_once(
     one_client: bool, jobs: int, apart: int
 ) -> None:
     first, *later = swept(jobs, apart, 1 if one_client else jobs)
     assert hits(first) > 0.5
-    # Where the order of those that follow goes no further is not guessed.
+    # Where the known order of the followers ends, nothing is guessed.
     assert one_client or apart != 7 or first[0].waste < 0.4
     for epochs in later:
-        # Eight behind one address that read nearly the same at once are not always told apart.
+        # Eight jobs behind one address that read nearly the same objects at once are not always told apart.
         assert hits(epochs) > (0.8 if one_client and jobs == 8 and apart == 1 else 0.94), [hits(each) for each in later]
-        # What the first job's epoch brings is most of what the others read in theirs.
+        # The first job's epoch brings most of the objects that the others read.
         assert epochs[0].traffic < (1.05 if apart == 7 else 2.5), [each[0].traffic for each in later]
 
 
 @pytest.mark.parametrize("clients", [1, 2])
-def test_who_has_followed_a_job_that_is_ended_early_goes_on_by_itself(clients: int) -> None:
+def test_a_follower_goes_on_by_itself_after_its_leader_ended_early(clients: int) -> None:
     order = order_of("repeated", list(range(SHARDS.count)), READERS, 1)
     first = JobSpec("0", SHARDS, lambda _: [part[:30] for part in order(0)], 1, READER_BYTES_S, client="10.0.0.0")
     second = JobSpec("1", SHARDS, order, EPOCHS, READER_BYTES_S, client=f"10.0.0.{clients - 1}", start_s=1.0)
@@ -70,7 +71,7 @@ def test_who_has_followed_a_job_that_is_ended_early_goes_on_by_itself(clients: i
         assert epoch.hit_ratio > 0.95, epoch
 
 
-def test_the_followers_of_a_job_that_has_gone_read_names_that_it_never_heard_of() -> None:
+def test_the_followers_of_a_job_that_has_ended_read_names_that_are_new_since() -> None:
     store = PlannedStore(60, 1, 20)
     known, new = store.refs[:40], store.refs[40:]
     store.planner.listed("bucket", [(ref.key, store.size) for ref in known], 0.0)
@@ -83,7 +84,7 @@ def test_the_followers_of_a_job_that_has_gone_read_names_that_it_never_heard_of(
     assert len(drive(store, new, "second")) == len(new)
 
 
-def test_what_a_follower_tells_of_its_order_counts_beyond_what_the_other_has_read() -> None:
+def test_the_order_that_a_follower_tells_holds_beyond_the_reads_of_its_leader() -> None:
     store = PlannedStore(60, 1, 20)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     order = shuffled(store, 1)
@@ -94,4 +95,4 @@ def test_what_a_follower_tells_of_its_order_counts_beyond_what_the_other_has_rea
     assert [one.leader for one in told] == [None]
     for _ in range(2):
         drive(store, order[len(told[0].log) :], "a")
-    assert told[0].number > 1, "its epoch has ended"
+    assert told[0].number > 1, "the told epoch has ended"

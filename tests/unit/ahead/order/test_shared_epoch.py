@@ -30,8 +30,9 @@ def by_turns(store: PlannedStore, parts: list[list[ObjectRef]]) -> list[bool]:
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 8])
-def test_what_is_left_of_an_epoch_that_several_share_is_fetched_whoever_will_read_it(nodes: int) -> None:
-    """DistributedSampler gives each another part in each epoch; alone they would have no more hits than is kept."""
+def test_the_rest_of_an_epoch_that_several_clients_share_is_prefetched(nodes: int) -> None:
+    """DistributedSampler gives each node another part in each epoch. Without sharing, only cached objects would be
+    hits."""
     store = listed(800)
     for epoch in range(5):
         order = shuffled(store, epoch)
@@ -39,8 +40,8 @@ def test_what_is_left_of_an_epoch_that_several_share_is_fetched_whoever_will_rea
         assert ratios > (0.45 if epoch else 0.35), f"epoch {epoch}"
 
 
-def test_some_nodes_of_a_run_have_nothing_fetched_but_what_they_ask_for() -> None:
-    """The others read elsewhere what is left."""
+def test_for_some_nodes_of_a_run_only_the_objects_that_they_ask_for_are_fetched() -> None:
+    """Other nodes read the rest through other proxies."""
     store = listed(800)
     for epoch in range(5):
         order = shuffled(store, epoch)
@@ -50,7 +51,7 @@ def test_some_nodes_of_a_run_have_nothing_fetched_but_what_they_ask_for() -> Non
     assert store.planner.fetched_bytes == fetched_bytes
 
 
-def test_a_client_that_comes_later_and_a_stranger_do_not_end_what_the_others_share() -> None:
+def test_a_client_that_comes_later_and_an_unrelated_one_do_not_end_a_shared_epoch() -> None:
     store = listed(800)
     for epoch in range(4):
         order = shuffled(store, epoch)
@@ -63,7 +64,7 @@ def test_a_client_that_comes_later_and_a_stranger_do_not_end_what_the_others_sha
 
 
 @pytest.mark.parametrize("apart", [0, 100, 200])
-def test_two_that_read_each_for_himself_are_foreseen_each_by_himself(apart: int) -> None:
+def test_two_clients_that_read_independently_are_predicted_each_by_itself(apart: int) -> None:
     store = listed(400)
     alone = [ref for epoch in range(4) for ref in shuffled(store, epoch)]
     other = [ref for epoch in range(4) for ref in shuffled(store, 10 + epoch)]
@@ -75,7 +76,7 @@ def test_two_that_read_each_for_himself_are_foreseen_each_by_himself(apart: int)
 
 
 @pytest.mark.parametrize("kind", ["repeated", "told"])
-def test_an_order_is_worth_more_than_what_is_left_of_the_epoch(kind: str) -> None:
+def test_a_known_order_of_one_client_is_preferred_to_the_shared_epoch(kind: str) -> None:
     store = listed(800)
     for epoch in range(4):
         order = shuffled(store, epoch if kind == "told" else 1)
@@ -96,7 +97,7 @@ def test_clients_beyond_the_bound_take_no_tables_and_share_the_epoch_as_the_othe
         assert len(dataset.jobs) == job_table_module._JOBS_MAX
 
 
-def test_where_names_are_many_fewer_clients_have_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_clients_have_tables_where_names_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table_module, "_JOBS_NAMES_MAX", 8 * 400)
     store = listed(400)
     [dataset] = store.planner.registry.datasets()
@@ -106,8 +107,8 @@ def test_where_names_are_many_fewer_clients_have_tables(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_a_client_that_comes_when_there_are_too_many_takes_the_place_of_who_was_silent_for_longest(told: bool) -> None:
-    """At once, if it tells what it will read: that is worth more than what others may."""
+def test_a_new_client_beyond_the_bound_takes_the_place_of_the_one_that_was_silent_for_longest(told: bool) -> None:
+    """It does so at once if it tells its order, which is worth more than guesses about others."""
     store = listed(400)
     [dataset] = store.planner.registry.datasets()
     for number in range(job_table_module._JOBS_MAX):
@@ -127,8 +128,8 @@ def test_a_client_that_comes_when_there_are_too_many_takes_the_place_of_who_was_
 
 
 @pytest.mark.parametrize("nodes", [16, 40])
-def test_many_share_epochs_as_a_few_do(nodes: int) -> None:
-    """Of so many there is always one whose reads look like those of another epoch, or of another node."""
+def test_many_clients_share_epochs_as_a_few_do(nodes: int) -> None:
+    """Among so many there is always one whose reads look like those of another epoch, or of another node."""
     store = listed(800)
     for epoch in range(3):
         order = shuffled(store, epoch)
@@ -136,7 +137,7 @@ def test_many_share_epochs_as_a_few_do(nodes: int) -> None:
         assert ratios > (0.5 if epoch else 0.35), f"epoch {epoch}"
 
 
-def test_of_many_jobs_each_thought_looks_at_some_and_all_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_call_of_wants_asks_some_of_many_jobs_and_all_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     offered: list[int] = []
     wants, offer = Candidates.wants, Candidates._candidate
 
@@ -160,7 +161,7 @@ def test_of_many_jobs_each_thought_looks_at_some_and_all_have_their_turn(monkeyp
     assert min(ratio(hits[job::20]) for job in range(20)) > 0.9
 
 
-def test_that_clients_come_and_go_takes_no_memory() -> None:
+def test_clients_that_come_and_go_take_no_memory() -> None:
     store = listed(400)
     for number, ref in enumerate([ref for epoch in range(3) for ref in shuffled(store, epoch)]):
         drive(store, [ref], f"pod {number}")

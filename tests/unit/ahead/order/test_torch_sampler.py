@@ -1,5 +1,5 @@
-"""Orders that PyTorch's samplers draw are worked out from their seeds. That the numbers are torch's own, is seen beside
-torch in `tests/server/test_sampled_orders.py`."""
+"""The orders that PyTorch's samplers draw are worked out from their seeds. `tests/server/test_sampled_orders.py`
+compares the numbers with those of torch itself."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_the_numbers_are_those_of_torch() -> None:
 
 
 @given(st.integers(0, 2**40), st.integers(0, 3000), st.integers(1, 2000))
-def test_an_order_has_all_of_them_once(seed: int, spent: int, count: int) -> None:
+def test_an_order_has_each_number_once(seed: int, spent: int, count: int) -> None:
     assert sorted(drawn(Draw(seed, spent), count)) == list(range(count))
 
 
 @given(st.integers(1, 100), st.integers(1, 9))
 def test_the_shares_of_all_ranks_are_the_whole_and_equally_large(count: int, ranks: int) -> None:
-    """DistributedSampler has the last ranks read some of the first again."""
+    """DistributedSampler makes the last ranks read some of the first objects again."""
     shares = [drawn(Draw(1, share=ranks, first=rank), count) for rank in range(min(ranks, count))]
     assert {len(share) for share in shares} == {-(-count // ranks)}
     assert {one for share in shares for one in share} == set(range(count))
@@ -62,11 +62,11 @@ def test_the_shares_of_all_ranks_are_the_whole_and_equally_large(count: int, ran
 
 @pytest.mark.parametrize("draw", [Draw(0), Draw(1), Draw(42), Draw(3407), Draw(4095), Draw(12345 + 100), Draw(7, 2)])
 @pytest.mark.parametrize("reads", [16, 48, 400])
-def test_a_seed_is_found_by_what_was_read_first(draw: Draw, reads: int) -> None:
+def test_a_seed_is_found_by_the_first_reads(draw: Draw, reads: int) -> None:
     assert at_once(SEEDS.found(drawn(draw)[:reads], COUNT)) == draw
 
 
-def test_a_seed_is_found_in_a_small_set() -> None:
+def test_a_seed_is_found_in_a_small_dataset() -> None:
     assert at_once(SEEDS.found(drawn(Draw(5), 200)[:16], 200)) == Draw(5)
 
 
@@ -75,21 +75,21 @@ def test_a_rank_is_found_by_its_share() -> None:
     assert at_once(SEEDS.found(drawn(draw)[:48], COUNT)) == draw
 
 
-def test_what_the_first_reads_of_workers_have_in_common_is_no_share() -> None:
-    """Sixteen workers have each read the first of a batch of sixteen."""
+def test_the_first_reads_of_all_workers_are_not_taken_for_a_share() -> None:
+    """Sixteen workers have each read the first object of a batch of sixteen."""
     order = drawn(Draw(11))
     assert at_once(SEEDS.found([order[16 * worker] for worker in range(16)], COUNT)) is None
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from([200, 1000, 20_000]), st.sampled_from([16, 48, 144]))
-def test_chance_has_no_seed(chance: Random, count: int, reads: int) -> None:
+def test_no_seed_is_found_for_random_reads(chance: Random, count: int, reads: int) -> None:
     assert at_once(SEEDS.found(chance.sample(range(count), reads), count)) is None
 
 
 def test_too_few_reads_prove_nothing() -> None:
     order = drawn(Draw(5), 100)
     assert not is_enough(15, 100)
-    assert not is_enough(40, 100), "no beginning is to be seen any more"
+    assert not is_enough(40, 100), "the beginning cannot be seen any more"
     assert at_once(SEEDS.found(order[:16], 100)) is None
     assert at_once(SEEDS.found(order[:5], 100)) is None
     assert at_once(following([Draw(5)], order[:3], 100)) is None
@@ -97,13 +97,13 @@ def test_too_few_reads_prove_nothing() -> None:
 
 @pytest.mark.parametrize("way", range(6))
 @pytest.mark.parametrize(("batch", "workers"), [(1, 1), (64, 8)])
-def test_the_next_epoch_is_told_by_four_reads_of_each_that_may_be_it(way: int, batch: int, workers: int) -> None:
+def test_four_reads_of_each_worker_tell_which_draw_follows(way: int, batch: int, workers: int) -> None:
     likely = next_draws(Draw(5), COUNT)
     reads = beside_each_other(drawn(likely[way]), batch, workers, Random(1))[:4]
     assert at_once(following(likely, reads, COUNT, batch, workers)) == likely[way]
 
 
-def test_an_epoch_of_another_seed_is_none_of_those_that_may_follow() -> None:
+def test_an_epoch_of_another_seed_is_not_taken_for_one_that_may_follow() -> None:
     assert at_once(following(next_draws(Draw(5), COUNT), drawn(Draw(99))[:16], COUNT)) is None
 
 
@@ -111,10 +111,10 @@ def test_an_epoch_of_another_seed_is_none_of_those_that_may_follow() -> None:
     st.sampled_from([16, 20, 32, 64, 256]), st.integers(2, 8), st.integers(0, 3), st.integers(9, 15),
     st.randoms(use_true_random=False),
 )  # fmt: skip
-def test_batches_are_seen_in_what_workers_have_read(
+def test_batches_are_found_by_the_reads_of_workers(
     batch: int, workers: int, rounds: int, each: int, chance: Random
 ) -> None:
-    """In the midst of any round; `each`: how far in their batches they are."""
+    """In the middle of any round; `each`: how far the workers are in their batches."""
     reads = beside_each_other(list(range(workers * (rounds + 1) * batch)), batch, workers, chance)
     reads = reads[: workers * (rounds * batch + each)]
     found = batches_of(reads)
@@ -126,25 +126,25 @@ def test_batches_are_seen_in_what_workers_have_read(
 
 
 def test_a_worker_that_was_held_up_hides_nothing() -> None:
-    """Batches of eight: one was left after its first two reads, another is not begun, later ones were read."""
+    """Batches of eight: one was left after its first two reads, another has not begun, and later ones were read."""
     read = [*range(10), *range(16, 32), *range(40, 96), *range(104, 112), *range(120, 128)]
     assert batches_of(read) == (1, 1)
 
 
-def test_one_after_the_other_is_no_batch() -> None:
+def test_reads_one_after_the_other_are_no_batches() -> None:
     assert batches_of(range(100)) == (1, 1)
     assert batches_of([2, 1, 0, 4, 3]) == (1, 1)
 
 
-def test_what_was_heard_of_late_now_and_then_is_no_other_worker() -> None:
-    """As a miss is heard of before the hits that came before it."""
+def test_reads_that_are_heard_of_late_now_and_then_are_no_other_worker() -> None:
+    """The planner may hear of a miss before it hears of the hits that came before it."""
     reads = [*range(10), *range(11, 52), 10, *range(95, 99), *range(52, 95), *range(99, 400), *range(420, 424)]
     for count in range(100, len(reads), 10):
         assert batches_of(reads[:count]) in {None, (1, 1)}, count
 
 
-def test_some_of_the_ranks_are_no_workers() -> None:
-    """Eight of 64, whose others are on other nodes: all between would be fetched for nobody."""
+def test_some_of_the_ranks_are_not_taken_for_workers() -> None:
+    """Eight of 64 ranks; the others are on other nodes. The objects between theirs would be prefetched in vain."""
     assert batches_of([64 * step + rank for step in range(20) for rank in range(8)]) is None
     assert batches_of([64 * step + rank for step in range(20) for rank in range(32)]) is None
     assert batches_of([8 * step + rank for step in range(40) for rank in range(4)]) is None
@@ -153,7 +153,7 @@ def test_some_of_the_ranks_are_no_workers() -> None:
 
 @pytest.mark.parametrize(("batch", "workers", "count"), [(4, 3, 24), (4, 3, 26), (5, 2, 13), (7, 1, 9), (3, 4, 2)])
 def test_workers_that_are_equally_fast_read_in_batches(batch: int, workers: int, count: int) -> None:
-    """But for the last round, in which some have nothing left to do."""
+    """Except for the last round, in which some workers have nothing left to read."""
     whole = count // (batch * workers) * batch * workers
     order = array("i", range(count))
     read = at_once(in_batches(order, batch, workers)).tolist()

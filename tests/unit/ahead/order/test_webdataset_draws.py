@@ -18,7 +18,7 @@ SEED_7_OF_12_BY_5 = [2, 1, 3, 0, 7, 9, 8, 4, 10, 11, 6, 5]
 SEED_7_OF_300 = [41, 19, 50, 83, 6, 9, 111, 68]
 
 
-def test_a_worker_draws_what_webdataset_draws() -> None:
+def test_a_worker_draws_the_order_that_webdataset_draws() -> None:
     """`list(webdataset.filters._shuffle(iter(range(12)), bufsize, seed=7))`, as 1.0.2 gives it."""
     assert list(drawn(Random(7), 12, 1000)) == SEED_7_OF_12
     assert list(drawn(Random(7), 12, 5)) == SEED_7_OF_12_BY_5
@@ -26,12 +26,12 @@ def test_a_worker_draws_what_webdataset_draws() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(0, 400), st.sampled_from([1, 2, 10, 99, 100, 101, 500]))
-def test_an_order_has_all_of_them_once(seed: int, count: int, buffer: int) -> None:
+def test_an_order_has_each_shard_once(seed: int, count: int, buffer: int) -> None:
     assert sorted(drawn(Random(seed), count, buffer)) == list(range(count))
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 300))
-def test_what_all_workers_read_is_all_of_it_one_of_each_in_turn(count: int, workers: int, buffer: int) -> None:
+def test_all_workers_together_read_all_shards_one_each_in_turn(count: int, workers: int, buffer: int) -> None:
     workers = min(workers, count)
     order = at_once(order_of(Shuffle(workers, buffer, tuple((first, 3) for first in range(workers))), count, {}, {}))
     assert sorted(order) == list(range(count))

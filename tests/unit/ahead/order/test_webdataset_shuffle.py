@@ -1,4 +1,4 @@
-"""The search for the seed of WebDataset's shard shuffle. What a seed draws is in `test_webdataset_draws.py`."""
+"""The search for the seed of WebDataset's shard shuffle. The draws from a seed are tested in `test_webdataset_draws.py`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shuffled(
     count: int = COUNT, workers: int = WORKERS, *, seed: int = 42, buffer: int = LARGE, ranks: int = 1,
     mine: Sequence[int] = (0,), seed_of: SeedOf | None = None,
 ) -> Order:  # fmt: skip
-    """What each worker of these ranks reads in an epoch. `seed_of`: of a rank and an epoch."""
+    """The reads of each worker of these ranks in an epoch. `seed_of` takes a rank and an epoch."""
 
     def order(epoch: int) -> list[list[int]]:
         lists = []
@@ -49,7 +49,7 @@ def shuffled(
 
 
 def beside_each_other(lists: list[list[int]], chance: Random) -> list[int]:
-    """Workers that are about as fast, and drift."""
+    """Workers that are about equally fast, and drift."""
     reads = []
     for its in lists:
         at = chance.random()
@@ -101,23 +101,23 @@ def test_webdatasets_own_seed_is_found_among_a_million() -> None:
     (search, steps), last = steps_of(shuffle_search.found(reads, COUNT, WORKERS)), 600_123
     assert search.shuffle is not None
     assert set(dict(search.shuffle.seeds).values()) == {last}
-    # In steps of 0.1 ms.
+    # The search runs in steps of 0.1 ms.
     assert steps > last / 30
 
 
-def test_too_few_reads_prove_nothing_and_tell_when_they_will() -> None:
+def test_after_too_few_reads_the_search_says_how_many_it_needs() -> None:
     order = shuffled(seed=600_123)
     early = found(first_reads(order, 3))
     assert early.shuffle is None
     assert 3 * WORKERS < early.search_at <= 5 * WORKERS
-    # What was tried until then need not be tried again.
+    # The seeds that were tried until then need not be tried again.
     assert 0 < early.tried < 600_123
     later = found(first_reads(order, 6), tried=600_123)
     assert later.shuffle is not None
     assert found(first_reads(order, 6), tried=600_124).shuffle is None
 
 
-def test_it_is_found_as_well_when_the_names_are_known_late() -> None:
+def test_a_seed_is_found_as_well_when_the_names_are_known_late() -> None:
     assert found(first_reads(shuffled(seed=100_123), 40)).shuffle is not None
 
 
@@ -129,20 +129,20 @@ def test_a_shard_from_a_small_buffer_tells_less_of_the_seed() -> None:
     assert later.shuffle is not None
 
 
-def test_one_worker_alone_is_known_by_what_it_leaves_for_later() -> None:
+def test_a_single_worker_is_recognised_by_the_shards_that_it_leaves_for_later() -> None:
     search = found(first_reads(shuffled(5000, 1, seed=100_123), 16), 5000)
     assert search.shuffle is not None
 
 
 @pytest.mark.parametrize("buffer", [100, 50, 20, 10])
-def test_a_small_buffer_is_seen_by_what_is_not_read(buffer: int) -> None:
+def test_a_small_buffer_is_recognised_by_the_shards_that_are_not_read(buffer: int) -> None:
     search = found(first_reads(shuffled(5000, 4, buffer=buffer), 24), 5000)
     assert search.shuffle is not None
     assert search.shuffle.buffer == buffer
 
 
-def test_a_buffer_that_shows_later_is_seen_then() -> None:
-    """The first shards from a buffer of 100 and from one of 1,000 are the same, about."""
+def test_a_buffer_that_shows_only_later_is_found_then() -> None:
+    """The first shards from a buffer of 100 and from one of 1,000 are nearly the same."""
     order = shuffled(4000, 4, buffer=100)
     search = found(first_reads(order, 6), 4000)
     assert search.shuffle is not None
@@ -158,23 +158,23 @@ def test_each_rank_of_a_node_has_a_seed_of_its_own() -> None:
     assert dict(search.shuffle.seeds) == {rank + 4 * worker: 100 * rank for rank in range(4) for worker in range(2)}
 
 
-def test_of_several_ranks_all_seeds_or_none_are_known() -> None:
+def test_the_seeds_of_several_ranks_are_found_all_or_none() -> None:
     order = shuffled(2000, 2, ranks=4, mine=range(4), seed_of=lambda rank, _: 100 if rank else 2**40)
     assert found(first_reads(order, 7), 2000) == SearchResult(None, ALL_SEEDS, 0)
 
 
 @given(st.integers(2**32, 2**64), st.sampled_from([100, 1000, 5000]), st.integers(16, 96))
-def test_chance_has_neither_workers_nor_a_seed(chance: int, count: int, reads: int) -> None:
+def test_random_reads_have_neither_workers_nor_a_seed(chance: int, count: int, reads: int) -> None:
     read = Random(chance).sample(range(count), min(reads, count - 1))
     assert at_once(shuffle_search.workers_of(read, count)) == 1
     search = found(read, count)
     assert search.shuffle is None
-    # And a million seeds are not tried for it.
+    # A million seeds are not tried for them.
     assert search.tried <= 4096
 
 
 @pytest.mark.parametrize("reads", [16, 40, 96, 500])
-def test_shards_that_are_read_in_their_order_are_no_workers(reads: int) -> None:
+def test_shards_that_are_read_in_their_order_do_not_look_like_several_workers(reads: int) -> None:
     about = beside_each_other([list(range(worker, COUNT, WORKERS)) for worker in range(WORKERS)], Random(1))
     for order in (range(COUNT), about):
         assert at_once(shuffle_search.workers_of(order[:reads], COUNT)) == 1
@@ -182,12 +182,12 @@ def test_shards_that_are_read_in_their_order_are_no_workers(reads: int) -> None:
 
 @pytest.mark.parametrize("workers", [2, 3, 8, 16, 48])
 @pytest.mark.parametrize("rounds", [3, 6, 30])
-def test_workers_are_neither_halved_nor_doubled(workers: int, rounds: int) -> None:
+def test_the_number_of_workers_is_neither_halved_nor_doubled(workers: int, rounds: int) -> None:
     reads = first_reads(shuffled(6000, workers, seed=99_999), max(rounds, 16 // workers))
     assert at_once(shuffle_search.workers_of(reads, 6000)) == workers
 
 
-def test_the_next_epoch_is_the_same_or_the_next_seeds() -> None:
+def test_the_next_epoch_has_the_same_seeds_or_the_next_ones() -> None:
     shuffle = Shuffle(2, 1000, ((0, 7), (1, 7)))
     same, other = next_shuffles(shuffle)
     for expected, seed in ((same, 7), (other, 8)):
@@ -221,7 +221,7 @@ WORLDS: dict[str, tuple[Order, int]] = {
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_an_unchanged_webdataset_is_known_from_its_first_epoch_on(world: str) -> None:
+def test_an_unmodified_webdataset_job_is_predicted_from_its_first_epoch_on(world: str) -> None:
     first, *later = simulated(*WORLDS[world])
     assert first.hit_ratio > 0.88
     assert first.traffic < 1.005
@@ -230,17 +230,17 @@ def test_an_unchanged_webdataset_is_known_from_its_first_epoch_on(world: str) ->
 
 
 @pytest.mark.parametrize("seed", [42, 2**40])
-def test_a_node_that_has_some_of_the_ranks_fetches_nothing_of_the_others(seed: int) -> None:
-    """Two of eight: they are known by what their workers share, whether their seed is one that is tried or not."""
+def test_for_a_node_that_has_some_of_the_ranks_no_shards_of_the_others_are_prefetched(seed: int) -> None:
+    """Two of eight ranks. Their workers share an order, whether their seed is tried or not."""
     epochs = simulated(shuffled(4000, 4, ranks=8, mine=(2, 3), seed=seed), 4000, 2)
     assert [epoch.opened for epoch in epochs] == [1000, 1000]
     for epoch in epochs:
-        # The next epoch's first ones among them.
+        # The first shards of the next epoch are among them.
         assert epoch.origin_bytes < 1.08 * 1000 * 16 * MIB
     assert epochs[0].hit_ratio > (0.8 if seed == 42 else 0.4)
 
 
-def test_a_worker_that_begins_late_is_heard_of() -> None:
+def test_the_shards_of_a_worker_that_begins_late_are_expected() -> None:
     *lists, late = shuffled(800, 8)(0)
     proxy = Sampled(800)
     early = beside_each_other(lists, Random(1))
@@ -251,7 +251,7 @@ def test_a_worker_that_begins_late_is_heard_of() -> None:
     assert proxy.foreseen(rest, 48) > 0.8
 
 
-def test_workers_of_other_nodes_are_none_that_begin_late() -> None:
+def test_workers_of_other_nodes_are_not_taken_for_late_ones() -> None:
     *lists, late = shuffled(800, 8, seed=2**40)(0)
     proxy = Sampled(800)
     proxy.foreseen(beside_each_other(lists, Random(1))[:60], 24)
@@ -265,26 +265,26 @@ def test_workers_of_other_nodes_are_none_that_begin_late() -> None:
     assert one.to_come(key)
 
 
-def test_it_is_looked_as_soon_as_enough_is_read() -> None:
+def test_the_search_begins_as_soon_as_enough_is_read() -> None:
     proxy = Sampled(COUNT)
     proxy.foreseen(first_reads(shuffled(seed=42), 5, chance=2)[:37], 24)
     [dataset] = proxy.planner.registry.datasets()
     assert isinstance(dataset.epochs()[-1].seed_state.draw, Shuffle)
 
 
-def test_workers_that_begin_the_next_epoch_while_others_end_theirs_are_known_in_both() -> None:
-    """As with `.repeat()`."""
+def test_workers_that_begin_the_next_epoch_while_others_end_theirs_are_predicted_in_both() -> None:
+    """This is how `.repeat()` reads."""
     epochs = [shuffled(COUNT, 8)(epoch) for epoch in range(3)]
     reads = beside_each_other([[one for its in lists for one in its] for lists in zip(*epochs, strict=True)], Random(3))
     proxy = Sampled(COUNT)
     proxy.foreseen(reads[: COUNT // 2], 24)
     assert proxy.foreseen(reads[COUNT // 2 : -250], 8 * WORKERS) > 0.95
-    # The last ones of an epoch are no padding, and none of the next one.
+    # The last shards of an epoch are neither padding nor part of the next epoch.
     assert proxy.foreseen(reads[-250:], 8 * WORKERS) > 0.99
 
 
-def test_the_first_shards_of_the_next_epoch_are_no_padding_of_this_one() -> None:
-    """A worker has begun it, and the others have a shard left each."""
+def test_the_first_shards_of_the_next_epoch_are_not_taken_for_padding_of_this_one() -> None:
+    """One worker has begun the next epoch, and the others have one shard left each."""
     lists = shuffled()(0)
     left = {its[-1] for its in lists[1:]}
     proxy = Sampled(COUNT)
@@ -298,15 +298,15 @@ def test_the_first_shards_of_the_next_epoch_are_no_padding_of_this_one() -> None
     assert (one.number, one.unread(key)) == (1, False)
 
 
-def test_what_is_read_in_another_order_than_its_seed_would_have_drawn_is_given_up() -> None:
-    """A job over the first names of a set: its shuffle begins as one over the whole set would."""
+def test_a_found_shuffle_is_given_up_when_the_reads_contradict_it() -> None:
+    """A job over the first names of a dataset: its shuffle begins as one over the whole dataset would."""
     first, second = simulated(shuffled(900), COUNT, 2)
     assert first.hit_ratio > 0.4
     assert first.waste < 0.1
     assert second.hit_ratio > 0.95
 
 
-def test_chance_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_changes_nothing_for_random_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     def fresh() -> list[tuple[float, float]]:
         def order(epoch: int) -> list[list[int]]:
             read = Random(f"no seed {epoch}").sample(range(COUNT), COUNT)
@@ -319,12 +319,12 @@ def test_chance_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fresh() == with_it
 
 
-def test_a_seed_that_is_found_when_its_epoch_is_over_tells_that_of_the_next_one() -> None:
+def test_a_seed_that_is_found_after_its_epoch_tells_the_seed_of_the_next_one() -> None:
     proxy = Sampled(COUNT)
     for epoch in range(2):
         for read in beside_each_other(shuffled(seed=600_123 + epoch)(0), Random(epoch)):
             proxy.read([read])
-            # Some seconds in all, where it takes a minute.
+            # The search gets some seconds in all, and needs a minute.
             for _ in zip(range(20), proxy.steps(), strict=False):
                 pass
     for _ in proxy.steps():
@@ -332,7 +332,7 @@ def test_a_seed_that_is_found_when_its_epoch_is_over_tells_that_of_the_next_one(
     assert proxy.foreseen(beside_each_other(shuffled(seed=600_125)(0), Random(2)), 3 * WORKERS) > 0.95
 
 
-def test_a_search_goes_on_while_more_is_read_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_among_a_million_seeds_goes_on_during_reads_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
     search = shuffle_search.found
 
@@ -352,7 +352,7 @@ def test_a_search_goes_on_while_more_is_read_and_is_made_once(monkeypatch: pytes
     for _ in proxy.steps():
         pass
     proxy.foreseen(reads[500:900], 24)
-    # Each with the evidence that it needs: for the small ones, for all of them, and none after that.
+    # One search for the small seeds and one for all seeds, each with the evidence that it needs, and none after that.
     assert len(begun) <= 4
     [dataset] = proxy.planner.registry.datasets()
     assert dataset.epochs()[-1].seed_state.seeds_tried[WORKERS] == ALL_SEEDS
@@ -368,7 +368,7 @@ def by_pace(lists: list[list[int]], paces: Sequence[float], late: Sequence[float
     return [one for _, one in sorted(reads)]
 
 
-def test_workers_that_are_faster_than_others_are_known_to_be() -> None:
+def test_workers_that_are_faster_than_others_are_recognised() -> None:
     paces = [1, 0.8, 1.1, 0.7, 1.3, 0.9, 1.2, 1]
     proxy = Sampled(COUNT)
     reads = by_pace(shuffled()(0), paces, [0] * WORKERS)
@@ -378,7 +378,7 @@ def test_workers_that_are_faster_than_others_are_known_to_be() -> None:
 
 
 @pytest.mark.parametrize("seed", [42, 77])
-def test_a_rank_that_begins_when_the_others_seed_is_known_is_part_of_the_epoch(seed: int) -> None:
+def test_a_rank_that_begins_when_the_seed_of_the_others_is_known_joins_the_epoch(seed: int) -> None:
     order = shuffled(600, 4, ranks=2, mine=range(2), seed_of=lambda rank, _: seed if rank else 42)
     reads = by_pace(order(0), [1] * 8, [0] * 4 + [12] * 4)
     proxy = Sampled(600)
@@ -386,12 +386,12 @@ def test_a_rank_that_begins_when_the_others_seed_is_known_is_part_of_the_epoch(s
     [dataset] = proxy.planner.registry.datasets()
     assert len(dataset.epochs()[-1].agenda) == 600
     first = proxy.foreseen(reads[200:], 3 * WORKERS)
-    # Of a seed that is known, it is seen that it is this one's, too.
+    # The new rank has a known seed, which its first reads prove.
     assert first > 0.9 or seed != 42
     assert proxy.foreseen(reads, 3 * WORKERS) > 0.9
 
 
-def test_a_list_that_goes_on_makes_what_was_drawn_of_its_first_pages_anew() -> None:
+def test_an_order_that_was_drawn_from_the_first_pages_of_a_list_is_drawn_anew_when_it_goes_on() -> None:
     proxy = Sampled(0)
     refs = Sampled(3000).refs
     proxy.refs = refs
@@ -404,7 +404,7 @@ def test_a_list_that_goes_on_makes_what_was_drawn_of_its_first_pages_anew() -> N
     assert proxy.foreseen(reads[200:1000], 12) > 0.95
 
 
-def test_a_seed_is_tried_again_with_as_many_workers_as_there_turn_out_to_be() -> None:
+def test_a_seed_is_tried_again_once_the_number_of_workers_is_clear() -> None:
     proxy = Sampled(100)
     reads = beside_each_other(shuffled(100, 2)(0), Random(1))
     proxy.foreseen(reads[:60], 8)
