@@ -244,7 +244,7 @@ class Epoch:
         place = self.place[index]
         if place >= 0:
             self._expected_read += 1
-            self._judge_order(index, place)
+            self._judge_order(place)
             self.frontier.read(place)
         elif self.agenda:
             self.confidence -= _NEWEST * self.confidence
@@ -265,9 +265,9 @@ class Epoch:
         self.last = now
         self.passed_over = 0
 
-    def _judge_order(self, index: int, place: int) -> None:
+    def _judge_order(self, place: int) -> None:
         is_drawn = self.seed_state.draw is not None
-        if self.is_in_order(index) or (is_drawn and self._continues_batch(place)):
+        if self.frontier.agrees(place, len(self.agenda)) or (is_drawn and self._continues_batch(place)):
             evidence = 1.0
         else:
             # Scaled so that reads by chance give 0 in the mean, as reads in the true order give 1.

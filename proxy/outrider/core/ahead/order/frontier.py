@@ -32,8 +32,10 @@ class Frontier:
         self._recent: deque[int] = deque(maxlen=RECENT)
 
     def read(self, place: int) -> None:
-        self._recent.append(place)
-        self._find()
+        recent = self._recent
+        recent.append(place)
+        middle = len(recent) // 2
+        self.place = sorted(recent)[middle] + middle
 
     def restart(self) -> None:
         self._recent.clear()
@@ -46,12 +48,10 @@ class Frontier:
         if 2 * len(self._recent) < RECENT or max(self._recent) - min(self._recent) > 2 * tolerance(count):
             # They are few, or were not read in this order (such as the padding of the last epoch): they do not tell
             # where the readers are.
-            self._recent.clear()
-        self._find()
-
-    def _find(self) -> None:
+            self.restart()
+            return
         middle = len(self._recent) // 2
-        self.place = sorted(self._recent)[middle] + middle if self._recent else 0
+        self.place = sorted(self._recent)[middle] + middle
 
     def agrees(self, place: int, count: int) -> bool:
         """A read at this place agrees with the agenda's order: it is near the frontier, or near it around the end of
