@@ -1,4 +1,4 @@
-"""The search for the seed of WebDataset's shard shuffle. The draws from a seed are tested in `test_webdataset_draws.py`."""
+"""The search for the seed of WebDataset's shard shuffle. `test_webdataset_draws.py` tests the draws themselves."""
 
 from __future__ import annotations
 
