@@ -92,7 +92,9 @@ def test_the_pieces_of_a_hint_without_a_total_are_read_one_after_the_other() -> 
 
 
 @pytest.mark.parametrize(("piece", "ahead"), [(400, 0), (40, 20), (40, 2), (4, 2), (1, 1)])
-def test_an_order_that_repeats_is_predicted_also_if_its_pieces_are_told_when_few_reads_are_left(piece: int, ahead: int) -> None:
+def test_an_order_that_repeats_is_predicted_also_if_its_pieces_are_told_when_few_reads_are_left(
+    piece: int, ahead: int
+) -> None:
     store = PlannedStore(400, 1, 100)
     order = shuffled(store, 1)
     for _ in range(3):
@@ -147,7 +149,9 @@ def test_a_dataset_that_was_evicted_since_is_prefetched_from_its_first_object_on
 
 
 @pytest.mark.parametrize(("fresh", "goal"), [(False, 0.8), (True, 0.35)])
-def test_for_a_run_that_is_resumed_from_a_checkpoint_the_rest_of_its_epoch_is_prefetched(fresh: bool, goal: float) -> None:
+def test_for_a_run_that_is_resumed_from_a_checkpoint_the_rest_of_its_epoch_is_prefetched(
+    fresh: bool, goal: float
+) -> None:
     """Some of the objects that it had read are read again, in the same order; the rest comes after them."""
     store = PlannedStore(400, 1, 100)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
@@ -172,7 +176,8 @@ def test_objects_that_a_resumed_run_has_skipped_are_prefetched_at_the_end_of_the
 
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_for_a_node_that_reads_another_part_in_each_epoch_nothing_is_prefetched(nodes: int) -> None:
-    """DistributedSampler over several nodes, of which this is one. Objects that it has not read in this epoch are kept."""
+    """DistributedSampler over several nodes, of which this is one. Objects that it has not read in this epoch are
+    kept."""
     store = PlannedStore(1000, 1, 250)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     for epoch in range(2):
