@@ -1,7 +1,7 @@
-"""The goals of riding ahead, simulated with one seed each; `tests.bench.ahead_simulated` prints them.
+"""The goals of prefetch, simulated with one seed each; `tests.bench.ahead_simulated` prints them.
 
-`make test` simulates a fifth of the shards. An epoch's beginning and end then weigh five times as much, and each bound
-has the slack for that. `make soak` and `make bench-ahead` hold the goals themselves, at full size.
+`make test` simulates a fifth of the shards. The beginning and the end of an epoch then weigh five times as much, and
+each bound has slack for that. `make soak` and `make bench-ahead` check the goals themselves, at full size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The planner against any trace: what must hold whatever clients do, and what an event may cost."""
+"""Properties of the planner on random traces: its invariants for any reads, and the cost of each event."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.mixtures import hit_ratio, mixture
 from tests.support.planned import BLOCK, PlannedStore, calls_of
 from tests.support.trials import SCALE
 
-# A hundred in `make soak`.
+# `make soak` takes a hundred.
 MIXTURES = 100 if SCALE > 1 else 25
 
 
@@ -28,12 +28,15 @@ MIXTURES = 100 if SCALE > 1 else 25
     seed=st.integers(0, 2**32), objects=st.integers(4, 24), blocks=st.integers(1, 4), capacity=st.integers(2, 40),
     in_epochs=st.booleans(), page=st.sampled_from([0, 1, 5, 24]), odd=st.booleans(),
 )  # fmt: skip
-def test_for_any_trace_the_budget_holds_and_nothing_is_wanted_twice_or_taken_from_a_reader(
+def test_for_any_trace_the_budget_holds_and_no_block_is_wanted_twice_or_taken_from_a_reader(
     seed: int, objects: int, blocks: int, capacity: int, in_epochs: bool, page: int, odd: bool
 ) -> None:
-    """Long traces of two clients, drawn from `seed`; half of them in epochs, so that there is something to want. A LIST
-    comes by pages of `page` names, among the rest; 0: none comes. `odd`: each name is a dataset of its own until there
-    are six."""
+    """Long traces of two clients are drawn from `seed`; half of them read in epochs, so that there is something to
+    want.
+
+    A LIST comes between the other events, in pages of `page` names, or not at all for 0. With `odd`, each name is a
+    dataset of its own until there are six.
+    """
     with patch.object(templates, "_SINGLE_NAMES_MAX", 5):
         follow_a_trace(Random(seed), PlannedStore(objects, blocks, capacity, odd=odd), page, in_epochs, seed % 3 == 0)
 
@@ -69,8 +72,8 @@ def follow_a_trace(chance: Random, store: PlannedStore, page: int, in_epochs: bo
         assert len(store.present) <= capacity
 
 
-def test_what_was_fetched_ahead_is_kept_until_it_is_read() -> None:
-    """A new order each epoch: of what any unread shard may still be, nothing goes for another one fetched ahead."""
+def test_a_prefetched_shard_is_kept_until_it_is_read() -> None:
+    """Each epoch has a new order. Any unread shard may be the next one, so no prefetched shard goes for another."""
     jobs, machine = mixture(0)
     wasted = []
     for seed in range(12):
@@ -95,14 +98,14 @@ def test_the_simulated_store_keeps_its_budget() -> None:
 
 
 @pytest.mark.parametrize("seeds", [range(begin, begin + 5) for begin in range(0, MIXTURES, 5)], ids=str)
-def test_hits_never_fall_under_lru_by_more_than_two_in_a_hundred(seeds: range) -> None:
+def test_the_hit_ratio_never_falls_below_that_of_lru_by_more_than_two_percent(seeds: range) -> None:
     worse = {seed: (lru, ours) for seed in seeds
              if (ours := hit_ratio(seed, "epoch")) < (lru := hit_ratio(seed, "lru")) - 0.02}  # fmt: skip
     assert not worse
 
 
 def work_per_event(objects: int) -> dict[str, float]:
-    """The median work of each kind of event in the second epoch, in calls."""
+    """The median work of each kind of event in the second epoch, in function calls."""
     store = PlannedStore(objects, 1, objects // 4)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     work: dict[str, list[int]] = {"asked": [], "wants": [], "victims": []}
@@ -128,7 +131,7 @@ def test_the_work_of_an_event_does_not_grow_with_the_number_of_objects() -> None
         assert calls <= 1.5 * few[event] + 5, (event, few, many)
 
 
-def test_an_object_that_is_read_once_more_is_no_second_object() -> None:
+def test_an_object_that_is_read_again_is_held_once() -> None:
     store = PlannedStore(3, 2, 10)
     for _ in range(3):
         store.ask(store.refs[0])
