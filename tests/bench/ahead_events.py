@@ -1,8 +1,7 @@
-"""The planner's CPU cost of an event: `python -m tests.bench.ahead_events` prints medians at 100,000 objects (a
-minute).
+"""The planner's CPU cost of an event: `python -m tests.bench.ahead_events` prints medians (a minute).
 
-One-block objects, a cache for a quarter of them, a repeated order; each read asks the planner for the next prefetch.
-The longest event considers all names. It also prints the memory of a million names.
+100,000 one-block objects, a cache for a quarter of them, a repeated order; each read asks the planner for the next
+prefetch. The longest event considers all names. It also prints the memory of a million names.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def step_times_s(count: int, reads: list[int]) -> list[float]:
     return steps_s
 
 
-def tell(steps_s: list[float], of: str) -> None:
+def print_steps(steps_s: list[float], of: str) -> None:
     us, seconds = sorted(steps_s)[len(steps_s) * 99 // 100] * 1e6, sum(steps_s)
     print(f"step     99 of 100 steps take {us:4.0f} us at most, goal < 500: {'met' if us < 500 else 'NOT MET'}")
     print(f"step     {len(steps_s)} steps, {seconds:.2f} s in all, no seed found for {of}")
@@ -109,8 +108,8 @@ def main() -> None:
             f"{name:8} median {us:6.1f} us, goal < {GOAL_US}: {'met' if us < GOAL_US else 'NOT MET'}"
             f" (longest {max(took_s) * 1e3:.1f} ms)"
         )
-    tell(step_times_s(OBJECTS, chance_reads()), "a sampler")
-    tell(step_times_s(OBJECTS, workers_reads()), "WebDataset's workers")
+    print_steps(step_times_s(OBJECTS, chance_reads()), "a sampler")
+    print_steps(step_times_s(OBJECTS, workers_reads()), "WebDataset's workers")
     tracemalloc.start()
     planner = Planner(BYTES, BYTES)
     planner.listed("bucket", ((f"train/part-{i:08d}.tar", BYTES) for i in range(1_000_000)), 0.0)

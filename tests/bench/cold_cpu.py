@@ -1,9 +1,8 @@
-"""The CPU cost of a cold read: `python -m tests.bench.cold_cpu` prints CPU seconds of the proxy per GB filled and
-served.
+"""The CPU cost of a cold read: `python -m tests.bench.cold_cpu` prints the proxy's CPU seconds a GB.
 
-CPU time and not throughput: other work on the machine changes CPU time much less. The origin is a stub that answers
-ranged GETs with zeros: at full speed; the same over TLS, as most buckets are read; and at the rate of a bucket (through
-the simulator), where bytes come in smaller pieces.
+The GB are filled and served. CPU time and not throughput: other work on the machine changes CPU time much less. The
+origin is a stub that answers ranged GETs with zeros: at full speed; the same over TLS, as most buckets are read; and at
+the rate of a bucket (through the simulator), where bytes come in smaller pieces.
 """
 
 from __future__ import annotations

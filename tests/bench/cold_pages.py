@@ -1,8 +1,7 @@
-"""The latency of small hits while another client reads pages that are not in memory: `python -m
-tests.bench.cold_pages`.
+"""The latency of small hits while another client reads cold pages: `python -m tests.bench.cold_pages`.
 
-The goal: the slowest of a hundred hits stays under 20 ms while 8 GB are read (`--gb 8`; less by default, since its
-bucket is made anew).
+Cold pages are not in memory. The goal: the slowest of a hundred hits stays under 20 ms while 8 GB are read (`--gb 8`;
+less by default, since its bucket is made anew).
 """
 
 from __future__ import annotations

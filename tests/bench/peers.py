@@ -1,5 +1,7 @@
-"""The peers: other caches that can stand in Outrider's place, each started as its users would, and nginx's static
-files."""
+"""The peers: other caches that can stand in Outrider's place, and nginx's static files.
+
+Each is started as its users would start it.
+"""
 
 from __future__ import annotations
 

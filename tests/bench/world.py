@@ -1,5 +1,4 @@
-"""The world that all targets share: a bucket with data, its simulated network, and the latency and rates of that
-network."""
+"""The world that all targets share: a bucket with data, and its simulated network with latency and rates."""
 
 from __future__ import annotations
 

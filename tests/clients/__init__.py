@@ -1,2 +1,1 @@
-"""Compatibility tests: real clients, each against the bucket and through the proxy, must get the same bytes both
-ways."""
+"""Compatibility tests: real clients get the same bytes directly from the bucket and through the proxy."""

@@ -1,5 +1,4 @@
-"""The programs in examples/, run as their users run them: from the bucket, through a proxy, and under `outrider
-run`."""
+"""The programs in examples/, as users run them: from the bucket, through a proxy, and under `outrider run`."""
 
 from __future__ import annotations
 

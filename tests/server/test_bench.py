@@ -1,7 +1,7 @@
-"""The benchmarks' harness, never their figures: targets start, serve, empty their cache and stop; each goal has its
-row.
+"""The benchmarks' harness, never their figures: targets start, serve and stop, and each goal has its row.
 
-Blocks that the bench writes by itself are byte for byte those of the store.
+Targets also empty their cache when told to. Blocks that the bench writes by itself are byte for byte those of the
+store.
 """
 
 from __future__ import annotations

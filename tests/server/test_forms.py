@@ -1,5 +1,4 @@
-"""Browser form uploads (POST policy) to a real bucket: the bucket's own results in both modes, and never past a
-grant."""
+"""Browser form uploads (POST policy) to a real bucket: the bucket's own results, and never past a grant."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Requests leave no reference cycles: the proxy freezes long-lived objects (`gc.freeze`), so a cycle among them
-stays."""
+"""Requests leave no reference cycles behind: reference counts free all of their objects.
+
+The proxy excludes long-lived objects from garbage collection (`gc.freeze`), so a cycle among them would stay for ever.
+"""
 
 from __future__ import annotations
 
@@ -101,25 +103,25 @@ def collected_after(proxy: Proxy, act: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("order", "rate", "status"),
+    ("kind", "rate", "status"),
     [("warm", "1KB", 200), ("warm", "", 200), ("pin", "", 404), ("verify", "", 200), ("plan", "", 200)],
 )
 def test_a_plan_or_command_that_is_withdrawn_or_refused_leaves_no_cycle(
-    proxy: Proxy, order: str, rate: str, status: int
+    proxy: Proxy, kind: str, rate: str, status: int
 ) -> None:
     """Each hint refers to all of its names."""
     urls = [f"s3://{NAME}/none/{number}" for number in range(20 * _BESIDE)]
-    names = (json.dumps({"reads": urls}) if order == "plan" else "\n".join(urls)).encode()
+    names = (json.dumps({"reads": urls}) if kind == "plan" else "\n".join(urls)).encode()
     headers = (("content-length", str(len(names))), *((("x-amz-meta-rate", rate),) if rate else ()))
 
     def take_back(_: int = 0) -> None:
         for _ in range(2):
-            told = ask(proxy.address, "PUT", f"/_outrider/{order}/all", headers, names)
+            told = ask(proxy.address, "PUT", f"/_outrider/{kind}/all", headers, names)
             assert told.status == status
         # The first DELETE ends it, the second forgets it.
         for _ in range(2):
-            ask(proxy.address, "DELETE", f"/_outrider/{order}/all")
-        until(lambda: ask(proxy.address, "GET", f"/_outrider/{order}/all").status == 404)
+            ask(proxy.address, "DELETE", f"/_outrider/{kind}/all")
+        until(lambda: ask(proxy.address, "GET", f"/_outrider/{kind}/all").status == 404)
 
     take_back()
     assert cycles_of(proxy, take_back, 2 * _BESIDE) <= 2 * _BESIDE

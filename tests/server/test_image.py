@@ -1,5 +1,4 @@
-"""The container image: its Dockerfile linted, and its steps run without a container engine until it serves an
-object."""
+"""The container image: its Dockerfile is linted, and its steps are run without a container engine."""
 
 from __future__ import annotations
 

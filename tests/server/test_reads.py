@@ -1,5 +1,4 @@
-"""Reads through the proxy from a real bucket: same answers as the bucket's, fewer requests, and faults that stay
-unnoticed."""
+"""Reads through the proxy from a real bucket: the bucket's own answers, fewer requests to it, and faults unnoticed."""
 
 from __future__ import annotations
 

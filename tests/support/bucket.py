@@ -1,5 +1,4 @@
-"""A real S3 server (SeaweedFS) for tests and the demo: on loopback, on free ports, with signature checks and
-clean-up."""
+"""A real S3 server (SeaweedFS) for tests and the demo, on loopback and free ports, with signatures checked."""
 
 from __future__ import annotations
 

@@ -64,10 +64,10 @@ def readable_python() -> str | None:
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     own = str(Path(sys.executable).resolve())
     found = (own, *(shutil.which(name, path=place) for place in ("/usr/bin", "/usr/local/bin")))
-    return next((each for each in found if each is not None and _anybody_reaches(Path(each).resolve())), None)
+    return next((each for each in found if each is not None and _is_readable_by_all(Path(each).resolve())), None)
 
 
-def _anybody_reaches(path: Path) -> bool:
+def _is_readable_by_all(path: Path) -> bool:
     return all(each.stat().st_mode & stat.S_IXOTH for each in (path, *path.parents))
 
 

@@ -1,5 +1,4 @@
-"""The interface between tests and real S3 clients: an endpoint with keys (`Door`), and a small contract
-(`S3Client`)."""
+"""Real S3 clients in tests: an endpoint with keys (`Door`), and the contract of each client (`S3Client`)."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Connection:
             return self._answer_status(head, request, fault)
         origin = self._ask_origin()
         if fault is not None and fault.kind in (FaultKind.DEAF, FaultKind.ASTRAY):
-            head = self._misheard(head, request, fault)
+            head = self._changed_request(head, request, fault)
         whole, answer = self._pass_request(origin, head, fault)
         if fault is not None and fault.kind is FaultKind.DROP:
             raise CutError
@@ -102,7 +102,7 @@ class Connection:
             self._leave_origin()
         return whole and not head.closes and not answer.closes
 
-    def _misheard(self, head: Head, request: Request, fault: Fault) -> Head:
+    def _changed_request(self, head: Head, request: Request, fault: Fault) -> Head:
         """The same request without some of its headers, or with another Range, signed anew for the bucket."""
         assert self._sky.keys is not None
         deaf_to = fault.deaf_to if fault.kind is FaultKind.DEAF else ()

@@ -1,5 +1,4 @@
-"""Bandwidth limits of the simulator: a schedule of slices, so that a rate holds over any period and clients share it
-equally."""
+"""Bandwidth limits of the simulator: a schedule of slices keeps a rate over any period and shares it equally."""
 
 from __future__ import annotations
 

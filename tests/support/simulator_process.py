@@ -1,5 +1,4 @@
-"""The bucket simulator as a process of its own, so that it does not share an interpreter lock with the code it
-measures."""
+"""The bucket simulator as a process of its own, with an interpreter lock apart from that of the measured code."""
 
 from __future__ import annotations
 
