@@ -42,7 +42,7 @@ BLOCK = 8 * 1024
 MIB = 1024 * 1024
 LAYOUT = BlockLayout("http://o", BLOCK)
 FILE = BLOCK + PAGE_BYTES
-"""What a whole block takes on disk."""
+"""The bytes of a whole block on disk."""
 
 
 @pytest.fixture(params=["disk", "memory"])

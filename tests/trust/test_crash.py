@@ -43,7 +43,7 @@ BLOCK_BYTES = 64 * KIB
 # The cache holds 24 of the shelf's 96 blocks, and so most reads evict.
 BUDGET_BYTES = 24 * (BLOCK_BYTES + PAGE_BYTES)
 READERS = 3
-# So many reads bring every operation at which a running proxy can be killed.
+# This many reads bring every operation at which a running proxy can be killed.
 READS = 20
 
 

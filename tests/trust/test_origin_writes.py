@@ -45,7 +45,7 @@ class Write:
     headers: list[tuple[str, str]]
     body: bytes = b""
     data: bytes = b""
-    """What the object would be."""
+    """The object after the write."""
 
     @property
     def raw(self) -> bytes:

@@ -327,8 +327,8 @@ def test_a_failing_credential_source_is_reported_to_the_operator_alone(bucket: B
 
 
 def test_files_on_disk_are_readable_for_no_other_user(bucket: Bucket, tmp_path: Path, trials: Trials) -> None:
-    """Blocks hold objects, and the index holds their names. Their modes hold for any umask, whoever made the
-    directory."""
+    """Blocks hold objects, and the index holds their names. Their modes are right for any umask and for any owner of
+    the directory."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o777)
     for folder in ("v2", "tmp"):

@@ -1,4 +1,4 @@
-"""The origin tells which objects a dataset has: by a LIST, or by HEADs of numbered names."""
+"""Discovery of a dataset's objects at the origin: by a LIST, or by HEADs of numbered names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_small_objects_with_numbered_names_are_found_by_some_heads_and_bro
     assert not room.tasks.failures
 
 
-async def test_no_name_is_asked_for_twice(room: Engine) -> None:
+async def test_no_name_is_probed_twice(room: Engine) -> None:
     await read(room, 0, 1, 2)
     asked = [request.key for request in room.origin.log if request.method == "HEAD"]
     assert 8 < len(asked) == len(set(asked))
@@ -73,7 +73,7 @@ async def test_numbered_names_are_found_where_missing_objects_are_forbidden(miss
     Fault(times=None, method="HEAD", refuse=True),
     Fault(times=None, method="HEAD", status=403),
 ])  # fmt: skip
-async def test_after_failed_heads_the_origin_is_asked_for_a_list(fault: Fault, room: Engine) -> None:
+async def test_failed_heads_are_followed_by_a_list(fault: Fault, room: Engine) -> None:
     room.origin.faults.append(fault)
     await read(room, 20, 7, 38, 3)
     assert lists(room) == 1
@@ -104,8 +104,8 @@ async def test_empty_objects_are_not_missing(room: Engine) -> None:
     assert dataset.discovery.is_numbered
 
 
-async def test_a_list_that_is_refused_amid_its_pages_has_failed(tmp_path: Path) -> None:
-    """The LIST as such was allowed: as a rule, the key has expired meanwhile."""
+async def test_a_list_that_is_refused_after_its_first_page_has_failed(tmp_path: Path) -> None:
+    """The LIST was allowed at first. The usual cause is a key that has expired meanwhile."""
     first = (f"<Contents><Key>{ref.key}</Key><Size>{BLOCK}</Size></Contents>" for ref in REFS[:6])
     page = f"<ListBucketResult><IsTruncated>true</IsTruncated>{''.join(first)}<NextContinuationToken>more"
     page += "</NextContinuationToken></ListBucketResult>"
@@ -123,4 +123,4 @@ async def test_a_list_that_is_refused_amid_its_pages_has_failed(tmp_path: Path) 
             room.prefetch.sent(CLIENT, REFS[number])
             await room.tasks.settle()
             room.clock.advance(20.0)
-        assert lists(room) == 3, "two pages, and a minute later"
+        assert lists(room) == 3, "two pages, and a retry after a minute"

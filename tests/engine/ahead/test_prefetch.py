@@ -45,7 +45,7 @@ def room(making: Making) -> Iterator[Engine]:
 
 
 def sizes_known(room: Engine) -> None:
-    """Without sizes, one object would be fetched first, to tell the size of the others."""
+    """Without known sizes, one object would be fetched first, to learn the size of the others."""
     room.planner.listed(REFS[0].bucket, [(ref.key, BLOCK) for ref in REFS], room.clock())
 
 
@@ -54,7 +54,7 @@ def tell(room: Engine, refs: list[ObjectRef] = REFS) -> None:
 
 
 async def read(room: Engine, ref: ObjectRef) -> str:
-    """Reads as the server does; returns the answer's `x-cache`."""
+    """Read as the server does, and return the answer's `x-cache`."""
     answer = await room.reads.get(
         ref, {}, lambda version, extent: room.prefetch.asked(CLIENT, version, extent, checksums=False)
     )
@@ -63,8 +63,8 @@ async def read(room: Engine, ref: ObjectRef) -> str:
     return answer.cache.value
 
 
-async def some_turns() -> None:
-    """Enough turns of the loop for everything that waits for no gate."""
+async def settled_loop() -> None:
+    """Let the loop run until everything that waits for no gate is done."""
     for _ in range(3000):
         await asyncio.sleep(0)
 
@@ -76,7 +76,7 @@ def gets(room: Engine, bucket: str = "train") -> int:
 
 
 async def under_way(room: Engine, at_least: int) -> None:
-    """Disk threads take part, so a number of turns of the loop is not enough."""
+    """Disk threads take part, so a number of steps of the loop is not enough."""
     async with asyncio.timeout(60):
         while room.origin.under_way < at_least:
             await asyncio.sleep(0)
@@ -92,7 +92,7 @@ async def test_hinted_objects_are_fetched_once_and_before_their_reads(room: Engi
     assert gets(room) == 2 * COUNT
 
 
-async def test_prefetch_begins_after_its_readers_may_have_asked_for_more(
+async def test_prefetch_begins_after_its_readers_may_have_requested_more(
     making: Making, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting: list[Callable[[], None]] = []
@@ -100,12 +100,12 @@ async def test_prefetch_begins_after_its_readers_may_have_asked_for_more(
         for ref in REFS[:4]:
             await read(room, ref)
         await room.tasks.settle()
-        assert (gets(room), len(waiting)) == (2 * 4, 1), "one thought for all"
+        assert (gets(room), len(waiting)) == (2 * 4, 1), "one call of the planner serves all reads"
         waiting.pop()()
         await room.tasks.settle()
         assert gets(room) == 2 * COUNT
         await read(room, REFS[4])
-        assert len(waiting) == 1, "and another one for the next"
+        assert len(waiting) == 1, "the next read causes another call"
         monkeypatch.setattr(room.planner, "wants", lambda *_: 1 // 0)
         waiting.pop()()
         assert "prefetch failed" in caplog.text
@@ -126,14 +126,14 @@ async def test_after_a_withdrawal_only_fills_under_way_are_completed(making: Mak
         await room.tasks.settle()
         brought = {request.key for request in room.origin.log if request.key}
         assert brought <= {ref.key for ref in REFS[:2]}
-        assert gets(room) <= before + 2, "what was on its way, to its end"
+        assert gets(room) <= before + 2, "more than the outstanding fills were completed"
         assert await read(room, REFS[0]) == "HIT"
 
 
-async def test_progress_counts_objects_that_are_here_as_a_whole(making: Making) -> None:
+async def test_progress_counts_objects_that_are_cached_whole(making: Making) -> None:
     with making() as room:
         hint, gate = Hint(), asyncio.Event()
-        # Of one object, the first block comes whole and the second one in part.
+        # The first block of one object comes whole, and the second one in part.
         room.origin.faults += [Fault(key=REFS[5].key), Fault(key=REFS[5].key, body_gate=gate, gate_after=10)]
         room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, hint=hint)
         async with asyncio.timeout(60):
@@ -156,7 +156,7 @@ async def test_a_reader_joins_the_prefetch_of_its_object(making: Making) -> None
         tell(room)
         await under_way(room, 1)
         reading = asyncio.create_task(read(room, REFS[0]))
-        await some_turns()
+        await settled_loop()
         gate.set()
         assert await reading in ("MISS", "PARTIAL")
         await room.tasks.settle()
@@ -164,7 +164,7 @@ async def test_a_reader_joins_the_prefetch_of_its_object(making: Making) -> None
         assert room.origin.body_bytes <= sum(map(len, BODIES.values()))
 
 
-async def test_a_reader_that_joins_the_first_request_of_an_object_tells_the_bytes_to_come(room: Engine) -> None:
+async def test_a_reader_that_joins_the_first_request_of_an_object_reports_the_bytes_to_come(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults.append(Fault(key=OTHER.key, body_gate=gate))
     opened = asyncio.create_task(room.fills.opened(OTHER, size=BLOCK))
@@ -174,14 +174,14 @@ async def test_a_reader_that_joins_the_first_request_of_an_object_tells_the_byte
     for _ in range(100):
         await asyncio.sleep(0)
     assert room.scheduler._held[True] == 1
-    assert room.scheduler._left_bytes == BLOCK, "else it would be taken for demand that ends"
+    assert room.scheduler._left_bytes == BLOCK, "otherwise the fill would be taken for demand that ends"
     gate.set()
     assert await reading == ramp(BLOCK, 77)
     await opened
     assert room.scheduler._left_bytes == 0
 
 
-async def test_a_prefetch_whose_object_a_reader_asks_for_gives_its_slot_back(room: Engine) -> None:
+async def test_a_prefetch_whose_object_a_reader_requests_gives_its_slot_back(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults += [Fault(key=ref.key, gate=gate) for ref in (OTHER, REFS[0])]
     reading = asyncio.create_task(room.get(OTHER))
@@ -192,7 +192,7 @@ async def test_a_prefetch_whose_object_a_reader_asks_for_gives_its_slot_back(roo
     assert await reading == ramp(BLOCK, 77)
     assert [version.ref for version in await asyncio.gather(*ahead)] == [OTHER, REFS[0]]
     await room.tasks.settle()
-    assert [request.key for request in room.origin.log] == [OTHER.key, REFS[0].key], "and is asked for once"
+    assert [request.key for request in room.origin.log] == [OTHER.key, REFS[0].key], "the object is requested once"
     [metric] = room.metrics.prefetched_blocks.collect()
     assert [sample.value for sample in metric.samples if sample.name.endswith("_total")] == [1]
 
@@ -208,7 +208,7 @@ async def test_demand_does_not_wait_for_prefetch(making: Making) -> None:
         await room.tasks.settle()
 
 
-async def test_a_reader_promotes_the_prefetched_blocks_that_it_would_ask_for(making: Making) -> None:
+async def test_a_reader_promotes_the_prefetched_blocks_that_it_would_request(making: Making) -> None:
     with making() as room:
         gate = asyncio.Event()
         room.origin.put(REFS[0], ramp(6 * BLOCK, 5))
@@ -225,7 +225,7 @@ async def test_a_reader_promotes_the_prefetched_blocks_that_it_would_ask_for(mak
         await room.tasks.settle()
 
 
-async def test_a_stale_object_that_is_not_here_costs_one_request(room: Engine) -> None:
+async def test_a_stale_object_that_is_not_cached_costs_one_request(room: Engine) -> None:
     await room.reads.head(REFS[0], {})
     room.clock.advance(61.0)
     before = len(room.origin.log)
@@ -234,7 +234,7 @@ async def test_a_stale_object_that_is_not_here_costs_one_request(room: Engine) -
     assert [request.method for request in room.origin.log[before:]] == ["GET"]
 
 
-async def test_no_more_blocks_are_on_their_way_than_the_budget_has(making: Making) -> None:
+async def test_no_more_blocks_are_outstanding_than_the_budget_allows(making: Making) -> None:
     with making(prefetch_blocks=3) as room:
         most = 0
         bring = room.prefetch._bring
@@ -250,7 +250,7 @@ async def test_no_more_blocks_are_on_their_way_than_the_budget_has(making: Makin
         assert 1 <= most <= 4, "an object's last block may be one too many"
 
 
-async def test_the_bandwidth_of_the_budget_holds(making: Making) -> None:
+async def test_prefetch_keeps_to_the_bandwidth_of_the_budget(making: Making) -> None:
     with making(prefetch_bytes_s=BLOCK) as room:
         tell(room)
         await room.tasks.settle()
@@ -260,7 +260,7 @@ async def test_the_bandwidth_of_the_budget_holds(making: Making) -> None:
             room.planner.told(CLIENT, (), room.clock())
             tell(room)
             await room.tasks.settle()
-        # Whole objects of two blocks; their size is not known before.
+        # Whole objects of two blocks are fetched, since their size is not known before.
         assert 2 * BLOCK <= room.origin.body_bytes <= (4 + 4) * BLOCK
 
 
@@ -278,7 +278,7 @@ async def test_a_request_for_prefetch_waits_for_a_slot(room: Engine) -> None:
     sizes_known(room)
     tell(room)
     await under_way(room, 2)
-    await some_turns()
+    await settled_loop()
     assert room.planner.blocks_coming > 2
     assert room.origin.under_way == 2
     gate.set()
@@ -310,7 +310,7 @@ async def test_prefetching_ends_within_a_second_of_its_readers(making: Making) -
         gate.set()
         await room.prefetch.tick()
         await room.tasks.settle()
-        assert gets(room) <= before + 2, "only what was under way already"
+        assert gets(room) <= before + 2, "more than the outstanding fills were made"
 
 
 def page(refs: list[ObjectRef], *, more: bool) -> bytes:
@@ -335,9 +335,7 @@ async def test_objects_of_a_long_list_are_prefetched_before_its_end(then: int, r
     room.scheduler._background_limit.beside = 40
     gate.set()
     await room.tasks.settle()
-    assert room.scheduler._background_limit.beside < 10, (
-        "what was learnt beside the LIST says nothing of the line alone"
-    )
+    assert room.scheduler._background_limit.beside < 10, "a limit measured beside the LIST does not hold without it"
     await read(room, REFS[11])
     await read(room, REFS[8])
     await room.tasks.settle()
@@ -353,7 +351,7 @@ async def test_a_failed_list_or_get_is_not_retried_for_ever_and_ends_no_task(roo
     tried = len(room.origin.log)
     await room.prefetch.tick()
     await room.tasks.settle()
-    assert len(room.origin.log) == tried, "a failure is followed by a rest"
+    assert len(room.origin.log) == tried, "a failure is followed by a pause"
     room.origin.faults.clear()
     seen = []
     for ref in REFS:
@@ -379,7 +377,7 @@ async def test_a_list_is_retried_unless_it_was_refused(status: int, lists: int, 
     assert asked == lists
 
 
-async def test_without_room_prefetch_rests(room: Engine) -> None:
+async def test_without_room_prefetch_pauses(room: Engine) -> None:
     room.store.admitting = False
     tell(room)
     async with asyncio.timeout(60):
@@ -395,7 +393,8 @@ async def test_without_room_prefetch_rests(room: Engine) -> None:
 
 
 async def tries(room: Engine, seconds: float) -> list[float]:
-    """Hints and ticks every tenth of a second, for so long. Returns the seconds at which the origin was asked."""
+    """Send hints and ticks every tenth of a second, for `seconds`. Returns the seconds at which the origin got a
+    request."""
     began, asked = room.clock(), []
     while room.clock() <= began + seconds:
         before = len(room.origin.log)
@@ -408,20 +407,20 @@ async def tries(room: Engine, seconds: float) -> list[float]:
     return asked
 
 
-def rests_of(asked: list[float]) -> list[float]:
+def pauses_of(asked: list[float]) -> list[float]:
     return [round(later - sooner, 1) for sooner, later in pairwise(asked)]
 
 
-async def test_the_rest_after_failures_doubles_up_to_five_seconds_and_ends_with_a_success(making: Making) -> None:
+async def test_the_pause_after_failures_doubles_up_to_five_seconds_and_ends_with_a_success(making: Making) -> None:
     with making(prefetch_blocks=1) as room:
         room.clock.advance(0.05)  # so that no tick falls exactly on the end of a rest
         room.origin.faults.append(Fault(times=None, refuse=True))
-        rests = rests_of(await tries(room, 21.0))
+        rests = pauses_of(await tries(room, 21.0))
         assert rests[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2], abs=0.11)
         assert rests[6:] == pytest.approx([5.0] * len(rests[6:]), abs=0.11)
         assert len(rests) >= 8
         room.origin.faults = [Fault(times=None, key=ref.key, refuse=True) for ref in REFS[1:]]
-        assert rests_of(await tries(room, 7.0))[:3] == pytest.approx([0.1, 0.2, 0.4], abs=0.11)
+        assert pauses_of(await tries(room, 7.0))[:3] == pytest.approx([0.1, 0.2, 0.4], abs=0.11)
         assert await read(room, REFS[0]) == "HIT"
 
 
@@ -438,7 +437,7 @@ async def test_fills_that_fail_together_are_one_failure(room: Engine) -> None:
     assert await read(room, REFS[0]) == "HIT"
 
 
-async def test_a_busy_origin_is_asked_again_after_a_rest_for_every_object(making: Making) -> None:
+async def test_after_a_pause_every_object_is_requested_again_from_a_busy_origin(making: Making) -> None:
     with making(prefetch_blocks=4) as room:
         sizes_known(room)
         room.origin.faults.append(Fault(times=None, status=503))
@@ -465,7 +464,7 @@ async def test_an_object_that_has_changed_is_fetched_in_its_new_version(making: 
         room.origin.put(REFS[1], ramp(2 * BLOCK, 99))
         tell(room, [REFS[0], *REFS[2:], REFS[1]])
         for _ in range(3):
-            # Only the fill hears that the object has changed; no read makes the cache forget it.
+            # Only the fill learns that the object has changed; no read makes the cache forget it.
             room.clock.advance(10.0)
             room.planner.told("another", REFS, room.clock())
             await room.prefetch.tick()
@@ -513,7 +512,7 @@ async def test_a_samplers_order_is_prefetched_after_its_first_reads(
             room.prefetch.asked(CLIENT, version, Extent(0, 100), checksums=False)
             room.prefetch.sent(CLIENT, refs[number])
         monkeypatch.undo()
-        # Each reading of the clock takes a millisecond, so each step is followed by a pause of ten times that.
+        # Each reading of the clock takes a millisecond, so each step is followed by a pause of ten milliseconds.
         monkeypatch.setattr(room.prefetch, "_clock", later)
         monkeypatch.setattr("outrider.engine.ahead.prefetch.asyncio.sleep", sleep)
         await room.tasks.settle()
@@ -573,7 +572,7 @@ async def test_a_tick_tells_of_some_of_a_burst_of_hits_and_the_oldest_beyond_a_b
     await room.tasks.settle()
 
 
-async def test_other_work_has_its_turn_during_a_burst_of_hits(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_work_runs_during_a_burst_of_hits(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     heard, asked, event_s = [], room.planner.asked, 0.0004
 
     def takes_long(client: str, ref: ObjectRef, *rest: Any) -> Extent | None:
@@ -596,7 +595,7 @@ async def test_other_work_has_its_turn_during_a_burst_of_hits(room: Engine, monk
         began = room.clock()
         done = await room.prefetch.tick()
         ticks += 1
-        assert room.clock() - began < 0.012, "of each 50 ms"
+        assert room.clock() - began < 0.012, "the burst takes no more than 12 ms of each 50 ms"
     beside.cancel()
     assert max(later - sooner for sooner, later in pairwise(scheduler)) < 0.0013
     assert heard == [many(number).ref for number in range(100)]
@@ -648,18 +647,18 @@ async def test_a_slow_planner_takes_a_tenth_of_the_time(room: Engine, monkeypatc
     took_s = 0.02
     thoughts: list[float] = []
 
-    def long_thought(now: float, *_: object) -> list[object]:
+    def long_call(now: float, *_: object) -> list[object]:
         thoughts.append(now)
         room.clock.advance(took_s)
         return []
 
-    monkeypatch.setattr(room.planner, "wants", long_thought)
+    monkeypatch.setattr(room.planner, "wants", long_call)
     began = room.clock()
     while room.clock() - began < 10.0:
         room.prefetch.think()
         room.clock.advance(0.001)
     assert 0.08 * 10.0 <= took_s * len(thoughts) <= 0.12 * 10.0
-    # Short calls cause no rest, nor does a single one that was interrupted.
+    # Short calls cause no pause, and neither does a single call that was interrupted.
     took_s = 0.0005
     room.prefetch.think()
     for took_s in (0.0005, 0.5, 0.0005):

@@ -53,7 +53,7 @@ def test_a_burst_is_taken_in_parts_the_oldest_first() -> None:
     assert [version for part in parts for version in part] == burst
 
 
-def test_of_too_many_reads_the_oldest_are_dropped() -> None:
+def test_the_oldest_of_too_many_reads_are_dropped() -> None:
     burst = versions(16_384 + 5)
     log = log_of(*(read(0, 10, version=version) for version in burst))
     assert log.take()[0].version == burst[5]

@@ -1,4 +1,4 @@
-"""Numbered names: a few HEADs tell which of them exist."""
+"""Numbered names: a binary search by a few HEADs finds which of them exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.core.ahead.numbered_names import NumberedNames, NumberedRange, num
 def probed(
     numbering: NumberedNames, there: Set[int] | range, width: int | None = None
 ) -> tuple[NumberedRange | None, list[list[str]]]:
-    """The range that is found if the numbers in `there` exist, and the names asked for, round by round."""
+    """The range that is found if the numbers in `there` exist, and the probed names, round by round."""
     true = replace(numbering, width=numbering.width if width is None else width)
 
     def is_there(name: str) -> bool:
@@ -75,7 +75,7 @@ def test_other_names_are_not_numbered(keys: list[str]) -> None:
     st.integers(0, 3) | st.integers(0, 50_000), st.integers(4, 100_000), st.integers(1, 8),
     st.sampled_from(["", ".tar"]), st.integers(),
 )  # fmt: skip
-def test_the_whole_range_is_found_with_few_questions(first: int, count: int, width: int, tail: str, seed: int) -> None:
+def test_the_whole_range_is_found_with_few_probes(first: int, count: int, width: int, tail: str, seed: int) -> None:
     there = range(first, first + count)
     seen = tuple(sorted(Random(seed).sample(there, 3)))
     numbering = NumberedNames("x-", width, tail, seen)
@@ -84,9 +84,11 @@ def test_the_whole_range_is_found_with_few_questions(first: int, count: int, wid
     assert len(rounds) <= 4 + log2(count) / 2 + log2(first + count) / 2
     asked = [name for one in rounds for name in one]
     assert len(asked) <= 3 * len(rounds) + 32
-    assert not set(asked) & set(map(numbering.name, seen)), "these are known to exist"
+    assert not set(asked) & set(map(numbering.name, seen)), "a name that is known to exist was probed"
     few = range(first, first + min(count, 3000))
-    assert list(NumberedRange(numbering, few).names()) == sorted(map(numbering.name, few)), "as a LIST has them"
+    assert list(NumberedRange(numbering, few).names()) == sorted(map(numbering.name, few)), (
+        "the names are sorted as in a LIST"
+    )
 
 
 @pytest.mark.parametrize("gaps", [0.8, 0.5, 0.25])

@@ -1,4 +1,5 @@
-"""Readers are recognised by their requests: whole objects, parallel ranges, small random ones."""
+"""Sequential-read detection: readers are recognised by their requests, as whole objects, parallel ranges or random
+reads."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def test_one_get_of_the_object_is_a_whole_read_and_a_second_one_opens_it_again()
 
 
 def test_parallel_ranges_out_of_order_are_one_reader_that_goes_forward() -> None:
-    """`aws s3 cp`: ten ranges of 8 MiB at a time, in any order."""
+    """`aws s3 cp` requests ten ranges of 8 MiB at a time, in any order."""
     streams, parts = Readers(), [(i * 8 * MIB, min(SIZE, (i + 1) * 8 * MIB)) for i in range(13)]
     order = [*Random(1).sample(parts[:10], 10), *parts[10:]]
     opened = [ask(streams, *part, now=i / 10) for i, part in enumerate(order)]
@@ -39,7 +40,7 @@ def test_the_same_ranges_open_an_object_again_only_after_all_of_it() -> None:
     streams = Readers()
     half = [ask(streams, i * 10 * MIB, (i + 1) * 10 * MIB)[0] for i in range(5)]
     assert half == [True, False, False, False, False]
-    assert ask(streams, 10 * MIB, 20 * MIB) == (False, Shape.FORWARD), "a part that broke is asked for again"
+    assert ask(streams, 10 * MIB, 20 * MIB) == (False, Shape.FORWARD), "a part that broke is requested again"
     assert not any(ask(streams, i * 10 * MIB, (i + 1) * 10 * MIB)[0] for i in range(5, 10))
     assert ask(streams, 0, 10 * MIB)[0]
 
@@ -63,7 +64,7 @@ def test_a_reader_that_goes_on_is_read_ahead_for_further_each_time_up_to_the_end
         ahead = streams.asked("a", 1, SIZE, Extent(i * 8 * MIB, (i + 1) * 8 * MIB), i * 0.1).ahead
         widths.append(0 if ahead is None else ahead.length)
         assert ahead is None or (ahead.start == (i + 1) * 8 * MIB and ahead.stop <= SIZE)
-    assert widths[0] == 0, "one range may be all"
+    assert widths[0] == 0, "a single range may be the whole read"
     assert widths[1] < widths[2] < widths[3]
 
 

@@ -218,7 +218,7 @@ def test_a_file_must_be_of_the_size_that_was_allowed(start: int, stop: int | Non
             sizes.check(size)
 
 
-def test_of_two_size_ranges_both_hold() -> None:
+def test_two_size_ranges_both_hold() -> None:
     ranges = [["content-length-range", 1, 9], ["content-length-range", 3, 7], ["content-length-range", 2, 8]]
     assert check(made({}, ranges)) == SizeRange(3, 7)
 

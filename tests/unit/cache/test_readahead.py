@@ -61,7 +61,7 @@ def test_the_next_blocks_are_not_joined_for_they_would_come_one_after_the_other(
         assert [run.count for run in runs_ahead(1, 99, 1, lambda _: True, readers)][:2] == [1, 1]
 
 
-def test_of_many_readers_each_begins_with_less_and_goes_on_as_it_proves_to() -> None:
+def test_beside_others_a_reader_begins_with_a_small_window_that_grows_as_it_reads_on() -> None:
     assert [window_blocks(0, readers) for readers in (1, 2, 3, 100)] == [4, 4, 2, 2]
     assert [window_blocks(part / 4, 8) for part in range(9)] == [2] * 3 + [6] * 4 + [10] * 2
 

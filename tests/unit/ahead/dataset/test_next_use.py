@@ -1,4 +1,5 @@
-"""Cached objects by their next use: what the ranking holds, when a rank is stale, and what is needed last."""
+"""Cached objects ranked by their next use, for Belady-like eviction: the ranking, stale ranks, and the farthest
+object."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Cached:
 
 
 class Reading:
-    """A job that reads all objects by their indexes, a hundred seconds each epoch, and the cached objects."""
+    """A job that reads all objects by their indexes, in a hundred seconds each epoch, and the cached objects."""
 
     def __init__(self, *, in_epochs: bool = True) -> None:
         self.jobs = JobTable()
@@ -71,7 +72,7 @@ def reading() -> Reading:
     return Reading()
 
 
-def test_what_is_read_last_is_the_farthest(reading: Reading) -> None:
+def test_the_object_that_is_read_last_is_the_farthest(reading: Reading) -> None:
     reading.cache(5, 30, 12)
     assert reading.farthest() == [30, 12, 5]
     seconds = [seconds for seconds, _ in reading.next_use.farthest(0.0)]
@@ -102,7 +103,7 @@ def read(reading: Reading, index: int, now: float) -> None:
 
 
 def drop(reading: Reading, index: int, now: float) -> None:
-    # Without a cached object, an outdated version of one: it is not ranked.
+    # Without a cached object, an outdated version of one is dropped. It is not ranked.
     reading.next_use.drop(reading.next_use.objects.get(index) or Cached(index))
     reading.next_use.drop(Cached(index))
 
@@ -126,14 +127,14 @@ ACTS: list[Callable[[Reading, int, float], object]] = [
 @given(
     acts=st.lists(st.tuples(st.integers(0, len(ACTS) - 1), st.integers(0, 12)), max_size=80), in_epochs=st.booleans()
 )
-def test_all_that_may_be_victims_are_ranked_once_whatever_happens(acts: list[tuple[int, int]], in_epochs: bool) -> None:
+def test_after_any_events_each_possible_victim_is_ranked_once(acts: list[tuple[int, int]], in_epochs: bool) -> None:
     reading = Reading(in_epochs=in_epochs)
     for number, (act, index) in enumerate(acts):
         ACTS[act](reading, index, 0.3 * number)
         reading.holds()
 
 
-def test_what_is_set_aside_is_never_met_and_comes_back_as_the_longest_unread(reading: Reading) -> None:
+def test_an_object_that_was_set_aside_is_not_found_and_comes_back_as_the_longest_unread(reading: Reading) -> None:
     objects = {cached.index: cached for cached in reading.cache(1, 2, 3, 4)}
     for number, index in enumerate((3, 2, 1, 4)):
         objects[index].used_at = 0.1 * number
@@ -160,7 +161,9 @@ def test_without_epochs_the_least_recently_used_is_the_farthest() -> None:
     objects[0].used_at = 5.0
     reading.next_use.opened(objects[0], 5.0)
     assert [(seconds, cached.index) for seconds, cached in reading.next_use.farthest(6.0)] == [(6, 2), (6, 3), (1, 1)]
-    assert {cached.rank for cached in objects} == {1.0}, "an epoch that may begin reads it somewhere"
+    assert {cached.rank for cached in objects} == {1.0}, (
+        "an epoch that may begin reads each of them at an unknown place"
+    )
 
 
 @pytest.mark.parametrize("reranked", ["all", "some", "steps"])
@@ -181,7 +184,7 @@ def test_a_rank_that_became_stale_is_made_true(reading: Reading, reranked: str) 
     assert reading.farthest() == [12, 5, 30]
 
 
-def test_some_are_ranked_anew_at_a_time_and_each_has_its_turn(
+def test_some_objects_are_ranked_at_a_time_and_each_in_rotation(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading.cache(*range(7))
@@ -191,7 +194,7 @@ def test_some_are_ranked_anew_at_a_time_and_each_has_its_turn(
         reading.next_use.rerank_some(0.0)
     assert Counter(ranked[:7]) == Counter(range(7))
     reading.next_use.rerank_some(0.0, 100)
-    assert len(ranked) == 8 + 7, "none is ranked twice in one go"
+    assert len(ranked) == 8 + 7, "no object is ranked twice in one call"
 
 
 def test_objects_may_go_while_they_are_ranked_in_steps(reading: Reading) -> None:
@@ -203,12 +206,12 @@ def test_objects_may_go_while_they_are_ranked_in_steps(reading: Reading) -> None
     replaced = reading.cache(6)
     reading.epoch.replan(reversed(range(COUNT)), confidence=ORDER_LIKELY)
     reading.jobs.forget_epochs()
-    assert len(list(steps)) == 2, "a pause after every eighth"
+    assert len(list(steps)) == 2, "there is a pause after every eighth object"
     reading.holds()
-    assert replaced[0].rank == pytest.approx(6 / COUNT), "it came after the ranking had begun"
+    assert replaced[0].rank == pytest.approx(6 / COUNT), "the object came after the ranking had begun"
 
 
-def test_what_went_meanwhile_is_passed_over_where_some_are_ranked(reading: Reading) -> None:
+def test_objects_that_were_dropped_meanwhile_are_passed_over_when_some_are_ranked(reading: Reading) -> None:
     objects = reading.cache(*range(8))
     reading.next_use.rerank_some(0.0)
     for cached in objects[1:]:
@@ -232,18 +235,18 @@ def test_a_change_too_small_to_matter_moves_nothing(reading: Reading, monkeypatc
     assert moved == [5]
 
 
-def test_what_a_silent_job_would_read_moves_away(reading: Reading) -> None:
+def test_objects_that_a_silent_job_would_read_become_farther(reading: Reading) -> None:
     (cached,) = reading.cache(0)
-    assert reading.next_use.seconds_until(cached, 1.0) == 0.0, "a second of silence tells nothing"
+    assert reading.next_use.seconds_until(cached, 1.0) == 0.0, "a second of silence does not end a job"
     assert reading.next_use.seconds_until(cached, 3.0) == pytest.approx(4.0 * 2)
     reading.next_use.rank(cached, 3.0)
     assert cached.rank == pytest.approx(4.0 * 2 / 100)
     reading.epoch.pause_s = 5.0
-    assert silence(reading.epoch, 9.0) == 0.0, "it has paused for so long before"
+    assert silence(reading.epoch, 9.0) == 0.0, "the job has paused for so long before"
     assert silence(reading.epoch, 11.0) == 1.0
 
 
-def test_of_several_jobs_the_one_that_reads_it_first_counts(reading: Reading) -> None:
+def test_the_job_that_reads_an_object_first_determines_its_rank(reading: Reading) -> None:
     other = Epoch(array("i", reversed(range(COUNT))), COUNT, 0.0, confidence=ORDER_LIKELY)
     other.period_s = 50.0
     reading.add_job("b").epochs = [other]
@@ -267,7 +270,7 @@ def test_beside_a_job_that_reads_at_random_the_last_use_counts_too(reading: Read
     for index in sorted(range(COUNT), key=lambda index: -used[index]):
         reading.next_use.recent.move_to_end(index)
     found = list(reading.next_use.farthest(0.0))
-    assert Counter(cached.index for _, cached in found) == Counter(range(COUNT)), "each once"
+    assert Counter(cached.index for _, cached in found) == Counter(range(COUNT)), "each object comes once"
     for seconds, cached in found:
         assert seconds == pytest.approx(min(used[cached.index], 100 * cached.index / COUNT))
     assert max(seconds for seconds, _ in islice(found, 3)) == max(seconds for seconds, _ in found)
@@ -290,7 +293,7 @@ def test_beside_a_job_that_reads_at_random_few_candidates_are_compared(
     assert counts == [32, 34, 36, 38]
 
 
-def test_all_are_forgotten_and_the_clock_goes_on(reading: Reading) -> None:
+def test_after_all_jobs_are_forgotten_the_clock_goes_on(reading: Reading) -> None:
     reading.next_use.advance(2.5)
     objects = reading.next_use.objects
     reading.cache(1, 2)
@@ -301,6 +304,6 @@ def test_all_are_forgotten_and_the_clock_goes_on(reading: Reading) -> None:
     assert cached.rank == 2.5
     reading.next_use.advance(1.0)
     reading.next_use.rerank_some(0.0)
-    assert cached.rank == 3.5, "it waits for none of those that were forgotten"
+    assert cached.rank == 3.5, "no forgotten job determines the rank"
     assert reading.next_use.objects is objects
     reading.holds()

@@ -32,7 +32,7 @@ def digest(number: int) -> bytes:
 
 
 def clip(number: int) -> str:
-    """As YouTube names its clips, with the seconds that Kinetics takes of each."""
+    """A clip's name on YouTube, with the seconds that Kinetics takes of it."""
     return f"{urlsafe_b64encode(digest(number)).decode()[:11]}_{number % 300:06d}_{number % 300 + 10:06d}.mp4"
 
 

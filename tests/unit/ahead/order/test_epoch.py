@@ -98,7 +98,7 @@ def test_an_order_that_repeats_is_predicted() -> None:
     assert set(riders.wanted()) <= set(SHUFFLED[50:60])
 
 
-def test_of_a_dataset_in_a_new_order_unread_objects_are_prefetched() -> None:
+def test_in_a_new_order_the_unread_objects_of_a_dataset_are_prefetched() -> None:
     riders, other = Riders(), Random(4).sample(range(COUNT), COUNT)
     riders.read(SHUFFLED)
     riders.read(other[:50])

@@ -1,4 +1,4 @@
-"""The fetch cursor of an epoch: each object is looked at once, and again when it is needed again."""
+"""The fetch cursor of an epoch: it passes each object once, and again when the object is needed again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEXT_AGENDA = array("i", [3, 1, 7, 5])
 
 
 def taken(cursor: FetchCursor, agenda: array[int] = AGENDA) -> list[int]:
-    """All that is left of this epoch, in order."""
+    """All indexes that are left of this epoch, in order."""
     indexes = []
     while (index := cursor.current(agenda)) is not None:
         indexes.append(index)
@@ -39,7 +39,7 @@ def test_the_agenda_is_taken_in_its_order_and_then_the_next_epochs() -> None:
     assert cursor.past_end(AGENDA) == 4
 
 
-def test_objects_that_are_needed_again_come_first_the_soonest_read_of_them_before_the_others() -> None:
+def test_objects_that_are_needed_again_come_first_in_the_order_of_their_reads() -> None:
     cursor = at(3)
     for place in (2, 0, 1):
         cursor.fetch_again(place, AGENDA[place])
@@ -47,7 +47,7 @@ def test_objects_that_are_needed_again_come_first_the_soonest_read_of_them_befor
 
 
 @pytest.mark.parametrize("place", [2, 3])
-def test_an_object_that_is_still_to_be_looked_at_is_not_taken_twice(place: int) -> None:
+def test_an_object_that_the_cursor_has_not_reached_is_not_taken_twice(place: int) -> None:
     cursor = at(2)
     cursor.fetch_again(place, AGENDA[place])
     assert taken(cursor) == [5, 1]
@@ -61,7 +61,7 @@ def test_objects_that_are_left_behind_come_after_the_agenda_and_before_the_next_
         cursor.advance(AGENDA)
     assert [cursor.current(AGENDA), cursor.is_behind(AGENDA)] == [5, False]
     assert taken(cursor) == [5, 1, 7, 3]
-    assert cursor.current_in_next(AGENDA, NEXT_AGENDA) == 3, "they took no place of the next epoch"
+    assert cursor.current_in_next(AGENDA, NEXT_AGENDA) == 3, "the objects left behind took no place of the next epoch"
 
 
 def test_an_object_that_is_needed_again_comes_before_those_that_were_left_behind() -> None:
@@ -75,7 +75,7 @@ def test_an_object_that_is_needed_again_comes_before_those_that_were_left_behind
     assert taken(cursor) == [5, 3]
 
 
-def test_a_change_of_the_agenda_is_looked_at_from_its_place_on_and_never_skips_any() -> None:
+def test_the_cursor_rewinds_to_a_change_of_the_agenda_and_never_forward() -> None:
     cursor = at(3)
     cursor.rewind(1)
     assert cursor.position == 1
@@ -83,11 +83,11 @@ def test_a_change_of_the_agenda_is_looked_at_from_its_place_on_and_never_skips_a
     assert taken(cursor) == [3, 5, 1]
 
 
-def test_what_was_fetched_of_the_next_epoch_is_none_of_it_while_the_agenda_is_not_done() -> None:
+def test_the_cursor_is_past_the_end_only_once_the_agenda_and_the_left_behind_are_done() -> None:
     assert [at(position).past_end(AGENDA) for position in range(6)] == [0, 0, 0, 0, 0, 1]
 
 
-def test_another_agenda_begins_with_nothing_left_of_the_last_one() -> None:
+def test_a_restart_forgets_all_that_was_left_of_the_last_agenda() -> None:
     cursor = at(3)
     cursor.fetch_again(0, 7)
     cursor.leave_behind(1)

@@ -43,7 +43,7 @@ def test_the_numbers_are_those_of_torch() -> None:
     # The second one of the same generator, and the first one after a loader has taken its workers' seeds.
     assert drawn(Draw(42, spent=9), 10) == TORCH_42_AGAIN
     assert drawn(Draw(42, spent=2), 10) == TORCH_42_LOADER
-    # Of a larger one, torch takes 32 bits.
+    # Torch takes 32 bits of a larger seed.
     assert drawn(Draw(2**32 + 42), 10) == TORCH_42
 
 
