@@ -202,7 +202,7 @@ FORMS: dict[str, tuple[str, str, Headers, object]] = {
     "open range": ("GET", "a", (("range", "bytes=99990-"),), True),
     "last bytes": ("GET", "a", (("range", "bytes=-5"),), True),
     "range past the end": ("GET", "a", (("range", "bytes=99990-200000"),), True),
-    "range of nothing": ("GET", "a", (("range", "bytes=100000-"),), False),
+    "unsatisfiable range": ("GET", "a", (("range", "bytes=100000-"),), False),
     "odd range": ("GET", "a", (("range", "bytes=0-1,3-4"),), False),
     "range over two blocks": ("GET", "two", (("range", f"bytes={BLOCK - 5}-{BLOCK + 5}"),), True),
     "large": ("GET", "large", (), "begun"),
@@ -283,12 +283,12 @@ def test_a_client_without_the_grant_is_refused_by_the_slow_path(strict: Watched)
     assert strict.ask("GET", target, tuple(good.items()))[1] is True
     wrong = {**good, "Authorization": good["Authorization"][:-1] + ("0" if good["Authorization"][-1] != "0" else "1")}
     cases: dict[str, tuple[str, Headers, str]] = {
-        "nobody": (target, (), "AccessDenied"),
+        "no signature": (target, (), "AccessDenied"),
         "a wrong signature": (target, tuple(wrong.items()), "SignatureDoesNotMatch"),
         "a signature for another object": (f"/{NAME}/b", tuple(good.items()), "SignatureDoesNotMatch"),
         "a header that is not signed": (target, (*good.items(), ("x-amz-checksum-mode", "ENABLED")), "AccessDenied"),
         "a key without the grant": (target, signed(NARROW, "GET", target), "AccessDenied"),
-        "a key that nobody knows": (target, signed(("X", "y"), "GET", target), "InvalidAccessKeyId"),
+        "an unknown key": (target, signed(("X", "y"), "GET", target), "InvalidAccessKeyId"),
     }
     for name, (asked, headers, code) in cases.items():
         answer, seen = strict.ask("GET", asked, headers)
@@ -982,12 +982,12 @@ def test_pages_that_come_late_do_not_affect_the_next_request(bucket: Bucket, mon
         assert watched.seen == ["cold", True]
 
 
-@pytest.mark.parametrize("why", ["the kernel does not tell", "there is much of it"])
+@pytest.mark.parametrize("why", ["the kernel cannot probe memory", "the body is large"])
 def test_a_request_that_a_page_wait_cannot_speed_up_takes_the_slow_path_at_once(
     why: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
-        if why == "the kernel does not tell":
+        if why == "the kernel cannot probe memory":
             watched.proxy.outrider.store.directory.can_probe_memory = False
         else:
             monkeypatch.setattr(fast_path, "_PAGED_IN_BYTES", len(OBJECTS["a"]) - 1)

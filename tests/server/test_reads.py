@@ -351,7 +351,7 @@ BAD_WEATHER = {
     "a storm of 503": Fault(FaultKind.STATUS, times=None, probability=0.3, status=503),
     "a storm of 500": Fault(FaultKind.STATUS, times=None, probability=0.3, status=500),
     "no answer at all": Fault(FaultKind.DROP, times=None, probability=0.3),
-    "ranges that lie": Fault(FaultKind.WRONG_RANGE, times=None, probability=0.3),
+    "wrong Content-Range": Fault(FaultKind.WRONG_RANGE, times=None, probability=0.3),
 }
 
 

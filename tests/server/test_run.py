@@ -514,7 +514,7 @@ def test_sizes_in_words(size: int, words: str) -> None:
 
 
 def started(command: Command) -> Process:
-    """A proxy with a child that notes signals, both up."""
+    """A running proxy with a running child that records signals."""
     process = command.start("run", "--", *python(NOTE_SIGNALS))
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"

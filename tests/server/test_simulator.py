@@ -276,7 +276,7 @@ def test_an_answer_takes_the_configured_time(
 
 
 def test_clients_of_one_line_get_equal_shares() -> None:
-    """Ten that each ask for their next slice as soon as the last has passed."""
+    """Ten clients that each request their next slice as soon as the last has passed."""
     line, rate = Line(0.0), 250e6
     next_at, sent = [0.0] * 10, [0] * 10
     size = slice_bytes(40e6, rate)

@@ -108,8 +108,8 @@ def test_a_pause_between_requests_counts_as_the_readers_pause(proxy: Proxy, monk
 
 
 class Span(float):
-    """A number of seconds that calls `look` in the moment in which it is added to a count, as another thread may read
-    it then."""
+    """A number of seconds that calls `look` in the moment in which it is added to a count: another thread may read the
+    count then."""
 
     look: Callable[[], None]
 

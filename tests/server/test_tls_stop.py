@@ -64,7 +64,7 @@ class SlowHandshake(RawConnection):
         self._came.write(self.sock.recv(MIB))
 
     def end_handshake_and_send(self, data: bytes) -> bytes:
-        """All that comes back, up to the end of the connection."""
+        """Returns all bytes that come back until the connection ends."""
         self._as_it_comes(self._tls.do_handshake)
         self._tls.write(data)
         answer = b""
@@ -130,7 +130,7 @@ def test_a_reply_that_waits_for_its_client_in_the_transport_is_still_under_way(
             server.pre_shutdown()
 
         async def is_drained() -> bool:
-            """Looks as soon as the connection closes; the server needs only a few loop iterations more."""
+            """Whether the server is idle a few loop iterations after the connection closes."""
             while any(
                 connection.transport is not None and not connection.transport.is_closing()
                 for connection in server.connections

@@ -272,9 +272,9 @@ def test_a_payload_that_differs_from_the_signed_one_is_not_stored(proxy: Proxy, 
 TRAILER = ("x-amz-checksum-crc32", checksum("crc32", RAMP[:5000]))
 WRONG_CHUNKS: dict[str, tuple[Chunked, Callable[[bytes], bytes]]] = {
     "a trailer that does not match": (Chunked(RAMP[:5000], trailer=("x-amz-checksum-crc32", "AAAAAA==")), bytes),
-    "a trailer that is no checksum": (Chunked(RAMP[:5000], trailer=("x-amz-checksum-crc32", "!")), bytes),
+    "a trailer without a valid checksum": (Chunked(RAMP[:5000], trailer=("x-amz-checksum-crc32", "!")), bytes),
     "a trailer that is missing": (Chunked(RAMP[:5000], trailer=TRAILER), lambda w: w[: w.rindex(b"x-amz")] + b"\r\n"),
-    "a size that is no number": (Chunked(RAMP[:5000], trailer=TRAILER), lambda w: b"zz" + w[4:]),
+    "a malformed size": (Chunked(RAMP[:5000], trailer=TRAILER), lambda w: b"zz" + w[4:]),
     "a size that is too large": (Chunked(RAMP[:5000], trailer=TRAILER), lambda w: b"fffffffffffffffff" + w[4:]),
     "less than was announced": (
         Chunked(RAMP[:5000], trailer=TRAILER),
@@ -285,7 +285,7 @@ WRONG_CHUNKS: dict[str, tuple[Chunked, Callable[[bytes], bytes]]] = {
         lambda w: Chunked(RAMP[:6000], trailer=TRAILER).encode(),
     ),
     "no last chunk": (Chunked(RAMP[:5000], trailer=TRAILER), lambda w: w[: w.rindex(b"0\r\nx-amz")]),
-    "something after the end": (Chunked(RAMP[:5000], trailer=TRAILER), lambda w: w + b"GET / HTTP/1.1\r\n"),
+    "bytes after the end": (Chunked(RAMP[:5000], trailer=TRAILER), lambda w: w + b"GET / HTTP/1.1\r\n"),
 }
 
 

@@ -46,7 +46,7 @@ REF = ObjectRef("train", "a.tar")
 
 
 def as_large(fills: int) -> int:
-    """A fill may buffer half a block."""
+    """The buffer of a fill of large blocks: half a block."""
     return BLOCK // 2
 
 
@@ -55,18 +55,18 @@ async def at_once(seconds: float) -> None:
 
 
 def called_at_once(seconds: float, act: Callable[[], None]) -> None:
-    """Calls at once a function that is to be called later."""
+    """Stands in for a function that makes calls later: it makes them at once."""
     act()
 
 
 def as_small(fills: int) -> int:
-    """A fill may buffer a whole block."""
+    """The buffer of a fill of small blocks: a whole block."""
     return BLOCK
 
 
 @dataclass(slots=True)
 class Engine:
-    """All parts of one proxy without its ports to the network."""
+    """All parts of one proxy, without its network ports."""
 
     origin: FakeOrigin
     layout: BlockLayout
@@ -119,7 +119,7 @@ async def pieces_of(body: Body) -> AsyncIterator[bytes]:
 
 
 async def taken(answer: ReadAnswer) -> bytes:
-    """The whole body. An answer that is shorter than its length fails the test."""
+    """The whole body. An answer shorter than its length fails the test."""
     body = bytearray()
     if answer.body is not None:
         async with aclosing(pieces_of(answer.body)) as pieces:  # type: ignore[type-var]
@@ -140,8 +140,8 @@ def engine(
     reads_on: Callable[[float], Awaitable[object]] = at_once, later: Later = called_at_once,
     peers: PeerReader | None = None,
 ) -> Iterator[Engine]:  # fmt: skip
-    """`buffer_bytes`: `as_large`, or `as_small`, where each block is written whole. `reads_on`: the sleep by which the
-    disk's work of a small block waits. `later`: makes the calls that may wait until a reader has asked for more."""
+    """`buffer_bytes`: `as_large`, or `as_small`, where each block is written whole. `reads_on`: the sleep for which the
+    disk work of a small block waits. `later`: makes the calls that may wait until a reader has requested more."""
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()

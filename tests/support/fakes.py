@@ -40,7 +40,7 @@ class FakeClock:
 
 
 def no_wait_patience() -> Patience:
-    """Retries as often as the real patience, without waiting."""
+    """As many retries as the real patience makes, without waiting."""
 
     async def at_once(_: float) -> None:
         await asyncio.sleep(0)
@@ -49,8 +49,8 @@ def no_wait_patience() -> Patience:
 
 
 class AtOnce(ThreadPoolExecutor):
-    """Work is done at once when it is submitted: the same script always takes the same course, so that Hypothesis can
-    shrink it."""
+    """Runs submitted work at once. The same script then always takes the same course, so that Hypothesis can shrink
+    it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -105,10 +105,10 @@ class Stored:
 class Fault:
     """A fault of the requests that it matches, `times` times (None: always).
 
-    `status`: this answer instead of the object. `break_after`: the body breaks off, as with a broken connection, after
-    so many bytes. `refuse`: no reply at all. `bug`: an error that no origin may raise. `gate`: the head waits for the
-    event. `body_gate`: the body waits for it, after `gate_after` bytes. `shift`: the 206 brings, and names, bytes that
-    lie this much further on.
+    `status`: this answer instead of the object. `break_after`: the body breaks off after this many bytes, as with a
+    broken connection. `refuse`: no reply at all. `bug`: an error that no origin may raise. `gate`: the head waits for
+    the event. `body_gate`: the body waits for it, after `gate_after` bytes. `shift`: the 206 brings, and names, bytes
+    that lie this much further on.
     """
 
     times: int | None = 1
@@ -169,7 +169,8 @@ class FakeReply:
 
 @dataclass(slots=True)
 class FakeOrigin:
-    """`ports.Origin` in memory. The knobs may be turned at any time; `log` is all requests in the order they came."""
+    """`ports.Origin` in memory. The knobs may be changed at any time; `log` is all requests in the order in which they
+    came."""
 
     endpoint: str = "http://fake"
     chunk_bytes: int = 1000
@@ -188,7 +189,7 @@ class FakeOrigin:
     """Called when a write has been carried out, before its reply."""
 
     def put(self, ref: ObjectRef, data: bytes, headers: Headers = ()) -> str:
-        """Write behind the proxy's back; returns the ETag."""
+        """Write to the origin past the proxy; returns the ETag."""
         etag = f'"{hashlib.md5(data).hexdigest()}"'
         self.objects[ref] = Stored(data, etag, headers)
         return etag

@@ -63,7 +63,7 @@ _OWN = _read_at_start(os.environ)
 
 
 class Process(subprocess.Popen[Any]):
-    """`subprocess.Popen`, by a fork where a fork does the same.
+    """`subprocess.Popen`, with a fork wherever a fork gives the same process.
 
     It overrides the three methods of `Popen` that talk to the kernel; they have been the same from Python 3.11 to 3.13.
     """
