@@ -455,7 +455,7 @@ async def test_a_file_that_was_closed_is_read_without_a_wait_and_closed_again(ro
     disk.close()
 
 
-async def test_the_policy_hears_of_reads_of_closed_files(root: Path) -> None:
+async def test_reads_of_closed_files_are_reported_to_the_policy(root: Path) -> None:
     disk = Disk(root, 3 * FILE, open_files=1)
     await disk.write(*(meta_of(index) for index in range(3)))
     lease = disk.store.lease_at_once(meta_of(0).key)
@@ -579,7 +579,7 @@ async def test_a_file_whose_opening_may_take_long_is_opened_in_a_thread(
     disk.close()
 
 
-async def test_no_pages_are_brought_in_where_the_kernel_cannot_be_probed(
+async def test_no_pages_are_read_in_where_the_page_cache_cannot_be_probed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pagecache, "open_known", lambda path: None)
@@ -774,7 +774,7 @@ async def _write_at_once(disk: Disk) -> None:
         ),
     ],
 )
-async def test_a_disk_that_fails_a_write_is_left_alone_for_a_while(
+async def test_a_disk_that_fails_a_write_is_not_used_for_a_while(
     broken: str, act: Callable[[Disk], Awaitable[None]], number: int, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await disk.write(meta_of(0))
@@ -1282,7 +1282,7 @@ def test_one_process_per_directory(root: Path) -> None:
     BlockDir.open(root).close()
 
 
-def test_another_format_is_refused_and_left_as_it_is(root: Path) -> None:
+def test_a_directory_of_another_format_is_refused_and_not_changed(root: Path) -> None:
     root.mkdir()
     (root / "outrider-cache").write_text("outrider cache, layout 99\n")
     (root / "tmp").mkdir()
@@ -1328,7 +1328,7 @@ async def test_free_space_is_read_once_a_second_and_whenever_it_may_be_short(
     assert len(looks) == 1
     for index in range(3, 7):
         await disk.write(meta_of(index))
-    assert len(looks) > 1, "what was reserved since may have filled it"
+    assert len(looks) > 1, "bytes that were reserved since may have filled the disk"
     seen = len(looks)
     disk.clock.advance(1.1)
     await disk.write(meta_of(7))

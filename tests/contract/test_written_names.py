@@ -56,7 +56,7 @@ async def test_a_noted_name_is_known_to_the_next_two_starts(directory: BlockDir)
     await again.note([ODD, "other"])
     assert told(directory) == [True, False, True, True]
     again.settle({A})
-    assert told(directory) == [True, False, True, True], "and what was noted meanwhile"
+    assert told(directory) == [True, False, True, True], "names that were noted meanwhile are known, too"
     assert directory.touched.stat().st_mode & 0o077 == 0
 
 
@@ -110,7 +110,7 @@ async def test_without_a_complete_file_any_name_may_have_been_written(damage: st
         directory.touched.write_bytes(cut[damage])
     assert told(directory) == ALL
     await started(directory).note([B])
-    assert told(directory) == ALL, "it is not made whole by what comes after"
+    assert told(directory) == ALL, "later notes do not make the file complete"
 
 
 async def test_in_another_directory_any_name_may_have_been_written(directory: BlockDir) -> None:
@@ -197,7 +197,7 @@ async def test_only_names_that_may_have_blocks_are_noted(tmp_path: Path) -> None
         assert await noted(REF) == []
         room.origin.put(REF, b"some")
         reading = room.version_lookup._asked(REF, 0, False, False, -1)
-        assert await noted(REF) == [REF], "the question is under way"
+        assert await noted(REF) == [REF], "the revalidation is under way"
         await reading
         await room.tasks.settle()
         touched = started(room.store.directory, set())

@@ -224,7 +224,7 @@ def test_a_stop_at_any_wait_of_a_warm_up_ends_it(buffer_bytes: Callable[[int], i
                 await asyncio.sleep(0)
             over = not warm_up.running
             await room.tasks.cancel()
-            assert not pauses, "it tries again"
+            assert not pauses, "the warm-up must not retry"
             assert warm_up.progress.state is (State.DONE if over else State.CANCELLED)
             await nothing_is_left(room)
             return over

@@ -278,7 +278,7 @@ def test_a_snapshot_that_does_not_fit_the_directory_makes_no_wrong_byte_and_no_o
         trials.record("crash", f"power loss: {spoil.__name__.replace('_', ' ')}", RIGHT)
 
 
-def test_a_snapshot_is_gone_for_good_before_it_is_believed(
+def test_a_snapshot_is_removed_durably_before_its_blocks_are_adopted(
     roomy: Proxy, small_shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # If the snapshot came back after a power loss, blocks written later would be on the disk and in no budget.

@@ -96,7 +96,7 @@ def recovered(proxy: Proxy, shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("ill", ILLS)
-def test_reads_go_on_while_the_disk_is_ill_and_it_is_used_again_when_it_is_well(
+def test_reads_go_on_while_the_disk_fails_and_a_healed_disk_is_used_again(
     ill: str, bucket: Bucket, shelf: Shelf, trials: Trials
 ) -> None:
     chance = random.Random(ill)
@@ -505,9 +505,7 @@ class ByHand(ThreadPoolExecutor):
         return future
 
 
-async def test_the_budget_holds_whatever_the_order_in_which_room_is_made_and_taken(
-    tmp_path: Path, trials: Trials
-) -> None:
+async def test_the_budget_holds_for_any_order_in_which_room_is_made_and_taken(tmp_path: Path, trials: Trials) -> None:
     room = 4
     for seed in range(rounds(40)):
         chance = random.Random(seed)

@@ -220,7 +220,7 @@ async def test_readers_do_not_wait_for_the_scrubber(tmp_path: Path, monkeypatch:
 
     def gated(*args: Any) -> bytes:
         reached.set()
-        assert gate.wait(60), "the loop stood still"
+        assert gate.wait(60), "the loop was blocked"
         return pread(*args)
 
     with monkeypatch.context() as slow:

@@ -422,7 +422,7 @@ def test_a_path_that_leads_out_of_all_buckets_is_refused(
     "key",
     ["../../x", "%2e%2e/%2e%2e/x", "..%2f..%2fx", "a/../b", "./a", "a//b", "%00", "%c0%ae%c0%ae/x", "a%5c..%5cb", "/"],
 )
-def test_a_key_goes_up_as_it_was_meant_and_is_resolved_by_nobody_here(
+def test_a_key_is_sent_to_the_origin_as_it_was_meant_and_not_resolved(
     proxy: Proxy, recorder: Recorder, key: str
 ) -> None:
     ask(proxy.address, "PUT", f"/{NAME}/{key}", [("content-length", "0")])

@@ -228,7 +228,7 @@ def test_a_plan_reaches_no_other_host(proxy: Proxy, url: str) -> None:
     assert answer.code in ("InvalidArgument", "AccessDenied")
 
 
-def test_status_tells_a_tenant_no_names_and_no_addresses(proxy: Proxy) -> None:
+def test_the_status_for_a_tenant_has_no_names_and_no_addresses(proxy: Proxy) -> None:
     body = asked(proxy, wire(proxy, OTHER, "GET", "/_outrider/status.json")).body.decode()
     for word in ("127.0.0.1", "http", NAME, "team", TEAM[0]):
         assert word not in body

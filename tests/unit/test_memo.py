@@ -47,7 +47,7 @@ def test_a_memo_without_room_is_refused() -> None:
 
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 9), st.integers())))
-def test_it_holds_the_last_new_keys_with_their_last_values(capacity: int, puts: list[tuple[int, int]]) -> None:
+def test_a_memo_holds_the_last_new_keys_with_their_last_values(capacity: int, puts: list[tuple[int, int]]) -> None:
     memo: Memo[int, int] = Memo(capacity)
     model: list[tuple[int, int]] = []
     for key, value in puts:

@@ -45,7 +45,7 @@ def heads(room: Engine) -> int:
     return room.origin.count("HEAD")
 
 
-async def test_small_objects_with_numbered_names_are_found_by_some_heads_and_brought(room: Engine) -> None:
+async def test_small_objects_with_numbered_names_are_found_by_a_few_heads_and_prefetched(room: Engine) -> None:
     await read(room, 20, 7, 38, 3)
     assert all(map(room.fills.is_here, REFS))
     assert lists(room) == 0

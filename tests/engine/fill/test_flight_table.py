@@ -84,7 +84,7 @@ async def test_bytes_on_their_way_to_disk_are_handed_out_from_memory() -> None:
     assert not beyond.done()
     lead.advance(0, 11)
     assert await beyond is None
-    assert await lead.arrival(0) is None, "it is on disk"
+    assert await lead.arrival(0) is None, "the byte is on disk"
 
 
 async def test_a_cancelled_waiter_cancels_no_other() -> None:
@@ -194,7 +194,7 @@ async def test_fills_wait_for_slots(tmp_path: Path) -> None:
     [(Fault(times=None, status=412), VersionChanged), (Fault(times=None, status=404), VersionChanged),
      (Fault(times=None, status=416), VersionChanged), (Fault(times=None, refuse=True), OriginBroke)],
 )  # fmt: skip
-async def test_all_waiters_of_a_failed_fill_are_told_why(fault: Fault, error: type[Exception], room: Engine) -> None:
+async def test_all_waiters_of_a_failed_fill_get_its_error(fault: Fault, error: type[Exception], room: Engine) -> None:
     room.origin.faults = [fault]
     flights = room.flights.board(version_in(room), BlockRun(0, 2))
     waiters = [asyncio.create_task(here(lead, 0)) for lead in flights for _ in range(3)]
@@ -206,7 +206,7 @@ async def test_all_waiters_of_a_failed_fill_are_told_why(fault: Fault, error: ty
     assert (len(room.flights), len(room.store), room.store.used_bytes) == (0, 0, 0)
 
 
-async def test_waiters_are_told_of_a_bug_in_the_fill_too(room: Engine, caplog: pytest.LogCaptureFixture) -> None:
+async def test_waiters_get_an_error_for_a_bug_in_the_fill_too(room: Engine, caplog: pytest.LogCaptureFixture) -> None:
     flights = room.flights.board(version_in(room), BlockRun(0, 1))
     room.origin.faults = [Fault(bug=ZeroDivisionError())]
     room.flights.fill(flights)
@@ -216,7 +216,7 @@ async def test_waiters_are_told_of_a_bug_in_the_fill_too(room: Engine, caplog: p
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 20])
-async def test_a_stop_tells_the_waiters_and_leaves_nothing_behind(steps: int, room: Engine) -> None:
+async def test_a_stop_wakes_the_waiters_and_leaves_nothing_behind(steps: int, room: Engine) -> None:
     room.origin.faults = [Fault(body_gate=asyncio.Event(), gate_after=BLOCK)]
     flights = room.flights.board(version_in(room), BlockRun(0, 2))
     room.flights.fill(flights)
@@ -311,7 +311,7 @@ async def test_a_short_head_is_not_skipped_and_only_the_first_block_begins_in_it
     await room.tasks.settle()
 
 
-async def test_the_head_is_brought_at_once_when_a_reader_waits_for_it(room: Engine) -> None:
+async def test_the_head_of_a_block_is_requested_at_once_when_a_reader_waits_for_it(room: Engine) -> None:
     version, gate = version_in(room), asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=100)]
     (lead,) = room.flights.board(version, BlockRun(0, 1), AT)
@@ -526,7 +526,7 @@ async def test_a_reader_of_small_objects_can_request_the_next_before_the_disk_be
     with engine(tmp_path / "c", buffer_bytes=as_small, reads_on=reads_on) as room:
         room.origin.put(REF, DATA[:BLOCK])
         assert await room.get() == DATA[:BLOCK]
-        assert await room.range(1, 9) == DATA[1:9], "from memory"
+        assert await room.range(1, 9) == DATA[1:9], "the bytes come from memory"
         assert waits == [READS_ON_S]
         assert list(room.store.directory.tmp.iterdir()) == []
         gate.set()

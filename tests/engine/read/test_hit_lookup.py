@@ -44,7 +44,7 @@ async def read(room: Engine, times: int = 2) -> None:
         await room.tasks.settle()
 
 
-async def test_pieces_are_the_right_bytes_of_the_right_files_and_no_more_than_asked_for(room: Engine) -> None:
+async def test_pieces_are_the_requested_bytes_of_the_right_files(room: Engine) -> None:
     await read(room)
     found = await known(room)
     for start, stop in ((0, 5), (BLOCK - 1, BLOCK + 1), (BLOCK, 2 * BLOCK), (5, len(DATA)), (3 * BLOCK, len(DATA))):

@@ -212,7 +212,7 @@ async def test_a_first_byte_does_not_wait_for_the_disk(
 # -- which bytes ------------------------------------------------------------------------------------------------
 
 
-async def test_a_miss_of_a_known_object_asks_the_origin_while_the_disk_makes_its_file(
+async def test_a_miss_of_a_known_object_sends_its_request_while_the_disk_makes_the_file(
     room: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await room.reads.head(REF, {})
@@ -414,7 +414,7 @@ async def test_a_206_of_other_bytes_is_neither_served_nor_cached(start: int, whi
 
 
 @pytest.mark.parametrize("most", [1000, BLOCK - 1])
-async def test_an_origin_that_gives_less_than_was_asked_for_is_asked_for_the_rest(most: int, room: Engine) -> None:
+async def test_the_rest_is_requested_from_an_origin_that_gives_less_than_the_range(most: int, room: Engine) -> None:
     room.origin.range_bytes_max = most
     assert await room.range(3, 2 * BLOCK) == DATA[3 : 2 * BLOCK]
     await room.tasks.settle()

@@ -111,7 +111,7 @@ def test_after_a_write_no_list_confirms_a_version() -> None:
     assert versions.fresh(A) is None
 
 
-def test_a_list_confirms_a_version_that_a_start_found_and_nobody_wrote_to_for_a_while() -> None:
+def test_a_list_confirms_a_version_that_a_start_found_and_that_was_not_written_for_a_while() -> None:
     versions, clock = versions_of()
     versions.recall("http://o", dated(), vouched=True)
     assert versions.fresh(A) is None, "no LIST yet"
@@ -144,7 +144,7 @@ def test_a_start_that_finds_two_versions_believes_the_vouched_one() -> None:
     versions.listed("bkt", [in_a_list(2)], versions.mark())
     assert versions.fresh(A) == dated(2)
     versions.recall("http://o", dated(1), vouched=True)
-    assert versions.fresh(A) == dated(2), "it was asked about already"
+    assert versions.fresh(A) == dated(2), "the object was revalidated already"
     versions, _ = versions_of()
     versions.recall("http://o", dated())
     versions.recall("http://o", dated(), vouched=True)
@@ -156,7 +156,7 @@ def test_a_version_is_vouched_for_over_a_stop_only_with_the_headers_that_the_ori
     versions, _ = versions_of()
     assert not versions.vouches("http://o", dated())
     versions.learn(dated(), versions.mark())
-    assert not versions.vouches("http://o", dated()), "it may be put again with the same date"
+    assert not versions.vouches("http://o", dated()), "the object may be put again with the same date"
     versions.learn(dated(), versions.mark(), settled=True)
     assert versions.vouches("http://o", dated())
     assert not versions.vouches("http://another", dated())
@@ -167,7 +167,7 @@ def test_a_version_is_vouched_for_over_a_stop_only_with_the_headers_that_the_ori
     assert versions.vouches("http://o", dated())
     versions.doubt(A)
     versions.learn(dated(), versions.mark(), settled=True)
-    assert not versions.vouches("http://o", dated()), "the write may be carried out yet"
+    assert not versions.vouches("http://o", dated()), "the write may still be carried out"
 
 
 def test_a_version_that_was_found_and_not_revalidated_is_unchanged_for_the_next_start() -> None:
@@ -198,7 +198,7 @@ def test_no_list_confirms_the_headers_of_a_version_that_a_start_found() -> None:
     clock.advance(50)
     versions.listed("bkt", [in_a_list()], versions.mark())
     clock.advance(50)
-    assert versions.fresh(A) == dated(), "it was asked itself"
+    assert versions.fresh(A) == dated(), "the origin was asked for the object itself"
 
 
 def test_no_list_confirms_a_version_that_may_be_overwritten_with_the_same_date() -> None:
@@ -307,7 +307,7 @@ steps = st.lists(
 
 
 @given(steps, st.integers(1, 4))
-def test_nothing_fresh_was_asked_for_before_the_last_write_whatever_the_limits(
+def test_no_fresh_version_was_requested_before_the_last_write_under_any_limits(
     script: list[tuple[str, ObjectRef, int]], capacity: int
 ) -> None:
     versions, clock = versions_of("immutable", capacity)

@@ -244,7 +244,7 @@ async def test_a_read_that_wants_checksums_is_told_that_the_object_is_gone(room:
     room.origin.put(REF, LARGE, (CHECKSUM,))
     await room.range(0, 10)
     room.origin.put(REF, SMALL, (CHECKSUM,))
-    assert told(await whole(room, REF, SMALL)), "the HEAD told of a newer version"
+    assert told(await whole(room, REF, SMALL)), "the HEAD described a newer version"
 
 
 async def test_an_unknown_empty_object_costs_one_get_and_one_head(room: Engine) -> None:
@@ -264,7 +264,7 @@ async def test_with_freshness_always_no_read_joins_an_older_lookup(tmp_path: Pat
         room.origin.put(REF, SMALL)
         assert await room.get() == SMALL
         gate.set()
-        assert await before == RAMP[:100], "it came before the write"
+        assert await before == RAMP[:100], "the request came before the write"
         await room.tasks.settle()
 
 

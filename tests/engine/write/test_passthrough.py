@@ -197,7 +197,7 @@ async def test_a_write_is_sent_exactly_once(fault: Fault, room: Engine) -> None:
 
 
 @pytest.mark.parametrize("fault", [{"refuse": True}, {"status": 500}])
-async def test_a_write_that_ended_in_doubt_may_be_carried_out_later_and_is_seen_then(
+async def test_a_write_of_unknown_outcome_may_be_carried_out_later_and_is_seen_then(
     fault: dict[str, Any], room: Engine
 ) -> None:
     await room.get()

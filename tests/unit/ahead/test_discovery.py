@@ -99,7 +99,7 @@ def test_names_with_gaps_are_listed() -> None:
     reader.planner.list_failed("b", "s/", reader.now)
     reader.now += 100.0
     reader.read(KEYS[9])
-    assert reader.planner.please_list() == [PREFIX], "once more, and not counted again"
+    assert reader.planner.please_list() == [PREFIX], "a LIST is due again, and no probe"
     assert reader.planner.please_count() == []
 
 
@@ -111,7 +111,7 @@ def test_numbered_names_are_probed_if_a_list_is_refused() -> None:
     reader.counted()
     assert reader.wanted() == set(KEYS) - set(READ)
     reader.read("s/000900.bin")
-    assert reader.planner.please_list() == [], "it would be refused again"
+    assert reader.planner.please_list() == [], "another LIST would be refused, too"
 
 
 def test_without_a_list_and_without_numbers_only_reads_are_known() -> None:
@@ -137,7 +137,7 @@ def test_a_wrong_numbering_is_replaced_by_a_list(how: str) -> None:
     assert reader.planner.please_list() == [PREFIX]
     reader.read("s/000901.bin")
     reader.wanted(there=set(there))
-    assert reader.planner.please_list() == [], "once"
+    assert reader.planner.please_list() == [], "one LIST is enough"
     reader.listed(there)
     assert reader.wanted(there=set(there)) == set(there) - set(READ) - {"s/000901.bin"} - (
         {"s/000900.bin"} if how == "beyond the end" else set()
@@ -167,7 +167,7 @@ def test_a_numbering_with_many_missing_objects_is_given_up() -> None:
     after = Reader(1_000_000)
     after.planner.registry.restore(reader.planner.registry.export())
     [dataset] = after.planner.registry.datasets()
-    assert {dataset.names.keys[key] for key in dataset.names.listed} == there, "nor after a restart"
+    assert {dataset.names.keys[key] for key in dataset.names.listed} == there, "names stay missing after a restart"
 
 
 def test_an_epoch_of_numbered_names_ends_and_the_next_is_predicted() -> None:
@@ -292,7 +292,7 @@ def test_numbered_names_stay_until_the_list_in_their_place_is_complete() -> None
             assert KEYS[250] in reader.wanted()
             reader.now += 100.0
             reader.read("s/000901.bin")
-            assert reader.planner.please_list() == [PREFIX], "and not counted again"
+            assert reader.planner.please_list() == [PREFIX], "a LIST is due, and no probe"
             assert reader.planner.please_count() == []
         else:
             reader.planner.listed("b", [(key, SMALL) for key in KEYS[100:200]], reader.now, before=100, more=True)

@@ -112,7 +112,7 @@ def test_nothing_is_found_if_all_names_are_known_or_too_many_exist() -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 100])
 @pytest.mark.parametrize("width", [1, 4])
-def test_padding_is_found_though_none_was_seen(first: int, width: int) -> None:
+def test_padding_is_found_although_no_read_name_shows_it(first: int, width: int) -> None:
     numbering = numbering_of(["x-1300.bin", "x-2010.bin", "x-1005.bin"])
     assert numbering is not None
     found, _ = probed(numbering, range(first, 2500), width)

@@ -115,7 +115,7 @@ def test_the_bucket_and_the_key_must_be_under_a_condition() -> None:
             check(form(signed(BASE, policy(conditions), KEYS, "s3")))
 
 
-def test_it_expires() -> None:
+def test_a_policy_expires() -> None:
     one = form(signed(BASE, policy(BASE_CONDITIONS, "2027-01-15T08:00:00.000Z"), KEYS))
     assert check(one, NOW - 1) == SizeRange()
     with pytest.raises(errors.AccessDenied, match="Policy expired"):

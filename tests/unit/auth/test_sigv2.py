@@ -155,7 +155,7 @@ def test_an_empty_subresource_may_be_signed_either_way(spelling: str) -> None:
     assert ask(replace(request, raw_query=request.raw_query.replace("acl", "acl=").replace("==&", "=&"))) is not None
 
 
-def test_it_expires() -> None:
+def test_a_url_expires() -> None:
     request = presigned()
     assert ask(request, expiry_of(request)) is not None
     with pytest.raises(errors.AccessDenied, match="Request has expired"):
@@ -220,7 +220,7 @@ def test_a_parameter_of_the_signature_given_twice_is_refused() -> None:
         ask(plus(presigned(), "Expires=9999999999"), 0)
 
 
-def test_an_unknown_key_is_told_so() -> None:
+def test_an_unknown_key_is_refused_as_such() -> None:
     with pytest.raises(errors.InvalidAccessKeyId):
         ask(of_url("http://h/b/k?AWSAccessKeyId=nobody&Signature=x&Expires=1"), 0)
 

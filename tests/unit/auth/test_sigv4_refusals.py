@@ -118,14 +118,14 @@ def test_host_must_be_signed() -> None:
 
 
 @pytest.mark.parametrize("skew_s", [-901, 901])
-def test_a_clock_too_far_off_is_told_so(skew_s: int) -> None:
+def test_a_date_too_far_from_the_clock_is_refused_as_such(skew_s: int) -> None:
     request, at = signed_by_boto()
     assert ask(request, at + (skew_s // abs(skew_s)) * 900) is not None
     with pytest.raises(errors.RequestTimeTooSkewed):
         ask(request, at + skew_s)
 
 
-def test_an_unknown_key_is_told_so_in_either_form() -> None:
+def test_an_unknown_key_is_refused_as_such_in_either_form() -> None:
     for presign_s in (None, 60):
         request, at = signed_by_boto(presign_s=presign_s)
         with pytest.raises(errors.InvalidAccessKeyId):
@@ -191,7 +191,7 @@ def test_a_date_that_is_none_is_refused(date: str) -> None:
         ("&X-Amz-Signature=", "&Y="),
     ],
 )
-def test_malformed_presigned_parameters_are_told_so(old: str, new: str) -> None:
+def test_malformed_presigned_parameters_are_refused_as_such(old: str, new: str) -> None:
     assert old in PRESIGNED_EXAMPLE.raw_query
     with pytest.raises(errors.AuthorizationQueryParametersError):
         ask(replace(PRESIGNED_EXAMPLE, raw_query=PRESIGNED_EXAMPLE.raw_query.replace(old, new)))

@@ -53,7 +53,7 @@ def test_one_late_write_is_nothing() -> None:
     assert fills.lag.fills is None
 
 
-def test_it_recovers_by_itself_when_the_disk_is_well_again() -> None:
+def test_the_limit_ends_by_itself_when_the_disk_is_fast_again() -> None:
     fills = Fills()
     fills.run(10, 16, origin_s=0.0, disk_s=0.1)
     fills.run(30, 16, origin_s=0.025, disk_s=0.002)

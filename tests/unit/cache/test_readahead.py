@@ -71,7 +71,7 @@ def test_the_first_gets_take_a_block_each() -> None:
 
 
 @given(st.integers(1, 90), st.sets(st.integers(0, 90)), st.integers(0, 89))
-def test_a_whole_read_asks_for_every_missing_block_exactly_once(block_count: int, here: set[int], first: int) -> None:
+def test_a_whole_read_requests_every_missing_block_exactly_once(block_count: int, here: set[int], first: int) -> None:
     first = min(first, block_count - 1)
     asked: Counter[int] = Counter()
     gets = 0
@@ -80,7 +80,7 @@ def test_a_whole_read_asks_for_every_missing_block_exactly_once(block_count: int
         gets += len(runs)
         for run in runs:
             asked.update(range(run.first, run.first + run.count))
-        assert position in here or asked[position], "the reader waits for a block that nobody asked for"
+        assert position in here or asked[position], "the reader waits for a block that was not requested"
     assert asked == Counter(set(range(first, block_count)) - here)
     if not here:
         single = 2 * FIRST_BLOCKS + 16  # requests of one block, at the beginning and at the end

@@ -57,7 +57,7 @@ def test_old_requests_do_not_count_as_recent() -> None:
     assert account.recent.stall is not None
     assert account.recent.stall < 0.01
     assert account.sums.stall is not None
-    assert account.sums.stall > 0.09, "the sums forget nothing"
+    assert account.sums.stall > 0.09, "the sums keep old requests"
 
 
 def test_the_reader_that_was_silent_for_longest_is_forgotten_first_and_no_sum_is_lost() -> None:

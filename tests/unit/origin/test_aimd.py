@@ -32,7 +32,7 @@ class Line:
         return limits
 
 
-def test_it_doubles_while_more_brings_more_and_then_stays() -> None:
+def test_the_limit_doubles_while_more_fills_bring_more_bytes() -> None:
     line = Line(AimdLimit(1000), total_mb_s=5000)
     limits = line.run(10)
     assert max(limits) <= 512  # the limit learns of the line's end by one doubling too many
@@ -50,7 +50,7 @@ def test_a_limit_that_holds_no_fill_up_does_not_grow() -> None:
     assert set(Line(AimdLimit(64), total_mb_s=10**6).run(30, short=False)) == {FIRST_FILLS}
 
 
-def test_on_a_full_line_it_does_not_creep_up() -> None:
+def test_on_a_full_line_the_limit_does_not_creep_up() -> None:
     line = Line(AimdLimit(64), total_mb_s=200)
     limits = line.run(300)
     assert limits.count(FIRST_FILLS) > 250
@@ -80,7 +80,7 @@ def test_a_step_is_judged_by_bytes_after_those_fills_that_it_admitted_began() ->
     assert aimd.limit == 2 * FIRST_FILLS
 
 
-def test_a_burst_of_slow_downs_halves_it_once() -> None:
+def test_a_burst_of_slow_downs_halves_the_limit_once() -> None:
     aimd = AimdLimit(64)
     for at in (10.0, 10.1, 10.9):
         aimd.slow_down(at)
@@ -89,7 +89,7 @@ def test_a_burst_of_slow_downs_halves_it_once() -> None:
     assert aimd.limit == FIRST_FILLS // 4
 
 
-def test_the_floor_holds() -> None:
+def test_the_limit_never_falls_below_its_floor() -> None:
     aimd = AimdLimit(64, floor=3)
     for second in range(20):
         aimd.slow_down(second * 2.0)

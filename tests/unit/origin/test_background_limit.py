@@ -33,7 +33,7 @@ class Line:
         return allowed
 
 
-def test_alone_it_allows_as_many_fills_as_fill_the_line() -> None:
+def test_without_demand_as_many_fills_are_allowed_as_fill_the_line() -> None:
     assert 7 <= Line().run(20, demand=0)[-1] <= 16
 
 
@@ -43,7 +43,7 @@ def test_an_unused_limit_is_small_again_for_the_next_burst() -> None:
     assert line.run(20, demand=0, queued=False)[-1] == 2
 
 
-def test_beside_demand_that_fills_the_line_it_allows_hardly_any() -> None:
+def test_beside_demand_that_fills_the_line_hardly_any_fill_is_allowed() -> None:
     line = Line()
     line.run(20, demand=0)
     assert max(line.run(20, demand=8)[5:]) <= 2
@@ -57,7 +57,7 @@ def test_beside_demand_that_leaves_bandwidth_it_uses_the_bandwidth() -> None:
     assert 3 <= sum(allowed[100:]) / len(allowed[100:]) <= 8
 
 
-def test_after_a_silence_it_begins_anew() -> None:
+def test_after_a_silence_the_limit_begins_small() -> None:
     line = Line()
     line.run(20, demand=0)
     line.background_limit.fill_begins(line.now + 0.9)
@@ -93,13 +93,13 @@ def test_an_epoch_that_begins_after_a_silence_has_the_line_to_itself() -> None:
     assert line.background_limit.after == 1
 
 
-def test_a_line_that_no_large_body_flows_on_tells_of_no_end() -> None:
+def test_without_large_bodies_no_end_of_demand_is_predicted() -> None:
     line = Line()
     line.run(5, demand=8)
     assert line.background_limit.ends_soon(1000)
     line.background_limit.fill_begins(line.now + 1.1)
     line.background_limit.demand_seen(40)
-    assert not line.background_limit.ends_soon(1000), "what small bodies take is seen in their delay alone"
+    assert not line.background_limit.ends_soon(1000), "the load of small bodies shows in their delay alone"
 
 
 class SmallBodies:
@@ -175,7 +175,7 @@ def test_readers_of_small_bodies_keep_most_of_a_full_line_however_long_prefetch_
     line.run(60)
     alone.run(60, prefetch=False)
     assert line.read >= share * alone.read
-    assert (line.read + line.brought) * line.each_s >= 0.85 * 60, "the line is used"
+    assert (line.read + line.brought) * line.each_s >= 0.85 * 60, "the line must not idle"
 
 
 @pytest.mark.parametrize(("scatter", "share"), [(0.5, 0.9), (1.0, 0.5)])

@@ -198,7 +198,7 @@ def test_a_key_that_origins_would_expand_otherwise_is_refused(filename: str | No
         _ = read(encoded([("key", "up/${filename}")], b"", filename))[0].key
 
 
-def test_a_form_without_a_key_is_told_so() -> None:
+def test_a_form_without_a_key_is_refused_as_such() -> None:
     for fields in ([], [("key", "")]):
         with pytest.raises(InvalidArgument, match="field named 'key'"):
             _ = read(encoded(fields, b""))[0].key

@@ -41,7 +41,7 @@ def test_one_key_in_two_buckets_belongs_to_two_datasets() -> None:
     assert [dataset.bucket for dataset, _ in items] == ["b", "other", "b"]
 
 
-def test_a_dataset_that_was_forgotten_is_not_found_as_the_last_one_asked_for() -> None:
+def test_a_forgotten_dataset_is_not_found_as_the_last_one_that_was_read() -> None:
     planner = Planner(MIB, MIB, keys_max=10)
     for number in range(10):
         old, _ = planner.registry.item(ObjectRef("b", f"train/{number:06d}"))

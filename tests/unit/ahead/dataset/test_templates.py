@@ -296,7 +296,7 @@ def test_a_reader_amid_an_object_stays_its_reader_after_a_merger() -> None:
         planner.added(BlockKey(version_id, index), ObjectVersion(ref, '"e"', 2 * MIB))
     planner.read(BlockKey(version_id, 0))
     become_one(planner, 0.1)
-    assert list(planner.victims()) == [BlockKey(version_id, 0)], "the other one is to be read yet"
+    assert list(planner.victims()) == [BlockKey(version_id, 0)], "the other block is still to be read"
     planner.asked("a", ref, 2 * MIB, Extent(MIB, 2 * MIB), 0.2)
     assert opened.count(ref) == 1
     planner.read(BlockKey(version_id, 1))
