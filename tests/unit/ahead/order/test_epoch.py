@@ -51,7 +51,7 @@ def test_any_key_has_a_template_and_is_under_its_prefix(key: str) -> None:
     assert key.startswith(prefix_of(template_of(key)))
 
 
-class Riders:
+class Jobs:
     """A planner, and jobs that read through it in an order."""
 
     def __init__(self, *, listed: bool = True, believed_s: float = float("inf"), size: int = MIB) -> None:
@@ -71,7 +71,7 @@ class Riders:
         version = ObjectVersion(ObjectRef("b", KEYS[i]), '"e"', self.size, ())
         self.planner.added(BlockKey(b"%d" % i, 0), version)
 
-    def ride(self) -> int:
+    def land_next(self) -> int:
         """The most urgent wanted object lands."""
         [want] = self.planner.wants(self.now, COUNT * self.size, 1)
         self.came(number := KEYS.index(want.ref.key))
@@ -92,48 +92,48 @@ SHUFFLED = Random(3).sample(range(COUNT), COUNT)
 
 
 def test_an_order_that_repeats_is_predicted() -> None:
-    riders = Riders()
-    riders.read(SHUFFLED)
-    riders.read(SHUFFLED[:50])
-    assert set(riders.wanted()) <= set(SHUFFLED[50:60])
+    jobs = Jobs()
+    jobs.read(SHUFFLED)
+    jobs.read(SHUFFLED[:50])
+    assert set(jobs.wanted()) <= set(SHUFFLED[50:60])
 
 
 def test_in_a_new_order_the_unread_objects_of_a_dataset_are_prefetched() -> None:
-    riders, other = Riders(), Random(4).sample(range(COUNT), COUNT)
-    riders.read(SHUFFLED)
-    riders.read(other[:50])
-    assert len(riders.wanted(20)) == 20
-    assert not set(riders.wanted(20)) & set(other[:50])
+    jobs, other = Jobs(), Random(4).sample(range(COUNT), COUNT)
+    jobs.read(SHUFFLED)
+    jobs.read(other[:50])
+    assert len(jobs.wanted(20)) == 20
+    assert not set(jobs.wanted(20)) & set(other[:50])
 
 
 def test_without_a_list_an_epoch_is_known_by_its_repetition() -> None:
-    riders = Riders(listed=False)
-    riders.read(SHUFFLED)
-    assert riders.wanted() == []
-    riders.read(SHUFFLED[:60])
-    assert set(riders.wanted()) <= set(SHUFFLED[60:70])
-    assert riders.wanted()
+    jobs = Jobs(listed=False)
+    jobs.read(SHUFFLED)
+    assert jobs.wanted() == []
+    jobs.read(SHUFFLED[:60])
+    assert set(jobs.wanted()) <= set(SHUFFLED[60:70])
+    assert jobs.wanted()
 
 
 def test_a_template_is_listed_once_after_its_first_keys() -> None:
-    riders = Riders(listed=False)
-    riders.read([0, 1])
-    assert riders.planner.please_list() == []
-    riders.read([2, 3])
-    assert riders.planner.please_list() == [("b", "train/part-")]
-    riders.read(list(range(4, 20)))
-    assert riders.planner.please_list() == []
+    jobs = Jobs(listed=False)
+    jobs.read([0, 1])
+    assert jobs.planner.please_list() == []
+    jobs.read([2, 3])
+    assert jobs.planner.please_list() == [("b", "train/part-")]
+    jobs.read(list(range(4, 20)))
+    assert jobs.planner.please_list() == []
 
 
 def test_a_prefix_that_was_listed_a_moment_ago_is_not_listed_again() -> None:
-    riders, asked = Riders(listed=False, believed_s=60.0), []
-    riders.now = 1000.0
+    jobs, asked = Jobs(listed=False, believed_s=60.0), []
+    jobs.now = 1000.0
     for _ in range(100):
-        riders.now += 1.0
-        riders.read([0, 1, 2])
-        if riders.planner.please_list():
-            asked.append(riders.now)
-            riders.planner.listed("b", [(key, MIB) for key in KEYS], riders.now)
+        jobs.now += 1.0
+        jobs.read([0, 1, 2])
+        if jobs.planner.please_list():
+            asked.append(jobs.now)
+            jobs.planner.listed("b", [(key, MIB) for key in KEYS], jobs.now)
     assert len(asked) == 3
     assert all(45.0 <= later - sooner <= 46.1 for sooner, later in pairwise(asked))
 
@@ -141,40 +141,40 @@ def test_a_prefix_that_was_listed_a_moment_ago_is_not_listed_again() -> None:
 def test_prefetch_begins_with_the_first_page_of_a_list_and_the_agenda_is_renewed_at_each_doubling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    riders, thought = Riders(listed=False), list[object]()
-    monkeypatch.setattr(Job, "listed", spied(Job.listed, thought))
-    riders.read([5, 0, 8, 3])
+    jobs, updates = Jobs(listed=False), list[object]()
+    monkeypatch.setattr(Job, "listed", spied(Job.listed, updates))
+    jobs.read([5, 0, 8, 3])
     for before in range(0, COUNT, 10):
         page = [(key, MIB) for key in KEYS[before : before + 10]]
-        riders.planner.listed("b", page, riders.now, before=before, more=True)
-        assert riders.wanted(), "prefetch uses the names known so far"
-    riders.planner.listed("b", (), riders.now, before=COUNT)
-    assert thought == [10, 30, 70, 150, COUNT]
-    riders.read(SHUFFLED[:50])
-    assert set(riders.wanted(150)) == set(range(COUNT)) - set(SHUFFLED[:50]) - {5, 0, 8, 3}
+        jobs.planner.listed("b", page, jobs.now, before=before, more=True)
+        assert jobs.wanted(), "prefetch uses the names known so far"
+    jobs.planner.listed("b", (), jobs.now, before=COUNT)
+    assert updates == [10, 30, 70, 150, COUNT]
+    jobs.read(SHUFFLED[:50])
+    assert set(jobs.wanted(150)) == set(range(COUNT)) - set(SHUFFLED[:50]) - {5, 0, 8, 3}
 
 
 def test_names_of_a_page_may_be_read_and_cached_before_the_list_is_complete() -> None:
-    riders = Riders(listed=False)
-    riders.read([5, 0, 8, 3])
-    riders.read([5, 0, 8, 3], client="b")
+    jobs = Jobs(listed=False)
+    jobs.read([5, 0, 8, 3])
+    jobs.read([5, 0, 8, 3], client="b")
     for before in range(0, COUNT, 10):
         page = [(key, MIB) for key in KEYS[before : before + 10]]
-        riders.planner.listed("b", page, riders.now, before=before, more=True)
-        riders.came(before + 9)
-        riders.read([before + 7])
-        riders.read([before + 6], client="b")
-        assert riders.wanted(), "prefetch uses the names known so far"
+        jobs.planner.listed("b", page, jobs.now, before=before, more=True)
+        jobs.came(before + 9)
+        jobs.read([before + 7])
+        jobs.read([before + 6], client="b")
+        assert jobs.wanted(), "prefetch uses the names known so far"
 
 
 def test_a_dataset_that_was_forgotten_except_for_cached_objects_is_learned_anew_from_a_shorter_list() -> None:
-    riders = Riders()
-    riders.read(SHUFFLED[:20])
-    riders.came(150)
-    riders.planner.registry._forget_oldest(Dataset("b", "another"))
-    riders.read([5, 0, 8, 3])
-    riders.planner.listed("b", [(key, MIB) for key in KEYS[:100]], riders.now)
-    assert riders.wanted()
+    jobs = Jobs()
+    jobs.read(SHUFFLED[:20])
+    jobs.came(150)
+    jobs.planner.registry._forget_oldest(Dataset("b", "another"))
+    jobs.read([5, 0, 8, 3])
+    jobs.planner.listed("b", [(key, MIB) for key in KEYS[:100]], jobs.now)
+    assert jobs.wanted()
 
 
 def spied(method: Callable[..., None], calls: list[object]) -> Callable[..., None]:
@@ -187,59 +187,59 @@ def spied(method: Callable[..., None], calls: list[object]) -> Callable[..., Non
 
 @pytest.mark.parametrize(("believed_s", "lists"), [(60.0, 2), (0.0, 0), (float("inf"), 0)])
 def test_a_dataset_that_is_read_fast_is_listed_again_before_its_names_grow_stale(believed_s: float, lists: int) -> None:
-    riders = Riders(believed_s=believed_s)
-    assert lists_asked(riders, lambda: riders.read([0, 1])) == lists, "at 45 and at 90 seconds"
+    jobs = Jobs(believed_s=believed_s)
+    assert lists_asked(jobs, lambda: jobs.read([0, 1])) == lists, "at 45 and at 90 seconds"
 
 
-def lists_asked(riders: Riders, each_second: Callable[[], None], seconds: int = 100) -> int:
+def lists_asked(jobs: Jobs, each_second: Callable[[], None], seconds: int = 100) -> int:
     asked = 0
     for _ in range(seconds):
-        riders.now += 1.0
+        jobs.now += 1.0
         each_second()
-        for bucket, prefix in riders.planner.please_list():
+        for bucket, prefix in jobs.planner.please_list():
             asked += 1
-            riders.planner.listed(bucket, (), riders.now, prefix=prefix)
+            jobs.planner.listed(bucket, (), jobs.now, prefix=prefix)
     return asked
 
 
 def test_a_dataset_of_tiny_objects_that_are_not_cached_is_listed_again_only_for_its_new_names() -> None:
     """Each read asks the origin in any case, and a LIST takes much of the bandwidth."""
-    riders, order = Riders(believed_s=60.0, size=1024), cycle(SHUFFLED)
-    assert lists_asked(riders, lambda: riders.read([next(order), next(order)]), 440) == 0
-    assert lists_asked(riders, lambda: riders.read([next(order), next(order)]), 440) == 1
+    jobs, order = Jobs(believed_s=60.0, size=1024), cycle(SHUFFLED)
+    assert lists_asked(jobs, lambda: jobs.read([next(order), next(order)]), 440) == 0
+    assert lists_asked(jobs, lambda: jobs.read([next(order), next(order)]), 440) == 1
 
 
 def test_a_dataset_of_tiny_objects_that_land_a_moment_before_they_are_read_is_not_listed_again() -> None:
-    riders, seen = Riders(believed_s=60.0, size=1024), set(SHUFFLED[:8])
-    riders.read(SHUFFLED[:8])
+    jobs, seen = Jobs(believed_s=60.0, size=1024), set(SHUFFLED[:8])
+    jobs.read(SHUFFLED[:8])
 
     def one_here_and_one_not() -> None:
-        for choose in (riders.ride, lambda: next(i for i in SHUFFLED if i not in seen)):
+        for choose in (jobs.land_next, lambda: next(i for i in SHUFFLED if i not in seen)):
             seen.add(number := choose())
-            riders.read([number])
+            jobs.read([number])
 
-    assert lists_asked(riders, one_here_and_one_not, 60) == 0
+    assert lists_asked(jobs, one_here_and_one_not, 60) == 0
 
 
 def test_reads_of_tiny_objects_that_were_cached_for_a_while_make_a_list_worthwhile() -> None:
-    riders = Riders(believed_s=60.0, size=1024)
-    riders.read(SHUFFLED[:8])
-    ahead = [riders.ride() for _ in range(16)]
+    jobs = Jobs(believed_s=60.0, size=1024)
+    jobs.read(SHUFFLED[:8])
+    ahead = [jobs.land_next() for _ in range(16)]
     for number in ahead:
-        riders.planner.read(BlockKey(b"%d" % number, 0))
-    riders.now += 45.0
-    riders.read(ahead[:15])
-    assert riders.planner.please_list() == []
-    riders.read(ahead[15:])
-    assert riders.planner.please_list() == [("b", "train/part-")]
-    riders.planner.listed("b", (), riders.now, prefix="train/part-")
-    riders.now += 45.0
-    riders.read([number for number in SHUFFLED if number not in ahead][:50])
-    assert riders.planner.please_list() == [], "reads that spared a question before the last LIST do not count"
+        jobs.planner.read(BlockKey(b"%d" % number, 0))
+    jobs.now += 45.0
+    jobs.read(ahead[:15])
+    assert jobs.planner.please_list() == []
+    jobs.read(ahead[15:])
+    assert jobs.planner.please_list() == [("b", "train/part-")]
+    jobs.planner.listed("b", (), jobs.now, prefix="train/part-")
+    jobs.now += 45.0
+    jobs.read([number for number in SHUFFLED if number not in ahead][:50])
+    assert jobs.planner.please_list() == [], "reads that spared a question before the last LIST do not count"
 
 
 def test_a_dataset_that_is_read_slowly_or_is_a_small_part_of_a_long_list_is_not_listed_again() -> None:
-    slowly, beside = Riders(believed_s=60.0), Riders(believed_s=60.0)
+    slowly, beside = Jobs(believed_s=60.0), Jobs(believed_s=60.0)
     beside.planner.listed("b", [(f"other/{i}", 1) for i in range(20_000)] + [(key, MIB) for key in KEYS], 0.0)
     for i in range(20):
         slowly.now += 10.0
@@ -251,108 +251,108 @@ def test_a_dataset_that_is_read_slowly_or_is_a_small_part_of_a_long_list_is_not_
 
 
 def test_sampling_with_replacement_is_noticed_and_ends_prefetch() -> None:
-    riders = Riders()
-    riders.read(Random(5).choices(range(COUNT), k=COUNT))
-    assert riders.wanted() == []
+    jobs = Jobs()
+    jobs.read(Random(5).choices(range(COUNT), k=COUNT))
+    assert jobs.wanted() == []
 
 
 def test_epochs_that_return_after_random_reads_are_noticed() -> None:
-    riders = Riders()
-    riders.read(Random(5).choices(range(COUNT), k=COUNT))
-    riders.read(SHUFFLED)
-    riders.read(SHUFFLED[:100])
-    assert set(riders.wanted()) <= set(SHUFFLED[100:110])
-    assert riders.wanted()
+    jobs = Jobs()
+    jobs.read(Random(5).choices(range(COUNT), k=COUNT))
+    jobs.read(SHUFFLED)
+    jobs.read(SHUFFLED[:100])
+    assert set(jobs.wanted()) <= set(SHUFFLED[100:110])
+    assert jobs.wanted()
 
 
 @pytest.mark.parametrize("part", [range(1, COUNT, 4), range(50, 100)], ids=["every fourth", "a quarter in a row"])
 def test_for_a_sidecar_that_reads_a_part_hardly_any_other_objects_are_prefetched(part: range) -> None:
-    riders, own = Riders(), set(part)
-    riders.read(Random(6).sample(sorted(own), 25))
-    fetched = set(riders.wanted(60))
+    jobs, own = Jobs(), set(part)
+    jobs.read(Random(6).sample(sorted(own), 25))
+    fetched = set(jobs.wanted(60))
     assert len(fetched & own) >= 20
     assert len(fetched - own) <= 10
 
 
 def test_a_read_of_an_unlisted_name_does_not_change_the_guess_of_the_part() -> None:
-    riders, own = Riders(listed=False), range(1, COUNT, 4)
+    jobs, own = Jobs(listed=False), range(1, COUNT, 4)
     reads = Random(6).sample(own, 25)
-    riders.read(reads[:12])
-    riders.planner.asked("a", ObjectRef("b", "train/part-99999.tar"), MIB, Extent(0, MIB), riders.now)
-    riders.read(reads[12:])
-    riders.planner.listed("b", [(key, MIB) for key in KEYS], riders.now)
-    assert len(set(riders.wanted(60)) - set(own)) <= 10
+    jobs.read(reads[:12])
+    jobs.planner.asked("a", ObjectRef("b", "train/part-99999.tar"), MIB, Extent(0, MIB), jobs.now)
+    jobs.read(reads[12:])
+    jobs.planner.listed("b", [(key, MIB) for key in KEYS], jobs.now)
+    assert len(set(jobs.wanted(60)) - set(own)) <= 10
 
 
 @pytest.mark.parametrize(("seed", "read_before"), [(0, 21), (1, 7), (2, 3), (3, 10)])
 def test_a_dataset_that_several_readers_read_in_order_is_prefetched_to_its_end(seed: int, read_before: int) -> None:
     """It was taken for the part of one sidecar, and all of that part is read. The epoch does not end there."""
-    riders, chance = Riders(listed=False), Random(seed)
+    jobs, chance = Jobs(listed=False), Random(seed)
     overtaking = sorted(range(COUNT), key=lambda i: i + chance.random() * chance.choice((2, 4, 8)))
-    riders.read(overtaking[:read_before])
-    riders.planner.listed("b", [(key, MIB) for key in KEYS], riders.now)
+    jobs.read(overtaking[:read_before])
+    jobs.planner.listed("b", [(key, MIB) for key in KEYS], jobs.now)
     idle = 0
     for number in range(read_before, COUNT - 32):
-        riders.read([overtaking[number]])
-        idle += not set(riders.wanted(8)) - set(overtaking[: number + 1])
+        jobs.read([overtaking[number]])
+        idle += not set(jobs.wanted(8)) - set(overtaking[: number + 1])
     assert idle <= 8, "only now and then the guess of the part must grow first"
 
 
 def test_a_told_order_is_followed_from_its_first_shard() -> None:
-    riders, plan = Riders(listed=False), Random(7).sample(range(COUNT), COUNT)
+    jobs, plan = Jobs(listed=False), Random(7).sample(range(COUNT), COUNT)
     for worker in range(2):
-        riders.planner.told("a", [ObjectRef("b", KEYS[i]) for i in plan[worker::2]], riders.now)
-    assert set(riders.wanted(3)) <= set(plan[:4])
-    riders.read(plan[:40])
-    assert set(riders.wanted(3)) <= set(plan[40:50])
+        jobs.planner.told("a", [ObjectRef("b", KEYS[i]) for i in plan[worker::2]], jobs.now)
+    assert set(jobs.wanted(3)) <= set(plan[:4])
+    jobs.read(plan[:40])
+    assert set(jobs.wanted(3)) <= set(plan[40:50])
 
 
 def test_a_told_order_is_not_listed_before_its_names_grow_stale() -> None:
-    riders = Riders(listed=False, believed_s=60.0)
+    jobs = Jobs(listed=False, believed_s=60.0)
     for _ in range(2):
-        riders.tell(SHUFFLED)
-        riders.read(SHUFFLED)
-        assert riders.planner.please_list() == []
-    riders.now += 45.0
-    riders.tell(SHUFFLED)
-    riders.read(SHUFFLED)
-    assert riders.planner.please_list() == [("b", "train/part-")]
+        jobs.tell(SHUFFLED)
+        jobs.read(SHUFFLED)
+        assert jobs.planner.please_list() == []
+    jobs.now += 45.0
+    jobs.tell(SHUFFLED)
+    jobs.read(SHUFFLED)
+    assert jobs.planner.please_list() == [("b", "train/part-")]
 
 
 def test_the_first_reads_of_a_told_epoch_may_arrive_before_its_order() -> None:
     """A LIST would take bandwidth from the first batch."""
-    riders = Riders(listed=False)
-    riders.tell(SHUFFLED)
-    riders.read(SHUFFLED)
+    jobs = Jobs(listed=False)
+    jobs.tell(SHUFFLED)
+    jobs.read(SHUFFLED)
     other = Random(8).sample(range(COUNT), COUNT)
-    riders.read(other[:3])
-    riders.tell(other[3:])
-    riders.read(other[3:])
-    assert riders.planner.please_list() == []
-    riders.read(SHUFFLED[:15])
-    assert riders.planner.please_list() == []
-    riders.read(SHUFFLED[15:17])
-    assert riders.planner.please_list() == [("b", "train/part-")], "no worker will tell this epoch's order any more"
+    jobs.read(other[:3])
+    jobs.tell(other[3:])
+    jobs.read(other[3:])
+    assert jobs.planner.please_list() == []
+    jobs.read(SHUFFLED[:15])
+    assert jobs.planner.please_list() == []
+    jobs.read(SHUFFLED[15:17])
+    assert jobs.planner.please_list() == [("b", "train/part-")], "no worker will tell this epoch's order any more"
 
 
 def test_a_told_order_is_prefetched_from_its_first_moment() -> None:
     """The first told order is fetched as far as there is room, while the pace of the readers is not known. The next one
     is fetched at the pace of the last epoch."""
-    riders = Riders(listed=False)
-    riders.tell(SHUFFLED)
-    assert riders.wanted(40) == SHUFFLED[:1], "the size of the objects is not known either"
-    riders.came(SHUFFLED[0])
-    assert len(set(riders.wanted(40)) & set(SHUFFLED[:41])) == 40
+    jobs = Jobs(listed=False)
+    jobs.tell(SHUFFLED)
+    assert jobs.wanted(40) == SHUFFLED[:1], "the size of the objects is not known either"
+    jobs.came(SHUFFLED[0])
+    assert len(set(jobs.wanted(40)) & set(SHUFFLED[:41])) == 40
     for i in SHUFFLED[:-10]:
-        outstanding = riders.planner.wants(riders.now, COUNT * MIB, 1)
-        riders.now += 0.09
+        outstanding = jobs.planner.wants(jobs.now, COUNT * MIB, 1)
+        jobs.now += 0.09
         for want in outstanding:
-            riders.came(KEYS.index(want.ref.key))
-        riders.read([i])
+            jobs.came(KEYS.index(want.ref.key))
+        jobs.read([i])
     for i in range(COUNT):
-        riders.planner.removed(BlockKey(b"%d" % i, 0))
-    riders.tell(SHUFFLED[::-1])
-    ahead = len(riders.planner.wants(riders.now, COUNT * MIB, 40))
+        jobs.planner.removed(BlockKey(b"%d" % i, 0))
+    jobs.tell(SHUFFLED[::-1])
+    ahead = len(jobs.planner.wants(jobs.now, COUNT * MIB, 40))
     assert 4 <= ahead < 20, (
         "the objects that readers open next and during a fill, but no more: cached objects are of use, too"
     )
@@ -361,31 +361,31 @@ def test_a_told_order_is_prefetched_from_its_first_moment() -> None:
 @pytest.mark.parametrize("padding", [0, 1])
 def test_after_a_told_epoch_its_order_is_not_prefetched_again_before_the_next_order_is_told(padding: int) -> None:
     """It would take bandwidth and room from the next epoch's first shards."""
-    riders, other = Riders(listed=False), Random(8).sample(range(COUNT), COUNT)
+    jobs, other = Jobs(listed=False), Random(8).sample(range(COUNT), COUNT)
     for i in SHUFFLED[-COUNT // 4 :]:
-        riders.came(i)
+        jobs.came(i)
     for order, wanted in (SHUFFLED, []), (other, []), (other, other[padding : padding + 2]):
-        riders.tell(order)
+        jobs.tell(order)
         # A sampler that pads reads some of the first objects again, before the slowest reader has come to its end.
-        riders.read([*order[:-2], *order[:padding], *order[-2:]])
-        wants = riders.planner.wants(riders.now, 0, 2)
+        jobs.read([*order[:-2], *order[:padding], *order[-2:]])
+        wants = jobs.planner.wants(jobs.now, 0, 2)
         assert [KEYS.index(want.ref.key) for want in wants] == wanted, "only hints that repeat tell the next order"
         for want in wants:
-            riders.planner.dropped(want.ref)
+            jobs.planner.dropped(want.ref)
 
 
 def test_a_dataset_of_unknown_order_is_replaced_at_twice_the_pace_of_its_readers() -> None:
     """More prefetches at once would not be of use any sooner, and demand would queue behind them."""
-    riders, other = Riders(), Random(4).sample(range(COUNT), COUNT)
+    jobs, other = Jobs(), Random(4).sample(range(COUNT), COUNT)
     for i in SHUFFLED[:50]:
-        riders.came(i)
-    riders.read(SHUFFLED)
-    riders.read(other[:50])
-    filling = riders.planner.wants(riders.now, COUNT * MIB, 20)
+        jobs.came(i)
+    jobs.read(SHUFFLED)
+    jobs.read(other[:50])
+    filling = jobs.planner.wants(jobs.now, COUNT * MIB, 20)
     assert len(filling) == 20
     for want in filling:
-        riders.planner.dropped(want.ref)
-    assert len(riders.planner.wants(riders.now, 0, 20)) == 1, "a fill takes no time here"
+        jobs.planner.dropped(want.ref)
+    assert len(jobs.planner.wants(jobs.now, 0, 20)) == 1, "a fill takes no time here"
 
 
 def test_room_is_counted_in_bytes_on_disk() -> None:
@@ -412,35 +412,35 @@ def test_an_object_of_unknown_size_is_taken_to_be_as_large_as_the_last_one() -> 
 
 def test_prefetch_in_vain_pauses_prefetch_until_reads_have_made_up_for_it() -> None:
     """A fiftieth of the cache, and two blocks, may have been evicted unread lately: 3 of these 50."""
-    riders = Riders()
-    planner = riders.planner
-    riders.read(SHUFFLED)
-    riders.read(SHUFFLED[:50])
+    jobs = Jobs()
+    planner = jobs.planner
+    jobs.read(SHUFFLED)
+    jobs.read(SHUFFLED[:50])
     in_vain = 0
-    while in_vain < COUNT and (wants := planner.wants(riders.now, COUNT * MIB, 1)):
+    while in_vain < COUNT and (wants := planner.wants(jobs.now, COUNT * MIB, 1)):
         block = BlockKey(in_vain.to_bytes(16, "big"), 0)
         planner.added(block, ObjectVersion(wants[0].ref, '"e"', MIB))
         planner.removed(block)
         in_vain += 1
     assert in_vain == 4
     assert planner.wasted_bytes == 4 * MIB
-    riders.read(SHUFFLED[50:52])
-    assert riders.wanted() == [], "not at once"
-    riders.read(SHUFFLED[52:60])
-    assert riders.wanted() != []
+    jobs.read(SHUFFLED[50:52])
+    assert jobs.wanted() == [], "not at once"
+    jobs.read(SHUFFLED[52:60])
+    assert jobs.wanted() != []
 
 
 def test_a_second_after_the_readers_stop_prefetch_stops() -> None:
-    riders = Riders()
-    riders.read(SHUFFLED)
-    riders.read(SHUFFLED[:50])
-    assert riders.wanted()
-    riders.now += 1.1
-    assert riders.wanted() == []
+    jobs = Jobs()
+    jobs.read(SHUFFLED)
+    jobs.read(SHUFFLED[:50])
+    assert jobs.wanted()
+    jobs.now += 1.1
+    assert jobs.wanted() == []
 
 
 def test_a_learned_order_survives_a_restart() -> None:
-    before, after = Riders(), Riders(listed=False)
+    before, after = Jobs(), Jobs(listed=False)
     before.read(SHUFFLED)
     before.read(SHUFFLED[:20])
     after.planner.registry.restore(before.planner.registry.export())
@@ -453,18 +453,18 @@ def test_a_learned_order_survives_a_restart() -> None:
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"x\x9c\x03\x00\x00\x00\x00\x01"])
 def test_bytes_that_are_no_learned_state_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        Riders().planner.registry.restore(data)
+        Jobs().planner.registry.restore(data)
 
 
 def test_a_stored_order_that_has_an_object_twice_is_refused() -> None:
-    riders = Riders()
-    riders.read(SHUFFLED)
-    riders.read(SHUFFLED[:20])
-    said = json.loads(zlib.decompress(riders.planner.registry.export()))
+    jobs = Jobs()
+    jobs.read(SHUFFLED)
+    jobs.read(SHUFFLED[:20])
+    said = json.loads(zlib.decompress(jobs.planner.registry.export()))
     (order,) = said["datasets"][0]["orders"]
     order["keys"][-1] = order["keys"][0]
     with pytest.raises(ValueError, match="twice"):
-        Riders().planner.registry.restore(zlib.compress(json.dumps(said).encode()))
+        Jobs().planner.registry.restore(zlib.compress(json.dumps(said).encode()))
 
 
 def test_names_are_remembered_up_to_a_bound() -> None:

@@ -145,14 +145,14 @@ def test_each_call_of_wants_asks_some_of_many_jobs_and_all_have_their_turn(monke
         offered[-1] += 1
         return offer(self, dataset, one)
 
-    def thought(self: Candidates, now: float, free_bytes: int, blocks: int) -> list[Want]:
+    def counted_call(self: Candidates, now: float, free_bytes: int, blocks: int) -> list[Want]:
         offered.append(0)
         found = wants(self, now, free_bytes, blocks)
         offered[-1] //= 1 + len(found)
         return found
 
     monkeypatch.setattr(Candidates, "_candidate", counted)
-    monkeypatch.setattr(Candidates, "wants", thought)
+    monkeypatch.setattr(Candidates, "wants", counted_call)
     store = listed(160)
     orders = [shuffled(store, job) for job in range(20)]
     by_turns(store, orders)
