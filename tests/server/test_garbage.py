@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.maintenance_commands import until
+from tests.support.maintenance_commands import wait_until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.weather import Fault, FaultKind
@@ -121,7 +121,7 @@ def test_a_plan_or_command_that_is_withdrawn_or_refused_leaves_no_cycle(
         # The first DELETE ends it, the second forgets it.
         for _ in range(2):
             ask(proxy.address, "DELETE", f"/_outrider/{kind}/all")
-        until(lambda: ask(proxy.address, "GET", f"/_outrider/{kind}/all").status == 404)
+        wait_until(lambda: ask(proxy.address, "GET", f"/_outrider/{kind}/all").status == 404)
 
     take_back()
     assert cycles_of(proxy, take_back, 2 * _BESIDE) <= 2 * _BESIDE

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from tests.support.child import program
 from tests.support.door import Door, run
 from tests.support.fakes import ramp
-from tests.support.maintenance_commands import ended, put, told, until
+from tests.support.maintenance_commands import put, read_json, wait_for_end, wait_until
 from tests.support.proxy import ANY_KEYS, Proxy
 from tests.support.rawhttp import ask
 from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM
@@ -68,7 +68,7 @@ def cache_of(s3: Any, key: str) -> str:
 def test_warmed_objects_are_on_disk_and_counted(proxy: Proxy, lines: list[str]) -> None:
     s3 = proxy.client()
     put(s3, "warm/set", *lines)
-    state = ended(s3, "warm/set")
+    state = wait_for_end(s3, "warm/set")
     assert state["state"] == "done"
     assert state["objects"] == {"wanted": 4, "on_disk": 4, "failed": 0, "unsized": 0}
     assert state["bytes"] == {"wanted": sum(SIZES), "on_disk": sum(SIZES), "fetched": sum(SIZES)}
@@ -89,13 +89,13 @@ def test_blocks_on_disk_are_not_filled_again(unscrubbed: Proxy) -> None:
     cache_of(s3, KEYS[0])
     proxy.settle()
     put(s3, "warm/set", ALL)
-    assert ended(s3, "warm/set")["bytes"] == {
+    assert wait_for_end(s3, "warm/set")["bytes"] == {
         "wanted": sum(SIZES), "on_disk": sum(SIZES), "fetched": sum(SIZES) - SIZES[0],
     }  # fmt: skip
     proxy.restart()
     s3 = proxy.client()
     put(s3, "warm/set", ALL)
-    state = ended(s3, "warm/set")
+    state = wait_for_end(s3, "warm/set")
     assert (state["state"], state["bytes"]["on_disk"], state["bytes"]["fetched"]) == ("done", sum(SIZES), 0)
     assert proxy.outrider.store.unverified() == [], "blocks found at the start are verified before they count"
 
@@ -104,7 +104,7 @@ def test_objects_that_cannot_be_warmed_are_reported_by_name(proxy: Proxy) -> Non
     s3 = proxy.client()
     put(s3, "warm/x", f"s3://{BUCKET}/none", TEMPLATE, f"s3://{BUCKET}/nothing/", "s3://no-such-bucket/a/",
         f"s3://{BUCKET}/empty")  # fmt: skip
-    state = ended(s3, "warm/x")
+    state = wait_for_end(s3, "warm/x")
     assert state["state"] == "failed"
     assert (state["objects"]["on_disk"], state["objects"]["failed"]) == (5, 3)
     failures = {failure["object"]: failure["error"] for failure in state["failures"]}
@@ -117,7 +117,7 @@ def test_a_warm_up_that_does_not_fit_says_so_and_evicts_nothing_of_its_own(bucke
     with small(bucket, 25) as proxy:
         s3 = proxy.client()
         put(s3, "warm/big", f"s3://{BUCKET}/big/")
-        state = ended(s3, "warm/big")
+        state = wait_for_end(s3, "warm/big")
         assert state["state"] == "failed"
         assert state["objects"] == {"wanted": 2, "on_disk": 1, "failed": 1, "unsized": 0}
         assert "bytes are missing in the cache" in state["failures"][0]["error"]
@@ -127,10 +127,10 @@ def test_a_warm_up_that_does_not_fit_says_so_and_evicts_nothing_of_its_own(bucke
 def test_a_warm_up_whose_blocks_were_evicted_does_not_report_them_on_disk(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "warm/set", ALL)
-    ended(s3, "warm/set")
+    wait_for_end(s3, "warm/set")
     put(s3, "evict/first", f"s3://{BUCKET}/{KEYS[0]}")
-    assert told(s3, "evict/first")["blocks"] == 4
-    state = told(s3, "warm/set")
+    assert read_json(s3, "evict/first")["blocks"] == 4
+    state = read_json(s3, "warm/set")
     assert (state["objects"]["on_disk"], state["bytes"]["on_disk"]) == (3, sum(SIZES[1:]))
     assert cache_of(s3, KEYS[0]) == "MISS"
 
@@ -139,12 +139,12 @@ def test_the_aws_command_alone_can_warm(proxy: Proxy, tmp_path: Path) -> None:
     door, aws = Door(proxy.endpoint, ANY_KEYS, tmp_path), program("aws")
     run(door, "sh", "-c", f"echo {ALL} | {aws} s3 cp - s3://_outrider/warm/x")
     s3 = proxy.client()
-    assert ended(s3, "warm/x")["state"] == "done"
+    assert wait_for_end(s3, "warm/x")["state"] == "done"
     assert json.loads(run(door, aws, "s3", "cp", "s3://_outrider/warm/x", "-"))["objects"]["on_disk"] == 4
     assert run(door, aws, "s3", "ls", "s3://_outrider/warm/").decode().split()[-1] == "x"
     (tmp_path / "list").write_text(ALL)
     run(door, aws, "s3api", "put-object", "--bucket", "_outrider", "--key", "pin/x", "--body", str(tmp_path / "list"))
-    assert ended(s3, "pin/x")["reserved_bytes"] > sum(SIZES)
+    assert wait_for_end(s3, "pin/x")["reserved_bytes"] > sum(SIZES)
     run(door, aws, "s3", "rm", "s3://_outrider/pin/x")
     assert ask(proxy.address, "GET", "/_outrider/pin/x").status == 404
 
@@ -155,9 +155,9 @@ def test_commands_are_listed_and_shown_in_the_status(proxy: Proxy) -> None:
         put(s3, f"{folder}/of mine", f"s3://{BUCKET}/{KEYS[1]}")
     keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket="_outrider")["Contents"]]
     assert keys == ["evict/of mine", "pin/of mine", "status.json", "verify/of mine", "warm/of mine"]
-    ended(s3, "warm/of mine")
-    ended(s3, "pin/of mine")
-    status = told(s3, "status.json")
+    wait_for_end(s3, "warm/of mine")
+    wait_for_end(s3, "pin/of mine")
+    status = read_json(s3, "status.json")
     assert [command["name"] for command in status["warmups"]] == ["of mine"]
     assert [(command["reserved_bytes"], command["bytes"]["on_disk"]) for command in status["pins"]] == [(8192, 1)]
     assert proxy.status()["warmups"] == status["warmups"]
@@ -166,9 +166,9 @@ def test_commands_are_listed_and_shown_in_the_status(proxy: Proxy) -> None:
 def test_a_warm_up_can_be_cancelled_and_then_forgotten(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "warm/slow", f"s3://{BUCKET}/big/", rate="100kB")
-    until(lambda: told(s3, "warm/slow")["bytes"]["on_disk"] > 0)
+    wait_until(lambda: read_json(s3, "warm/slow")["bytes"]["on_disk"] > 0)
     s3.delete_object(Bucket="_outrider", Key="warm/slow")
-    state = told(s3, "warm/slow")
+    state = read_json(s3, "warm/slow")
     assert state["state"] == "cancelled"
     assert state["bytes"]["on_disk"] < 40 * BLOCK
     s3.delete_object(Bucket="_outrider", Key="warm/slow")
@@ -178,17 +178,17 @@ def test_a_warm_up_can_be_cancelled_and_then_forgotten(proxy: Proxy) -> None:
 def test_a_repeated_list_joins_the_warm_up_that_runs(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "warm/slow", f"s3://{BUCKET}/big/", rate="100kB")
-    until(lambda: told(s3, "warm/slow")["bytes"]["fetched"] > 0)
+    wait_until(lambda: read_json(s3, "warm/slow")["bytes"]["fetched"] > 0)
     put(s3, "warm/slow", f"s3://{BUCKET}/big/", rate="100kB")
-    assert told(s3, "warm/slow")["bytes"]["fetched"] > 0, "the warm-up goes on"
+    assert read_json(s3, "warm/slow")["bytes"]["fetched"] > 0, "the warm-up goes on"
     put(s3, "warm/slow", ALL)
-    assert ended(s3, "warm/slow")["objects"]["wanted"] == 4
+    assert wait_for_end(s3, "warm/slow")["objects"]["wanted"] == 4
 
 
 def test_a_head_of_the_first_byte_warms(proxy: Proxy) -> None:
     s3 = proxy.client()
     s3.head_object(Bucket=BUCKET, Key=KEYS[0], Range="bytes=0-0")
-    until(lambda: proxy.status()["blocks"] == 4)
+    wait_until(lambda: proxy.status()["blocks"] == 4)
     proxy.settle()
     assert cache_of(s3, KEYS[0]) == "HIT"
     s3.head_object(Bucket=BUCKET, Key=KEYS[3])
@@ -236,7 +236,7 @@ def test_a_pin_that_does_not_fit_is_refused_with_the_numbers(bucket: Bucket, sha
     with small(bucket, 30) as proxy:
         s3 = proxy.client()
         put(s3, "pin/one", f"s3://{BUCKET}/big/one")
-        assert ended(s3, "pin/one")["state"] == "done"
+        assert wait_for_end(s3, "pin/one")["state"] == "done"
         with pytest.raises(ClientError) as error:
             put(s3, "pin/two", f"s3://{BUCKET}/big/two")
         size = 20 * (BLOCK + 4096)
@@ -246,10 +246,10 @@ def test_a_pin_that_does_not_fit_is_refused_with_the_numbers(bucket: Bucket, sha
         assert f"1 object would take {size} bytes" in message
         assert f"other pins hold {size}" in message
         assert ask(proxy.address, "GET", "/_outrider/pin/two").status == 404
-        assert told(s3, "pin/one")["bytes"]["on_disk"] == 20 * BLOCK
+        assert read_json(s3, "pin/one")["bytes"]["on_disk"] == 20 * BLOCK
         # It fits once it replaces the other.
         put(s3, "pin/one", f"s3://{BUCKET}/big/two")
-        assert ended(s3, "pin/one")["state"] == "done"
+        assert wait_for_end(s3, "pin/one")["state"] == "done"
 
 
 @pytest.mark.parametrize("policy", ["epoch", "lru", "fifo", "none"])
@@ -257,13 +257,15 @@ def test_under_pressure_no_pinned_block_is_evicted(bucket: Bucket, shards: None,
     with small(bucket, 26, policy=policy) as proxy:
         s3 = proxy.client()
         put(s3, "warm/other", f"s3://{BUCKET}/big/two")
-        ended(s3, "warm/other")
+        wait_for_end(s3, "warm/other")
         put(s3, "pin/one", f"s3://{BUCKET}/big/one")
-        assert ended(s3, "pin/one")["state"] == "done", "objects that the policy would keep make room for the pin"
+        assert wait_for_end(s3, "pin/one")["state"] == "done", (
+            "objects that the policy would keep make room for the pin"
+        )
         for key in ["big/two", *KEYS, "big/two", *KEYS]:
             cache_of(s3, key)
         proxy.settle()
-        assert told(s3, "pin/one")["bytes"]["on_disk"] == 20 * BLOCK
+        assert read_json(s3, "pin/one")["bytes"]["on_disk"] == 20 * BLOCK
         assert cache_of(s3, "big/one") == "HIT"
         assert proxy.outrider.store.used_bytes <= 26 * (BLOCK + 4096)
         s3.delete_object(Bucket="_outrider", Key="pin/one")
@@ -278,7 +280,7 @@ def test_pins_outlive_a_restart(bucket: Bucket, shards: None, crashed: bool) -> 
     with small(bucket, 26, policy="lru") as proxy:
         s3 = proxy.client()
         put(s3, "pin/one", f"s3://{BUCKET}/big/one", rate="1GB")
-        ended(s3, "pin/one")
+        wait_for_end(s3, "pin/one")
         pins = proxy.cache_dir / "pins"
         assert pins.stat().st_mode & 0o777 == 0o600
         proxy.restart(crashed=crashed)
@@ -286,7 +288,7 @@ def test_pins_outlive_a_restart(bucket: Bucket, shards: None, crashed: bool) -> 
         for key in ["big/two", *KEYS, "big/two", *KEYS]:
             cache_of(s3, key)
         proxy.settle()
-        state = ended(s3, "pin/one")
+        state = wait_for_end(s3, "pin/one")
         assert (state["state"], state["bytes"]["on_disk"], state["bytes"]["fetched"]) == ("done", 20 * BLOCK, 0)
         s3.delete_object(Bucket="_outrider", Key="pin/one")
         proxy.restart()
@@ -297,12 +299,12 @@ def test_a_pin_that_no_longer_fits_is_reported_and_the_budget_holds(bucket: Buck
     with small(bucket, 26) as proxy:
         s3 = proxy.client()
         put(s3, "pin/one", f"s3://{BUCKET}/big/one")
-        ended(s3, "pin/one")
+        wait_for_end(s3, "pin/one")
         proxy.stop()
         proxy.settings["cache_size"] = str(10 * (BLOCK + 4096))
         proxy.start()
         s3 = proxy.client()
-        state = told(s3, "pin/one")
+        state = read_json(s3, "pin/one")
         assert state["state"] == "failed"
         assert "are missing" in state["failures"][0]["error"]
         assert proxy.outrider.store.used_bytes <= 10 * (BLOCK + 4096)
@@ -314,7 +316,7 @@ def test_a_pin_holds_names_and_follows_overwrites(bucket: Bucket, shards: None) 
     with small(bucket, 12, policy="lru", freshness="always") as proxy:
         s3 = proxy.client()
         put(s3, "pin/m", f"s3://{BUCKET}/moving")
-        ended(s3, "pin/m")
+        wait_for_end(s3, "pin/m")
         origin.put_object(Bucket=BUCKET, Key="moving", Body=ramp(4 * BLOCK, 77))
         cache_of(s3, "moving")
         proxy.settle()
@@ -334,7 +336,7 @@ def test_a_pin_of_many_names_costs_one_get_for_each(bucket: Bucket, shards: None
     with Proxy(bucket, block_size=str(BLOCK)) as proxy:
         s3 = proxy.client()
         put(s3, "pin/m", f"s3://{BUCKET}/many/{{000..{count - 1:03}}}")
-        state = ended(s3, "pin/m")
+        state = wait_for_end(s3, "pin/m")
         assert state["objects"] == {"wanted": count, "on_disk": count, "failed": 0, "unsized": 0}
         assert state["bytes"]["wanted"] == sum(range(100, 100 + count))
         assert proxy.metric("outrider_origin_requests_total", method="HEAD") == heads
@@ -350,10 +352,10 @@ def test_pinned_objects_are_not_evicted_by_command(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "pin/p", f"s3://{BUCKET}/{KEYS[0]}")
     put(s3, "warm/set", ALL)
-    ended(s3, "pin/p")
-    ended(s3, "warm/set")
+    wait_for_end(s3, "pin/p")
+    wait_for_end(s3, "warm/set")
     put(s3, "evict/e", ALL)
-    gone = told(s3, "evict/e")
+    gone = read_json(s3, "evict/e")
     assert (gone["blocks"], gone["pinned_blocks"], gone["in_use_blocks"]) == (4, 4, 0)
     assert cache_of(s3, KEYS[0]) == "HIT"
 
@@ -365,7 +367,7 @@ def test_a_pin_of_missing_objects_pins_nothing(proxy: Proxy) -> None:
             put(s3, "pin/p", *lines)
         assert code_of(error)[1] == code
         assert "Nothing was pinned" in code_of(error)[2]
-    assert told(s3, "status.json")["pins"] == []
+    assert read_json(s3, "status.json")["pins"] == []
 
 
 # -- evict, verify ------------------------------------------------------------------------------------------------
@@ -374,7 +376,7 @@ def test_a_pin_of_missing_objects_pins_nothing(proxy: Proxy) -> None:
 def test_blocks_that_are_being_read_are_evicted_when_released(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "warm/set", ALL)
-    ended(s3, "warm/set")
+    wait_for_end(s3, "warm/set")
     store = proxy.outrider.store
 
     async def taken() -> Any:
@@ -382,29 +384,29 @@ def test_blocks_that_are_being_read_are_evicted_when_released(proxy: Proxy) -> N
 
     leases = proxy.on_loop(taken)
     put(s3, "evict/e", ALL)
-    gone = told(s3, "evict/e")
+    gone = read_json(s3, "evict/e")
     assert (gone["blocks"], gone["in_use_blocks"]) == (4, 4)
     assert len(store) == 4
     for lease in leases:
         lease.release()
-    until(lambda: len(store) == 0)
+    wait_until(lambda: len(store) == 0)
 
 
 def test_verify_finds_rot_and_drops_it(proxy: Proxy) -> None:
     s3 = proxy.client()
     put(s3, "warm/set", ALL)
-    ended(s3, "warm/set")
+    wait_for_end(s3, "warm/set")
     path = max((proxy.cache_dir / "v2").rglob("*"), key=lambda path: path.stat().st_size)
     with path.open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\xff")  # a byte that the ramp does not have
     put(s3, "verify/all", "")
-    check = ended(s3, "verify/all")
+    check = wait_for_end(s3, "verify/all")
     assert (check["state"], check["blocks"]) == ("failed", {"wanted": 8, "verified": 8, "bad": 1})
     assert check["bad"][0]["error"] == "payload checksum does not match"
     assert check["bad"][0]["object"].startswith(ALL)
     put(s3, "verify/all", ALL)
-    assert ended(s3, "verify/all")["blocks"] == {"wanted": 7, "verified": 7, "bad": 0}
+    assert wait_for_end(s3, "verify/all")["blocks"] == {"wanted": 7, "verified": 7, "bad": 0}
 
 
 # -- tenants ------------------------------------------------------------------------------------------------------
@@ -440,16 +442,16 @@ def test_no_client_sees_or_ends_the_commands_of_others(guarded: Proxy) -> None:
     for folder in ("warm", "pin", "evict", "verify"):
         put(team, f"{folder}/mine", f"s3://{NAME}/team/")
         with pytest.raises(ClientError) as error:
-            told(other, f"{folder}/mine")
+            read_json(other, f"{folder}/mine")
         assert code_of(error)[1] == "NoSuchKey"
         other.delete_object(Bucket="_outrider", Key=f"{folder}/mine")
-        told(team, f"{folder}/mine")
-    ended(team, "pin/mine")
+        read_json(team, f"{folder}/mine")
+    wait_for_end(team, "pin/mine")
     assert [entry["Key"] for entry in other.list_objects_v2(Bucket="_outrider")["Contents"]] == ["status.json"]
-    status = told(other, "status.json")
+    status = read_json(other, "status.json")
     assert (status["warmups"], status["pins"]) == ([], [])
     assert "secret-name" not in json.dumps(status)
-    assert {pin["client"] for pin in told(team, "status.json")["pins"]} == {"team"}
+    assert {pin["client"] for pin in read_json(team, "status.json")["pins"]} == {"team"}
     # A verify of all covers only objects that the client may read.
     put(other, "verify/all", "")
-    assert ended(other, "verify/all")["blocks"]["wanted"] == 0
+    assert wait_for_end(other, "verify/all")["blocks"]["wanted"] == 0

@@ -12,7 +12,7 @@ import pytest
 from tests.support.child import free_ports
 from tests.support.command import Command, python
 from tests.support.fakes import ramp
-from tests.support.maintenance_commands import told, until
+from tests.support.maintenance_commands import read_json, wait_until
 from tests.support.proxy import Proxy
 from tests.support.tenants import CLIENTS, NAME, TEAM
 
@@ -76,16 +76,16 @@ def test_an_interrupted_warm_up_goes_on_in_the_proxy_and_can_be_cancelled_by_nam
     command.run("evict", SHARDS)
     with command.start("warm", SHARDS, "--rate", "1kB", "--name", "slow") as process:
         s3 = proxy.client()
-        until(lambda: "slow" in [warmup["name"] for warmup in told(s3, "status.json")["warmups"]])
+        wait_until(lambda: "slow" in [warmup["name"] for warmup in read_json(s3, "status.json")["warmups"]])
         # The command polls from here on: the proxy has its list.
-        until(lambda: told(s3, "warm/slow")["bytes"]["on_disk"] > 0)
+        wait_until(lambda: read_json(s3, "warm/slow")["bytes"]["on_disk"] > 0)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "goes on in the proxy" in err
-    assert told(s3, "warm/slow")["state"] == "running"
+    assert read_json(s3, "warm/slow")["state"] == "running"
     assert command.run("warm", "--cancel", "--name", "slow").returncode == 0
-    assert told(s3, "warm/slow")["state"] == "cancelled"
+    assert read_json(s3, "warm/slow")["state"] == "cancelled"
     nothing = command.run("warm", "--cancel")
     assert (nothing.returncode, nothing.stdout) == (2, "")
     assert "nothing is named" in nothing.stderr

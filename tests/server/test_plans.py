@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.maintenance_commands import until
+from tests.support.maintenance_commands import wait_until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask
 
@@ -67,7 +67,7 @@ def tell_until(proxy: Proxy, here: int, keys: list[str], name: str = "a") -> Non
         told: int = progress(proxy, name)["here"]
         return told >= here
 
-    until(are_here)
+    wait_until(are_here)
 
 
 def read(proxy: Proxy, keys: list[str]) -> list[str]:

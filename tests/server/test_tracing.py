@@ -16,7 +16,7 @@ import pytest
 from outrider.settings import SettingsError
 from tests.support.collector import CLIENT, ERROR, SERVER, Collector
 from tests.support.logs import logged
-from tests.support.maintenance_commands import ended
+from tests.support.maintenance_commands import wait_for_end
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.weather import Fault, FaultKind
@@ -241,7 +241,7 @@ def test_background_fills_are_not_part_of_the_request_that_caused_them(bucket: B
     with traced(bucket, collector) as proxy:
         headers = [parent(), ("content-length", str(len(warm)))]
         assert ask(proxy.address, "PUT", "/_outrider/warm/one", headers, warm).status == 200
-        assert ended(proxy.client(), "warm/one")["state"] == "done"
+        assert wait_for_end(proxy.client(), "warm/one")["state"] == "done"
     assert [span.trace for span in collector.of(SERVER) if span.said["http.request.method"] == "PUT"] == [TRACE]
     asked = collector.of(CLIENT)
     assert asked

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.fakes import ramp
-from tests.support.maintenance_commands import ended, put
+from tests.support.maintenance_commands import put, wait_for_end
 from tests.support.proxy import Proxy
 from tests.support.weather import Fault, FaultKind
 
@@ -50,7 +50,7 @@ def test_a_small_object_that_a_list_showed_costs_one_get_and_no_head(
 ) -> None:
     keys, s3 = stored(bucket, f"{command}-{size}", size), proxy.client()
     put(s3, f"{command}/all", f"s3://{NAME}/{command}-{size}/")
-    assert ended(s3, f"{command}/all")["objects"]["on_disk"] == OBJECTS
+    assert wait_for_end(s3, f"{command}/all")["objects"]["on_disk"] == OBJECTS
     assert simulator.counts().by_method == {"GET": 1 + OBJECTS}
     assert read(s3, keys) == {ramp(size)}
     assert simulator.counts().by_method == {"GET": 1 + OBJECTS}
@@ -61,7 +61,7 @@ def test_without_a_list_the_first_objects_show_the_size_of_the_others(
 ) -> None:
     keys, s3 = stored(bucket, "named", 1000), proxy.client()
     put(s3, "warm/all", *(f"s3://{NAME}/{key}" for key in keys))
-    assert ended(s3, "warm/all")["objects"]["on_disk"] == OBJECTS
+    assert wait_for_end(s3, "warm/all")["objects"]["on_disk"] == OBJECTS
     assert simulator.counts().by_method == {"GET": OBJECTS}
     assert read(s3, keys) == {ramp(1000)}
     # These were requested before any had answered: see `_OBJECTS_AT_ONCE`.
@@ -78,7 +78,7 @@ def test_an_object_that_grows_after_the_list_is_filled_whole(
         Fault(FaultKind.ACT, act=lambda: direct.put_object(Bucket=NAME, Key=keys[0], Body=grown))
     ]
     put(s3, "warm/all", f"s3://{NAME}/grows/")
-    warmed = ended(s3, "warm/all")
+    warmed = wait_for_end(s3, "warm/all")
     assert (warmed["state"], warmed["objects"]["on_disk"]) == ("done", OBJECTS)
     gets = simulator.counts().gets
     assert read(s3, keys[:1]) == {grown}

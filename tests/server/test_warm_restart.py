@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.fakes import ramp
-from tests.support.maintenance_commands import ended, put, told, until
+from tests.support.maintenance_commands import put, read_json, wait_for_end, wait_until
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import ask
 from tests.support.weather import Fault, FaultKind
@@ -37,7 +37,7 @@ def objects(bucket: Bucket) -> None:
 
 
 def names(s3: Any) -> list[str]:
-    return [warmup["name"] for warmup in told(s3, "status.json")["warmups"]]
+    return [warmup["name"] for warmup in read_json(s3, "status.json")["warmups"]]
 
 
 def stalled() -> Fault:
@@ -49,21 +49,21 @@ def test_a_warm_up_resumes_ends_and_does_not_begin_again(bucket: Bucket, simulat
         simulator.weather.faults = [stalled()]
         s3 = proxy.client()
         put(s3, "warm/done", f"s3://{NAME}/none")
-        assert ended(s3, "warm/done")["state"] == "failed"
+        assert wait_for_end(s3, "warm/done")["state"] == "failed"
         put(s3, "warm/cut", PREFIX, rate="500MB")
-        until(lambda: any("/train/" in request.path for request in simulator.log()))
+        wait_until(lambda: any("/train/" in request.path for request in simulator.log()))
         proxy.stop()
         simulator.weather.faults = []
         simulator.release()
         proxy.start()
         s3 = proxy.client()
-        warmed = ended(s3, "warm/cut")
+        warmed = wait_for_end(s3, "warm/cut")
         assert (warmed["state"], warmed["objects"]["on_disk"]) == ("done", COUNT)
         assert ask(proxy.address, "GET", "/_outrider/warm/done").status == 404
         simulator.weather.faults = [Fault(FaultKind.LATE, times=None, path_contains="none")]
         put(s3, "warm/next", f"s3://{NAME}/none")
         proxy.restart()
-        until(lambda: names(proxy.client()) == ["next"])
+        wait_until(lambda: names(proxy.client()) == ["next"])
 
 
 def clients(path: Path, **prefixes: str) -> None:
@@ -85,12 +85,12 @@ def test_a_warm_up_resumes_only_for_a_key_that_still_has_the_grant(bucket: Bucke
         clients(path, stays="", narrowed="elsewhere/")
         proxy.start()
         s3 = proxy.client(STAYS)
-        until(lambda: names(s3) == ["slow"])
-        assert told(s3, "warm/slow")["state"] == "running"
+        wait_until(lambda: names(s3) == ["slow"])
+        assert read_json(s3, "warm/slow")["state"] == "running"
         assert names(proxy.client(NARROWED)) == []
         clients(path, stays="", narrowed="", goes="")
         proxy.restart()
-        until(lambda: names(proxy.client(STAYS)) == ["slow"])
+        wait_until(lambda: names(proxy.client(STAYS)) == ["slow"])
         assert names(proxy.client(GOES)) == []
 
 
@@ -105,4 +105,4 @@ def test_a_malformed_file_of_warm_ups_is_ignored(bucket: Bucket, written: str) -
         proxy.stop()
         (proxy.cache_dir / "warmups").write_text(written)
         proxy.start()
-        assert told(proxy.client(), "status.json")["warmups"] == []
+        assert read_json(proxy.client(), "status.json")["warmups"] == []

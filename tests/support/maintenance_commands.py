@@ -13,24 +13,24 @@ DEADLINE_S = 60.0
 
 
 def put(s3: Any, key: str, *lines: str, rate: str | None = None) -> None:
-    """`lines` under `key` of the control bucket, by boto3."""
+    """Put `lines` under `key` of the control bucket, by boto3."""
     more = {} if rate is None else {"Metadata": {"rate": rate}}
     s3.put_object(Bucket="_outrider", Key=key, Body="\n".join(lines).encode(), **more)
 
 
-def told(s3: Any, key: str) -> dict[str, Any]:
+def read_json(s3: Any, key: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(s3.get_object(Bucket="_outrider", Key=key)["Body"].read())
     return found
 
 
-def ended(s3: Any, key: str) -> dict[str, Any]:
-    """Its status once it no longer runs."""
-    until(lambda: told(s3, key)["state"] != "running")
-    return told(s3, key)
+def wait_for_end(s3: Any, key: str) -> dict[str, Any]:
+    """Wait until the command no longer runs; returns its status."""
+    wait_until(lambda: read_json(s3, key)["state"] != "running")
+    return read_json(s3, key)
 
 
-def until(true: Callable[[], bool]) -> None:
+def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
+    while not is_so():
+        assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.01)
