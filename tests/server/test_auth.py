@@ -72,7 +72,7 @@ def proxy(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(autouse=True)
-def told(proxy: Proxy, bucket: Bucket) -> Iterator[list[str]]:
+def exposed(proxy: Proxy, bucket: Bucket) -> Iterator[list[str]]:
     """A list for whatever a test appends, the logs and the metrics: no secret may be in any of it."""
     texts: list[str] = []
     with logged("outrider") as records:
@@ -201,12 +201,12 @@ def signed(proxy: Proxy, keys: Keys, method: str, target: str, *extra: tuple[str
         return connection.read_answer(method)
 
 
-def test_a_client_that_does_not_know_the_secret_is_refused(proxy: Proxy, told: list[str]) -> None:
+def test_a_client_that_does_not_know_the_secret_is_refused(proxy: Proxy, exposed: list[str]) -> None:
     for keys, code in [((READER[0], "wrong"), "SignatureDoesNotMatch"), (("NOBODY", READER[1]), "InvalidAccessKeyId")]:
         assert code_of(proxy.client(keys).get_object, Bucket=NAME, Key="team/a") == code
         refused = signed(proxy, keys, "GET", f"/{NAME}/team/a")
         assert refused.status == 403
-        told.append(refused.body.decode())
+        exposed.append(refused.body.decode())
     anonymous = ask(proxy.address, "GET", f"/{NAME}/team/a")
     assert (anonymous.status, anonymous.code) == (403, "AccessDenied")
     assert ask(proxy.address, "PUT", f"/{NAME}/team/a", [("content-length", "1")], b"x").code == "AccessDenied"
@@ -232,11 +232,11 @@ def test_the_origins_own_keys_are_not_accepted_from_clients(proxy: Proxy, bucket
     assert code_of(proxy.client(keys).get_object, Bucket=NAME, Key="team/a") == "InvalidAccessKeyId"
 
 
-def test_a_presigned_url_is_accepted_until_it_expires(proxy: Proxy, told: list[str]) -> None:
+def test_a_presigned_url_is_accepted_until_it_expires(proxy: Proxy, exposed: list[str]) -> None:
     def target(**config: Any) -> str:
         url = urlsplit(proxy.client(READER, **config).generate_presigned_url(
             "get_object", Params={"Bucket": NAME, "Key": "team/a"}, ExpiresIn=60))  # fmt: skip
-        told.append(url.path)
+        exposed.append(url.path)
         return f"{url.path}?{url.query}"
 
     host = [("host", proxy.outrider.listen)]
@@ -261,7 +261,7 @@ def test_a_presigned_url_is_accepted_until_it_expires(proxy: Proxy, told: list[s
     assert "expired" in answer.error["Message"]
     old = f"AWSAccessKeyId={READER[0]}&Signature=AAAA&Expires={int(time.time()) - 10}"
     assert get(f"/{NAME}/team/a?{old}").code == "AccessDenied"
-    told += [answer.body.decode()]
+    exposed += [answer.body.decode()]
 
 
 def test_an_unsigned_amz_header_is_refused(proxy: Proxy, bucket: Bucket) -> None:

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from outrider.http.control.control_bucket import BODY_BYTES_MAX, NAMES_MAX
 from tests.support.child import program
 from tests.support.door import Door, run
-from tests.support.plans import Piece, ToldPlans
+from tests.support.plans import Piece, RecordedPlans
 from tests.support.proxy import ANY_KEYS, Keys, Proxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask
 
@@ -42,14 +42,14 @@ READS = [f"s3://train-1/a/{number:04}.tar" for number in range(2500)]
 PLAN = {"reads": READS, "start": 7, "total": 9000}
 
 
-def in_order(plans: ToldPlans) -> tuple[list[str], list[int]]:
+def in_order(plans: RecordedPlans) -> tuple[list[str], list[int]]:
     """The announced URLs, and the index of each in its epoch."""
     numbers = [piece.start + place for piece in plans.pieces for place in range(len(piece.urls))]
     return plans.urls, numbers
 
 
-def told_by(proxy: Proxy) -> ToldPlans:
-    plans = ToldPlans()
+def record_plans_of(proxy: Proxy) -> RecordedPlans:
+    plans = RecordedPlans()
     proxy.outrider.control.plans = plans
     return plans
 
@@ -59,8 +59,8 @@ def put(proxy: Proxy, key: str, body: bytes) -> Answer:
 
 
 def code_of(error: pytest.ExceptionInfo[ClientError]) -> tuple[int, str, str]:
-    told = error.value.response
-    return told["ResponseMetadata"]["HTTPStatusCode"], told["Error"]["Code"], told["Error"].get("Message", "")
+    answer = error.value.response
+    return answer["ResponseMetadata"]["HTTPStatusCode"], answer["Error"]["Code"], answer["Error"].get("Message", "")
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_status_does_not_show_clients_the_origins_address(proxy: Proxy, bucket: 
 
 
 def test_a_plan_reaches_the_planner_in_its_order_and_with_its_indexes(proxy: Proxy) -> None:
-    plans = told_by(proxy)
+    plans = record_plans_of(proxy)
     proxy.client().put_object(Bucket="_outrider", Key="plan/worker-0", Body=json.dumps(PLAN).encode())
     assert in_order(plans) == (READS, list(range(7, 7 + len(READS))))
     assert {(piece.client, piece.total) for piece in plans.pieces} == {("127.0.0.1", 9000)}
@@ -107,7 +107,7 @@ def test_a_plan_reaches_the_planner_in_its_order_and_with_its_indexes(proxy: Pro
 
 
 def test_a_plan_without_indexes_is_from_the_start_and_of_an_unknown_length(proxy: Proxy) -> None:
-    plans = told_by(proxy)
+    plans = record_plans_of(proxy)
     body = b'{"reads": ["s3://b-1/\\u00e4 %20#?.tar"]}'
     proxy.client().put_object(Bucket="_outrider", Key="plan/w", Body=body)
     assert plans.pieces == [Piece("127.0.0.1", ("s3://b-1/ä %20#?.tar",), 0, None)]
@@ -118,9 +118,9 @@ def test_a_plan_can_be_read_back_replaced_and_forgotten(proxy: Proxy) -> None:
     body = json.dumps(PLAN).encode()
     s3.put_object(Bucket="_outrider", Key="plan/mine", Body=body)
     got = s3.get_object(Bucket="_outrider", Key="plan/mine")
-    told = json.loads(got["Body"].read())
-    assert told.pop("progress").keys() == {"told", "read", "here", "left", "unknown", "ignored"}
-    assert told == PLAN
+    plan = json.loads(got["Body"].read())
+    assert plan.pop("progress").keys() == {"told", "read", "here", "left", "unknown", "ignored"}
+    assert plan == PLAN
     assert s3.get_object(Bucket="_outrider", Key="plan/mine", Range="bytes=2-8")["Body"].read() == body[2:9]
     s3.put_object(Bucket="_outrider", Key="plan/mine", Body=b'{"reads": ["s3://b-1/k"]}')
     s3.delete_object(Bucket="_outrider", Key="plan/mine")
@@ -135,7 +135,7 @@ def test_a_plan_is_not_withdrawn_before_all_of_it_has_reached_the_planner(proxy:
     seen: list[str] = []
     control = proxy.outrider.control
 
-    class Seeing(ToldPlans):
+    class Seeing(RecordedPlans):
         def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
             if not seen:
                 self.withdrawal = asyncio.ensure_future(control._withdraw("", "w"))
@@ -157,13 +157,13 @@ def test_a_plan_is_not_withdrawn_before_all_of_it_has_reached_the_planner(proxy:
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 def test_a_plan_in_another_encoding_of_json_can_be_read_back(proxy: Proxy, encoding: str) -> None:
-    told_by(proxy)
+    record_plans_of(proxy)
     assert put(proxy, "plan/other", ' {"reads": ["s3://bkt/ä"]} \n'.encode(encoding)).status == 200
     assert json.loads(ask(proxy.address, "GET", "/_outrider/plan/other").body)["reads"] == ["s3://bkt/ä"]
 
 
 def test_the_aws_command_reads_and_writes_the_control_bucket(proxy: Proxy, tmp_path: Path) -> None:
-    plans = told_by(proxy)
+    plans = record_plans_of(proxy)
     door = Door(proxy.endpoint, ANY_KEYS, tmp_path)
     aws = program("aws")
     (tmp_path / "plan.json").write_text(json.dumps({"reads": READS[:3]}))
@@ -182,7 +182,7 @@ def test_the_aws_command_reads_and_writes_the_control_bucket(proxy: Proxy, tmp_p
 
 def test_a_plan_may_come_in_chunks_over_https(bucket: Bucket, certificate: Certificate) -> None:
     with Proxy(bucket, tls_cert=certificate.chain, tls_key=certificate.key) as proxy:
-        plans = told_by(proxy)
+        plans = record_plans_of(proxy)
         s3 = s3_client(proxy.endpoint, verify=str(certificate.authority))
         s3.put_object(Bucket="_outrider", Key="plan/w", Body=json.dumps(PLAN).encode())
         s3.close()
@@ -191,7 +191,7 @@ def test_a_plan_may_come_in_chunks_over_https(bucket: Bucket, certificate: Certi
 
 def test_with_more_loops_a_plan_reaches_the_one_planner(bucket: Bucket) -> None:
     with Proxy(bucket, workers=3) as proxy:
-        plans = told_by(proxy)
+        plans = record_plans_of(proxy)
         for number in range(4):
             s3 = s3_client(proxy.endpoint)
             s3.put_object(Bucket="_outrider", Key=f"plan/{number}", Body=b'{"reads": ["s3://bkt/k"]}')
@@ -205,14 +205,14 @@ def test_a_list_shows_all_objects_of_the_control_bucket(proxy: Proxy) -> None:
     for name in ("list/a", "list/b&<ü", "other"):
         s3.put_object(Bucket="_outrider", Key=f"plan/{name}", Body=b'{"reads": []}')
     for listing in (s3.list_objects_v2, s3.list_objects):
-        told = listing(Bucket="_outrider", Prefix="plan/list/")
+        page = listing(Bucket="_outrider", Prefix="plan/list/")
         size = len(s3.get_object(Bucket="_outrider", Key="plan/list/a")["Body"].read())
-        assert [(each["Key"], each["Size"]) for each in told["Contents"]] == [
+        assert [(each["Key"], each["Size"]) for each in page["Contents"]] == [
             ("plan/list/a", size), ("plan/list/b&<ü", size),
         ]  # fmt: skip
-        told = listing(Bucket="_outrider", Prefix="plan/", Delimiter="/")
-        assert {"Prefix": "plan/list/"} in told["CommonPrefixes"]
-        assert "plan/other" in [each["Key"] for each in told["Contents"]]
+        page = listing(Bucket="_outrider", Prefix="plan/", Delimiter="/")
+        assert {"Prefix": "plan/list/"} in page["CommonPrefixes"]
+        assert "plan/other" in [each["Key"] for each in page["Contents"]]
     s3.head_bucket(Bucket="_outrider")
 
 
@@ -236,7 +236,7 @@ BAD_PLANS = {
 
 @pytest.mark.parametrize("body", BAD_PLANS, ids=lambda body: body[:40].decode())
 def test_a_malformed_plan_is_refused_with_the_reason(proxy: Proxy, body: bytes) -> None:
-    plans = told_by(proxy)
+    plans = record_plans_of(proxy)
     answer = put(proxy, "plan/bad", body)
     assert (answer.status, answer.code) == (400, "InvalidArgument")
     assert BAD_PLANS[body] in answer.error["Message"]
@@ -297,8 +297,8 @@ def test_the_oldest_stall_reports_are_forgotten_when_there_are_too_many(proxy: P
     s3 = proxy.client()
     for number in range(NAMES_MAX + 5):
         s3.put_object(Bucket="_outrider", Key=f"stall/many-{number}", Body=b"{}")
-    told = s3.list_objects_v2(Bucket="_outrider", Prefix="stall/")
-    assert told["KeyCount"] == NAMES_MAX
+    page = s3.list_objects_v2(Bucket="_outrider", Prefix="stall/")
+    assert page["KeyCount"] == NAMES_MAX
     with pytest.raises(ClientError):
         s3.get_object(Bucket="_outrider", Key="stall/many-0")
     s3.get_object(Bucket="_outrider", Key=f"stall/many-{NAMES_MAX + 4}")
@@ -309,8 +309,8 @@ def test_the_oldest_plans_are_forgotten_when_they_are_too_large_in_total(proxy: 
     long = b'{"reads": []' + b" " * (BODY_BYTES_MAX - 13) + b"}"
     for number in range(3):
         s3.put_object(Bucket="_outrider", Key=f"plan/long-{number}", Body=long)
-    told = s3.list_objects_v2(Bucket="_outrider", Prefix="plan/")
-    assert [each["Key"] for each in told["Contents"]] == ["plan/long-1", "plan/long-2"]
+    page = s3.list_objects_v2(Bucket="_outrider", Prefix="plan/")
+    assert [each["Key"] for each in page["Contents"]] == ["plan/long-1", "plan/long-2"]
 
 
 def test_stalls_add_up_by_name_and_in_the_metrics_without_a_name(proxy: Proxy) -> None:
@@ -335,14 +335,14 @@ def test_stalls_add_up_by_name_and_in_the_metrics_without_a_name(proxy: Proxy) -
 
 @pytest.mark.parametrize("key", ["status.json", "?list-type=2", "plan/x", "stall/x"])
 def test_without_a_signature_the_control_bucket_refuses_reads_and_writes(guarded: Proxy, key: str) -> None:
-    plans = told_by(guarded)
+    plans = record_plans_of(guarded)
     assert ask(guarded.address, "GET", f"/_outrider/{key}").code == "AccessDenied"
     assert put(guarded, key, b'{"reads": ["s3://train-1/a/k"]}').code == "AccessDenied"
     assert not plans.pieces
 
 
 def test_a_plan_needs_a_grant_for_each_object(guarded: Proxy) -> None:
-    plans, s3 = told_by(guarded), guarded.client(ONE)
+    plans, s3 = record_plans_of(guarded), guarded.client(ONE)
 
     def put_plan(*urls: str) -> None:
         s3.put_object(Bucket="_outrider", Key="plan/w", Body=json.dumps({"reads": urls}).encode())

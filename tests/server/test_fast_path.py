@@ -105,10 +105,10 @@ class Watched:
 
     @property
     def seen(self) -> list[object]:
-        async def told() -> list[object]:
+        async def copy_of_seen() -> list[object]:
             return list(self._seen)
 
-        return list(self.proxy.on_loop(told))  # a reply is sent before the loop has recorded it
+        return list(self.proxy.on_loop(copy_of_seen))  # a reply is sent before the loop has recorded it
 
     def connect(self) -> RawConnection:
         """A connection whose server side waits for its first request."""
@@ -674,8 +674,8 @@ def test_a_client_that_is_gone_before_the_first_byte_is_logged(
             watched.proxy.on_loop(asked_by_a_ghost)
             assert connection.is_closed_by_peer()
         watched.proxy.settle()
-        told = vars(caplog.records[-1])
-        assert (told["op"], told["method"], told["bytes"], told["cut"]) == (method.lower(), method, 0, "client left")
+        line = vars(caplog.records[-1])
+        assert (line["op"], line["method"], line["bytes"], line["cut"]) == (method.lower(), method, 0, "client left")
 
 
 # -- a stop ----------------------------------------------------------------------------------------------------------
@@ -1113,14 +1113,14 @@ def test_no_byte_of_a_hit_is_copied_by_python(watched: Watched, monkeypatch: pyt
 def test_a_head_is_sent_together_with_a_body_that_fits_beside_it(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, first: int, last: int, waits: bool
 ) -> None:
-    told: list[bool] = []
+    more_flags: list[bool] = []
     send_now = SocketSender.send_now
 
     def noted(self: SocketSender, data: Any, *, more: bool = False) -> int:
-        told.append(more)
+        more_flags.append(more)
         return send_now(self, data, more=more)
 
     monkeypatch.setattr(SocketSender, "send_now", noted)
     answer, seen = watched.ask("GET", f"/{NAME}/large", (("range", f"bytes={first}-{last}"),))
     assert (answer.body, seen) == (LARGE[first : last + 1], True)
-    assert told == [waits]
+    assert more_flags == [waits]

@@ -249,9 +249,9 @@ def test_objects_are_read_and_written_over_tls(tls: tuple[Proxy, Any], bucket: B
     # Over https boto3 sends aws-chunked with a trailer.
     client.put_object(Bucket=NAME, Key="by-tls", Body=RAMP[: 9 * MIB])
     direct = bucket.client()
-    told = direct.get_object(Bucket=NAME, Key="by-tls")
-    assert told["Body"].read() == RAMP[: 9 * MIB]
-    assert told.get("ContentEncoding", "") == ""
+    stored = direct.get_object(Bucket=NAME, Key="by-tls")
+    assert stored["Body"].read() == RAMP[: 9 * MIB]
+    assert stored.get("ContentEncoding", "") == ""
     direct.close()
     assert client.get_object(Bucket=NAME, Key="by-tls", Range="bytes=5-9")["Body"].read() == RAMP[5:10]
 
@@ -295,7 +295,7 @@ def test_a_request_that_comes_in_the_moment_of_its_connections_end_is_no_error(b
 
         async def both() -> None:
             loop = asyncio.get_running_loop()
-            loop.set_exception_handler(lambda _, told: errors.append(told))
+            loop.set_exception_handler(lambda _, context: errors.append(context))
             (protocol,) = proxy.outrider.server.connections
             assert isinstance(protocol, Connection)
             while not protocol._is_idle():

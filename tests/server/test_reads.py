@@ -88,12 +88,12 @@ def replied(ask_for: Callable[..., Any], **parameters: Any) -> Reply:
         answer = ask_for(Bucket=NAME, **parameters)
     except ClientError as error:
         answer = error.response
-    told = answer["ResponseMetadata"]
-    headers = {name: value for name, value in told["HTTPHeaders"].items() if name not in OWN_HEADERS}
+    metadata = answer["ResponseMetadata"]
+    headers = {name: value for name, value in metadata["HTTPHeaders"].items() if name not in OWN_HEADERS}
     body = answer["Body"].read() if "Body" in answer else answer.get("Error", {}).get("Code", "").encode()
-    if told["HTTPStatusCode"] >= 400:
+    if metadata["HTTPStatusCode"] >= 400:
         headers = {}
-    return told["HTTPStatusCode"], headers, body
+    return metadata["HTTPStatusCode"], headers, body
 
 
 def test_whole_reads_equal_the_buckets_cold_warm_and_after_each_kind_of_restart(proxy: Proxy, direct: Any) -> None:
@@ -137,13 +137,13 @@ def test_an_object_may_have_hundreds_of_metadata_headers(
     monkeypatch.setattr(http.client, "_MAXHEADERS", 500)  # the client's own limit
     metadata = [(f"x-amz-meta-{number:03}", "1") for number in range(300)]
     with Proxy(bucket) as proxy:
-        told = [*metadata, ("content-length", "1")]
-        assert ask(proxy.address, "PUT", f"/{NAME}/told", told, b"x").status == 200
+        headers = [*metadata, ("content-length", "1")]
+        assert ask(proxy.address, "PUT", f"/{NAME}/many-headers", headers, b"x").status == 200
         for _ in ("cold", "warm"):
             for method in ("HEAD", "GET"):
-                answer = ask(proxy.address, method, f"/{NAME}/told")
+                answer = ask(proxy.address, method, f"/{NAME}/many-headers")
                 assert (answer.status, dict(metadata).items() <= answer.headers.items()) == (200, True)
-    direct.delete_object(Bucket=NAME, Key="told")
+    direct.delete_object(Bucket=NAME, Key="many-headers")
 
 
 def test_a_checksum_of_the_whole_is_sent_with_whole_reads_and_only_on_request(proxy: Proxy) -> None:

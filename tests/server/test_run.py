@@ -86,35 +86,38 @@ def ramp(bucket: Bucket) -> None:
 def environment_of_child(command: Command, *flags: str) -> dict[str, str]:
     done = command.run("run", *flags, "--", *python(SHOW_ENVIRONMENT))
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert isinstance(told, dict)
-    return told
+    environment = json.loads(done.stdout)
+    assert isinstance(environment, dict)
+    return environment
 
 
 def test_the_child_gets_the_endpoint_in_every_variable_that_tools_read(command: Command) -> None:
-    told = environment_of_child(command)
-    endpoint = told["AWS_ENDPOINT_URL"]
+    environment = environment_of_child(command)
+    endpoint = environment["AWS_ENDPOINT_URL"]
     assert re.fullmatch(r"http://127\.0\.0\.1:[1-9][0-9]*", endpoint)
-    assert told["AWS_ENDPOINT_URL_S3"] == told["S3_ENDPOINT_URL"] == endpoint
-    assert re.fullmatch(r"http://127\.0\.0\.1:[1-9][0-9]*", told["OUTRIDER_STATUS_URL"])
-    assert told["OUTRIDER_STATUS_URL"] != endpoint
+    assert environment["AWS_ENDPOINT_URL_S3"] == environment["S3_ENDPOINT_URL"] == endpoint
+    assert re.fullmatch(r"http://127\.0\.0\.1:[1-9][0-9]*", environment["OUTRIDER_STATUS_URL"])
+    assert environment["OUTRIDER_STATUS_URL"] != endpoint
 
 
 def test_the_child_keeps_its_own_credentials(command: Command, bucket: Bucket) -> None:
-    told = environment_of_child(command)
-    assert (told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"]) == (bucket.access_key, bucket.secret_key)
+    environment = environment_of_child(command)
+    assert (environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]) == (
+        bucket.access_key,
+        bucket.secret_key,
+    )
 
 
 def test_a_child_without_credentials_gets_placeholder_keys(command: Command) -> None:
     command.without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    told = environment_of_child(command)
-    assert told["AWS_ACCESS_KEY_ID"] == told["AWS_SECRET_ACCESS_KEY"] == "outrider-accepts-any"
+    environment = environment_of_child(command)
+    assert environment["AWS_ACCESS_KEY_ID"] == environment["AWS_SECRET_ACCESS_KEY"] == "outrider-accepts-any"
 
 
 def test_a_requested_port_is_used(command: Command) -> None:
     (port,) = free_ports(1)
-    told = environment_of_child(command, "--listen", f"127.0.0.1:{port}")
-    assert told["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{port}"
+    environment = environment_of_child(command, "--listen", f"127.0.0.1:{port}")
+    assert environment["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{port}"
 
 
 def test_an_address_in_the_environment_is_used_too(command: Command) -> None:
@@ -183,29 +186,29 @@ def test_a_child_with_a_role_requests_it_from_its_own_endpoint(
 def test_a_child_with_a_single_sign_on_requests_it_from_its_own_endpoint(tmp_path: Path) -> None:
     names = ("AWS_ENDPOINT_URL_SSO", "AWS_ENDPOINT_URL_SSO_OIDC")
 
-    def told(environ: dict[str, str], region: str | None) -> list[str | None]:
+    def endpoints_of(environ: dict[str, str], region: str | None) -> list[str | None]:
         child = for_child(environ, endpoint="http://e", admin="http://a", region=region, needs_keys=False)
         return [child.get(name) for name in names]
 
     aws = "eu-west-1.amazonaws.com"
-    assert told({}, "eu-west-1") == [f"https://portal.sso.{aws}", f"https://oidc.{aws}"]
-    assert told({"AWS_ENDPOINT_URL": "http://minio"}, None) == ["http://minio", "http://minio"]
+    assert endpoints_of({}, "eu-west-1") == [f"https://portal.sso.{aws}", f"https://oidc.{aws}"]
+    assert endpoints_of({"AWS_ENDPOINT_URL": "http://minio"}, None) == ["http://minio", "http://minio"]
     config = tmp_path / "config"
     config.write_text("[profile dev]\nsso_session = corp\n[sso-session corp]\nsso_region = us-west-2\n")
     profile = {"AWS_CONFIG_FILE": str(config), "AWS_PROFILE": "dev"}
-    assert told(profile, "eu-west-1")[0] == "https://portal.sso.us-west-2.amazonaws.com"
-    assert told(dict.fromkeys(names, "http://sso"), "eu-west-1") == ["http://sso", "http://sso"]
+    assert endpoints_of(profile, "eu-west-1")[0] == "https://portal.sso.us-west-2.amazonaws.com"
+    assert endpoints_of(dict.fromkeys(names, "http://sso"), "eu-west-1") == ["http://sso", "http://sso"]
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "environ", "told"),
+    ("endpoint", "environ", "allowed"),
     [("http://e", {}, "true"), ("http://e", {"AWS_ALLOW_HTTP": "false"}, "false"), ("https://e", {}, None)],
 )
 def test_a_child_that_refuses_http_accepts_the_proxys_endpoint(
-    endpoint: str, environ: dict[str, str], told: str | None
+    endpoint: str, environ: dict[str, str], allowed: str | None
 ) -> None:
     child = for_child(environ, endpoint=endpoint, admin="http://a", region=None, needs_keys=False)
-    assert child.get("AWS_ALLOW_HTTP") == told
+    assert child.get("AWS_ALLOW_HTTP") == allowed
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
@@ -388,8 +391,8 @@ def test_a_signal_sent_to_the_command_reaches_the_child_once(command: Command, n
 
 
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored_in_the_child(command: Command) -> None:
-    told = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
-    argv = ["nohup", sys.executable, "-m", "outrider", "run", "--", *python(told)]
+    program = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
+    argv = ["nohup", sys.executable, "-m", "outrider", "run", "--", *python(program)]
     done = subprocess.run(argv, env=command.environ, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert done.stdout == "True\n"
 
@@ -432,11 +435,11 @@ def test_ctrl_c_of_a_terminal_is_not_delivered_twice(command: Command) -> None:
 
 def test_the_summary_counts_the_reads(command: Command) -> None:
     first = command.run("run", "--summary", "json", "--", *python(READ, "1"))
-    told = json.loads(first.stderr.splitlines()[-1])
+    summary = json.loads(first.stderr.splitlines()[-1])
     # Bytes that the reader had not taken when the block was whole came from disk.
-    from_disk = told.pop("cached_bytes")
+    from_disk = summary.pop("cached_bytes")
     assert from_disk < len(RAMP)
-    assert told == {
+    assert summary == {
         "reads": 1, "served_bytes": len(RAMP), "origin_bytes": len(RAMP), "origin_requests": 1,
         "hit_ratio": from_disk / len(RAMP), "saved_bytes": 0,
     }  # fmt: skip
@@ -472,8 +475,8 @@ def test_the_child_has_inherited_descriptors_and_none_of_the_proxys(command: Com
     )  # fmt: skip
     os.close(reads)
     os.close(writes)
-    told, has = done.stdout.splitlines()
-    assert told == "b'handed on'"
+    text, has = done.stdout.splitlines()
+    assert text == "b'handed on'"
     # The additional descriptor is the directory that it lists.
     assert set(json.loads(has)) <= {0, 1, 2, 3, 4, reads}
     assert len(json.loads(has)) == 5

@@ -16,7 +16,7 @@ from outrider_sdk import Client, ProxyNotFound, ProxyRefused, Warmed, expand
 from outrider_sdk.warming import Gone
 from tests.support.child import free_ports
 from tests.support.command import Command, python
-from tests.support.plans import ToldPlans
+from tests.support.plans import RecordedPlans
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -98,10 +98,10 @@ def test_awkward_keys_and_prefixes_are_warmed_too(client: Client) -> None:
 
 
 def test_progress_is_reported_while_it_runs(client: Client) -> None:
-    told: list[int] = []
-    client.warm(TEMPLATE, progress=lambda warmed: told.append(warmed.objects))
-    assert told == sorted(told)
-    assert told[-1] == len(SIZES)
+    counts: list[int] = []
+    client.warm(TEMPLATE, progress=lambda warmed: counts.append(warmed.objects))
+    assert counts == sorted(counts)
+    assert counts[-1] == len(SIZES)
 
 
 def test_an_error_in_progress_is_raised(client: Client) -> None:
@@ -180,7 +180,7 @@ def test_a_proxy_that_requires_signatures_is_named_as_such(
 
 @pytest.mark.usefixtures("signing")
 def test_where_signatures_are_required_the_keys_of_the_environment_sign(guarded: Proxy) -> None:
-    client, plans = Client(guarded.endpoint), ToldPlans()
+    client, plans = Client(guarded.endpoint), RecordedPlans()
     guarded.outrider.control.plans = plans
     assert client.warm(["s3://sdk/train-001.tar", "s3://sdk/of/ä b+c%.tar"], rate="1GB").failures == {}
     client.plan("s3://sdk/of/ä b+c%.tar", name="of ä/b+c%~'(")
@@ -194,7 +194,7 @@ def test_a_job_that_names_itself_is_one_reader_by_boto3_and_by_the_sdk(
     guarded: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SDK_UA_APP_ID", "sweep 7")
-    plans = ToldPlans()
+    plans = RecordedPlans()
     guarded.outrider.control.plans = plans
     Client(guarded.endpoint).plan("s3://sdk/train-002.tar")
     guarded.client(("SDKKEY", "sdk/secret")).get_object(Bucket="sdk", Key="train-002.tar")["Body"].read()
@@ -208,15 +208,15 @@ def test_a_plan_shows_its_progress_and_can_be_withdrawn(bucket: Bucket) -> None:
         client = Client(proxy.endpoint)
         assert client.planned() == {}
         client.plan("s3://sdk-nowhere/{000..019}.tar")
-        told = client.planned()
-        assert (told["told"], told["read"], told["here"], told["left"]) == (20, 0, 0, 20)
+        progress = client.planned()
+        assert (progress["told"], progress["read"], progress["here"], progress["left"]) == (20, 0, 0, 20)
         assert client.unplan() == 20
         assert client.planned() == {}
         assert client.unplan() == 0
 
 
 def test_a_plan_is_sent_in_parts_with_its_indexes(client: Client, proxy: Proxy) -> None:
-    plans = ToldPlans()
+    plans = RecordedPlans()
     proxy.outrider.control.plans = plans
     assert client.plan("s3://sdk/{000000..023456}.tar", start=5) == 23457
     assert plans.urls == [f"s3://sdk/{number:06}.tar" for number in range(23457)]

@@ -25,7 +25,7 @@ from outrider_sdk.webdataset import announce, announced
 from tests.support.child import free_ports
 from tests.support.child import program as program_path
 from tests.support.door import HAS_TORCH
-from tests.support.plans import ToldPlans
+from tests.support.plans import RecordedPlans
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ def without_announcers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.fixture
-def plans(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> ToldPlans:
-    told = ToldPlans()
-    proxy.outrider.control.plans = told
+def plans(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> RecordedPlans:
+    recorded = RecordedPlans()
+    proxy.outrider.control.plans = recorded
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    return told
+    return recorded
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -124,12 +124,12 @@ def loaded(dataset: Any, workers: int, **options: Any) -> dict[int, list[str]]:
     return dict(read)
 
 
-def told_orders(plans: ToldPlans) -> list[tuple[str, ...]]:
+def told_orders(plans: RecordedPlans) -> list[tuple[str, ...]]:
     return sorted(piece.urls for piece in plans.pieces)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_worker_announces_exactly_the_order_in_which_it_reads(plans: ToldPlans, workers: int) -> None:
+def test_each_worker_announces_exactly_the_order_in_which_it_reads(plans: RecordedPlans, workers: int) -> None:
     dataset = wds.DataPipeline(
         wds.SimpleShardList([cat(url) for url in URLS]), wds.split_by_node, wds.split_by_worker,
         wds.shuffle(100), announce(), wds.tarfile_to_samples(), Reading(),
@@ -137,7 +137,7 @@ def test_each_worker_announces_exactly_the_order_in_which_it_reads(plans: ToldPl
     for _ in range(2):
         plans.pieces.clear()
         read = loaded(dataset, workers)
-        plans.wait(lambda told: len(told.urls) == SHARDS)
+        plans.wait(lambda seen: len(seen.urls) == SHARDS)
         assert told_orders(plans) == sorted(map(tuple, read.values()))
         assert {(piece.start, piece.total) for piece in plans.pieces} == {
             (0, len(order)) for order in read.values()
@@ -145,30 +145,30 @@ def test_each_worker_announces_exactly_the_order_in_which_it_reads(plans: ToldPl
         assert {piece.client for piece in plans.pieces} == {"127.0.0.1"}
 
 
-def test_a_complete_webdataset_is_announced_with_one_call(plans: ToldPlans) -> None:
+def test_a_complete_webdataset_is_announced_with_one_call(plans: RecordedPlans) -> None:
     dataset = wds.WebDataset([cat(url) for url in URLS], shardshuffle=100, detshuffle=True, seed=1)
     assert announced(dataset) is dataset
     read = loaded(dataset.compose(Reading()), 2, persistent_workers=True)
-    plans.wait(lambda told: len(told.urls) == SHARDS)
+    plans.wait(lambda seen: len(seen.urls) == SHARDS)
     assert told_orders(plans) == sorted(map(tuple, read.values()))
 
 
-def test_a_pipeline_that_opens_nothing_known_is_refused(plans: ToldPlans) -> None:
+def test_a_pipeline_that_opens_nothing_known_is_refused(plans: RecordedPlans) -> None:
     with pytest.raises(ValueError, match="put announce"):
         announced(wds.DataPipeline(wds.SimpleShardList(URLS)))
 
 
-def test_workers_that_are_spawned_announce_too(plans: ToldPlans) -> None:
+def test_workers_that_are_spawned_announce_too(plans: RecordedPlans) -> None:
     dataset = wds.DataPipeline(
         wds.SimpleShardList([cat(url) for url in URLS]), wds.split_by_worker, announce(), wds.tarfile_to_samples(),
         Reading(),
     )  # fmt: skip
     read = loaded(dataset, 2, multiprocessing_context="spawn")
-    plans.wait(lambda told: len(told.urls) == SHARDS)
+    plans.wait(lambda seen: len(seen.urls) == SHARDS)
     assert told_orders(plans) == sorted(map(tuple, read.values()))
 
 
-def test_workers_announce_when_their_parent_has_announced_before(plans: ToldPlans) -> None:
+def test_workers_announce_when_their_parent_has_announced_before(plans: RecordedPlans) -> None:
     teller = announcing.announcer(None)
     teller.plan("parent", URLS[:1], 0, None)
     assert teller.flush(EXIT_FLUSH_S)
@@ -177,16 +177,16 @@ def test_workers_announce_when_their_parent_has_announced_before(plans: ToldPlan
         Reading(),
     )  # fmt: skip
     loaded(dataset, 2)
-    plans.wait(lambda told: len(told.urls) == 1 + SHARDS)
+    plans.wait(lambda seen: len(seen.urls) == 1 + SHARDS)
 
 
-def test_a_program_that_ends_at_once_has_announced_before(plans: ToldPlans, proxy: Proxy) -> None:
+def test_a_program_that_ends_at_once_has_announced_before(plans: RecordedPlans, proxy: Proxy) -> None:
     program = f"from outrider_sdk.webdataset import announce; next(announce()(['{URLS[0]}']))"
     run(["-c", f"{PATIENT}\n{program}"], {"AWS_ENDPOINT_URL": proxy.endpoint})
     assert plans.urls == URLS[:1]
 
 
-def test_an_endless_source_is_announced_piece_by_piece_ahead_of_its_reader(plans: ToldPlans) -> None:
+def test_an_endless_source_is_announced_piece_by_piece_ahead_of_its_reader(plans: RecordedPlans) -> None:
     drawn: list[str] = []
 
     def endless() -> Iterator[dict[str, str]]:
@@ -198,7 +198,7 @@ def test_an_endless_source_is_announced_piece_by_piece_ahead_of_its_reader(plans
     got = [shard["url"] for shard in itertools.islice(shards, 1000)]
     assert got == drawn[:1000]
     assert len(drawn) <= 1100, "bounded"
-    plans.wait(lambda told: len(told.urls) == len(drawn))
+    plans.wait(lambda seen: len(seen.urls) == len(drawn))
     assert plans.urls == drawn
     assert [piece.start for piece in plans.pieces] == list(
         itertools.accumulate((len(piece.urls) for piece in plans.pieces[:-1]), initial=0)
@@ -206,7 +206,7 @@ def test_an_endless_source_is_announced_piece_by_piece_ahead_of_its_reader(plans
     assert {piece.total for piece in plans.pieces} == {None}
 
 
-def test_a_slow_source_is_not_waited_for(plans: ToldPlans, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_source_is_not_waited_for(plans: RecordedPlans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider_sdk.webdataset._LOOK_AHEAD_S", 0.0)
     drawn: list[str] = []
 
@@ -218,20 +218,20 @@ def test_a_slow_source_is_not_waited_for(plans: ToldPlans, monkeypatch: pytest.M
     for number, _ in enumerate(announce()(slow())):
         # However slow the source is, one more shard is drawn for each that is passed on.
         assert len(drawn) == number + 1
-    plans.wait(lambda told: told.urls == URLS)
+    plans.wait(lambda seen: seen.urls == URLS)
 
 
-def test_resampled_shards_are_announced(plans: ToldPlans) -> None:
+def test_resampled_shards_are_announced(plans: RecordedPlans) -> None:
     dataset = wds.DataPipeline(
         wds.ResampledShards([cat(url) for url in URLS]), announce(ahead=20), wds.tarfile_to_samples(), Reading()
     ).with_epoch(30)
     read = [url for _, url in dataset]
-    plans.wait(lambda told: len(told.urls) >= len(read))
+    plans.wait(lambda seen: len(seen.urls) >= len(read))
     assert plans.urls[: len(read)] == read
 
 
 def test_shards_that_are_no_objects_pass_silently(
-    plans: ToldPlans, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    plans: RecordedPlans, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     local = tmp_path / "local.tar"
     local.write_bytes(shard(7))
@@ -239,12 +239,12 @@ def test_shards_that_are_no_objects_pass_silently(
         wds.SimpleShardList([f"pipe:cat {local}", cat(URLS[3])]), announce(), wds.tarfile_to_samples(), Reading()
     )
     assert [url for _, url in dataset] == [URLS[7], URLS[3]]
-    plans.wait(lambda told: told.urls == [URLS[3]])
+    plans.wait(lambda seen: seen.urls == [URLS[3]])
     assert list(announce()(iter([("odd",), {"no": "url"}, 3]))) == [("odd",), {"no": "url"}, 3]
     assert not warnings(caplog)
 
 
-def test_an_error_of_the_source_is_raised_at_its_place(plans: ToldPlans) -> None:
+def test_an_error_of_the_source_is_raised_at_its_place(plans: RecordedPlans) -> None:
     def broken() -> Iterator[str]:
         yield from URLS[:3]
         raise KeyError("theirs")
@@ -271,29 +271,29 @@ def key_of(index: int) -> str:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_announces_what_it_draws_in_that_order(plans: ToldPlans, workers: int) -> None:
+def test_a_sampler_announces_what_it_draws_in_that_order(plans: RecordedPlans, workers: int) -> None:
     sampler = AnnouncingSampler(RandomSampler(Samples()), key_of)
     for _ in range(2):
         plans.pieces.clear()
         batches = DataLoader(Samples(), batch_size=7, sampler=sampler, num_workers=workers)
         read = [key_of(int(index)) for batch in batches for index in batch]
-        plans.wait(lambda told: len(told.urls) == SAMPLES)
+        plans.wait(lambda seen: len(seen.urls) == SAMPLES)
         assert plans.urls == read
         assert {(piece.start, piece.total) for piece in plans.pieces} == {(0, SAMPLES)}
 
 
-def test_a_batch_sampler_announces_the_samples_of_its_batches(plans: ToldPlans) -> None:
+def test_a_batch_sampler_announces_the_samples_of_its_batches(plans: RecordedPlans) -> None:
     batches = AnnouncingSampler(BatchSampler(RandomSampler(Samples()), 8, drop_last=True), key_of, fetch=16)
     loader = DataLoader(Samples(), batch_sampler=batches, num_workers=2)
     assert len(loader) == SAMPLES // 8
     read = [key_of(int(index)) for batch in loader for index in batch]
-    plans.wait(lambda told: len(told.urls) == len(read))
+    plans.wait(lambda seen: len(seen.urls) == len(read))
     assert plans.urls == read
     assert [piece.start for piece in plans.pieces] == [0, 16, 32, 48]
     assert [piece.total for piece in plans.pieces] == [None, None, None, 56]
 
 
-def test_a_distributed_sampler_keeps_its_epochs(plans: ToldPlans) -> None:
+def test_a_distributed_sampler_keeps_its_epochs(plans: RecordedPlans) -> None:
     inner: Any = DistributedSampler(Samples(), num_replicas=3, rank=1, seed=5)
     sampler = AnnouncingSampler(inner, key_of)
     loader = DataLoader(Samples(), batch_size=4, sampler=sampler)
@@ -302,13 +302,13 @@ def test_a_distributed_sampler_keeps_its_epochs(plans: ToldPlans) -> None:
         plans.pieces.clear()
         sampler.set_epoch(epoch)
         read = [key_of(int(index)) for batch in loader for index in batch]
-        plans.wait(lambda told: len(told.urls) == len(sampler) == SAMPLES // 3)
+        plans.wait(lambda seen: len(seen.urls) == len(sampler) == SAMPLES // 3)
         assert plans.urls == read
         orders.append(read)
     assert orders[0] != orders[1]
 
 
-def test_the_next_are_announced_when_fewer_than_the_threshold_are_left(plans: ToldPlans) -> None:
+def test_the_next_are_announced_when_fewer_than_the_threshold_are_left(plans: RecordedPlans) -> None:
     keys: list[int] = []
 
     def note(index: int) -> str:
@@ -321,20 +321,20 @@ def test_the_next_are_announced_when_fewer_than_the_threshold_are_left(plans: To
         announced_and_left = len(keys) - number
         assert 5 <= announced_and_left < 25 or len(keys) == SAMPLES
         assert len(keys) % 20 == 0
-    plans.wait(lambda told: len(told.urls) == SAMPLES)
+    plans.wait(lambda seen: len(seen.urls) == SAMPLES)
     assert plans.urls == [key_of(number) for number in range(SAMPLES)]
 
 
-def test_an_endless_sampler_is_announced_in_bounded_pieces(plans: ToldPlans) -> None:
+def test_an_endless_sampler_is_announced_in_bounded_pieces(plans: RecordedPlans) -> None:
     indices = list(itertools.islice(AnnouncingSampler(itertools.count(), key_of), 3000))
     assert indices == list(range(3000))
-    plans.wait(lambda told: len(told.urls) >= 3000)
+    plans.wait(lambda seen: len(seen.urls) >= 3000)
     assert plans.urls[:3000] == [key_of(index) for index in indices]
     assert max(len(piece.urls) for piece in plans.pieces) <= 4096
     assert {piece.total for piece in plans.pieces} == {None}
 
 
-def test_an_error_of_the_sampler_is_raised_at_its_place(plans: ToldPlans) -> None:
+def test_an_error_of_the_sampler_is_raised_at_its_place(plans: RecordedPlans) -> None:
     def broken() -> Iterator[int]:
         yield from range(5)
         raise OSError("the index is gone")
@@ -369,14 +369,14 @@ class Stateful:
         self.yielded = state["yielded"]
 
 
-def test_a_sampler_that_is_resumed_in_mid_epoch_skips_nothing(plans: ToldPlans) -> None:
+def test_a_sampler_that_is_resumed_in_mid_epoch_skips_nothing(plans: RecordedPlans) -> None:
     sampler = AnnouncingSampler(Stateful(), key_of)
     assert sampler.state_dict()["yielded"] == 0
     items = iter(sampler)
     assert [next(items) for _ in range(10)] == list(range(10))
     saved = sampler.state_dict()
     assert saved == {"yielded": 10, "more": None}
-    plans.wait(lambda told: len(told.urls) == SAMPLES)
+    plans.wait(lambda seen: len(seen.urls) == SAMPLES)
     assert list(items) == list(range(10, SAMPLES))
     assert sampler.state_dict()["yielded"] == 0
     resumed = AnnouncingSampler(Stateful(), key_of)
@@ -387,7 +387,7 @@ def test_a_sampler_that_is_resumed_in_mid_epoch_skips_nothing(plans: ToldPlans) 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_a_sampler_whose_state_cannot_be_kept_beside_each_item_is_not_announced(
-    plans: ToldPlans, caplog: pytest.LogCaptureFixture, batched: bool
+    plans: RecordedPlans, caplog: pytest.LogCaptureFixture, batched: bool
 ) -> None:
     inner = Stateful() if batched else Stateful(more=[1, 2, 3])
     sampler = AnnouncingSampler(BatchSampler(inner, 1, False) if batched else inner, key_of)
@@ -399,19 +399,19 @@ def test_a_sampler_whose_state_cannot_be_kept_beside_each_item_is_not_announced(
     assert not plans.urls
 
 
-def test_a_sample_may_have_several_objects_or_none(plans: ToldPlans) -> None:
+def test_a_sample_may_have_several_objects_or_none(plans: RecordedPlans) -> None:
     sampler = AnnouncingSampler(
         [1, 2, 3], lambda index: None if index == 2 else [f"s3://bkt/{index}.jpg", f"s3://bkt/{index}.txt", "/local"]
     )
     assert list(sampler) == [1, 2, 3]
-    plans.wait(lambda told: told.urls == ["s3://bkt/1.jpg", "s3://bkt/1.txt", "s3://bkt/3.jpg", "s3://bkt/3.txt"])
+    plans.wait(lambda seen: seen.urls == ["s3://bkt/1.jpg", "s3://bkt/1.txt", "s3://bkt/3.jpg", "s3://bkt/3.txt"])
     assert plans.pieces[0].total == 4
 
 
 # -- stalls ---------------------------------------------------------------------------------------------------------
 
 
-def test_stalls_reach_the_metrics_of_the_proxy(plans: ToldPlans, proxy: Proxy) -> None:
+def test_stalls_reach_the_metrics_of_the_proxy(plans: RecordedPlans, proxy: Proxy) -> None:
     def metric(name: str) -> float:
         return proxy.metric(f"outrider_job_{name}_total")
 
@@ -426,19 +426,19 @@ def test_stalls_reach_the_metrics_of_the_proxy(plans: ToldPlans, proxy: Proxy) -
     assert metric("compute_seconds") - compute_s == pytest.approx(sum(epoch.compute_s for epoch in meter.epochs))
 
 
-def test_stalls_are_reported_every_few_seconds_and_at_the_end_of_an_epoch(plans: ToldPlans, proxy: Proxy) -> None:
-    def told() -> float:
+def test_stalls_are_reported_every_few_seconds_and_at_the_end_of_an_epoch(plans: RecordedPlans, proxy: Proxy) -> None:
+    def reported() -> float:
         return proxy.metric("outrider_requests_total", op="steer", status="200")
 
     now = itertools.count(0, 0.5)
     meter = StallMeter(range(32), clock=lambda: float(next(now)))
     proxy.settle()  # the last report of another test may not be counted yet
-    before = told()
+    before = reported()
     # Each step takes a second, since the clock is read twice for each.
     assert list(meter) == list(range(32))
     assert announcing.announcer(None).flush(EXIT_FLUSH_S)
     proxy.settle()
-    assert told() - before == 7
+    assert reported() - before == 7
 
 
 # -- without a proxy ------------------------------------------------------------------------------------------------
@@ -578,14 +578,14 @@ def test_a_proxy_that_does_not_answer_is_skipped_for_a_while_and_then_tried_agai
         restarting.stop()
         plan(2)
         restarting.start()
-        told = ToldPlans()
-        restarting.outrider.control.plans = told
+        recorded = RecordedPlans()
+        restarting.outrider.control.plans = recorded
         plan(3)
-        assert told.urls == URLS[3:4]
+        assert recorded.urls == URLS[3:4]
 
 
 def test_a_connection_that_the_proxy_closed_meanwhile_is_made_anew(
-    plans: ToldPlans, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    plans: RecordedPlans, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def close_all() -> None:
         for connection in proxy.outrider.server.connections:
@@ -601,7 +601,7 @@ def test_a_connection_that_the_proxy_closed_meanwhile_is_made_anew(
     assert not warnings(caplog)
 
 
-def test_a_refused_plan_is_logged_once(plans: ToldPlans, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_plan_is_logged_once(plans: RecordedPlans, caplog: pytest.LogCaptureFixture) -> None:
     teller = announcing.announcer(None)
     for _ in range(3):
         teller.plan("p", ["no url"], 0, None)
@@ -611,10 +611,10 @@ def test_a_refused_plan_is_logged_once(plans: ToldPlans, caplog: pytest.LogCaptu
 
 
 def test_a_client_argument_names_the_proxy_where_the_environment_does_not(proxy: Proxy) -> None:
-    told = ToldPlans()
-    proxy.outrider.control.plans = told
+    recorded = RecordedPlans()
+    proxy.outrider.control.plans = recorded
     assert list(announce(client=Client(proxy.endpoint))(URLS)) == URLS
-    told.wait(lambda plans: plans.urls == URLS)
+    recorded.wait(lambda plans: plans.urls == URLS)
 
 
 # -- as users run it ------------------------------------------------------------------------------------------------
@@ -644,18 +644,18 @@ def no_room(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_machine_without_room_for_a_thread_trains(plans: ToldPlans, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_room_for_a_thread_trains(plans: RecordedPlans, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = StallMeter([1, 2])
     sampler = AnnouncingSampler(range(SAMPLES), key_of)
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", no_room)
         assert (list(meter), list(sampler)) == ([1, 2], list(range(SAMPLES)))
     list(sampler)
-    plans.wait(lambda told: len(told.urls) == SAMPLES)
+    plans.wait(lambda seen: len(seen.urls) == SAMPLES)
 
 
 def test_where_no_thread_can_look_for_a_proxy_nothing_is_announced(
-    plans: ToldPlans, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    plans: RecordedPlans, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(threading.Thread, "start", no_room)
     assert list(AnnouncingSampler(range(3), key_of)) == [0, 1, 2]
@@ -681,7 +681,7 @@ def test_the_sdk_imports_without_torch_and_webdataset() -> None:
 def test_the_map_style_example_trains_with_and_without_a_proxy(
     bucket: Bucket, proxy: Proxy, through: bool, tmp_path: Path
 ) -> None:
-    plans, report = ToldPlans(), tmp_path / "report"
+    plans, report = RecordedPlans(), tmp_path / "report"
     proxy.outrider.control.plans = plans
     door = {**bucket.environment(), "AWS_ENDPOINT_URL": proxy.endpoint if through else bucket.endpoint}
     words = f"--samples s3://{NAME}/samples/ --epochs 2 --workers 2 --batch 8 --step-ms 1 --report {report}".split()
@@ -698,7 +698,7 @@ def test_the_map_style_example_trains_with_and_without_a_proxy(
 
 
 def test_the_examples_of_the_readme_run(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    plans = ToldPlans()
+    plans = RecordedPlans()
     proxy.outrider.control.plans = plans
     blocks = (ROOT / "sdk/README.md").read_text().split("```python\n")[1:]
     program = "\n".join(block.partition("```")[0] for block in blocks)

@@ -55,8 +55,8 @@ def proxy(bucket: Bucket, request: pytest.FixtureRequest) -> Iterator[Proxy]:
 
 
 def status(proxy: Proxy) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(json.dumps(proxy.status()))
-    return told
+    document: dict[str, Any] = json.loads(json.dumps(proxy.status()))
+    return document
 
 
 def reader(proxy: Proxy, dataset: str) -> dict[str, Any]:
@@ -207,19 +207,23 @@ def test_every_byte_is_counted_once_by_dataset_and_by_reader(proxy: Proxy) -> No
         proxy.settle()
     counted(proxy, "small-{}.tar", 36)
     counted(proxy, "large-{}.tar", 2)
-    told = status(proxy)
+    document = status(proxy)
     by_source = {source: proxy.metric("outrider_served_bytes_total", source=source) for source in SOURCES}
     assert sum(by_source.values()) == 12 * (len(SMALL) + 100) + 2 * len(LARGE)
-    datasets = {dataset["name"]: dataset for dataset in told["datasets"]}
+    datasets = {dataset["name"]: dataset for dataset in document["datasets"]}
     assert datasets["small-{}.tar"]["requests"] == 36
-    for rows in (told["datasets"], told["readers"], [told["reads"]]):
+    for rows in (document["datasets"], document["readers"], [document["reads"]]):
         assert {source: sum(row["served_bytes"][source] for row in rows) for source in SOURCES} == by_source
-    assert sum(dataset["bucket_bytes"] for dataset in told["datasets"]) == proxy.metric("outrider_origin_bytes_total")
-    assert sum(dataset["bucket_gets"] for dataset in told["datasets"]) == proxy.metric("outrider_origin_requests_total")
-    assert told["saved"]["egress_bytes"] == sum(by_source.values()) - proxy.metric("outrider_origin_bytes_total")
-    assert told["saved"]["gets"] == 38 - proxy.metric("outrider_origin_requests_total")
+    assert sum(dataset["bucket_bytes"] for dataset in document["datasets"]) == proxy.metric(
+        "outrider_origin_bytes_total"
+    )
+    assert sum(dataset["bucket_gets"] for dataset in document["datasets"]) == proxy.metric(
+        "outrider_origin_requests_total"
+    )
+    assert document["saved"]["egress_bytes"] == sum(by_source.values()) - proxy.metric("outrider_origin_bytes_total")
+    assert document["saved"]["gets"] == 38 - proxy.metric("outrider_origin_requests_total")
     look_twice = status(proxy)
-    assert look_twice["reads"] == told["reads"]
+    assert look_twice["reads"] == document["reads"]
 
 
 def test_forwarded_requests_save_nothing_and_cost_nothing(proxy: Proxy) -> None:
@@ -237,10 +241,10 @@ def test_forwarded_requests_save_nothing_and_cost_nothing(proxy: Proxy) -> None:
     assert saved["gets"] == 0
     assert ask(proxy.address, "GET", large).body == LARGE
     proxy.settle()
-    told = status(proxy)
+    document = status(proxy)
     # One GET of a client is many of the proxy's, and no byte is read twice.
-    assert told["saved"]["gets"] < 0
-    assert told["saved"]["egress_bytes"] == saved["egress_bytes"] <= 0
+    assert document["saved"]["gets"] < 0
+    assert document["saved"]["egress_bytes"] == saved["egress_bytes"] <= 0
 
 
 def test_waiting_times_over_tls_are_counted_too(bucket: Bucket, certificate: Certificate) -> None:
@@ -262,9 +266,9 @@ def test_a_reader_is_shown_by_name_and_tenants_see_no_other(bucket: Bucket, tmp_
             client.get_object(Bucket=NAME, Key="small-003.tar")["Body"].read()
             proxy.settle()
         assert counted(proxy, "small-{}.tar", 3)["name"] == "127.0.0.1 alice"
-        told = json.loads(client.get_object(Bucket="_outrider", Key="status.json")["Body"].read())
-        assert not told.keys() & {"readers", "datasets", "errors", "throughput", "settings", "origin"}
-        assert told["uptime_s"] >= 0
+        document = json.loads(client.get_object(Bucket="_outrider", Key="status.json")["Body"].read())
+        assert not document.keys() & {"readers", "datasets", "errors", "throughput", "settings", "origin"}
+        assert document["uptime_s"] >= 0
 
 
 def test_requests_that_fail_are_among_the_recent_errors(bucket: Bucket) -> None:

@@ -68,8 +68,8 @@ def test_ls_shows_the_cached_part_of_each_dataset(proxy: Proxy, command: Command
     assert "50 %" in line
     assert r"s3://look/red\x1b[31m[bold]/*.tar" in done.stdout, "terminal control characters are escaped"
     assert "\x1b" not in done.stdout
-    told = json.loads(command.run("ls", "--json", "--admin", proxy.outrider.admin, "train").stdout)
-    (dataset,) = told["datasets"]
+    listed = json.loads(command.run("ls", "--json", "--admin", proxy.outrider.admin, "train").stdout)
+    (dataset,) = listed["datasets"]
     assert (dataset["requests"], dataset["bucket_gets"], dataset["cached"], dataset["shards"]) == (8, 4, 1.0, "cccc")
     assert "has 'nothing'" in command.run("ls", "--admin", proxy.outrider.admin, "nothing").stdout
 
@@ -84,9 +84,9 @@ def test_stats_shows_waiting_times_and_savings(proxy: Proxy, command: Command) -
     assert any("would hit: 0.5x" in line for line in lines) or "too few reads" in done.stdout
     assert "s3://look/train-{}.tar" in done.stdout
     assert "\x1b" not in done.stdout
-    told = json.loads(command.run("stats", "--json", "--admin", proxy.outrider.admin).stdout)
-    assert told["saved"]["gets"] == 4
-    assert {reader["dataset"] for reader in told["readers"]} == {"train-{}.tar", "red\x1b[31m[bold]/*.tar"}
+    stats = json.loads(command.run("stats", "--json", "--admin", proxy.outrider.admin).stdout)
+    assert stats["saved"]["gets"] == 4
+    assert {reader["dataset"] for reader in stats["readers"]} == {"train-{}.tar", "red\x1b[31m[bold]/*.tar"}
 
 
 def test_repeated_reads_outside_a_datasets_order_are_no_epoch_of_it(bucket: Bucket) -> None:
@@ -101,8 +101,13 @@ def test_repeated_reads_outside_a_datasets_order_are_no_epoch_of_it(bucket: Buck
         assert read(0)["epoch_objects"] == 1, "the only object known"
         read(0)
         Client(proxy.endpoint, proxy.admin).warm(f"s3://{NAME}/train-{{000000..000003}}.tar")
-        told = read(0)
-        assert (told["objects"], told["epoch"], told["read_this_epoch"], told["epoch_objects"]) == (4, None, None, None)
+        dataset = read(0)
+        assert (dataset["objects"], dataset["epoch"], dataset["read_this_epoch"], dataset["epoch_objects"]) == (
+            4,
+            None,
+            None,
+            None,
+        )
 
 
 def test_stats_is_live_on_a_terminal_until_it_is_interrupted(proxy: Proxy, command: Command) -> None:

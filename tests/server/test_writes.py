@@ -91,9 +91,9 @@ def test_a_put_is_stored_and_the_next_read_is_the_new_one(proxy: Proxy, direct: 
         answer = client.get_object(Bucket=NAME, Key="plain")
         assert answer["Body"].read() == RAMP[:size]
         assert stored(direct, "plain") == RAMP[:size]
-        told = direct.head_object(Bucket=NAME, Key="plain")
-        assert (told["ContentType"], told["Metadata"], told["ContentEncoding"]) == ("x/y", {"note": str(size)}, "gzip")
-        assert answer["Metadata"] == told["Metadata"]
+        head = direct.head_object(Bucket=NAME, Key="plain")
+        assert (head["ContentType"], head["Metadata"], head["ContentEncoding"]) == ("x/y", {"note": str(size)}, "gzip")
+        assert answer["Metadata"] == head["Metadata"]
         proxy.settle()
         assert client.get_object(Bucket=NAME, Key="plain")["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == "HIT"
 
@@ -208,9 +208,9 @@ def test_an_unsigned_trailer_is_passed_on(proxy: Proxy, direct: Any, name: str, 
     assert put(proxy, f"trailer-{name}", headers, upload.encode()).status == 200
     assert stored(direct, f"trailer-{name}") == body
     assert read(proxy, f"trailer-{name}") == body
-    told = direct.head_object(Bucket=NAME, Key=f"trailer-{name}", ChecksumMode="ENABLED")
-    assert told.get("ContentEncoding", "") == ""
-    assert told.get(f"Checksum{name.upper()}", checksum(name, body)) == checksum(name, body)
+    head = direct.head_object(Bucket=NAME, Key=f"trailer-{name}", ChecksumMode="ENABLED")
+    assert head.get("ContentEncoding", "") == ""
+    assert head.get(f"Checksum{name.upper()}", checksum(name, body)) == checksum(name, body)
 
 
 def test_the_objects_content_encoding_is_kept_and_aws_chunked_is_removed(proxy: Proxy, direct: Any) -> None:

@@ -91,16 +91,16 @@ def checksum_of(name: str, body: bytes) -> str:
 
 def _of_checksum(name: str) -> list[Step]:
     header = f"x-amz-checksum-{name}"
-    told = ("x-amz-sdk-checksum-algorithm", name.upper())
+    algorithm = ("x-amz-sdk-checksum-algorithm", name.upper())
     good, other = checksum_of(name, b"body"), checksum_of(name, b"other")
     return [
-        Step("PUT", name, "", ((header, good), told), b"body"),
+        Step("PUT", name, "", ((header, good), algorithm), b"body"),
         *both(name, x_amz_checksum_mode="ENABLED"),
         *both(name),
         get(name, x_amz_checksum_mode="ENABLED", range="bytes=0-1"),
         get(name, "attributes=", x_amz_object_attributes="Checksum,ObjectSize,ETag"),
-        Step("PUT", name, "", ((header, other), told), b"body"),
-        Step("PUT", name, "", ((header, "nonsense"), told), b"body"),
+        Step("PUT", name, "", ((header, other), algorithm), b"body"),
+        Step("PUT", name, "", ((header, "nonsense"), algorithm), b"body"),
         get(name),
     ]
 

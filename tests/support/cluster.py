@@ -93,18 +93,18 @@ def kubectl(cluster: Cluster, program: str, words: list[str]) -> str:
     parser.add_argument("words", nargs="*")
     parser.add_argument("-n", "--namespace", default="default")
     parser.add_argument("-f", "--filename", type=Path)
-    told, _ = parser.parse_known_intermixed_args(words)
-    if told.verb == "create":
+    chosen, _ = parser.parse_known_intermixed_args(words)
+    if chosen.verb == "create":
         command = [program, *words, "--dry-run=client", "--output=yaml"]
         made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         cluster.add([yaml.safe_load(made.stdout)])
-    elif told.verb == "apply":
-        cluster.add(list(yaml.safe_load_all(told.filename.read_text())), over=True)
+    elif chosen.verb == "apply":
+        cluster.add(list(yaml.safe_load_all(chosen.filename.read_text())), over=True)
     else:
-        verb, what = told.words
+        verb, what = chosen.words
         kind, _, name = what.partition("/")
-        if verb not in ("status", "restart") or cluster.find(kind, told.namespace, name) is None:
-            raise Refused(f'rollout {verb}: {kind} "{name}" not found in {told.namespace}')
+        if verb not in ("status", "restart") or cluster.find(kind, chosen.namespace, name) is None:
+            raise Refused(f'rollout {verb}: {kind} "{name}" not found in {chosen.namespace}')
     return "done\n"
 
 
@@ -118,28 +118,30 @@ def helm(cluster: Cluster, _: str, words: list[str]) -> str:
     parser.add_argument("--set", action="append", default=[])
     # The values given before, over the defaults of the chart as it is now.
     parser.add_argument("--reset-then-reuse-values", action="store_true")
-    told = parser.parse_intermixed_args(words)
-    helm_python.validate_release_name(told.release)
-    file = cluster.release(told.namespace, told.release)
-    if told.verb != "template" and file.exists() != (told.verb == "upgrade"):
-        raise Refused(f"{told.verb} {told.release}: {'it is there already' if file.exists() else 'no such release'}")
-    values: Values = json.loads(file.read_text()) if told.verb == "upgrade" and told.reset_then_reuse_values else {}
-    for each in told.values:
+    chosen = parser.parse_intermixed_args(words)
+    helm_python.validate_release_name(chosen.release)
+    file = cluster.release(chosen.namespace, chosen.release)
+    if chosen.verb != "template" and file.exists() != (chosen.verb == "upgrade"):
+        raise Refused(
+            f"{chosen.verb} {chosen.release}: {'it is there already' if file.exists() else 'no such release'}"
+        )
+    values: Values = json.loads(file.read_text()) if chosen.verb == "upgrade" and chosen.reset_then_reuse_values else {}
+    for each in chosen.values:
         values = _merged(values, helm_python.values_from_yaml(each.read_text()))
-    for each in told.set:
+    for each in chosen.set:
         values = _merged(values, helm_python.parse_set_string(each))
-    report = helm_python.lint(told.chart, values, strict=True, kube_version=_ANY_VERSION)
+    report = helm_python.lint(chosen.chart, values, strict=True, kube_version=_ANY_VERSION)
     if report["errors"]:
         raise Refused(f"helm lint: {report['errors']}")
-    with helm_python.Chart.load(told.chart) as chart:
-        texts = chart.render(values, name=told.release, namespace=told.namespace)
+    with helm_python.Chart.load(chosen.chart) as chart:
+        texts = chart.render(values, name=chosen.release, namespace=chosen.namespace)
     made = [text for name, text in sorted(texts.items()) if name.endswith(".yaml")]
-    if told.verb == "template":
+    if chosen.verb == "template":
         return "---\n".join(made)
     # Helm itself creates no namespace without --create-namespace.
-    cluster.check_namespace(told.namespace)
+    cluster.check_namespace(chosen.namespace)
     documents = [each for text in made for each in yaml.safe_load_all(text) if each is not None]
-    cluster.add(documents, over=told.verb == "upgrade")
+    cluster.add(documents, over=chosen.verb == "upgrade")
     file.write_text(json.dumps(values))
     return next(text for name, text in texts.items() if name.endswith("/NOTES.txt"))
 

@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class ToldPlans:
+class RecordedPlans:
     """The proxy's loop calls it, a test's thread reads it."""
 
     pieces: list[Piece] = field(default_factory=list)
@@ -50,6 +50,6 @@ class ToldPlans:
         """All URLs, in the order in which they were announced."""
         return [url for piece in self.pieces for url in piece.urls]
 
-    def wait(self, until: Callable[[ToldPlans], bool]) -> None:
+    def wait(self, until: Callable[[RecordedPlans], bool]) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: until(self), DEADLINE_S), self.pieces

@@ -132,8 +132,8 @@ class Proxy:
         async def look() -> dict[str, Any]:
             return dict(self.outrider.status.whole())
 
-        told: dict[str, Any] = self.on_loop(look)
-        return told
+        document: dict[str, Any] = self.on_loop(look)
+        return document
 
     def client(self, keys: Keys = ANY_KEYS, **config: Any) -> Any:
         """A boto3 client without retries, closed with the context."""
@@ -298,8 +298,8 @@ class ServedProxy:
 
     def status(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.admin}/status", timeout=START_DEADLINE_S) as answer:
-            told: dict[str, Any] = json.load(answer)
-        return told
+            document: dict[str, Any] = json.load(answer)
+        return document
 
     def settle(self) -> None:
         """Wait until no request and no fill is under way."""

@@ -29,18 +29,18 @@ class Vitals:
     @classmethod
     def of(cls, served: ServedProxy) -> Vitals:
         """Reading `/status` takes a connection and a task: the same in each measurement."""
-        told = status(served)
+        document = status(served)
         proc = Path("/proc") / str(served.pid)
         lines = (line.partition(":") for line in (proc / "status").read_text().splitlines())
-        said = {name: value.split() for name, _, value in lines}
+        fields = {name: value.split() for name, _, value in lines}
         return cls(
-            int(said["RssAnon"][0]) * 1024, len(list((proc / "fd").iterdir())), int(said["Threads"][0]), told["tasks"],
-            told["connections"], len(list((served.cache_dir / "tmp").iterdir())),
+            int(fields["RssAnon"][0]) * 1024, len(list((proc / "fd").iterdir())), int(fields["Threads"][0]),
+            document["tasks"], document["connections"], len(list((served.cache_dir / "tmp").iterdir())),
         )  # fmt: skip
 
 
 def status(served: ServedProxy) -> dict[str, int]:
     """The content of the admin port's /status."""
     with urllib.request.urlopen(f"{served.admin}/status", timeout=ANSWER_S) as answer:
-        told: dict[str, int] = json.load(answer)
-    return told
+        document: dict[str, int] = json.load(answer)
+    return document
