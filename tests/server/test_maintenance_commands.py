@@ -57,7 +57,7 @@ def test_all_named_objects_are_warmed_and_reported(command: Command, proxy: Prox
     assert done.stdout.startswith(f"done: {COUNT} of {COUNT} objects on disk, 786 kB (0 B were here)"), done.stdout
     again = command.run("warm", f"s3://{BUCKET}/", "--json")
     state = json.loads(again.stdout)
-    assert (state["state"], state["bytes"]["fetched"]) == ("done", 0)
+    assert (state["state"], state["bytes"]["fetched"]) == ("done", 0), again.stdout
     names = [line.split()[:2] for line in command.run("warm").stdout.splitlines()]
     assert [state for _, state in names].count("done") >= 2
 
