@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.ahead.dataset.names import Names
 from outrider.core.ahead.dataset.templates import prefix_of, template_of
+from outrider.core.ahead.object_names import Names
 from outrider.core.ahead.order.job import Job
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion

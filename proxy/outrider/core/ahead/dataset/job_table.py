@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from outrider.core.ahead.dataset.names import Names
+from outrider.core.ahead.object_names import Names
 from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.ahead.order.epoch_handle import EpochHandle
 from outrider.core.ahead.order.job import Job, ReadOrder

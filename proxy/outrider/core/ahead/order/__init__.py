@@ -12,5 +12,5 @@ earlier job. It is told by a hint, and `ToldOrder` merges the orders of several 
 `OrderSearch` looks for a seed that explains the first reads, of a PyTorch sampler (`torch_sampler`) or of WebDataset's
 workers (`shuffle_search`, `webdataset_shuffle`), and works out the rest; `SeedState` is what is known of the seed.
 
-Modules import the names that they need from the submodules, since those of `dataset` and `order` use each other.
+This package knows no datasets: `OrderSearch` asks for what it needs of one by a protocol.
 """

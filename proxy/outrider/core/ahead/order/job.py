@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import chain, pairwise
 from typing import Protocol
 
-from outrider.core.ahead.dataset.names import Names
+from outrider.core.ahead.object_names import Names
 from outrider.core.ahead.order.epoch import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Epoch
 from outrider.core.ahead.order.part_guess import PartGuess
 from outrider.core.ahead.order.repeat_evidence import RepeatEvidence

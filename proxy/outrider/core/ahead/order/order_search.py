@@ -10,11 +10,12 @@ from array import array
 from collections import deque
 from collections.abc import Generator, Sequence
 from itertools import pairwise
+from typing import Protocol
 
-from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.ahead.dataset.names import Names
+from outrider.core.ahead.object_names import Names
 from outrider.core.ahead.order import shuffle_search, webdataset_shuffle
 from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch_handle import EpochHandle
 from outrider.core.ahead.order.learned_order import blanks
 from outrider.core.ahead.order.seed_state import SEARCH_FIRST, SEARCH_KNOWN, SHUFFLE_SEEDS_MAX, DrawnOrder, Seeded
 from outrider.core.ahead.order.torch_sampler import (
@@ -52,6 +53,21 @@ _SETTLED = 3
 _AT_ONCE = 1024
 
 
+class SearchedDataset(Protocol):
+    """A dataset as far as a search needs it."""
+
+    to_search: list[Epoch]
+    names: Names
+
+    def epoch_of(self, handle: EpochHandle) -> Epoch | None:
+        """The epoch of `handle`; None: it has ended, or was given up."""
+        ...
+
+    def rerank_in_steps(self) -> Generator[None, None, None]:
+        """Ranks the cached objects anew, since more is known of the next reads of an epoch. Yields after every few."""
+        ...
+
+
 class OrderSearch:
     """The queue of all searches. Called from one thread."""
 
@@ -59,7 +75,7 @@ class OrderSearch:
         self._seeds = Seeds()
         self._searches: deque[_EpochSearch] = deque()
 
-    def begin(self, dataset: Dataset) -> None:
+    def begin(self, dataset: SearchedDataset) -> None:
         """Queues the epochs of `dataset` whose reads may tell more."""
         for epoch in dataset.to_search:
             seed_state, reads = epoch.seed_state, max(1, len(epoch.log))
@@ -88,7 +104,7 @@ class _EpochSearch:
     was told or drawn. `steps` does the work.
     """
 
-    def __init__(self, dataset: Dataset, epoch: Epoch, seeds: Seeds) -> None:
+    def __init__(self, dataset: SearchedDataset, epoch: Epoch, seeds: Seeds) -> None:
         self.epoch = epoch
         # The search tries a million seeds, which takes so long that it is not begun anew with more reads.
         self.is_among_all_seeds = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from outrider.core.ahead.dataset.names import Names
+from outrider.core.ahead.object_names import Names
 from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.ahead.order.job import Job
 
