@@ -58,24 +58,24 @@ def refused(served: ServedProxy) -> str:
 def test_a_cache_directory_that_cannot_be_written_is_refused(bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for where in (str(tmp_path / "file" / "cache"), "/proc/outrider", "/dev/null"):
-        said = refused(ServedProxy(bucket, tmp_path, cache_dir=where))
-        assert where in said
-        assert "--cache-dir" in said
+        stderr = refused(ServedProxy(bucket, tmp_path, cache_dir=where))
+        assert where in stderr
+        assert "--cache-dir" in stderr
 
 
 def test_a_cache_directory_of_another_format_is_refused_and_left_as_it_is(bucket: Bucket, tmp_path: Path) -> None:
     marker = tmp_path / "cache" / "outrider-cache"
     marker.parent.mkdir()
     marker.write_text("outrider cache, layout 99\n")
-    said = refused(ServedProxy(bucket, tmp_path))
-    assert str(marker.parent) in said
+    stderr = refused(ServedProxy(bucket, tmp_path))
+    assert str(marker.parent) in stderr
     assert marker.read_text() == "outrider cache, layout 99\n"
 
 
 def test_a_cache_directory_in_use_is_refused(bucket: Bucket, tmp_path: Path) -> None:
     with ServedProxy(bucket, tmp_path) as first:
-        said = refused(ServedProxy(bucket, tmp_path))
-        assert str(first.cache_dir) in said
+        stderr = refused(ServedProxy(bucket, tmp_path))
+        assert str(first.cache_dir) in stderr
         assert ask(first.address, "GET", TARGET).body == RAMP
 
 
@@ -85,9 +85,9 @@ def test_a_port_in_use_is_refused(bucket: Bucket, tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         for flag in ("listen", "admin"):
-            said = refused(ServedProxy(bucket, tmp_path, **{flag: f"127.0.0.1:{port}"}))
-            assert str(port) in said
-            assert "in use" in said
+            stderr = refused(ServedProxy(bucket, tmp_path, **{flag: f"127.0.0.1:{port}"}))
+            assert str(port) in stderr
+            assert "in use" in stderr
 
 
 def test_an_invalid_certificate_is_refused(bucket: Bucket, tmp_path: Path) -> None:

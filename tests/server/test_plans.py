@@ -142,8 +142,8 @@ def test_another_plan_goes_on_as_it_was(bucket: Bucket) -> None:
         tell(proxy, ORDER[:20], "a")
         tell(proxy, ORDER[20:], "b")
         assert withdraw(proxy, "a") == 20
-        its = progress(proxy, "b")
-        assert (its["told"], its["here"] + its["left"]) == (20, 20)
+        other = progress(proxy, "b")
+        assert (other["told"], other["here"] + other["left"]) == (20, 20)
         tell_until(proxy, 20, ORDER[20:], "b")
         assert read(proxy, ORDER[20:]) == ["HIT"] * 20
 

@@ -74,7 +74,7 @@ def counted(proxy: Proxy, dataset: str, requests: int) -> dict[str, Any]:
     return found
 
 
-class Hand:
+class MovedClock:
     """A clock that the test moves: `time.perf_counter` plus an offset."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,12 +90,12 @@ class Hand:
 
 
 def test_a_pause_between_requests_counts_as_the_readers_pause(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    hand = Hand(monkeypatch)
+    clock = MovedClock(monkeypatch)
     with RawConnection(proxy.address) as connection:
 
         def after(pause_s: float, requests: int) -> dict[str, Any]:
             proxy.settle()
-            hand.push(pause_s)
+            clock.push(pause_s)
             connection.ask("GET", f"/{NAME}/small-000.tar")
             return counted(proxy, "small-{}.tar", requests)
 
@@ -131,10 +131,10 @@ def test_a_hit_that_is_read_while_it_is_counted_is_reported_whole(
             connection.ask("GET", f"/{NAME}/small-000.tar")
             proxy.settle()
         before = counted(proxy, "small-{}.tar", 2)
-        hand = Hand(monkeypatch)
-        hand.push(20.0)
+        clock = MovedClock(monkeypatch)
+        clock.push(20.0)
         monkeypatch.setattr(Span, "look", lambda _: proxy.outrider.metrics.add_up(), raising=False)
-        monkeypatch.setattr(time, "perf_counter", lambda: Moment(hand()))
+        monkeypatch.setattr(time, "perf_counter", lambda: Moment(clock()))
         connection.ask("GET", f"/{NAME}/small-000.tar")
         proxy.settle()
         after = counted(proxy, "small-{}.tar", 3)
@@ -169,12 +169,12 @@ def test_a_full_socket_counts_as_the_readers_pause(
         if warm:
             ask(proxy.address, "GET", f"/{NAME}/large-001.tar")
             before = counted(proxy, "large-{}.tar", 1)
-        hand = Hand(monkeypatch)
+        clock = MovedClock(monkeypatch)
         full.clear()
         connection.send(request("GET", f"/{NAME}/large-001.tar"))
         answer = connection.read_head()
         assert full.wait(60)
-        hand.push(40.0)
+        clock.push(40.0)
         assert len(answer.read()) == len(LARGE)
     after = counted(proxy, "large-{}.tar", before["requests"] + 1)
     assert 40 <= after["away_s"] - before["away_s"] < 80
@@ -184,9 +184,9 @@ def test_a_full_socket_counts_as_the_readers_pause(
 def test_a_slow_bucket_counts_as_the_readers_wait(
     bucket: Bucket, simulator: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hand = Hand(monkeypatch)
+    clock = MovedClock(monkeypatch)
     with Proxy(bucket, origin=simulator.endpoint) as proxy, RawConnection(proxy.address) as connection:
-        simulator.weather.faults.append(Fault(FaultKind.ACT, after_bytes=100, act=lambda: hand.push(40.0)))
+        simulator.weather.faults.append(Fault(FaultKind.ACT, after_bytes=100, act=lambda: clock.push(40.0)))
         connection.send(request("GET", f"/{NAME}/small-001.tar"))
         assert connection.read_answer().body == SMALL
         found = counted(proxy, "small-{}.tar", 1)

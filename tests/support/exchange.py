@@ -33,7 +33,7 @@ class CutError(Exception):
     """A fault ended this connection."""
 
 
-class Sky(Protocol):
+class Shared(Protocol):
     """The state that all connections of one simulator share."""
 
     weather: Weather
@@ -53,8 +53,8 @@ class Connection:
     """Owns the socket to the bucket: one for each client, as long as both keep it open. The client's socket belongs to
     the caller."""
 
-    def __init__(self, sky: Sky, client: socket.socket) -> None:
-        self._sky = sky
+    def __init__(self, shared: Shared, client: socket.socket) -> None:
+        self._shared = shared
         self._client = Stream(client)
         self._origin: Stream | None = None
 
@@ -73,15 +73,15 @@ class Connection:
         if head is None:
             return False
         request = as_request(head)
-        self._sky.recorder.begin(request)
+        self._shared.recorder.begin(request)
         try:
             return self._exchange(head, request)
         finally:
-            self._sky.recorder.end()
+            self._shared.recorder.end()
 
     def _exchange(self, head: Head, request: Request) -> bool:
-        sky = self._sky
-        fault = sky.weather.draw(request)
+        shared = self._shared
+        fault = shared.weather.draw(request)
         if fault is not None and fault.kind is FaultKind.STATUS:
             return self._answer_status(head, request, fault)
         origin = self._ask_origin()
@@ -90,13 +90,13 @@ class Connection:
         whole, answer = self._pass_request(origin, head, fault)
         if fault is not None and fault.kind is FaultKind.DROP:
             raise CutError
-        first_byte_at = sky.clock() + sky.weather.ttfb_s
+        first_byte_at = shared.clock() + shared.weather.ttfb_s
         answer = answer or read_answer(origin)
         self._sleep_until(first_byte_at)
         if fault is not None and fault.kind is FaultKind.LOSE:
             raise CutError
         if fault is not None and fault.kind is FaultKind.LATE:
-            sky.holding()(fault.for_s)
+            shared.holding()(fault.for_s)
         self._pass_answer(origin, request, answer, fault)
         if answer.closes:
             self._leave_origin()
@@ -104,7 +104,7 @@ class Connection:
 
     def _changed_request(self, head: Head, request: Request, fault: Fault) -> Head:
         """The same request without some of its headers, or with another Range, signed anew for the bucket."""
-        assert self._sky.keys is not None
+        assert self._shared.keys is not None
         deaf_to = fault.deaf_to if fault.kind is FaultKind.DEAF else ()
         cached = {name: value for name, value in head.headers.items() if name not in deaf_to}
         first, dash, last = cached.get("range", "").removeprefix("bytes=").partition("-")
@@ -113,7 +113,7 @@ class Connection:
         cached.update(
             sign_headers(
                 method=request.method, host=cached["host"], path=request.path, query=parse_query(request.query),
-                headers=cached, payload_hash=cached["x-amz-content-sha256"], credentials=Credentials(*self._sky.keys,
+                headers=cached, payload_hash=cached["x-amz-content-sha256"], credentials=Credentials(*self._shared.keys,
                 None),
                 region=cached["authorization"].split("/")[2], now=time.time(), keys=SigningKeys(),
             )
@@ -143,7 +143,7 @@ class Connection:
 
         def counted(view: memoryview) -> None:
             nonlocal left
-            self._sky.recorder.received(len(view))
+            self._shared.recorder.received(len(view))
             if left is not None and len(view) >= left:
                 send(view[:left])
                 # SeaweedFS stores an empty object when a connection ends in good order before the first byte of the
@@ -164,7 +164,7 @@ class Connection:
         self._client.sock.sendall(altered(answer, fault))
         if request.method == "HEAD" or answer.status in (204, 304):
             return
-        body = Body(self._sky, self._client.sock, fault)
+        body = Body(self._shared, self._client.sock, fault)
         if answer.chunked:
             origin.move_chunked(body.send, self._client.sock.sendall, body.slice_bytes)
         elif answer.length is not None:
@@ -175,21 +175,21 @@ class Connection:
             raise CutError
 
     def _answer_status(self, head: Head, request: Request, fault: Fault) -> bool:
-        sky = self._sky
+        shared = self._shared
         expects = "expect" in head.headers
         if not expects:
             self._move_request_body(head, lambda _: None)
-        self._sleep_until(sky.clock() + sky.weather.ttfb_s)
+        self._sleep_until(shared.clock() + shared.weather.ttfb_s)
         xml = b"" if request.method == "HEAD" else error_xml(fault.status, request.path, fault.code)
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(xml), xml) if xml else b""
         self._client.sock.sendall(error_head(fault, close=expects) + body)
-        sky.recorder.sent(len(xml))
+        shared.recorder.sent(len(xml))
         return not head.closes and not expects
 
     def _sleep_until(self, then: float) -> None:
-        wait_s = then - self._sky.clock()
+        wait_s = then - self._shared.clock()
         if wait_s > 0:
-            self._sky.sleep(wait_s)
+            self._shared.sleep(wait_s)
 
     def _ask_origin(self) -> Stream:
         """Returns a connection to the bucket that the bucket has not closed."""
@@ -198,7 +198,7 @@ class Connection:
             # the request.
             self._leave_origin()
         if self._origin is None:
-            sock = socket.create_connection(self._sky.origin, timeout=CONNECT_TIMEOUT_S)
+            sock = socket.create_connection(self._shared.origin, timeout=CONNECT_TIMEOUT_S)
             sock.settimeout(None)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._origin = Stream(sock)
@@ -213,19 +213,19 @@ class Connection:
 class Body:
     """Sends the body of one answer: paced, counted, and cut where the fault says."""
 
-    def __init__(self, sky: Sky, client: socket.socket, fault: Fault | None) -> None:
-        self._sky = sky
+    def __init__(self, shared: Shared, client: socket.socket, fault: Fault | None) -> None:
+        self._shared = shared
         self._client = client
-        self._line = Line(sky.clock())
+        self._line = Line(shared.clock())
         bodily = (FaultKind.RESET, FaultKind.STALL, FaultKind.TRUNCATE, FaultKind.ACT, FaultKind.SHORTER)
         self._fault = fault if fault is not None and fault.kind in bodily else None
         # Registered before the first byte goes out: a client that has read the bytes before a stall may release it at
         # once.
-        self._hold = sky.holding()
+        self._hold = shared.holding()
         self._sent_bytes = 0
 
     def slice_bytes(self) -> int:
-        weather = self._sky.weather
+        weather = self._shared.weather
         return slice_bytes(weather.connection_bytes_s, weather.total_bytes_s)
 
     def send(self, view: memoryview) -> None:
@@ -252,16 +252,16 @@ class Body:
         return send
 
     def _send(self, view: memoryview) -> None:
-        sky = self._sky
-        now = sky.clock()
+        shared = self._shared
+        now = shared.clock()
         passed_at = max(
-            self._line.take(len(view), sky.weather.connection_bytes_s, now),
-            sky.total.take(len(view), sky.weather.total_bytes_s, now),
+            self._line.take(len(view), shared.weather.connection_bytes_s, now),
+            shared.total.take(len(view), shared.weather.total_bytes_s, now),
         )
         if passed_at > now:
-            sky.sleep(passed_at - now)
+            shared.sleep(passed_at - now)
         # Counted first: a client that has read all of it must find all of it counted.
-        sky.recorder.sent(len(view))
+        shared.recorder.sent(len(view))
         self._sent_bytes += len(view)
         self._client.sendall(view)
 

@@ -108,8 +108,8 @@ class SickDisk:
         """Where opening fails or waits, the file is not in the page cache either."""
 
         def sick(path: bytes) -> int | None:
-            ill = "open" in self.fails or "open" in self._held
-            return None if ill and self._is_mine(os.fsdecode(path)) else call(path)
+            fails = "open" in self.fails or "open" in self._held
+            return None if fails and self._is_mine(os.fsdecode(path)) else call(path)
 
         return sick
 
